@@ -1,0 +1,1 @@
+//! Machine surfaces, one folder a contract; the only place besides `ui` that names axum.

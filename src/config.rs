@@ -1,0 +1,1 @@
+//! Settings: flags over environment over defaults, validated once.

@@ -1,0 +1,107 @@
+use crate::events::{Span, Surface, TokenId};
+use crate::mods::Chosen;
+use serde::Serialize;
+use serde_json::Value;
+
+/// One validated generation request. Every surface builds one through its own wire types; nothing behind it checks again.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The client's id; `None` lets the engine use the run's.
+    pub request_id: Option<String>,
+    /// Where it came from.
+    pub surface: Surface,
+    /// Who asked: a label, never a key.
+    pub user_label: Option<String>,
+    /// The prompt's tokens; at least one, and fewer than the context.
+    pub prompt: Vec<TokenId>,
+    /// Which part of the prompt came from whom; may be empty.
+    pub spans: Vec<Span>,
+    /// What a person would recognise the run by.
+    pub prompt_preview: String,
+    /// The messages as sent, for mods and the trace.
+    pub conversation: Option<Value>,
+    /// The tools as sent.
+    pub tools: Option<Value>,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// When to end.
+    pub limits: Limits,
+    /// Mods in order.
+    pub mods: Vec<Chosen>,
+    /// Whether attention is captured and recorded.
+    pub attention: bool,
+    /// How many alternatives are recorded per token.
+    pub alternatives: usize,
+    /// What recording failures do to the run.
+    pub record: RecordPolicy,
+}
+
+/// How tokens are drawn: llama.cpp's sampler chain in its default order, penalties, top-k, top-p, min-p, temperature.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sampling {
+    /// 0 = argmax.
+    pub temperature: f32,
+    /// 0 = all.
+    pub top_k: i32,
+    /// 1 = off.
+    pub top_p: f32,
+    /// 0 = off.
+    pub min_p: f32,
+    /// 1 = off.
+    pub repeat_penalty: f32,
+    /// Tokens that the three penalties look back on; -1 = the whole context.
+    pub repeat_last_n: i32,
+    /// 0 = off.
+    pub presence_penalty: f32,
+    /// 0 = off.
+    pub frequency_penalty: f32,
+    /// Seed of the draw.
+    pub seed: u32,
+    /// Added to logits before everything else; `-inf` bans.
+    pub logit_bias: Vec<(TokenId, f32)>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+            logit_bias: Vec::new(),
+        }
+    }
+}
+
+/// When a run ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Most tokens in the answer; cut to what the context holds.
+    pub max_tokens: u32,
+    /// Most steps; bounds a mod that backtracks for ever.
+    pub max_steps: u32,
+    /// Texts that end the run; the answer stops before them.
+    pub stop: Vec<String>,
+    /// Tokens that end the run, besides the vocabulary's end-of-generation tokens.
+    pub stop_tokens: Vec<TokenId>,
+    /// Do not end at end-of-generation tokens: they are never drawn.
+    pub ignore_eos: bool,
+}
+
+/// What a recording failure does to a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecordPolicy {
+    /// The run fails when it can be neither stored nor spooled.
+    Required,
+    /// The run goes on.
+    #[default]
+    BestEffort,
+    /// Nothing is recorded.
+    Off,
+}

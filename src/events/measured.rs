@@ -1,0 +1,122 @@
+use super::{RawJson, TokenId};
+use serde::{Deserialize, Serialize};
+
+/// What our engine measured at an event; serialised, it is the event's `details`.
+///
+/// Every field is optional on the way in, so that the `details` of a foreign engine, which may hold anything,
+/// read as an empty `Measured`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Measured {
+    /// Index in the sequence: of the first token concerned, or for `ForwardPass` of the token to come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub position: Option<u32>,
+    /// `Prefilled`: the prompt and the request's parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<Box<Prompt>>,
+    /// `Sampled`: the drawn token. `Added`: one entry per appended token. In order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<TokenMeasure>,
+    /// `ForwardPass`: entropy of the model's full distribution, in bits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entropy: Option<f32>,
+    /// `ForwardPass`: most probable next tokens of the model, before mods, temperature 1, highest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub model: Vec<Alternative>,
+    /// `Sampled`: the same after mods edited the logits; empty when none did.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub after_mods: Vec<Alternative>,
+    /// `Sampled`: the distribution that was drawn from, after penalties, filters and temperature.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub after_sampler: Vec<Alternative>,
+    /// `Sampled`: the sampler's stages in order and how many candidates each left.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<Stage>,
+    /// `Added`: why these tokens end the sequence, e.g. the stop string they completed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<String>,
+    /// Microseconds since the run started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elapsed_us: Option<u64>,
+}
+
+/// The prompt as the model will see it, and what was asked.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Prompt {
+    /// Token ids.
+    pub tokens: Vec<TokenId>,
+    /// The text of each; a token that is an incomplete piece of UTF-8 has "" and its bytes join a later one.
+    pub texts: Vec<String>,
+    /// Which part of the prompt came from whom.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<Span>,
+    /// The messages, as they were sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conversation: Option<serde_json::Value>,
+    /// The tools, as they were sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools: Option<serde_json::Value>,
+    /// Sampling parameters, seed, stop strings: whatever is needed to run it again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<serde_json::Value>,
+}
+
+/// A contiguous part of the prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// `system`, `user`, `assistant`, `tool`, or `template` for what the chat template wrote itself.
+    pub role: String,
+    /// First token.
+    pub start: u32,
+    /// One past the last token.
+    pub end: u32,
+}
+
+/// A token and where it stood in the model's full distribution, before mods, temperature and penalties.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenMeasure {
+    /// The token.
+    pub token: TokenId,
+    /// Its text; "" for an incomplete piece of UTF-8, whose bytes join the text of a later token.
+    #[serde(default)]
+    pub text: String,
+    /// Natural logarithm of its probability.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprob: Option<f32>,
+    /// 1 for the most probable token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// Entropy of the distribution it was taken from, in bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy: Option<f32>,
+}
+
+/// One candidate for the next token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Alternative {
+    /// The token.
+    pub token: TokenId,
+    /// Its text, lossy where it is an incomplete piece of UTF-8.
+    #[serde(default)]
+    pub text: String,
+    /// Its probability, 0 … 1.
+    pub prob: f32,
+}
+
+/// One stage of the sampler chain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp`.
+    pub name: String,
+    /// Candidates left after it.
+    pub left: u32,
+}
+
+impl Measured {
+    /// Reads `details`; anything that is not ours reads as empty.
+    #[must_use]
+    pub fn from_details(details: &RawJson) -> Self {
+        serde_json::from_str(details.get()).unwrap_or_default()
+    }
+}

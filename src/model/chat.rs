@@ -1,0 +1,1 @@
+//! Chat templates: messages and tools to the prompt's text, by the template inside the GGUF.

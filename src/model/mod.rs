@@ -1,0 +1,45 @@
+//! Weights and their text conventions: loading, vocabulary, chat templates.
+//!
+//! [`llama`] is the only place that names `llama_cpp`, and `llama/ffi.rs` the only one with unsafe code. What
+//! comes out of here is plain numbers and text; nothing here knows of runs or mods.
+
+pub mod chat;
+pub mod llama;
+mod vocabulary;
+
+pub use llama::Model;
+pub use vocabulary::Vocabulary;
+
+/// Why a model or its context could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file is not there or cannot be read.
+    #[error("cannot read the model {path}: {source}")]
+    Unreadable {
+        /// Path given.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// llama.cpp refused the file.
+    #[error(
+        "llama.cpp cannot load {path}: {reason}; a GGUF model of an architecture that llama.cpp supports is needed"
+    )]
+    Load {
+        /// Path given.
+        path: String,
+        /// llama.cpp's reason.
+        reason: String,
+    },
+    /// llama.cpp refused the context.
+    #[error("llama.cpp cannot make a context of {ctx_size} tokens: {reason}; a smaller --ctx-size needs less memory")]
+    Context {
+        /// Tokens asked for.
+        ctx_size: u32,
+        /// The reason.
+        reason: String,
+    },
+    /// A decode failed.
+    #[error("llama.cpp cannot decode: {0}")]
+    Decode(String),
+}

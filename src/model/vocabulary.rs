@@ -1,0 +1,156 @@
+use crate::events::TokenId;
+
+/// A model's vocabulary, readable from any thread and without the model.
+///
+/// Pieces are bytes: a token may be an incomplete piece of UTF-8.
+pub struct Vocabulary {
+    pieces: Vec<Box<[u8]>>,
+    control: Vec<bool>,
+    end_of_generation: Vec<TokenId>,
+    special: Special,
+    tokenize: Box<dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync>,
+}
+
+/// The vocabulary's tokens with a role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Special {
+    /// Begins a sequence.
+    pub bos: Option<TokenId>,
+    /// Ends a sequence.
+    pub eos: Option<TokenId>,
+    /// Whether `bos` stands before every prompt.
+    pub add_bos: bool,
+}
+
+impl std::fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vocabulary").field("len", &self.len()).field("special", &self.special).finish_non_exhaustive()
+    }
+}
+
+impl Vocabulary {
+    /// Puts a vocabulary together. `pieces` holds every token's bytes, special tokens as their literal text;
+    /// `tokenize(text, add_special, parse_special)` is the model's tokenizer.
+    pub fn new(
+        pieces: Vec<Box<[u8]>>,
+        control: Vec<bool>,
+        end_of_generation: Vec<TokenId>,
+        special: Special,
+        tokenize: impl Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync + 'static,
+    ) -> Self {
+        Self { pieces, control, end_of_generation, special, tokenize: Box::new(tokenize) }
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether it has no token at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Text to tokens. `add_special` puts BOS before and EOS after as the model wants it; `parse_special` reads
+    /// the literals of special tokens as those tokens.
+    #[must_use]
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId> {
+        (self.tokenize)(text, add_special, parse_special)
+    }
+
+    /// The bytes of a token, a special token's literal included; empty for an id outside the vocabulary.
+    #[must_use]
+    pub fn piece(&self, token: TokenId) -> &[u8] {
+        usize::try_from(token).ok().and_then(|index| self.pieces.get(index)).map_or(&[], |piece| piece)
+    }
+
+    /// Tokens to text, special tokens as their literals, invalid UTF-8 replaced.
+    #[must_use]
+    pub fn decode(&self, tokens: &[TokenId]) -> String {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.piece(token)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The text of each token; a token that is an incomplete piece of UTF-8 has "", and its bytes stand at the
+    /// start of the text of the token that completes or breaks the character.
+    #[must_use]
+    pub fn texts(&self, tokens: &[TokenId]) -> Vec<String> {
+        let mut pending = Vec::new();
+        let last = tokens.len().saturating_sub(1);
+        tokens
+            .iter()
+            .enumerate()
+            .map(|(index, &token)| {
+                pending.extend_from_slice(self.piece(token));
+                let complete = complete_prefix(&pending);
+                let upto = if index == last { pending.len() } else { complete };
+                let text = String::from_utf8_lossy(&pending[..upto]).into_owned();
+                pending.drain(..upto);
+                text
+            })
+            .collect()
+    }
+
+    /// Whether the token is a control token, which is never part of an answer's text.
+    #[must_use]
+    pub fn is_control(&self, token: TokenId) -> bool {
+        usize::try_from(token).ok().and_then(|index| self.control.get(index)).copied().unwrap_or(false)
+    }
+
+    /// Whether the token ends a generation.
+    #[must_use]
+    pub fn is_end_of_generation(&self, token: TokenId) -> bool {
+        self.end_of_generation.contains(&token)
+    }
+
+    /// All tokens that end a generation.
+    #[must_use]
+    pub fn end_of_generation(&self) -> &[TokenId] {
+        &self.end_of_generation
+    }
+
+    /// The tokens with a role.
+    #[must_use]
+    pub fn special(&self) -> Special {
+        self.special
+    }
+
+    /// Whether the id is in the vocabulary.
+    #[must_use]
+    pub fn contains(&self, token: TokenId) -> bool {
+        usize::try_from(token).is_ok_and(|index| index < self.pieces.len())
+    }
+}
+
+/// Length of the longest prefix that does not end within a UTF-8 character. Invalid bytes count as complete.
+#[must_use]
+pub fn complete_prefix(bytes: &[u8]) -> usize {
+    let mut start = 0;
+    loop {
+        match std::str::from_utf8(&bytes[start..]) {
+            Ok(_) => return bytes.len(),
+            Err(error) => match error.error_len() {
+                Some(invalid) => start += error.valid_up_to() + invalid,
+                None => return start + error.valid_up_to(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complete_prefix;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pieces_join_to_the_lossy_text(bytes: Vec<u8>, cut in 0usize..64) {
+            let cut = cut.min(bytes.len());
+            let first = complete_prefix(&bytes[..cut]);
+            let joined = String::from_utf8_lossy(&bytes[..first]).into_owned() + &String::from_utf8_lossy(&bytes[first..]);
+            prop_assert_eq!(joined, String::from_utf8_lossy(&bytes));
+        }
+    }
+}

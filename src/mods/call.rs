@@ -1,0 +1,199 @@
+use super::Action;
+use crate::events::{EventType, LogLevel, RunId, TokenId};
+use crate::model::Vocabulary;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What stays the same during a run.
+#[derive(Debug, Clone)]
+pub struct RunView {
+    /// The run.
+    pub run_id: RunId,
+    /// The client's id of it.
+    pub request_id: String,
+    /// The model's name.
+    pub model: String,
+    /// Its vocabulary, to encode and decode with.
+    pub vocabulary: Arc<Vocabulary>,
+    /// The messages, as sent; `None` for a raw completion.
+    pub conversation: Option<Value>,
+    /// The tools, as sent.
+    pub tools: Option<Value>,
+    /// Sampling parameters, as recorded.
+    pub parameters: Value,
+    /// Random seed of the run.
+    pub seed: u32,
+}
+
+/// One event, as a mod sees it.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// The run.
+    pub run: &'a Arc<RunView>,
+    /// The step, 0 for `Prefilled`.
+    pub step: u32,
+    /// The whole sequence: prompt, then generated tokens. At `Added` the added tokens are its end.
+    pub sequence: &'a [TokenId],
+    /// How many of them are the prompt.
+    pub prompt_len: usize,
+    /// Limit of generated tokens.
+    pub max_steps: u32,
+    /// What happened.
+    pub event: CallEvent<'a>,
+}
+
+/// The part of a call that depends on the event.
+#[derive(Debug)]
+pub enum CallEvent<'a> {
+    /// `sequence` is the prompt.
+    Prefilled,
+    /// Logits of shape `(vocab)`, no temperature or penalty applied, as the mod before left them.
+    ForwardPass {
+        /// One per token of the vocabulary.
+        logits: &'a [f32],
+    },
+    /// `token` was drawn; it is not in `sequence`.
+    Sampled {
+        /// The token.
+        token: TokenId,
+        /// Its text, lossy.
+        text: &'a str,
+        /// Natural logarithm of its probability in the model's full distribution.
+        logprob: f32,
+    },
+    /// `tokens` were appended.
+    Added {
+        /// They are the end of `sequence`.
+        tokens: &'a [TokenId],
+        /// Whether they were forced.
+        forced: bool,
+    },
+}
+
+impl Call<'_> {
+    /// The event's type.
+    #[must_use]
+    pub const fn event_type(&self) -> EventType {
+        match self.event {
+            CallEvent::Prefilled => EventType::Prefilled,
+            CallEvent::ForwardPass { .. } => EventType::ForwardPass,
+            CallEvent::Sampled { .. } => EventType::Sampled,
+            CallEvent::Added { .. } => EventType::Added,
+        }
+    }
+
+    /// The tokens generated so far.
+    #[must_use]
+    pub fn generated(&self) -> &[TokenId] {
+        &self.sequence[self.prompt_len..]
+    }
+}
+
+/// What came back from a call.
+#[derive(Debug, Default)]
+pub struct Reply {
+    /// The action, or what went wrong; an exception counts as Noop.
+    pub action: Option<Action>,
+    /// Set when the mod raised, overran its deadline or died.
+    pub exception: Option<Exception>,
+    /// What it printed and logged, in order.
+    pub logs: Vec<Log>,
+    /// How long the mod itself took. The engine measures a reply that leaves this at zero.
+    pub elapsed: Duration,
+}
+
+impl Reply {
+    /// Go on, nothing to say.
+    #[must_use]
+    pub fn noop() -> Self {
+        Self::default()
+    }
+}
+
+impl From<Action> for Reply {
+    fn from(action: Action) -> Self {
+        Self { action: Some(action), ..Self::default() }
+    }
+}
+
+/// A failed call.
+#[derive(Debug, Clone)]
+pub struct Exception {
+    /// One line.
+    pub message: String,
+    /// Where it was raised.
+    pub traceback: Option<String>,
+}
+
+/// A line that a mod wrote.
+#[derive(Debug, Clone)]
+pub struct Log {
+    /// Its level.
+    pub level: LogLevel,
+    /// The line.
+    pub message: String,
+}
+
+/// Takes the reply to a call that was answered with `Pending`. Dropped without a reply, it reports an exception,
+/// so that a run never waits for a mod that is gone.
+pub struct Done(Option<Box<dyn FnOnce(Reply) + Send>>);
+
+impl Done {
+    /// Delivers to `deliver`.
+    pub fn new(deliver: impl FnOnce(Reply) + Send + 'static) -> Self {
+        Self(Some(Box::new(deliver)))
+    }
+
+    /// Delivers the reply.
+    pub fn reply(mut self, reply: Reply) {
+        if let Some(deliver) = self.0.take() {
+            deliver(reply);
+        }
+    }
+
+    /// Gives up the duty to answer, because the call was answered at once.
+    pub fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        if let Some(deliver) = self.0.take() {
+            deliver(Reply {
+                exception: Some(Exception { message: "the mod ended without an answer".into(), traceback: None }),
+                ..Reply::default()
+            });
+        }
+    }
+}
+
+/// A set of event types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EventSet(u8);
+
+impl EventSet {
+    /// No event.
+    pub const NONE: Self = Self(0);
+    /// All four.
+    pub const ALL: Self = Self(0b1111);
+
+    /// The set of these events.
+    #[must_use]
+    pub fn of(events: &[EventType]) -> Self {
+        Self(events.iter().fold(0, |bits, &event| bits | 1 << event as u8))
+    }
+
+    /// Whether the event is in it.
+    #[must_use]
+    pub const fn contains(self, event: EventType) -> bool {
+        self.0 & (1 << event as u8) != 0
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}

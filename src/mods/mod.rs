@@ -1,0 +1,59 @@
+//! Mods: code that steps into every token of a run.
+//!
+//! A [`Factory`] is a mod as the registry knows it; [`Factory::start`] makes a [`Session`], the mod within one
+//! run. The engine calls the session for the events it handles and applies the [`Action`] it answers with. A
+//! session answers at once (built-in mods, on the decode thread) or later through [`Done`] (Python mods, in
+//! their worker process); while an answer is out, the scheduler leaves that run out of the batch.
+//!
+//! Mods never touch engine state: they see a [`Call`] and return a [`Reply`]. What an action does to sequence,
+//! KV cache and trace is decided in `engine`, in one place.
+
+mod action;
+pub mod builtin;
+mod call;
+pub mod python;
+mod registry;
+
+pub use action::{Action, LogitEdit};
+pub use call::{Call, CallEvent, Done, EventSet, Exception, Log, Reply, RunView};
+pub use registry::{Chosen, Description, ModRef, Registry, UnknownMod};
+
+use serde_json::Value;
+use std::sync::Arc;
+
+/// A mod as the registry knows it.
+pub trait Factory: Send + Sync {
+    /// Name, description, language, version.
+    fn describe(&self) -> Description;
+
+    /// Begins the mod's part in one run.
+    ///
+    /// # Errors
+    /// A message for the person who sent `config`: which field was wrong, and what would be right.
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String>;
+}
+
+/// A mod within one run.
+pub trait Session: Send {
+    /// The events it wants to be called for.
+    fn handles(&self) -> EventSet;
+
+    /// Most generated tokens it may take back after they were appended, where it knows a bound. The stream to the
+    /// client lags by that much, so that what was sent stands.
+    fn holdback(&self) -> usize {
+        0
+    }
+
+    /// Handles one event. `Ok` is the answer; `Err(Pending)` says that it will come through the `done` it was given.
+    ///
+    /// # Errors
+    /// [`Pending`] is not a failure: it hands the duty to answer over to whoever holds `done`.
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending>;
+
+    /// The run is over, for whatever reason; per-run state can be dropped.
+    fn finished(&mut self) {}
+}
+
+/// The answer comes later, through [`Done`].
+#[derive(Debug)]
+pub struct Pending;

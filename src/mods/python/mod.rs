@@ -1,0 +1,1 @@
+//! Mods in Python: one worker process per mod, never inside the server.

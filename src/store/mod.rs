@@ -1,0 +1,1 @@
+//! The only SQL: connection, embedded server, migrations, writer, ingest, runs, attention.

@@ -1,0 +1,1 @@
+//! Coding of attention rows: tiers T0 and T1.

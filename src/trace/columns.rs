@@ -1,0 +1,1 @@
+//! The binary first paint of a replay.

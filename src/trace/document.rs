@@ -1,0 +1,1 @@
+//! The `/ingest` document: parsing with JSON paths in every error, and writing.

@@ -1,0 +1,1 @@
+//! Items to token instances.

@@ -1,0 +1,1 @@
+//! The human surface: one file a page, assets embedded in the binary.
