@@ -49,7 +49,7 @@ pub async fn start_engine(
         batch_size: engine.batch_size,
         ubatch_size: engine.ubatch_size,
         attention: engine.attention,
-        attention_coder: attention::encode,
+        attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock: Utc::now,
     };
     Ok(Engine::start(Arc::new(model), options, recorder).await?)
