@@ -11,7 +11,18 @@ use sqlx::{Postgres, QueryBuilder};
 
 /// The fields, in the order in which a page should offer them.
 pub const FIELDS: [&str; 12] = [
-    "model", "mod", "status", "surface", "error", "request", "tokens", "backtracks", "forced", "actions", "after", "before",
+    "model",
+    "mod",
+    "status",
+    "surface",
+    "error",
+    "request",
+    "tokens",
+    "backtracks",
+    "forced",
+    "actions",
+    "after",
+    "before",
 ];
 
 /// A filter that was understood.
@@ -202,7 +213,11 @@ fn condition(
     }
     if let Some(count) = count {
         let number = value.text.parse().map_err(|_| {
-            bad(value.at, value.len, &format!("'{name}' is compared with a whole number, for example {}", example(name)))
+            bad(
+                value.at,
+                value.len,
+                &format!("'{name}' is compared with a whole number, for example {}", example(name)),
+            )
         })?;
         return Ok(Condition::Count(count, comparison, number));
     }

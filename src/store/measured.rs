@@ -18,9 +18,7 @@ const TOKEN_ENTROPY: u8 = 4;
 pub fn encode(measured: &Measured) -> Vec<u8> {
     let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
     out.0.push(VERSION);
-    out.0.push(
-        bit(measured.position, POSITION) | bit(measured.entropy, ENTROPY) | bit(measured.elapsed_us, ELAPSED),
-    );
+    out.0.push(bit(measured.position, POSITION) | bit(measured.entropy, ENTROPY) | bit(measured.elapsed_us, ELAPSED));
     measured.position.inspect(|position| out.number((*position).into()));
     measured.entropy.inspect(|entropy| out.float(*entropy));
     measured.elapsed_us.inspect(|elapsed_us| out.number(*elapsed_us));

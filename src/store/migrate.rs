@@ -27,11 +27,7 @@ pub async fn migrate(connection: &mut PgConnection) -> Result<(), Error> {
 
 /// Makes the partitions of the day and of the days after it.
 pub async fn make_partitions(connection: &mut PgConnection, today: NaiveDate) -> Result<i32, sqlx::Error> {
-    sqlx::query_scalar("select make_partitions($1, $2)")
-        .bind(today)
-        .bind(DAYS_AHEAD)
-        .fetch_one(connection)
-        .await
+    sqlx::query_scalar("select make_partitions($1, $2)").bind(today).bind(DAYS_AHEAD).fetch_one(connection).await
 }
 
 async fn apply(connection: &mut PgConnection) -> Result<(), Error> {

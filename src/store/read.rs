@@ -103,7 +103,8 @@ pub(super) async fn items(
     let mut calls = calls(connection, run_id, range).await?;
     // a foreign document may list its calls in any order; as items they follow their events, numbered anew
     calls.sort_by_key(|(index, call)| (call.event_sequence_order, *index));
-    let mut by_index: Vec<(i32, i32)> = calls.iter().zip(before.mod_calls.cast_signed()..).map(|(call, new)| (call.0, new)).collect();
+    let mut by_index: Vec<(i32, i32)> =
+        calls.iter().zip(before.mod_calls.cast_signed()..).map(|(call, new)| (call.0, new)).collect();
     by_index.sort_unstable();
     let span = match (by_index.first(), by_index.last()) {
         (Some(first), Some(last)) => first.0..last.0 + 1,
@@ -226,17 +227,20 @@ async fn calls(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) 
     .fetch_all(connection)
     .await?;
     let call = |row: &PgRow| {
-        Ok::<_, sqlx::Error>((row.try_get("call_index")?, ModCall {
-            event_sequence_order: row.try_get("event_sequence_order")?,
-            mod_name: row.try_get("mod_name")?,
-            event_type: event_type(row)?,
-            step: row.try_get("step")?,
-            created_at: row.try_get("created_at")?,
-            execution_time_ms: row.try_get("execution_time_ms")?,
-            exception_occurred: row.try_get("exception_occurred")?,
-            exception_message: row.try_get("exception_message")?,
-            exception_traceback: row.try_get("exception_traceback")?,
-        }))
+        Ok::<_, sqlx::Error>((
+            row.try_get("call_index")?,
+            ModCall {
+                event_sequence_order: row.try_get("event_sequence_order")?,
+                mod_name: row.try_get("mod_name")?,
+                event_type: event_type(row)?,
+                step: row.try_get("step")?,
+                created_at: row.try_get("created_at")?,
+                execution_time_ms: row.try_get("execution_time_ms")?,
+                exception_occurred: row.try_get("exception_occurred")?,
+                exception_message: row.try_get("exception_message")?,
+                exception_traceback: row.try_get("exception_traceback")?,
+            },
+        ))
     };
     rows.iter().map(|row| call(row).map_err(|error| damaged(run_id, error))).collect()
 }
@@ -254,13 +258,16 @@ async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -
     .await?;
     let log = |row: &PgRow| {
         let level: String = row.try_get("log_level")?;
-        Ok::<_, sqlx::Error>((row.try_get("log_index")?, ModLog {
-            mod_call_sequence: row.try_get("mod_call_sequence")?,
-            mod_name: row.try_get("mod_name")?,
-            log_message: row.try_get("log_message")?,
-            log_level: LogLevel::from_name(&level).ok_or_else(|| wrong("log_level", &level))?,
-            created_at: row.try_get("created_at")?,
-        }))
+        Ok::<_, sqlx::Error>((
+            row.try_get("log_index")?,
+            ModLog {
+                mod_call_sequence: row.try_get("mod_call_sequence")?,
+                mod_name: row.try_get("mod_name")?,
+                log_message: row.try_get("log_message")?,
+                log_level: LogLevel::from_name(&level).ok_or_else(|| wrong("log_level", &level))?,
+                created_at: row.try_get("created_at")?,
+            },
+        ))
     };
     rows.iter().map(|row| log(row).map_err(|error| damaged(run_id, error))).collect()
 }
@@ -280,25 +287,28 @@ async fn actions(connection: &mut PgConnection, run_id: RunId, range: Range<i32>
     .await?;
     let action = |row: &PgRow| {
         let kind: String = row.try_get("action_type")?;
-        Ok::<_, sqlx::Error>((row.try_get("action_index")?, Action {
-            mod_call_sequence: row.try_get("mod_call_sequence")?,
-            action_type: ActionType::from_name(&kind).ok_or_else(|| wrong("action_type", &kind))?,
-            action_order: row.try_get("action_order")?,
-            created_at: row.try_get("created_at")?,
-            details: raw(row, "details")?,
-            new_prompt: row.try_get("new_prompt")?,
-            new_length: row.try_get("new_length")?,
-            adjusted_max_steps: row.try_get("adjusted_max_steps")?,
-            token_count: row.try_get("token_count")?,
-            tokens_preview: row.try_get("tokens_preview")?,
-            backtrack_steps: row.try_get("backtrack_steps")?,
-            backtrack_token_count: row.try_get("backtrack_token_count")?,
-            logits_shape: row.try_get("logits_shape")?,
-            temperature: row.try_get("temperature")?,
-            has_tool_calls: row.try_get("has_tool_calls")?,
-            tool_calls: raw(row, "tool_calls")?,
-            error_message: row.try_get("error_message")?,
-        }))
+        Ok::<_, sqlx::Error>((
+            row.try_get("action_index")?,
+            Action {
+                mod_call_sequence: row.try_get("mod_call_sequence")?,
+                action_type: ActionType::from_name(&kind).ok_or_else(|| wrong("action_type", &kind))?,
+                action_order: row.try_get("action_order")?,
+                created_at: row.try_get("created_at")?,
+                details: raw(row, "details")?,
+                new_prompt: row.try_get("new_prompt")?,
+                new_length: row.try_get("new_length")?,
+                adjusted_max_steps: row.try_get("adjusted_max_steps")?,
+                token_count: row.try_get("token_count")?,
+                tokens_preview: row.try_get("tokens_preview")?,
+                backtrack_steps: row.try_get("backtrack_steps")?,
+                backtrack_token_count: row.try_get("backtrack_token_count")?,
+                logits_shape: row.try_get("logits_shape")?,
+                temperature: row.try_get("temperature")?,
+                has_tool_calls: row.try_get("has_tool_calls")?,
+                tool_calls: raw(row, "tool_calls")?,
+                error_message: row.try_get("error_message")?,
+            },
+        ))
     };
     rows.iter().map(|row| action(row).map_err(|error| damaged(run_id, error))).collect()
 }

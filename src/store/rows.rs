@@ -257,7 +257,8 @@ impl<'a> Rows<'a> {
 
     /// Whether it is time to insert what there is.
     pub fn is_large(&self) -> bool {
-        let rows = self.events.run_id.len() + self.calls.run_id.len() + self.logs.run_id.len() + self.actions.run_id.len();
+        let rows =
+            self.events.run_id.len() + self.calls.run_id.len() + self.logs.run_id.len() + self.actions.run_id.len();
         rows >= LARGE_ROWS || self.bytes >= LARGE_BYTES
     }
 

@@ -1,7 +1,7 @@
 //! The account that runs PostgreSQL: ours, or another one where ours is root, which PostgreSQL refuses.
 
 use crate::store::EmbeddedError;
-use nix::unistd::{Gid, Uid, User, chown, geteuid, getegid};
+use nix::unistd::{Gid, Uid, User, chown, getegid, geteuid};
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -81,7 +81,14 @@ impl Account {
                 mode & bit == 0
             })
         };
-        match folder.ancestors().filter(|path| !path.as_os_str().is_empty()).collect::<Vec<_>>().into_iter().rev().find(|path| closed(path)) {
+        match folder
+            .ancestors()
+            .filter(|path| !path.as_os_str().is_empty())
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .find(|path| closed(path))
+        {
             Some(path) => Err(EmbeddedError::Unreachable { account: self.name.clone(), folder: PathBuf::from(path) }),
             None => Ok(()),
         }

@@ -74,8 +74,9 @@ impl Processes {
         // not initdb, and not somebody's editor
         let (program, rest) = line.split_once([' ', '\0'])?;
         let is_server = Path::new(program).file_name().is_some_and(|name| name == "postgres");
-        (is_server && rest.split('\0').flat_map(|part| part.split(" -c ")).any(|part| part.trim_start_matches("-D ") == data))
-            .then_some(Role::Server)
+        (is_server
+            && rest.split('\0').flat_map(|part| part.split(" -c ")).any(|part| part.trim_start_matches("-D ") == data))
+        .then_some(Role::Server)
     }
 }
 
@@ -108,7 +109,8 @@ mod tests {
 
     #[test]
     fn tells_our_server_from_others() {
-        let processes = Processes { data: PathBuf::from("/var/lib/thunder/postgres/data"), cluster: "thunder-1a2b".into() };
+        let processes =
+            Processes { data: PathBuf::from("/var/lib/thunder/postgres/data"), cluster: "thunder-1a2b".into() };
         let role = |line: &str| processes.role(line);
         assert_eq!(role("/usr/bin/postgres\0-D\0/var/lib/thunder/postgres/data\0-c\0port=5432\0"), Some(Role::Server));
         assert_eq!(role("/usr/bin/postgres -D /var/lib/thunder/postgres/data -c port=5432"), Some(Role::Server));

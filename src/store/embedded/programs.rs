@@ -36,9 +36,13 @@ impl Programs {
             Some(data) if !found.is_empty() => EmbeddedError::WrongVersion {
                 data_dir: data_dir.to_owned(),
                 data: data.to_owned(),
-                found: list(found.iter().map(|programs| format!("{} in {}", programs.major, programs.folder.display()))),
+                found: list(
+                    found.iter().map(|programs| format!("{} in {}", programs.major, programs.folder.display())),
+                ),
             },
-            _ => EmbeddedError::NoPrograms { searched: list(folders.iter().map(|folder| folder.display().to_string())) },
+            _ => {
+                EmbeddedError::NoPrograms { searched: list(folders.iter().map(|folder| folder.display().to_string())) }
+            }
         })
     }
 
