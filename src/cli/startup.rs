@@ -49,18 +49,10 @@ pub async fn start_engine(
         batch_size: engine.batch_size,
         ubatch_size: engine.ubatch_size,
         attention: engine.attention,
-        attention_coder: coded_attention,
+        attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock: Utc::now,
     };
     Ok(Engine::start(Arc::new(model), options, recorder).await?)
-}
-
-fn coded_attention(rows: &[f32], layers: usize, heads: usize, row_len: usize) -> (Vec<u8>, Vec<u8>) {
-    attention::encode(rows, layers, heads, row_len).unwrap_or_else(|error| {
-        // The engine gives what it measured; a run must not fail because one row has a shape that storage cannot hold.
-        tracing::error!(%error, "attention of a step is not recorded");
-        Default::default()
-    })
 }
 
 fn model_path(engine: &EngineConfig, data: &DataConfig) -> anyhow::Result<PathBuf> {

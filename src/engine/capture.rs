@@ -14,8 +14,9 @@ const QUEUE: usize = 64;
 /// recorded as they are; a sum above 1 cannot be a distribution.
 const SUM_TOLERANCE: f32 = 0.02;
 
-/// Codes `[layer][head][row_len]` probabilities as tiers T0 and T1: `(values, layers, heads, row_len)`.
-pub type AttentionCoder = fn(&[f32], usize, usize, usize) -> (Vec<u8>, Vec<u8>);
+/// Codes `[layer][head][row_len]` probabilities as tiers T0 and T1: `(values, layers, heads, row_len)`. `None` for a row that
+/// cannot be coded.
+pub type AttentionCoder = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
 
 enum Job {
     Row(RunId, i32, Captured),
@@ -89,7 +90,7 @@ fn code(coder: AttentionCoder, sequence_order: i32, captured: &Captured) -> Opti
         tracing::error!(sum = worst, sequence_order, "an attention row does not sum to 1 and is not recorded");
         return None;
     }
-    let (t0, t1) = coder(values, layers, heads, row_len);
+    let (t0, t1) = coder(values, layers, heads, row_len)?;
     Some(AttentionStep {
         sequence_order,
         row_len: row_len as u32,

@@ -40,7 +40,7 @@ async fn bench(parallel: u32, attention: bool) -> Bench {
         batch_size: 256,
         ubatch_size: 64,
         attention,
-        attention_coder: |values, _, _, _| (bytes(values), Vec::new()),
+        attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: chrono::Utc::now,
     };
     Bench { engine: Engine::start(model(), options, recorder).await.unwrap(), signals }
