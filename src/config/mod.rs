@@ -100,6 +100,12 @@ impl KeyHash {
         Self(Sha256::digest(key.as_bytes()).into())
     }
 
+    /// The hash.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// A name for the key that does not give it away.
     #[must_use]
     pub fn label(&self) -> String {
