@@ -33,14 +33,9 @@ export async function copy(text, what) {
   }
 }
 
-const keyed = () => {
-  const key = sessionStorage.getItem('thunder.key');
-  return key ? { Authorization: `Bearer ${key}` } : {};
-};
-
-/** `fetch` on this server, with the key of this tab if one was given. Fails with the server's own words. */
+/** `fetch` on this server: the session's cookie goes along. Fails with the server's own words. */
 export async function ask(url, options = {}) {
-  const response = await fetch(url, { ...options, headers: { 'X-Requested-By': 'dashboard', ...keyed(), ...options.headers } });
+  const response = await fetch(url, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
   throw await problem(response);
 }

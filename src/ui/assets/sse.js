@@ -1,4 +1,4 @@
-// Server-sent events over fetch: unlike EventSource it can send a key and a Last-Event-ID of our choosing.
+// Server-sent events over fetch: unlike EventSource it sends a Last-Event-ID of our choosing and shows the server's errors.
 import { ask } from './dom.js';
 
 /** Splits a stream of text into events. `push(chunk)` answers the events completed by it: `{event, data, id}`. */

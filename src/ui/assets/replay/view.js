@@ -158,7 +158,6 @@ export class Replay {
   #ended(summary) {
     this.live = false;
     this.#recorded = this.#recorded || Boolean(summary?.has_attention);
-    this.#root.dataset.follow = 'off';
     this.#hooks.ended?.(summary);
     this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
   }
