@@ -116,6 +116,7 @@ tabs.forEach((tab, i) => {
 
 function show(id, options) {
   view?.close();
+  pane.classList.remove('idle');
   view = new Replay(pane, id, options);
   view.open().catch((error) => fail(`The run could not be shown: ${error.message}.`));
 }

@@ -2,25 +2,39 @@
 import { ask } from '../dom.js';
 
 const BLOCK = 96;
-const KEPT = 24; // blocks; a live run keeps none of its own, it asks again
+const KEPT = 24; // blocks
+const LIVE = 6000; // entries of a live run; older ones are fetched again
 
-/** Groups items in list order into `{event, calls: [{call, logs, actions}]}` by sequence_order. Pure. */
-export function group(items, into = new Map()) {
-  const calls = new Map();
-  let entry = null;
-  for (const entryOf of into.values()) for (const c of entryOf.calls) calls.set(c.call.index, c);
-  for (const item of items) {
-    if (item.kind === 'event') {
-      entry = { event: item, calls: [] };
-      into.set(item.sequence_order, entry);
-    } else if (item.kind === 'mod_call') {
+/** Items in list order as entries `{event, calls: [{call, logs, actions}]}` by sequence_order. Pure. */
+export class Grouping {
+  entries = new Map();
+  #calls = new Map();
+
+  add(item) {
+    if (item.kind === 'event') this.entries.set(item.sequence_order, { event: item, calls: [] });
+    else if (item.kind === 'mod_call') {
       const call = { call: item, logs: [], actions: [] };
-      calls.set(item.index, call);
-      (into.get(item.event_sequence_order) ?? entry)?.calls.push(call);
-    } else if (item.kind === 'mod_log') calls.get(item.mod_call_sequence)?.logs.push(item);
-    else if (item.kind === 'action') calls.get(item.mod_call_sequence)?.actions.push(item);
+      this.#calls.set(item.index, call);
+      this.entries.get(item.event_sequence_order)?.calls.push(call);
+    } else if (item.kind === 'mod_log') this.#calls.get(item.mod_call_sequence)?.logs.push(item);
+    else if (item.kind === 'action') this.#calls.get(item.mod_call_sequence)?.actions.push(item);
   }
-  return into;
+
+  /** Forgets the oldest entries beyond `most`. */
+  trim(most) {
+    while (this.entries.size > most) {
+      const [seq, entry] = this.entries.entries().next().value;
+      for (const { call } of entry.calls) this.#calls.delete(call.index);
+      this.entries.delete(seq);
+    }
+  }
+}
+
+/** Groups a list of items. */
+export function group(items) {
+  const grouping = new Grouping();
+  for (const item of items) grouping.add(item);
+  return grouping.entries;
 }
 
 export class Events {
@@ -33,16 +47,14 @@ export class Events {
 
   /** Items of a live run come by themselves. */
   push(items) {
-    this.#live ??= { map: new Map() };
-    const fresh = group(items);
-    for (const [seq, entry] of fresh) this.#live.map.set(seq, entry);
-    if (fresh.size === 0 || items[0].kind !== 'event') group(items.slice(0, items.findIndex((i) => i.kind === 'event') >>> 0), this.#live.map);
-    while (this.#live.map.size > 6000) this.#live.map.delete(this.#live.map.keys().next().value);
+    this.#live ??= new Grouping();
+    for (const item of items) this.#live.add(item);
+    this.#live.trim(LIVE);
   }
 
   /** The entry of an event if it is here already. */
   peek(seq) {
-    return this.#live?.map.get(seq) ?? this.#blocks.get(Math.floor(seq / BLOCK))?.get(seq) ?? null;
+    return this.#live?.entries.get(seq) ?? this.#blocks.get(Math.floor(seq / BLOCK))?.get(seq) ?? null;
   }
 
   /** Entries of the events `from..=to`; fails with the server's message. */

@@ -27,7 +27,7 @@ export class Panel {
     this.#events = events;
     this.#go = go;
     this.#root = root;
-    root.replaceChildren(this.#token, this.#alts, attention, this.#mods);
+    root.replaceChildren(this.#token, attention, this.#alts, this.#mods);
   }
 
   /** Shows event `e` (null when there is none) and, where it is another, the row looked at. */

@@ -173,7 +173,7 @@ export class Replay {
     }
     const { text, overview, lanes, panel, attention } = this.#parts;
     text.show(this.n, { ahead: this.#state.ahead && !playing && !this.#follow, dead: this.#state.dead });
-    const e = run.eventCount ? Math.min(this.n, run.eventCount - 1) : null;
+    const e = this.#event();
     const row = this.#row(e);
     text.cursor(this.n === run.eventCount && this.#picked === null ? null : row, this.#picked, !this.#follow);
     if (this.#follow || (playing && this.n === run.eventCount)) text.toEnd();
@@ -188,12 +188,22 @@ export class Replay {
     }
   }
 
+  /** The event that the cursor stands for. A followed run stands at its newest token, not in the middle of a step. */
+  #event() {
+    const run = this.#run;
+    if (!run.eventCount) return null;
+    const e = Math.min(this.n, run.eventCount - 1);
+    if (!this.#follow) return e;
+    for (let back = e; back > Math.max(-1, e - 8); back -= 1) if (run.kind(back) === 3) return back;
+    return e;
+  }
+
   /** Looks at a row: one of the answer moves the cursor to its birth, one of the prompt is only shown beside it. */
   pick(row) {
     this.#parts.player.pause();
     if (!this.#run.isPrompt(row)) this.go(this.#run.born(row));
     this.#picked = row;
-    const e = Math.min(this.n, this.#run.eventCount - 1);
+    const e = this.#event();
     this.#parts.text.cursor(this.#row(e), row);
     this.#parts.panel.show(e, row);
   }
