@@ -7,6 +7,7 @@
 use super::{ApiError, App, Kind, OpenAiError, openai, session};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -97,7 +98,9 @@ fn bare(authority: &str) -> String {
 }
 
 fn is_ours(host: &str, config: &Config) -> bool {
-    if host == "localhost" || host.ends_with(".localhost") || config.server.security.trusted_hosts.iter().any(|t| t == host)
+    if host == "localhost"
+        || host.ends_with(".localhost")
+        || config.server.security.trusted_hosts.iter().any(|t| t == host)
     {
         return true;
     }
@@ -123,7 +126,7 @@ fn check_origin(request: &Request, host: &str, security: &Security) -> Result<()
         return Ok(());
     }
     let own = origin.split_once("://").map(|(_, authority)| authority);
-    let sent_to = request.uri().authority().map(|authority| authority.as_str()).or_else(|| header("host"));
+    let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
     if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
         return Ok(());
     }
@@ -190,9 +193,12 @@ mod tests {
 
     #[test]
     fn a_host_is_bare_of_port_and_brackets() {
-        for (given, expected) in
-            [("LocalHost:6767", "localhost"), ("[::1]:80", "::1"), ("10.0.0.1", "10.0.0.1"), ("a.example.:1", "a.example")]
-        {
+        for (given, expected) in [
+            ("LocalHost:6767", "localhost"),
+            ("[::1]:80", "::1"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("a.example.:1", "a.example"),
+        ] {
             assert_eq!(bare(given), expected);
         }
     }

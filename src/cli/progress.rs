@@ -16,7 +16,8 @@ impl Progress {
     /// Reports to standard error, and to `app` where there is one.
     pub fn new(app: Option<App>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+            let style =
+                ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
             let bar = ProgressBar::new_spinner().with_style(style);
             bar.enable_steady_tick(std::time::Duration::from_millis(120));
             bar
@@ -47,15 +48,14 @@ impl Progress {
         if let Some(app) = &self.app {
             app.set_state(State::Loading(exact.to_owned()));
         }
-        match &self.bar {
-            Some(bar) => bar.set_message(exact.to_owned()),
-            None => {
-                let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-                if *shown != coarse {
-                    eprintln!("thunder: {coarse}");
-                    coarse.clone_into(&mut shown);
-                }
-            }
+        if let Some(bar) = &self.bar {
+            bar.set_message(exact.to_owned());
+            return;
+        }
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if *shown != coarse {
+            eprintln!("thunder: {coarse}");
+            coarse.clone_into(&mut shown);
         }
     }
 }

@@ -66,7 +66,13 @@ pub struct ServerFlags {
     #[arg(long, env = "THUNDER_PORT", value_name = "PORT")]
     pub port: Option<u16>,
     /// Key that clients must send as "Authorization: Bearer KEY" or "X-Api-Key: KEY", again for more
-    #[arg(long = "api-key", env = "THUNDER_API_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
+    #[arg(
+        long = "api-key",
+        env = "THUNDER_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
     pub api_keys: Vec<Secret>,
     /// File with such keys, one a line, so that they do not show in the list of processes
     #[arg(long, env = "THUNDER_API_KEY_FILE", value_name = "FILE")]
@@ -74,7 +80,7 @@ pub struct ServerFlags {
     /// Serve other machines without a key
     #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED")]
     pub allow_unauthenticated: bool,
-    /// Web origin whose pages may call the API, e.g. https://app.example, again for more, or * for all
+    /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, or * for all
     #[arg(long = "cors-origin", env = "THUNDER_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
