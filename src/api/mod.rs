@@ -100,6 +100,7 @@ async fn unknown_method(request: Request) -> Response {
     security::in_dialect(path, ApiError::new(Kind::MethodNotAllowed, detail))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the layer hands the panic over")]
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     let message = panic
         .downcast_ref::<String>()

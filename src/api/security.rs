@@ -7,6 +7,7 @@
 use super::{ApiError, App, Kind, OpenAiError, openai, session};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -125,7 +126,7 @@ fn check_origin(request: &Request, host: &str, security: &Security) -> Result<()
         return Ok(());
     }
     let own = origin.split_once("://").map(|(_, authority)| authority);
-    let sent_to = request.uri().authority().map(|authority| authority.as_str()).or_else(|| header("host"));
+    let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
     if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
         return Ok(());
     }
