@@ -186,6 +186,9 @@ impl Run {
 
     /// Takes the answer that a mod owed.
     pub fn on_reply(&mut self, reply: Reply, candidates: &mut Candidates, done: &DoneFactory<'_>) {
+        if !matches!(self.state, State::Waiting(..)) {
+            return;
+        }
         if let State::Waiting(passage, index) = std::mem::replace(&mut self.state, State::Ended) {
             self.state = State::Passing(passage);
             self.settle(index, reply);
@@ -195,7 +198,7 @@ impl Run {
 
     /// Ends the run from outside: the client went, the server stops, the model failed.
     pub fn abort(&mut self, reason: FinishReason, message: String) {
-        if !matches!(self.state, State::Ended) || self.end.is_none() {
+        if self.end.is_none() {
             self.finish(reason, Some(message), None);
         }
     }

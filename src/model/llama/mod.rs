@@ -116,7 +116,11 @@ impl Model {
     }
 }
 
-fn backend() -> Result<&'static LlamaBackend, Error> {
+/// llama.cpp's backend, initialised once for the process; it can be initialised only once.
+///
+/// # Errors
+/// [`Error::Load`] when llama.cpp refuses.
+pub fn backend() -> Result<&'static LlamaBackend, Error> {
     static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
     BACKEND
         .get_or_init(|| {
