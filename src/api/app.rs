@@ -80,6 +80,12 @@ impl App {
         self.0.engine.get().map(|(engine, _)| engine).ok_or_else(|| self.not_ready())
     }
 
+    /// The engine, if it runs, also while the server stops.
+    #[must_use]
+    pub fn running_engine(&self) -> Option<&Engine> {
+        self.0.engine.get().map(|(engine, _)| engine)
+    }
+
     /// The model's chat template.
     ///
     /// # Errors

@@ -289,10 +289,10 @@ impl TryFrom<EngineFlags> for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Context in tokens, all slots together, for a model that was trained with `context_train` tokens.
+    /// Context of each slot in tokens, for a model that was trained with `context_train` tokens.
     #[must_use]
-    pub fn ctx_size_for(&self, context_train: u32) -> u32 {
-        self.ctx_size.unwrap_or_else(|| self.parallel * context_train.clamp(16, DEFAULT_SLOT_CONTEXT))
+    pub fn slot_context(&self, context_train: u32) -> u32 {
+        self.ctx_size.map_or_else(|| context_train.clamp(16, DEFAULT_SLOT_CONTEXT), |all| all / self.parallel)
     }
 }
 

@@ -24,8 +24,8 @@ fn nothing_said_is_a_working_configuration() {
     assert_eq!(config.server.listen, [super::DEFAULT_ADDRESS]);
     assert_eq!(config.engine.parallel, 4);
     assert!(config.engine.attention && config.engine.threads >= 1);
-    assert_eq!(config.engine.ctx_size_for(4096), 4 * 4096);
-    assert_eq!(config.engine.ctx_size_for(131_072), 4 * 8192);
+    assert_eq!(config.engine.slot_context(4096), 4096);
+    assert_eq!(config.engine.slot_context(131_072), 8192);
 }
 
 #[test]
@@ -85,4 +85,10 @@ fn zero_context_asks_the_model() {
     let flags = EngineFlags { ctx_size: Some(0), parallel: 2, batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
     let engine = EngineConfig::try_from(flags).unwrap();
     assert_eq!((engine.ctx_size, engine.ubatch_size), (None, 1));
+}
+
+#[test]
+fn the_context_is_divided_among_the_slots() {
+    let engine = config(&["--ctx-size", "4096", "--parallel", "4"]).unwrap().engine;
+    assert_eq!(engine.slot_context(131_072), 1024);
 }
