@@ -59,7 +59,8 @@ pub(super) async fn page(
     show(StatusCode::OK, &ReplayPage::new(&run, &asked.q, &headers))
 }
 
-async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
+/// The run of an id or a request id.
+pub(super) async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
     let found = app.store()?.find(id).await.map_err(error::failed)?;
     found.ok_or_else(|| ApiError::not_found("run", id))
 }
