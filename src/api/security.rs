@@ -97,7 +97,9 @@ fn bare(authority: &str) -> String {
 }
 
 fn is_ours(host: &str, config: &Config) -> bool {
-    if host == "localhost" || host.ends_with(".localhost") || config.server.security.trusted_hosts.iter().any(|t| t == host)
+    if host == "localhost"
+        || host.ends_with(".localhost")
+        || config.server.security.trusted_hosts.iter().any(|t| t == host)
     {
         return true;
     }
@@ -190,9 +192,12 @@ mod tests {
 
     #[test]
     fn a_host_is_bare_of_port_and_brackets() {
-        for (given, expected) in
-            [("LocalHost:6767", "localhost"), ("[::1]:80", "::1"), ("10.0.0.1", "10.0.0.1"), ("a.example.:1", "a.example")]
-        {
+        for (given, expected) in [
+            ("LocalHost:6767", "localhost"),
+            ("[::1]:80", "::1"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("a.example.:1", "a.example"),
+        ] {
             assert_eq!(bare(given), expected);
         }
     }

@@ -64,8 +64,8 @@ impl Listeners {
                 let _ = stream.set_nodelay(true);
             });
             let stopping = app.clone();
-            let served = axum::serve(listener, routes.clone())
-                .with_graceful_shutdown(async move { stopping.stopping().await });
+            let served =
+                axum::serve(listener, routes.clone()).with_graceful_shutdown(async move { stopping.stopping().await });
             servers.spawn(served.into_future());
         }
         app.stopping().await;

@@ -33,7 +33,9 @@ pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
         Some(server) => {
             let mut path = reqwest::Url::parse(server.base())?;
             // As a segment, so that an id with a slash or a question mark stays one.
-            path.path_segments_mut().map_err(|()| anyhow::anyhow!("{} is no address", server.base()))?.extend(["api", "v1", "runs", &args.id]);
+            path.path_segments_mut()
+                .map_err(|()| anyhow::anyhow!("{} is no address", server.base()))?
+                .extend(["api", "v1", "runs", &args.id]);
             let response = server.send(server.request(Method::GET, path.path())).await?;
             Document::parse(&response.bytes().await?).context("the server's answer is not a run")?
         }

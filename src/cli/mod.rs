@@ -123,7 +123,10 @@ mod tests {
 
     #[test]
     fn llama_servers_spellings_are_understood() {
-        let line = ["thunder", "serve", "--port", "8080", "-c", "4096", "-np", "2", "-t", "1", "-b", "64", "-ub", "32", "-ngl", "9"];
+        let line = [
+            "thunder", "serve", "--port", "8080", "-c", "4096", "-np", "2", "-t", "1", "-b", "64", "-ub", "32", "-ngl",
+            "9",
+        ];
         assert!(Cli::try_parse_from(spelled_out(line.iter().map(Into::into))).is_ok());
     }
 

@@ -16,7 +16,8 @@ impl Progress {
     /// Reports to standard error, and to `app` where there is one.
     pub fn new(app: Option<App>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+            let style =
+                ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
             let bar = ProgressBar::new_spinner().with_style(style);
             bar.enable_steady_tick(std::time::Duration::from_millis(120));
             bar

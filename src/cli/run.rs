@@ -76,7 +76,8 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
     }
     let here = !files.is_empty() || ["model", "data_dir", "database_url"].into_iter().any(&said);
     if here && args.server.server.is_some() {
-        let why = if files.is_empty() { "--model, --data-dir and --database-url are" } else { "a mod given as a file is" };
+        let why =
+            if files.is_empty() { "--model, --data-dir and --database-url are" } else { "a mod given as a file is" };
         bail!("{why} for an engine in this process and cannot be combined with --server");
     }
     let attention = !args.no_attention && args.engine.attention == crate::config::flags::Switch::On;
@@ -115,7 +116,10 @@ async fn run_here(mut args: Args, files: &[PathBuf], attention: bool, own_databa
             outcome.run_id.as_deref().map(|_| owner.replay(&document.request.request_id))
         }
         (Some(_), None) => None,
-        (None, _) => outcome.run_id.as_deref().map(|id| format!("http://{DEFAULT_ADDRESS}/runs/{id} (while `thunder serve` runs)")),
+        (None, _) => outcome
+            .run_id
+            .as_deref()
+            .map(|id| format!("http://{DEFAULT_ADDRESS}/runs/{id} (while `thunder serve` runs)")),
     };
     Ok(report(&outcome, replay))
 }
@@ -156,7 +160,11 @@ async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) 
                 printer.end()?;
                 return Ok(outcome);
             }
-            take(&serde_json::from_slice(data).context("the server sent what is not JSON")?, &mut printer, &mut outcome)?;
+            take(
+                &serde_json::from_slice(data).context("the server sent what is not JSON")?,
+                &mut printer,
+                &mut outcome,
+            )?;
         }
     }
     bail!("the server broke off the answer")
@@ -207,7 +215,11 @@ fn take(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> anyhow::
     for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
         let function = &call["function"];
         let name = function["name"].as_str().map(|name| format!("\ncalls {name} "));
-        printer.append(&format!("{}{}", name.unwrap_or_default(), function["arguments"].as_str().unwrap_or_default()))?;
+        printer.append(&format!(
+            "{}{}",
+            name.unwrap_or_default(),
+            function["arguments"].as_str().unwrap_or_default()
+        ))?;
     }
     if let Some(reason) = choice["finish_reason"].as_str() {
         outcome.finish_reason = Some(reason.to_owned());

@@ -66,7 +66,13 @@ pub struct ServerFlags {
     #[arg(long, env = "THUNDER_PORT", value_name = "PORT")]
     pub port: Option<u16>,
     /// Key that clients must send as "Authorization: Bearer KEY" or "X-Api-Key: KEY", again for more
-    #[arg(long = "api-key", env = "THUNDER_API_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
+    #[arg(
+        long = "api-key",
+        env = "THUNDER_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
     pub api_keys: Vec<Secret>,
     /// File with such keys, one a line, so that they do not show in the list of processes
     #[arg(long, env = "THUNDER_API_KEY_FILE", value_name = "FILE")]

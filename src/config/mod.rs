@@ -258,7 +258,11 @@ impl TryFrom<EngineFlags> for EngineConfig {
     type Error = Error;
     fn try_from(flags: EngineFlags) -> Result<Self, Error> {
         let within = |flag, value: u32, least: u32, most: u32, range| {
-            if (least..=most).contains(&value) { Ok(value) } else { Err(Error::Range { flag, range, value: value.into() }) }
+            if (least..=most).contains(&value) {
+                Ok(value)
+            } else {
+                Err(Error::Range { flag, range, value: value.into() })
+            }
         };
         if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
             return Err(Error::NoModel { path: path.display().to_string() });

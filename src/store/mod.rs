@@ -7,162 +7,94 @@
 //!
 //! Readers get the vocabulary of [`crate::events`] back exactly as it went in; rows never leave this module.
 
+mod attention;
+mod connect;
+mod embedded;
 mod error;
+pub mod filter;
+mod ingest;
 mod live;
+mod measured;
+mod migrate;
+mod outline;
+mod read;
+mod recorder;
+mod rows;
 mod runs;
+mod spool;
+mod upkeep;
+mod writer;
 
+pub use connect::Database;
 pub use error::{BadFilter, EmbeddedError, Error, IngestError};
+pub use ingest::Ingested;
 pub use live::{Live, LiveUpdate, RunChange};
 pub use runs::{MAX_PAGE, RunPage, RunQuery, RunSummary};
 
-use crate::events::{AttentionStep, Item, RunId, Signal};
-use crate::trace::document::{Document, Numbering};
-use std::ops::Range;
-use std::path::PathBuf;
-use tokio::sync::mpsc;
+use crate::events::Signal;
+use embedded::Embedded;
+use recorder::Target;
+use spool::Spool;
+use sqlx::PgPool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use uuid::Uuid;
 
-/// Where the data lives.
-#[derive(Clone, PartialEq, Eq)]
-pub enum Database {
-    /// A PostgreSQL server of our own on this data directory.
-    Embedded {
-        /// Holds the database, its log and the spool.
-        data_dir: PathBuf,
-    },
-    /// A server that somebody runs.
-    Url {
-        /// `postgres://user:password@host:port/name`.
-        url: String,
-        /// Holds the spool.
-        data_dir: PathBuf,
-    },
-}
-
-/// What became of a document.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ingested {
-    /// The run it is stored as.
-    pub run_id: RunId,
-    /// False when the same document was there already.
-    pub created: bool,
-}
+/// Signals that may wait for the recorder, which takes them at once.
+const SIGNALS: usize = 1024;
 
 /// The open store; cheap to clone.
 #[derive(Clone)]
-pub struct Store {}
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: PgPool,
+    /// The recorder's own connections.
+    recorder_pool: PgPool,
+    server_id: Uuid,
+    live: Live,
+    recorder: Mutex<Recording>,
+    closing: watch::Sender<bool>,
+    upkeep: JoinHandle<()>,
+    embedded: Option<Embedded>,
+}
+
+/// The recorder before and after it was asked for.
+enum Recording {
+    Waiting(Option<Spool>),
+    Going(mpsc::Sender<Signal>, Option<JoinHandle<()>>),
+}
 
 impl Store {
-    /// Connects or starts the server, migrates, marks runs of dead servers as interrupted, drains the spool.
-    ///
-    /// `progress` is told what is going on, in words for a person who waits.
-    ///
-    /// # Errors
-    /// No server, an old server, a schema that cannot be migrated; see [`Error`].
-    pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
-        let _ = (database, progress);
-        todo!()
-    }
-
-    /// Starts the recorder on the first call; later calls give more senders to the same one. It ends when all senders
-    /// are gone, after everything is stored or spooled.
+    /// Starts the recorder on the first call; later calls give more senders to the same one. It ends with
+    /// [`Store::close`].
     #[must_use]
     pub fn recorder(&self) -> (mpsc::Sender<Signal>, Live) {
-        todo!()
+        let inner = &self.inner;
+        let mut recording = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = match &mut *recording {
+            Recording::Going(sender, _) => sender.clone(),
+            Recording::Waiting(spool) => {
+                let (sender, signals) = mpsc::channel(SIGNALS);
+                let target =
+                    Target { pool: inner.recorder_pool.clone(), server_id: inner.server_id, live: inner.live.clone() };
+                let task = recorder::record(target, spool.take(), signals, inner.closing.subscribe());
+                *recording = Recording::Going(sender.clone(), Some(tokio::spawn(task)));
+                sender
+            }
+        };
+        (sender, inner.live.clone())
     }
 
-    /// Stores a document of somebody else's engine as a finished run, in one transaction.
-    ///
-    /// # Errors
-    /// The `request_id` is taken by other content, or the database is away; see [`IngestError`].
-    pub async fn ingest(&self, document: Document) -> Result<Ingested, IngestError> {
-        let _ = document;
-        todo!()
-    }
-
-    /// A page of runs, newest first.
-    ///
-    /// # Errors
-    /// [`Error::BadFilter`], or the database failed.
-    pub async fn runs(&self, query: &RunQuery) -> Result<RunPage, Error> {
-        let _ = query;
-        todo!()
-    }
-
-    /// The run with that `run_id`, else with that `request_id`.
-    ///
-    /// # Errors
-    /// The database failed.
-    pub async fn find(&self, id_or_request_id: &str) -> Result<Option<RunSummary>, Error> {
-        let _ = id_or_request_id;
-        todo!()
-    }
-
-    /// The items of those events, without attention, in item order: each event, then for each of its mod calls the
-    /// call, its logs, its actions. `measured` is filled.
-    ///
-    /// # Errors
-    /// The database failed, or what is stored is damaged.
-    pub async fn items(&self, run_id: RunId, events: Range<i32>) -> Result<Vec<Item>, Error> {
-        Ok(self.numbered_items(run_id, events).await?.1)
-    }
-
-    /// As [`Store::items`], with the numbers of the calls, logs and actions before the first of them.
-    ///
-    /// # Errors
-    /// The database failed, or what is stored is damaged.
-    pub async fn numbered_items(&self, run_id: RunId, events: Range<i32>) -> Result<(Numbering, Vec<Item>), Error> {
-        let _ = (run_id, events);
-        todo!()
-    }
-
-    /// The whole run as a document: a foreign one as it was given, one of ours in the same shape.
-    ///
-    /// # Errors
-    /// The database failed, or what is stored is damaged.
-    pub async fn document(&self, run_id: RunId) -> Result<Option<Document>, Error> {
-        let _ = run_id;
-        todo!()
-    }
-
-    /// The replay's column file of a run (see [`crate::trace::columns`]); `None` when there is no such run.
-    ///
-    /// # Errors
-    /// The database failed, or what is stored is damaged.
-    pub async fn columns(&self, run_id: RunId) -> Result<Option<Vec<u8>>, Error> {
-        let _ = run_id;
-        todo!()
-    }
-
-    /// The attention of one step, both tiers.
-    ///
-    /// # Errors
-    /// The database failed, or what is stored is damaged.
-    pub async fn attention(&self, run_id: RunId, sequence_order: i32) -> Result<Option<AttentionStep>, Error> {
-        let _ = (run_id, sequence_order);
-        todo!()
-    }
-
-    /// The attention of the steps in that range of events, in order; `t1` is left empty unless `with_t1`.
-    ///
-    /// # Errors
-    /// The database failed, or what is stored is damaged.
-    pub async fn attention_range(
-        &self,
-        run_id: RunId,
-        events: Range<i32>,
-        with_t1: bool,
-    ) -> Result<Vec<AttentionStep>, Error> {
-        let _ = (run_id, events, with_t1);
-        todo!()
-    }
-
-    /// Removes a run and everything of it; false when there is none.
-    ///
-    /// # Errors
-    /// [`Error::StillRunning`], or the database failed.
-    pub async fn delete(&self, run_id: RunId) -> Result<bool, Error> {
-        let _ = run_id;
-        todo!()
+    /// What is going on right now; the recorder need not have been started.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.inner.live.clone()
     }
 
     /// Whether the database answers.
@@ -170,11 +102,50 @@ impl Store {
     /// # Errors
     /// Why it does not.
     pub async fn ready(&self) -> Result<(), Error> {
-        todo!()
+        const PATIENCE: Duration = Duration::from_secs(3);
+        let answer = timeout(PATIENCE, sqlx::query("select 1").execute(&self.inner.pool)).await;
+        answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok(())
+    }
+
+    /// Links between stored rows that lead nowhere, one line each; empty in a sound database. Reads everything.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn damaged_links(&self) -> Result<Vec<String>, Error> {
+        let rows: Vec<(String, Uuid, i64)> =
+            sqlx::query_as("select child, run_id, rows from damaged_links").fetch_all(&self.inner.pool).await?;
+        Ok(rows.into_iter().map(|(child, run, rows)| format!("{child}: {rows} rows of run {run}")).collect())
     }
 
     /// Stores or spools what the recorder still holds, closes the connections and stops the embedded server.
     pub async fn close(self) {
-        todo!()
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let inner = &self.inner;
+        inner.closing.send_replace(true);
+        let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
+            Recording::Going(_, task) => task.take(),
+            Recording::Waiting(spool) => {
+                spool.take().filter(Spool::is_drained).map(Spool::remove);
+                None
+            }
+        };
+        if let Some(task) = task
+            && timeout(PATIENCE, task).await.is_err()
+        {
+            tracing::error!("the recorder did not finish in time");
+        }
+        inner.upkeep.abort();
+        inner.recorder_pool.close().await;
+        inner.pool.close().await;
+        if let Some(embedded) = &inner.embedded {
+            embedded.stop().await;
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.upkeep.abort();
     }
 }

@@ -49,7 +49,11 @@ pub(super) fn failure(end: &RunEnd, head: &Head) -> Option<ApiError> {
     }
 }
 
-fn answer(head: &Head, end: &RunEnd, tokens: &[(crate::events::TokenMeasure, Vec<crate::events::Alternative>)]) -> Value {
+fn answer(
+    head: &Head,
+    end: &RunEnd,
+    tokens: &[(crate::events::TokenMeasure, Vec<crate::events::Alternative>)],
+) -> Value {
     let finish = &end.finish;
     let logprobs = head.logprobs(tokens, 0);
     let reason = shape::finish_reason(finish.reason);

@@ -12,9 +12,9 @@ pub(super) struct Fields<'a>(&'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
     pub(super) fn new(body: &'a Value) -> Result<Self, ApiError> {
-        body.as_object().map(Self).ok_or_else(|| {
-            ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(body)))
-        })
+        body.as_object()
+            .map(Self)
+            .ok_or_else(|| ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(body))))
     }
 
     /// The value, where there is one.

@@ -11,8 +11,8 @@
 
 mod answer;
 mod fields;
-mod mods;
 mod models;
+mod mods;
 mod run;
 mod shape;
 mod stream;

@@ -42,10 +42,9 @@ fn mod_ref(entry: &Value) -> Result<ModRef, ApiError> {
     match entry {
         Value::String(name) => Ok(ModRef { name: name.clone(), config: Value::Null }),
         Value::Object(object) => match object.get("name").and_then(Value::as_str) {
-            Some(name) => Ok(ModRef {
-                name: name.to_owned(),
-                config: object.get("config").cloned().unwrap_or_default(),
-            }),
+            Some(name) => {
+                Ok(ModRef { name: name.to_owned(), config: object.get("config").cloned().unwrap_or_default() })
+            }
             None => Err(wrong("mods", "a list of names or of {\"name\": …, \"config\": …}", entry)),
         },
         _ => Err(wrong("mods", "a list of names or of {\"name\": …, \"config\": …}", entry)),

@@ -49,7 +49,8 @@ impl Head {
         let Some(top) = self.answer.logprobs.filter(|_| !tokens.is_empty()) else { return Value::Null };
         match self.answer.route {
             Route::Chat => {
-                let content: Vec<Value> = tokens.iter().map(|(measure, alternatives)| self.entry(measure, alternatives, top)).collect();
+                let content: Vec<Value> =
+                    tokens.iter().map(|(measure, alternatives)| self.entry(measure, alternatives, top)).collect();
                 json!({ "content": content, "refusal": null })
             }
             Route::Completions => legacy(tokens, top, offset),

@@ -89,7 +89,8 @@ pub(super) fn read(app: &App, route: Route, body: &Value) -> Result<Asked, ApiEr
 
 /// Fields that ask for something Thunder cannot do: ignoring them would be an answer to another question.
 fn refuse_what_is_not_there(fields: Fields<'_>) -> Result<(), ApiError> {
-    let refuse = |name: &str, detail: &str| Err(ApiError::invalid(name, format!("{name}: {detail}")).code("unsupported"));
+    let refuse =
+        |name: &str, detail: &str| Err(ApiError::invalid(name, format!("{name}: {detail}")).code("unsupported"));
     for name in ["n", "best_of"] {
         if fields.get(name).is_some_and(|value| integer(value) != Some(1)) {
             return refuse(name, "only 1 is supported; send the request again for another answer");
@@ -109,7 +110,10 @@ fn refuse_what_is_not_there(fields: Fields<'_>) -> Result<(), ApiError> {
     if let Some(format) = fields.object("response_format")?
         && format.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "text")
     {
-        return refuse("response_format", "only {\"type\": \"text\"} is supported yet; constrain the output with a mod");
+        return refuse(
+            "response_format",
+            "only {\"type\": \"text\"} is supported yet; constrain the output with a mod",
+        );
     }
     match fields.get("tool_choice") {
         None => Ok(()),
@@ -137,20 +141,25 @@ fn conversation(app: &App, fields: Fields<'_>) -> Result<Prompt, ApiError> {
 
 fn text(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Prompt, ApiError> {
     const EXPECTED: &str = "a text or a list of token ids";
-    let prompt = fields.get("prompt").ok_or_else(|| ApiError::invalid("prompt", format!("prompt is missing; it takes {EXPECTED}")))?;
+    let prompt = fields
+        .get("prompt")
+        .ok_or_else(|| ApiError::invalid("prompt", format!("prompt is missing; it takes {EXPECTED}")))?;
     // A list with one prompt in it is that prompt.
     let prompt = match prompt.as_array().map(Vec::as_slice) {
         Some([one]) if one.is_string() || one.is_array() => one,
         Some([first, _, ..]) if first.is_string() || first.is_array() => {
-            return Err(ApiError::invalid("prompt", "prompt: only one prompt at a time is supported").code("unsupported"));
+            return Err(
+                ApiError::invalid("prompt", "prompt: only one prompt at a time is supported").code("unsupported")
+            );
         }
         _ => prompt,
     };
     let tokens = match prompt {
         Value::String(text) => vocabulary.encode(text, true, true),
-        Value::Array(ids) => {
-            ids.iter().map(|id| token(id, vocabulary).ok_or_else(|| wrong("prompt", EXPECTED, id))).collect::<Result<_, _>>()?
-        }
+        Value::Array(ids) => ids
+            .iter()
+            .map(|id| token(id, vocabulary).ok_or_else(|| wrong("prompt", EXPECTED, id)))
+            .collect::<Result<_, _>>()?,
         other => return Err(wrong("prompt", EXPECTED, other)),
     };
     let shown = prompt.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
@@ -163,7 +172,9 @@ fn last_words(messages: &Value) -> String {
     let of_user = list.iter().rev().find(|message| message["role"] == "user");
     match of_user.or(list.last()).map(|message| &message["content"]) {
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
+        Some(Value::Array(parts)) => {
+            parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
+        }
         _ => String::new(),
     }
 }
@@ -175,7 +186,10 @@ fn preview(text: &str) -> String {
 fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     match fields.text("request_id")? {
         Some(id) if id.is_empty() || id.len() > LONGEST_ID || id.chars().any(char::is_control) => {
-            Err(ApiError::invalid("request_id", format!("request_id must have 1 to {LONGEST_ID} bytes and no control characters")))
+            Err(ApiError::invalid(
+                "request_id",
+                format!("request_id must have 1 to {LONGEST_ID} bytes and no control characters"),
+            ))
         }
         id => Ok(id.map(str::to_owned)),
     }

@@ -165,9 +165,10 @@ impl Rendered {
 /// objects.
 fn normalised(messages: &Value) -> Result<Vec<Value>, Error> {
     let wrong = |pointer: String, message: String| Error::Message { pointer, message };
-    let list = messages.as_array().filter(|list| !list.is_empty()).ok_or_else(|| {
-        wrong("messages".into(), "messages must be a list with at least one message".into())
-    })?;
+    let list = messages
+        .as_array()
+        .filter(|list| !list.is_empty())
+        .ok_or_else(|| wrong("messages".into(), "messages must be a list with at least one message".into()))?;
     let mut normal = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
         let at = |field: &str| format!("messages[{index}]{field}");
@@ -183,7 +184,10 @@ fn normalised(messages: &Value) -> Result<Vec<Value>, Error> {
             Some(Value::String(text)) => text.clone(),
             Some(Value::Array(parts)) => joined(parts, &at(".content"))?,
             Some(_) => {
-                return Err(wrong(at(".content"), format!("messages[{index}].content must be a text or a list of parts")));
+                return Err(wrong(
+                    at(".content"),
+                    format!("messages[{index}].content must be a text or a list of parts"),
+                ));
             }
         };
         let mut fields = fields.clone();
@@ -211,7 +215,10 @@ fn joined(parts: &[Value], pointer: &str) -> Result<String, Error> {
             (kind, _) => {
                 return Err(Error::Message {
                     pointer: pointer.to_owned(),
-                    message: format!("{pointer} has a part of type '{}'; the model takes text parts only", kind.unwrap_or("?")),
+                    message: format!(
+                        "{pointer} has a part of type '{}'; the model takes text parts only",
+                        kind.unwrap_or("?")
+                    ),
                 });
             }
         }

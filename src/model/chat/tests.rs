@@ -126,11 +126,13 @@ fn messages_of_another_shape_are_named() {
 fn tokens_know_who_wrote_them() {
     // One token a byte, so that the token's index is the byte's.
     let pieces = (0..=255u8).map(|byte| Box::from([byte])).collect();
-    let vocabulary = Vocabulary::new(pieces, vec![false; 256], vec![], crate::model::Special::default(), |text, _, _| {
-        text.bytes().map(i32::from).collect()
-    });
+    let vocabulary =
+        Vocabulary::new(pieces, vec![false; 256], vec![], crate::model::Special::default(), |text, _, _| {
+            text.bytes().map(i32::from).collect()
+        });
     let source = "{% for m in messages %}[{{ m.content }}{% endfor %}]";
-    let rendered = render(Some(source), &json!([{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}]));
+    let rendered =
+        render(Some(source), &json!([{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}]));
     let (tokens, spans) = rendered.unwrap().tokenize(&vocabulary);
     assert_eq!(tokens.len(), 6);
     let told: Vec<String> = spans.iter().map(|span| format!("{} {}..{}", span.role, span.start, span.end)).collect();
