@@ -48,7 +48,7 @@ pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, hea
     };
     match both.await {
         Ok((a, b)) => show(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),
-        Err(error) => error::render(&app, &headers, &error),
+        Err(error) => error::render(&headers, &error),
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
 }
 
 /// An error as a page.
-pub(super) fn render(_app: &App, headers: &HeaderMap, error: &ApiError) -> Response {
+pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
     let problem = error.problem();
     let status = error.kind().status();
     let page = ErrorPage {
@@ -47,7 +47,7 @@ pub(super) fn render(_app: &App, headers: &HeaderMap, error: &ApiError) -> Respo
 
 /// The page for an address that does not exist.
 pub async fn not_found(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Response {
-    render(&app, &headers, &ApiError::not_found("page", uri.path()))
+    render(&headers, &ApiError::not_found("page", uri.path()))
 }
 
 /// What a failure of the store means to somebody who wanted a page.

@@ -47,8 +47,8 @@ function draw() {
   box.replaceChildren(...blocks.map((block) => {
     if (block.same) return h('div', { class: 'same blk' }, words(a, block.a, false));
     const index = changes.length;
-    const el = h('div', { class: 'change', role: 'button', tabindex: '0', 'aria-label': `Difference ${index + 1}`, onclick: () => choose(index), onkeydown: (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); choose(index); } } },
-      h('div', {}, words(a, block.a, true)), h('div', {}, words(b, block.b, true)));
+    const el = h('div', { class: 'change', role: 'button', tabindex: '0', onclick: () => choose(index), onkeydown: (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); choose(index); } } },
+      h('div', {}, h('span', { class: 'vh' }, `Difference ${index + 1}, A: `), words(a, block.a, true)), h('div', {}, h('span', { class: 'vh' }, 'B: '), words(b, block.b, true)));
     changes.push({ el, block });
     return el;
   }));
