@@ -88,7 +88,7 @@ pub enum Error {
 }
 
 impl Template {
-    /// Compiles a model's template; `None` means the ChatML fallback. `bos` and `eos` are the texts of those tokens.
+    /// Compiles a model's template; `None` means the `ChatML` fallback. `bos` and `eos` are the texts of those tokens.
     ///
     /// # Errors
     /// [`Error::Template`].
