@@ -91,12 +91,13 @@ impl Document {
     }
 
     /// SHA-256 over a canonical form: equal for payloads that differ only in white space, in the order of our keys or
-    /// of the events, in unknown fields or in how they spell a time; different for everything else.
+    /// of the events, in unknown fields, or in how they spell times, numbers and texts; different for everything else.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
-        let mut hasher = Sha256::new();
-        raw::hash(&mut hasher, &String::from_utf8_lossy(&self.write()));
-        hasher.finalize().into()
+        let json = self.write();
+        let mut canonical = Vec::with_capacity(json.len() * 2);
+        raw::canonical(&String::from_utf8_lossy(&json), &mut canonical);
+        Sha256::digest(&canonical).into()
     }
 
     /// The run as one list: each event, then for each of its mod calls the call, its logs, its actions.
