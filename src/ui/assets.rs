@@ -31,7 +31,7 @@ pub(super) fn version() -> &'static str {
         for name in names {
             if let Some(file) = Assets::get(&name) {
                 // Writing to a String cannot fail.
-                let _ = write!(all, "{name} {:?}\n", file.metadata.sha256_hash());
+                let _ = writeln!(all, "{name} {:?}", file.metadata.sha256_hash());
             }
         }
         format!("{:016x}", xxh3_64(all.as_bytes()))
@@ -47,7 +47,7 @@ pub(super) async fn file(
 ) -> Response {
     match Assets::get(&path) {
         Some(file) => serve(&path, &file, &headers, asked == version()),
-        None => error::render(&app, &headers, &ApiError::not_found("asset", path)),
+        None => error::render(&headers, &ApiError::not_found("asset", path)),
     }
 }
 

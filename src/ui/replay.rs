@@ -51,7 +51,7 @@ pub(super) async fn page(
 ) -> Response {
     let run = match find(&app, &id).await {
         Ok(run) => run,
-        Err(error) => return error::render(&app, &headers, &error),
+        Err(error) => return error::render(&headers, &error),
     };
     if asked.view == "text" {
         return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
@@ -59,7 +59,8 @@ pub(super) async fn page(
     show(StatusCode::OK, &ReplayPage::new(&run, &asked.q, &headers))
 }
 
-async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
+/// The run of an id or a request id.
+pub(super) async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
     let found = app.store()?.find(id).await.map_err(error::failed)?;
     found.ok_or_else(|| ApiError::not_found("run", id))
 }
@@ -89,7 +90,7 @@ pub(super) async fn older(
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&app, &headers, &error))
+    beside(&app, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// `GET /runs/{id}/newer`: to the run before it in the list that `q` filters.
@@ -99,7 +100,7 @@ pub(super) async fn newer(
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&app, &headers, &error))
+    beside(&app, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// Leads to the neighbour of a run, or to the list where there is none.

@@ -5,6 +5,7 @@ import { Attention, bucketOf } from './attention.js';
 import { MODES, SURPRISING, legend, surprise } from './colour.js';
 import { Events } from './events.js';
 import { find } from './find.js';
+import { hover } from './hover.js';
 import { Lanes } from './lanes.js';
 import { followRun } from './live.js';
 import { Overview } from './overview.js';
@@ -99,6 +100,7 @@ export class Replay {
     attention.view = this.#state.layer;
     const overviewBox = fresh(this.#el('overview'));
     overviewBox.querySelector('.cursor')?.remove();
+    hover(textBox, run, this.#gone.signal);
     this.#parts = {
       text, attention,
       textBox,
