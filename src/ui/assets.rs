@@ -38,6 +38,14 @@ pub(super) fn version() -> &'static str {
     })
 }
 
+/// The modules of the replay component, for pages to load at once instead of import by import.
+pub(super) fn replay_modules() -> Vec<String> {
+    let mut names: Vec<_> =
+        Assets::iter().filter(|name| name.starts_with("replay/") && name != "replay/page.js").collect();
+    names.sort();
+    names.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
+}
+
 /// `GET /assets/{version}/{path}`: one file. A version that is not this binary's gets the file all the same, since
 /// an open page of the version before may still ask, but nobody keeps it.
 pub(super) async fn file(
