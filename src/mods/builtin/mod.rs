@@ -15,7 +15,7 @@ mod replace_phrase;
 mod stop_on_repetition;
 mod temperature_by_entropy;
 #[cfg(test)]
-mod testing;
+pub(in crate::mods) mod testing;
 
 use super::{Description, Factory};
 use serde_json::Value;

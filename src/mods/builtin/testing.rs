@@ -1,10 +1,11 @@
-//! A small vocabulary and calls on it, for the tests of the built-in mods.
+//! A small vocabulary and calls on it, for the tests of mods.
 
 use crate::events::{RunId, TokenId};
 use crate::model::Vocabulary;
-use crate::mods::{Action, Call, CallEvent, Done, Factory, Reply, RunView, Session};
+use crate::mods::{Action, Call, CallEvent, Done, Factory, Pending, Reply, RunView, Session};
 use serde_json::Value;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Ends a generation.
 pub const EOG: TokenId = 256;
@@ -82,7 +83,7 @@ impl Scene {
         self.run.vocabulary.decode(&self.sequence[PROMPT..])
     }
 
-    fn call(&mut self, event: CallEvent<'_>) -> Reply {
+    pub fn call(&mut self, event: CallEvent<'_>) -> Reply {
         let call = Call {
             run: &self.run,
             step: self.step,
@@ -91,8 +92,12 @@ impl Scene {
             max_steps: 100,
             event,
         };
-        let done = Done::new(|_| ());
-        let reply = self.session.call(&call, done).expect("built-in mods answer at once");
+        let (later, answer) = std::sync::mpsc::channel();
+        let done = Done::new(move |reply| later.send(reply).unwrap());
+        let reply = match self.session.call(&call, done) {
+            Ok(reply) => reply,
+            Err(Pending) => answer.recv_timeout(Duration::from_secs(30)).expect("an answer"),
+        };
         assert!(reply.action.as_ref().is_none_or(|action| action.permitted_on(call.event_type())));
         reply
     }
