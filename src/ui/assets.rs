@@ -5,9 +5,9 @@
 //! source tree at run time, and nothing is kept.
 
 use super::error;
-use crate::api::{ApiError, App};
+use crate::api::ApiError;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use rust_embed::{EmbeddedFile, RustEmbed};
@@ -48,11 +48,7 @@ pub(super) fn replay_modules() -> Vec<String> {
 
 /// `GET /assets/{version}/{path}`: one file. A version that is not this binary's gets the file all the same, since
 /// an open page of the version before may still ask, but nobody keeps it.
-pub(super) async fn file(
-    State(app): State<App>,
-    Path((asked, path)): Path<(String, String)>,
-    headers: HeaderMap,
-) -> Response {
+pub(super) async fn file(Path((asked, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
     match Assets::get(&path) {
         Some(file) => serve(&path, &file, &headers, asked == version()),
         None => error::render(&headers, &ApiError::not_found("asset", path)),
