@@ -70,10 +70,13 @@ impl Store {
     /// The database failed, or what is stored is damaged.
     pub async fn columns(&self, run_id: RunId) -> Result<Option<Vec<u8>>, Error> {
         let mut connection = self.inner.pool.acquire().await?;
-        let packed: Option<Vec<u8>> = sqlx::query_scalar("select columns from run_columns where run_id = $1")
-            .bind(run_id.0)
-            .fetch_optional(&mut *connection)
-            .await?;
+        let packed: Option<Vec<u8>> = sqlx::query_scalar(
+            "select c.columns from run_columns c join runs r on r.run_id = $1
+            where c.run_id = $1 and r.status <> 'running'",
+        )
+        .bind(run_id.0)
+        .fetch_optional(&mut *connection)
+        .await?;
         if let Some(packed) = packed {
             let columns = zstd::decode_all(packed.as_slice()).map_err(|error| damaged(run_id, error))?;
             return Ok(Some(columns));
