@@ -7,6 +7,7 @@
 use super::{ApiError, App, Kind, OpenAiError, openai, session};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -73,7 +74,8 @@ fn is_public(path: &str) -> bool {
     matches!(path, "/health" | "/healthz" | "/v1/health" | session::PATH)
 }
 
-fn wants_page(request: &Request) -> bool {
+/// Whether a person in a browser asks.
+pub(super) fn wants_page(request: &Request) -> bool {
     let accepts = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     request.method() == Method::GET && accepts.is_some_and(|value| value.contains("text/html"))
 }
@@ -125,7 +127,7 @@ fn check_origin(request: &Request, host: &str, security: &Security) -> Result<()
         return Ok(());
     }
     let own = origin.split_once("://").map(|(_, authority)| authority);
-    let sent_to = request.uri().authority().map(|authority| authority.as_str()).or_else(|| header("host"));
+    let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
     if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
         return Ok(());
     }

@@ -48,15 +48,14 @@ impl Progress {
         if let Some(app) = &self.app {
             app.set_state(State::Loading(exact.to_owned()));
         }
-        match &self.bar {
-            Some(bar) => bar.set_message(exact.to_owned()),
-            None => {
-                let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-                if *shown != coarse {
-                    eprintln!("thunder: {coarse}");
-                    coarse.clone_into(&mut shown);
-                }
-            }
+        if let Some(bar) = &self.bar {
+            bar.set_message(exact.to_owned());
+            return;
+        }
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if *shown != coarse {
+            eprintln!("thunder: {coarse}");
+            coarse.clone_into(&mut shown);
         }
     }
 }

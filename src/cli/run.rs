@@ -71,7 +71,7 @@ struct Outcome {
 /// Runs the prompt. `said` tells whether a flag stood on the command line.
 pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
     let files: Vec<PathBuf> = args.mods.iter().filter(|name| is_file(name)).map(PathBuf::from).collect();
-    for file in files.iter().filter(|file| !file.is_file()) {
+    if let Some(file) = files.iter().find(|file| !file.is_file()) {
         bail!("there is no file {}; --mod takes the name of a mod or a Python file", file.display());
     }
     let here = !files.is_empty() || ["model", "data_dir", "database_url"].into_iter().any(&said);

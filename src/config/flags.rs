@@ -80,7 +80,7 @@ pub struct ServerFlags {
     /// Serve other machines without a key
     #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED")]
     pub allow_unauthenticated: bool,
-    /// Web origin whose pages may call the API, e.g. https://app.example, again for more, or * for all
+    /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, or * for all
     #[arg(long = "cors-origin", env = "THUNDER_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more

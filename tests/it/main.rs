@@ -1,4 +1,10 @@
-//! All integration tests, in one binary.
+//! All integration tests, in one binary: one file a surface, on one real server ([`harness`]).
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod architecture;
+mod cli;
 mod engine;
-mod store;
+mod harness;
+mod health;
+mod openai;
+mod security;

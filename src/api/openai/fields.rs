@@ -18,38 +18,38 @@ impl<'a> Fields<'a> {
     }
 
     /// The value, where there is one.
-    pub(super) fn get(&self, name: &str) -> Option<&'a Value> {
+    pub(super) fn get(self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
     /// The first of these fields that is there, with its name.
-    pub(super) fn first<'n>(&self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
+    pub(super) fn first<'n>(self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
         names.iter().find_map(|&name| self.get(name).map(|value| (name, value)))
     }
 
-    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
+    pub(super) fn flag(self, name: &str) -> Result<Option<bool>, ApiError> {
         self.typed(name, "true or false", Value::as_bool)
     }
 
-    pub(super) fn text(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
+    pub(super) fn text(self, name: &str) -> Result<Option<&'a str>, ApiError> {
         self.typed(name, "a text", Value::as_str)
     }
 
-    pub(super) fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
+    pub(super) fn list(self, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
         self.typed(name, "a list", Value::as_array)
     }
 
-    pub(super) fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
+    pub(super) fn object(self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
         self.typed(name, "an object", Value::as_object)
     }
 
-    pub(super) fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+    pub(super) fn integer(self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let expected = format!("a whole number between {} and {}", range.start(), range.end());
         self.typed(name, &expected, |value| integer(value).filter(|number| range.contains(number)))
     }
 
-    /// A number within the range; `exclusive` rules its lower end out.
-    pub(super) fn number(&self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
+    /// A number within the range.
+    pub(super) fn number(self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
         let expected = format!("a number between {} and {}", range.start(), range.end());
         self.typed(name, &expected, |value| {
             value.as_f64().map(|number| number as f32).filter(|number| range.contains(number))
@@ -57,7 +57,7 @@ impl<'a> Fields<'a> {
     }
 
     fn typed<T>(
-        &self,
+        self,
         name: &str,
         expected: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,

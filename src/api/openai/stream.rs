@@ -70,7 +70,7 @@ impl Writer {
             let choice = json!({ "index": 0, "delta": { "role": "assistant", "content": null },
                                  "logprobs": null, "finish_reason": null });
             let thunder = self.head.thunder();
-            self.chunk(choice, Some(thunder));
+            self.chunk(&choice, Some(thunder));
         }
     }
 
@@ -80,7 +80,7 @@ impl Writer {
             Some(Output::Retract { chars }) => {
                 self.sent_chars = self.sent_chars.saturating_sub(chars);
                 let choice = self.choice("", &Value::Null);
-                self.chunk(choice, Some(json!({ "retract": { "chars": chars } })));
+                self.chunk(&choice, Some(json!({ "retract": { "chars": chars } })));
             }
             Some(Output::Ended(end)) => match failure(&end, &self.head) {
                 Some(error) => self.fail(&error),
@@ -97,7 +97,7 @@ impl Writer {
         }
         self.sent_chars += delta.text.chars().count();
         let choice = self.choice(&delta.text, &logprobs);
-        self.chunk(choice, None);
+        self.chunk(&choice, None);
     }
 
     fn choice(&self, text: &str, logprobs: &Value) -> Value {
@@ -117,7 +117,7 @@ impl Writer {
             let calls = tool_calls::normalised(payload, &self.head.run_id.to_string());
             for delta in tool_calls::deltas(&calls) {
                 let choice = json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null });
-                self.chunk(choice, None);
+                self.chunk(&choice, None);
             }
         }
         let reason = shape::finish_reason(finish.reason);
@@ -143,7 +143,7 @@ impl Writer {
         self.over = true;
     }
 
-    fn chunk(&mut self, choice: Value, thunder: Option<Value>) {
+    fn chunk(&mut self, choice: &Value, thunder: Option<Value>) {
         let mut object = self.head.object(json!([choice]), true);
         if let Some(thunder) = thunder {
             object.insert("thunder".into(), thunder);

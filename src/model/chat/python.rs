@@ -25,7 +25,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
 
 /// Whether the error came from `raise_exception`.
 pub(super) fn is_raised(error: &Error) -> bool {
-    std::error::Error::source(error).is_some_and(|source| source.is::<Raised>())
+    std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<Raised>)
 }
 
 /// `datetime.now().strftime(format)`.
@@ -39,6 +39,7 @@ pub(super) fn strftime(now: DateTime<Utc>, format: &str) -> Result<String, Error
 }
 
 /// `json.dumps`: a space after comma and colon, no HTML escapes. Other keyword arguments change nothing that a model sees.
+#[expect(clippy::needless_pass_by_value, reason = "filters get their keyword arguments so")]
 fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = arguments.get::<Option<usize>>("indent").unwrap_or(None);
     let failed = |error: serde_json::Error| {

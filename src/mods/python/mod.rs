@@ -1,1 +1,325 @@
 //! Mods in Python: one worker process per mod, never inside the server.
+//!
+//! [`PythonMods::from_file`] imports a file once, in a process of its own, to learn which functions carry `@mod`, and
+//! returns one [`Factory`] for each. A worker starts with the first run that names the mod and serves all runs that
+//! do, one call at a time; it ends when the mod is removed. Module-level state lives as long as the worker. Several
+//! mods of one file have a worker each and share nothing.
+//!
+//! # A call
+//! `session` writes the sequence and the logits into memory shared with the worker and hands the call to the mod's
+//! keeper, a thread (`keeper`); the decode thread goes on. The keeper sends a frame, answers what the worker asks
+//! (tokenizing needs the server), and delivers the reply through [`Done`](super::Done).
+//!
+//! # Deadlines and crashes
+//! A call has [`Limits::call`], counted from the moment the worker gets it; an import has [`Limits::import`]. A worker
+//! that overruns is asked where it is (that is the exception's traceback), then killed with its process group. That
+//! one call is an exception and is never tried again, since the mod may have done half of it. Other runs' calls wait
+//! at the keeper and go to the next worker, which imports the mod anew: its module-level state is gone. What a call
+//! printed before it was lost is kept. When an import fails after a restart, calls fail at once for a pause that
+//! doubles from 0.5 s to 30 s.
+//!
+//! # Protocol, version 1
+//! Descriptor 0 of a new worker is a Unix socket, 1 the shared memory, 2 a pipe for stray output. Frames are
+//! `u32` header length, `u32` body length, header as JSON, body; little-endian. `message` holds the types.
+//!
+//! | server | worker | |
+//! |---|---|---|
+//! | `load` (source) | `loaded` or `failed` | once |
+//! | `run` | | before the first call of a run on this worker |
+//! | `call` | `reply` | one event; places in shared memory as (byte offset, count) |
+//! | `finished` | `reply` | the run is over |
+//! | `answer` | `ask` | while the worker works: `encode`, or `vocabulary` once per model |
+//! | | `log` | at any time; belongs to the call in progress, else to the next one |
+//!
+//! The shared memory is an anonymous file. The worker maps it; the server writes and reads it with system calls only,
+//! so that a worker that truncates it gets an exception and does no harm. A session has a slot for its tokens, of
+//! which only the changed end is written, and one for its logits, `float32`, one per token of the vocabulary. The
+//! reply says `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add` (sparse edits in the
+//! body: `i32` tokens, then as many `f32` values).
+//!
+//! # What a worker is kept from, and what not
+//! It has an environment without the server's variables, none of the server's descriptors, a directory of its own as
+//! working directory, a process group of its own, bounds on memory, file size and descriptors, no core files, and it
+//! dies with the server (Linux). It is **not** a sandbox against hostile code: it runs as the server's user and can
+//! read that user's files and use the network. Register mods of people you trust, or run the server as a user of its
+//! own, in a container.
+
+mod frame;
+mod interpreter;
+mod keeper;
+mod memory;
+mod message;
+mod process;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use super::{Description, Factory};
+use keeper::Recipe;
+use memory::SharedMemory;
+use message::Handler;
+use serde_json::Value;
+use session::PythonMod;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a mod may use.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Time for importing the mod.
+    pub import: Duration,
+    /// Time for one call.
+    pub call: Duration,
+    /// Address space of a worker in bytes, the mapped libraries included; 0 = no limit.
+    pub address_space_bytes: u64,
+    /// Largest file a worker can write, in bytes; 0 = no limit.
+    pub file_size_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            import: Duration::from_secs(5),
+            call: Duration::from_secs(1),
+            address_space_bytes: 4 << 30,
+            file_size_bytes: 256 << 20,
+        }
+    }
+}
+
+/// Why a mod could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file or directory cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        /// The path.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// There is no Python.
+    #[error(
+        "mods in Python need Python 3.9 or newer, and '{tried}' cannot be used: {reason}; install python3 or name one in THUNDER_PYTHON"
+    )]
+    NoPython {
+        /// What was tried.
+        tried: String,
+        /// Why it is no good.
+        reason: String,
+    },
+    /// The import raised, or there is nothing to run in it.
+    #[error("{file}: {message}")]
+    Failed {
+        /// The file's name.
+        file: String,
+        /// One line.
+        message: String,
+        /// Python's traceback, where there is one.
+        traceback: Option<String>,
+    },
+    /// Two mods of a directory have the same name.
+    #[error("{second}: a mod '{name}' is in {first} already; rename one with @mod(name=\"…\")")]
+    Duplicate {
+        /// The name.
+        name: String,
+        /// The file that has it.
+        first: String,
+        /// The file that has it too.
+        second: String,
+    },
+}
+
+impl LoadError {
+    /// Python's traceback, where the mod's code is at fault.
+    #[must_use]
+    pub fn traceback(&self) -> Option<&str> {
+        match self {
+            Self::Failed { traceback, .. } => traceback.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+/// What a directory of mods holds.
+#[derive(Default)]
+pub struct Directory {
+    /// The mods, by file name and then in the order of the file.
+    pub mods: Vec<Arc<dyn Factory>>,
+    /// The files that could not be loaded, and why.
+    pub failed: Vec<LoadError>,
+}
+
+/// A mod's source.
+pub(crate) struct Source {
+    /// Name in tracebacks.
+    file: String,
+    /// Name in Python's `sys.modules`.
+    module: String,
+    text: String,
+}
+
+impl Source {
+    fn new(file: String, text: String) -> Self {
+        let stem = Path::new(&file).file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        let identifier: String = stem.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+        // A prefix, so that a file json.py does not stand in the way of Python's own json.
+        Self { file, module: format!("mod_{identifier}"), text }
+    }
+
+    /// The first 12 hexadecimal digits of the SHA-256 of the text.
+    fn version(&self) -> String {
+        let digest = Sha256::digest(self.text.as_bytes());
+        digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// Loads mods written in Python.
+#[derive(Debug, Clone, Default)]
+pub struct PythonMods {
+    /// What each of them may use.
+    pub limits: Limits,
+    /// The interpreter; `None` takes `THUNDER_PYTHON`, else `python3` on the PATH.
+    pub python: Option<PathBuf>,
+}
+
+impl PythonMods {
+    /// All mods of a file, with default limits: one per function with `@mod`.
+    ///
+    /// # Errors
+    /// [`LoadError`]; a file without any mod is one.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
+        Self::default().file(path)
+    }
+
+    /// The mod that a text holds, with default limits, under `name`. `entrypoint` is the function; it can be left
+    /// out where only one carries `@mod`.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn from_source(name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn Factory>, LoadError> {
+        Self::default().source(name, source, entrypoint)
+    }
+
+    /// All mods of all `.py` files of a directory, with default limits. One that cannot be loaded does not keep the
+    /// others away.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn load_dir(dir: impl AsRef<Path>) -> Result<Directory, LoadError> {
+        Self::default().dir(dir)
+    }
+
+    /// As [`PythonMods::from_file`], with these limits.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn file(&self, path: impl AsRef<Path>) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| LoadError::Unreadable { path: path.display().to_string(), source })?;
+        let file =
+            path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+        let source = Arc::new(Source::new(file, text));
+        let (python, handlers) = self.discover(&source, None)?;
+        Ok(handlers.into_iter().map(|handler| self.make(handler, &source, &python)).collect())
+    }
+
+    /// As [`PythonMods::from_source`], with these limits.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn Factory>, LoadError> {
+        let source = Arc::new(Source::new(format!("{name}.py"), source.to_owned()));
+        let (python, mut handlers) = self.discover(&source, entrypoint)?;
+        match (handlers.pop(), handlers.as_slice()) {
+            (Some(mut only), []) => {
+                name.clone_into(&mut only.name);
+                Ok(self.make(only, &source, &python))
+            }
+            (last, others) => {
+                let names: Vec<&str> = others.iter().chain(&last).map(|handler| handler.entrypoint.as_str()).collect();
+                let message = format!("which of its mods is meant? name one as the entrypoint: {}", names.join(", "));
+                Err(LoadError::Failed { file: source.file.clone(), message, traceback: None })
+            }
+        }
+    }
+
+    /// As [`PythonMods::load_dir`], with these limits.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn dir(&self, dir: impl AsRef<Path>) -> Result<Directory, LoadError> {
+        let dir = dir.as_ref();
+        let unreadable = |source| LoadError::Unreadable { path: dir.display().to_string(), source };
+        let mut paths = Vec::new();
+        for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            // __init__.py and the like are not mods.
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.extension().is_some_and(|kind| kind == "py") && !name.starts_with(['_', '.']) {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        let mut directory = Directory::default();
+        let mut names: BTreeMap<String, String> = BTreeMap::new();
+        for path in paths {
+            let file = path.display().to_string();
+            match self.file(&path) {
+                Err(error) => directory.failed.push(error),
+                Ok(mods) => {
+                    for found in mods {
+                        let name = found.describe().name;
+                        if let Some(first) = names.get(&name) {
+                            let (first, second) = (first.clone(), file.clone());
+                            directory.failed.push(LoadError::Duplicate { name, first, second });
+                        } else {
+                            names.insert(name, file.clone());
+                            directory.mods.push(found);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(directory)
+    }
+
+    /// Imports the source once, in a worker that is then ended.
+    fn discover(&self, source: &Arc<Source>, entrypoint: Option<&str>) -> Result<(PathBuf, Vec<Handler>), LoadError> {
+        let python = interpreter::find(self.python.as_deref())?;
+        let failed = |message, traceback| LoadError::Failed { file: source.file.clone(), message, traceback };
+        let memory = SharedMemory::create().map_err(|error| failed(format!("no shared memory: {error}"), None))?;
+        let recipe = Recipe {
+            python,
+            limits: self.limits.clone(),
+            source: Arc::clone(source),
+            entrypoint: entrypoint.map(str::to_owned),
+        };
+        let (worker, handlers) =
+            recipe.start(&memory).map_err(|exception| failed(exception.message, exception.traceback))?;
+        worker.kill();
+        Ok((recipe.python, handlers))
+    }
+
+    fn make(&self, handler: Handler, source: &Arc<Source>, python: &Path) -> Arc<dyn Factory> {
+        let description = Description {
+            name: handler.name.clone(),
+            description: handler.description.clone(),
+            language: "python".into(),
+            version: source.version(),
+            config: handler.config.clone().map_or(Value::Null, Value::Object),
+        };
+        let (limits, source, python) = (self.limits.clone(), Arc::clone(source), python.to_owned());
+        let entrypoint = handler.entrypoint.clone();
+        Arc::new(PythonMod::new(description, handler, move || Recipe {
+            python: python.clone(),
+            limits: limits.clone(),
+            source: Arc::clone(&source),
+            entrypoint: Some(entrypoint.clone()),
+        }))
+    }
+}

@@ -2,6 +2,7 @@ use super::{Fold, NEVER, flags};
 use crate::events::{Action, ActionType, Event, EventType, Item, ModCall};
 use crate::trace::columns;
 use crate::trace::document::{Document, item_from_json};
+use base64::Engine as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -53,13 +54,17 @@ fn fixtures() {
         let mut fixture: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let lines = fixture["items"].as_array().unwrap();
         let items: Vec<Item> = lines.iter().map(|line| item_from_json(line.to_string().as_bytes()).unwrap()).collect();
-        let found = expectation(&fold_of(&items));
+        let fold = fold_of(&items);
+        let found = expectation(&fold);
+        let columns = base64::engine::general_purpose::STANDARD.encode(columns::encode(&fold));
         if std::env::var_os("THUNDER_UPDATE_FIXTURES").is_some() {
             fixture["expected"] = found;
+            fixture["columns"] = columns.into();
             std::fs::write(&path, readable(&fixture)).unwrap();
         } else {
             let expected = &fixture["expected"];
             assert_eq!(&found, expected, "{}\n{found:#}", path.display());
+            assert_eq!(fixture["columns"], columns, "{}", path.display());
         }
         seen += 1;
     }
@@ -81,10 +86,11 @@ fn readable(fixture: &Value) -> String {
         })
         .collect();
     format!(
-        "{{\n  \"about\": {},\n  \"items\": [\n{}\n  ],\n  \"expected\": {{\n{}\n  }}\n}}\n",
+        "{{\n  \"about\": {},\n  \"items\": [\n{}\n  ],\n  \"expected\": {{\n{}\n  }},\n  \"columns\": {}\n}}\n",
         fixture["about"],
         lines(&fixture["items"]),
-        expected.join(",\n")
+        expected.join(",\n"),
+        fixture["columns"]
     )
 }
 

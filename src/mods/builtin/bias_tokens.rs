@@ -1,0 +1,131 @@
+use super::{config::Fields, describe};
+use crate::events::{EventType, TokenId};
+use crate::mods::{Action, Call, Description, Done, EventSet, Factory, LogitEdit, Pending, Reply, RunView, Session};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `bias-tokens`: makes tokens more or less likely, or impossible.
+///
+/// `{"bias": {" maybe": -2.5, "1234": 4}, "ban": [" never", 1234]}`. Values of `bias` are added to the logits of
+/// every step. A token is named by its text, which must be one token (a leading space matters), or by its id: as a
+/// number in `ban`, as digits in the keys of `bias`.
+pub struct BiasTokens;
+
+impl Factory for BiasTokens {
+    fn describe(&self) -> Description {
+        describe(
+            "bias-tokens",
+            "Makes given tokens more or less likely, or bans them.",
+            json!({"bias": {"a": 1.5}, "ban": ["b", 7]}),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["bias", "ban"])?;
+        let mut edits = Vec::new();
+        if let Some(bias) = fields.get("bias") {
+            let right = "'bias' must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
+            let entries = bias.as_object().ok_or_else(|| format!("{right}, found {bias}"))?;
+            for (key, value) in entries {
+                let token = if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) {
+                    by_id(key.parse().ok(), key, run)
+                } else {
+                    by_text(key, run)
+                };
+                let number = value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+                edits.push((
+                    token.map_err(|message| format!("'bias': {message}"))?,
+                    number.ok_or_else(|| format!("'bias': the value of '{key}' must be a number, found {value}"))?,
+                ));
+            }
+        }
+        if let Some(ban) = fields.get("ban") {
+            let right = "'ban' must be a list of texts and token ids, e.g. [\" never\", 1234]";
+            for entry in ban.as_array().ok_or_else(|| format!("{right}, found {ban}"))? {
+                let token = match entry {
+                    Value::String(text) => by_text(text, run),
+                    Value::Number(id) => by_id(id.as_i64(), &id.to_string(), run),
+                    _ => return Err(format!("{right}, found {entry} in it")),
+                };
+                edits.push((token.map_err(|message| format!("'ban': {message}"))?, f32::NEG_INFINITY));
+            }
+        }
+        if edits.is_empty() {
+            return Err("'bias' and 'ban' are both missing or empty; give at least one token".into());
+        }
+        Ok(Box::new(Bias { edits }))
+    }
+}
+
+fn by_id(id: Option<i64>, shown: &str, run: &RunView) -> Result<TokenId, String> {
+    let token = id.and_then(|id| TokenId::try_from(id).ok()).filter(|&token| run.vocabulary.contains(token));
+    token.ok_or_else(|| {
+        format!("{shown} is not a token; the ids of this model are 0 to {}", run.vocabulary.len().saturating_sub(1))
+    })
+}
+
+fn by_text(text: &str, run: &RunView) -> Result<TokenId, String> {
+    match run.vocabulary.encode(text, false, true)[..] {
+        [] => Err("an empty text is not a token".into()),
+        [token] => Ok(token),
+        ref several => Err(format!(
+            "'{text}' is {} tokens of this model ({}), and a bias is for single ones; name one by its id",
+            several.len(),
+            several
+                .iter()
+                .map(|&token| format!("{token} = {:?}", run.vocabulary.decode(&[token])))
+                .collect::<Vec<_>>()
+                .join(", ")
+        )),
+    }
+}
+
+struct Bias {
+    edits: Vec<(TokenId, f32)>,
+}
+
+impl Session for Bias {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass])
+    }
+
+    fn call(&mut self, _: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        Ok(Action::AdjustedLogits { edit: LogitEdit::Add(self.edits.clone()), temperature: None }.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BiasTokens;
+    use crate::mods::builtin::testing::{Scene, run, word};
+    use crate::mods::{Action, Factory, LogitEdit};
+    use serde_json::json;
+
+    #[test]
+    fn adds_and_bans_by_text_and_id() {
+        let mut scene = Scene::new(&BiasTokens, &json!({"bias": {" the": 2.5, "65": -1}, "ban": [" bad", 66]}));
+        let Some(Action::AdjustedLogits { edit: LogitEdit::Add(edits), temperature: None }) =
+            scene.forward(&[0.0; 4]).action
+        else {
+            panic!("no edit");
+        };
+        let never = f32::NEG_INFINITY;
+        assert_eq!(edits, [(word(" the"), 2.5), (65, -1.0), (word(" bad"), never), (66, never)]);
+    }
+
+    #[test]
+    fn messages_name_the_token() {
+        for (config, message) in [
+            (
+                json!({"ban": ["hi"]}),
+                "'ban': 'hi' is 2 tokens of this model (104 = \"h\", 105 = \"i\"), and a bias is for single ones; name one by its id",
+            ),
+            (json!({"bias": {"9999": 1}}), "'bias': 9999 is not a token; the ids of this model are 0 to 264"),
+            (json!({"bias": {"a": "much"}}), "'bias': the value of 'a' must be a number, found \"much\""),
+            (json!({}), "'bias' and 'ban' are both missing or empty; give at least one token"),
+        ] {
+            assert_eq!(BiasTokens.start(&config, &run()).err().unwrap(), message);
+        }
+    }
+}

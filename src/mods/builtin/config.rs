@@ -1,0 +1,112 @@
+//! Reads a mod's configuration field by field; every message names the field, what was found and what is right.
+
+use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+
+/// The fields of a configuration, none of them unknown.
+pub struct Fields<'a> {
+    map: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Fields<'a> {
+    /// Takes an object, or `null` for one without fields.
+    pub fn read(config: &'a Value, known: &[&str]) -> Result<Self, String> {
+        let map = match config {
+            Value::Null => None,
+            Value::Object(map) => Some(map),
+            other => {
+                return Err(format!(
+                    "the configuration must be an object with the fields {}, found {other}",
+                    known.join(", ")
+                ));
+            }
+        };
+        if let Some(name) = map.and_then(|map| map.keys().find(|name| !known.contains(&name.as_str()))) {
+            return Err(format!("unknown field '{name}'; known fields: {}", known.join(", ")));
+        }
+        Ok(Self { map })
+    }
+
+    /// The field's value; `null` counts as absent.
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.and_then(|map| map.get(name)).filter(|value| !value.is_null())
+    }
+
+    pub fn flag(&self, name: &str, default: bool) -> Result<bool, String> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(format!("'{name}' must be true or false, found {other}")),
+        }
+    }
+
+    pub fn number(&self, name: &str, range: RangeInclusive<f32>, default: f32) -> Result<f32, String> {
+        let Some(value) = self.get(name) else { return Ok(default) };
+        value.as_f64().map(|number| number as f32).filter(|number| range.contains(number)).ok_or_else(|| {
+            format!("'{name}' must be a number from {} to {}, found {value}", range.start(), range.end())
+        })
+    }
+
+    pub fn count(&self, name: &str, range: RangeInclusive<usize>, default: usize) -> Result<usize, String> {
+        let Some(value) = self.get(name) else { return Ok(default) };
+        value
+            .as_u64()
+            .and_then(|number| usize::try_from(number).ok())
+            .filter(|number| range.contains(number))
+            .ok_or_else(|| {
+                format!("'{name}' must be a whole number from {} to {}, found {value}", range.start(), range.end())
+            })
+    }
+
+    /// A list of at least one text, none of them empty.
+    pub fn texts(&self, name: &str, example: &str) -> Result<Vec<&'a str>, String> {
+        let right = format!("'{name}' must be a list of texts that are not empty, e.g. {example}");
+        let Some(value) = self.get(name) else { return Err(format!("'{name}' is missing; {right}")) };
+        let texts: Option<Vec<&str>> =
+            value.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<_>>());
+        match texts {
+            Some(texts) if !texts.is_empty() && texts.iter().all(|text| !text.is_empty()) => Ok(texts),
+            _ => Err(format!("{right}, found {value}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Fields;
+    use serde_json::json;
+
+    #[test]
+    fn messages_name_the_field_and_what_is_right() {
+        let config = json!({"on": 1, "heat": "hot", "count": -1, "texts": ["", "a"]});
+        let fields = Fields::read(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
+        assert_eq!(fields.flag("on", false).unwrap_err(), "'on' must be true or false, found 1");
+        assert_eq!(
+            fields.number("heat", 0.0..=2.0, 1.0).unwrap_err(),
+            "'heat' must be a number from 0 to 2, found \"hot\""
+        );
+        assert_eq!(
+            fields.count("count", 1..=9, 3).unwrap_err(),
+            "'count' must be a whole number from 1 to 9, found -1"
+        );
+        assert_eq!(
+            fields.texts("texts", "[\"x\"]").unwrap_err(),
+            "'texts' must be a list of texts that are not empty, e.g. [\"x\"], found [\"\",\"a\"]"
+        );
+        assert!(fields.texts("more", "[\"x\"]").unwrap_err().starts_with("'more' is missing; "));
+        assert_eq!(fields.count("more", 1..=9, 3), Ok(3));
+    }
+
+    #[test]
+    fn unknown_fields_and_other_shapes_are_refused() {
+        assert_eq!(
+            Fields::read(&json!({"bann": []}), &["ban", "bias"]).err().unwrap(),
+            "unknown field 'bann'; known fields: ban, bias"
+        );
+        assert_eq!(
+            Fields::read(&json!([1]), &["ban"]).err().unwrap(),
+            "the configuration must be an object with the fields ban, found [1]"
+        );
+        assert!(Fields::read(&json!(null), &["ban"]).is_ok());
+    }
+}

@@ -1,0 +1,94 @@
+use super::{config::Fields, describe};
+use crate::events::{EventType, TokenId};
+use crate::mods::{Action, Call, Description, Done, EventSet, Factory, Pending, Reply, RunView, Session};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `force-prefix`: the answer begins with this text.
+///
+/// `{"text": "…"}`, where the literals of special tokens are read as those tokens (so that `"<think>"` works), or
+/// `{"tokens": [ids]}`. They are forced once, at the first ForwardPass.
+pub struct ForcePrefix;
+
+impl Factory for ForcePrefix {
+    fn describe(&self) -> Description {
+        describe("force-prefix", "Begins the answer with a given text.", json!({"text": "Sure: "}))
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["text", "tokens"])?;
+        let tokens = match (fields.get("text"), fields.get("tokens")) {
+            (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode(text, false, true),
+            (Some(other), None) => return Err(format!("'text' must be a text that is not empty, found {other}")),
+            (None, Some(list)) => ids(list, run)?,
+            (None, None) => return Err("'text' or 'tokens' is missing, e.g. {\"text\": \"Sure: \"}".into()),
+            (Some(_), Some(_)) => return Err("'text' and 'tokens' exclude each other; give one of them".into()),
+        };
+        Ok(Box::new(Prefix { tokens }))
+    }
+}
+
+fn ids(list: &Value, run: &RunView) -> Result<Vec<TokenId>, String> {
+    let right = format!("'tokens' must be a list of token ids from 0 to {}", run.vocabulary.len().saturating_sub(1));
+    let ids = list.as_array().filter(|ids| !ids.is_empty()).ok_or_else(|| format!("{right}, found {list}"))?;
+    ids.iter()
+        .map(|id| {
+            let token = id.as_i64().and_then(|id| TokenId::try_from(id).ok());
+            token.filter(|&token| run.vocabulary.contains(token)).ok_or_else(|| format!("{right}, found {id}"))
+        })
+        .collect()
+}
+
+struct Prefix {
+    /// Empty once they were forced.
+    tokens: Vec<TokenId>,
+}
+
+impl Session for Prefix {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass])
+    }
+
+    fn call(&mut self, _: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        if self.tokens.is_empty() {
+            return Ok(Reply::noop());
+        }
+        Ok(Action::ForceTokens(std::mem::take(&mut self.tokens)).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ForcePrefix;
+    use crate::mods::builtin::testing::{EOG, Scene, run, word};
+    use crate::mods::{Action, Factory};
+    use serde_json::json;
+
+    #[test]
+    fn forces_once() {
+        let mut scene = Scene::new(&ForcePrefix, &json!({"text": "Hello the<end>"}));
+        let action = scene.forward(&[0.0; 4]).action;
+        assert_eq!(action, Some(Action::ForceTokens(vec![word("Hello"), word(" the"), EOG])));
+        assert_eq!(scene.forward(&[0.0; 4]).action, None);
+    }
+
+    #[test]
+    fn takes_ids_that_exist() {
+        let mut scene = Scene::new(&ForcePrefix, &json!({"tokens": [104, 105]}));
+        assert_eq!(scene.forward(&[0.0; 4]).action, Some(Action::ForceTokens(vec![104, 105])));
+        let message = ForcePrefix.start(&json!({"tokens": [104, 9999]}), &run()).err().unwrap();
+        assert_eq!(message, "'tokens' must be a list of token ids from 0 to 264, found 9999");
+    }
+
+    #[test]
+    fn says_what_is_missing() {
+        for (config, message) in [
+            (json!(null), "'text' or 'tokens' is missing, e.g. {\"text\": \"Sure: \"}"),
+            (json!({"text": "a", "tokens": [1]}), "'text' and 'tokens' exclude each other; give one of them"),
+            (json!({"text": ""}), "'text' must be a text that is not empty, found \"\""),
+        ] {
+            assert_eq!(ForcePrefix.start(&config, &run()).err().unwrap(), message);
+        }
+    }
+}

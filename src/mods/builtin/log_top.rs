@@ -1,0 +1,71 @@
+use super::{
+    config::Fields,
+    describe,
+    distribution::{Distribution, top},
+};
+use crate::events::{EventType, LogLevel};
+use crate::mods::{Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `log-top`: writes the most probable next tokens into the run's log, and changes nothing.
+///
+/// `{"count": 5}`: how many, 1 to 50. Probabilities are those of the logits as the mods before left them, at
+/// temperature 1.
+pub struct LogTop;
+
+impl Factory for LogTop {
+    fn describe(&self) -> Description {
+        describe("log-top", "Logs the most probable next tokens of every step.", json!({"count": 5}))
+    }
+
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let count = Fields::read(config, &["count"])?.count("count", 1..=50, 5)?;
+        Ok(Box::new(Top { count }))
+    }
+}
+
+struct Top {
+    count: usize,
+}
+
+impl Session for Top {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass])
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
+        let message = match Distribution::of(logits) {
+            None => "every token is banned".into(),
+            Some(distribution) => top(logits, self.count)
+                .into_iter()
+                .map(|(token, logit)| {
+                    let text = call.run.vocabulary.decode(&[token]);
+                    format!("{text:?} {:.1} %", distribution.probability(logit) * 100.0)
+                })
+                .collect::<Vec<_>>()
+                .join(" · "),
+        };
+        Ok(Reply { logs: vec![Log { level: LogLevel::Info, message }], ..Reply::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LogTop;
+    use crate::mods::builtin::testing::Scene;
+    use serde_json::json;
+
+    #[test]
+    fn logs_the_most_probable() {
+        let mut scene = Scene::new(&LogTop, &json!({"count": 2}));
+        let mut logits = vec![f32::NEG_INFINITY; 265];
+        logits[usize::from(b'a')] = 0.0;
+        logits[usize::from(b'\n')] = 3.0_f32.ln();
+        let reply = scene.forward(&logits);
+        assert!(reply.action.is_none());
+        assert_eq!(reply.logs[0].message, "\"\\n\" 75.0 % · \"a\" 25.0 %");
+    }
+}

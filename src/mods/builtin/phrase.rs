@@ -1,0 +1,243 @@
+//! Finds phrases in the text that tokens spell, across token boundaries, looking only at the end of the sequence.
+
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+
+/// Phrases to look for.
+pub struct Phrases {
+    phrases: Vec<Phrase>,
+    fold: bool,
+    /// Characters of the longest one.
+    longest: usize,
+}
+
+struct Phrase {
+    text: String,
+    /// Folded when case does not matter.
+    chars: Vec<char>,
+}
+
+/// A phrase that the end of the sequence holds.
+#[derive(Debug, PartialEq)]
+pub struct Found {
+    /// Which of the phrases.
+    pub phrase: usize,
+    /// Tokens from the one that holds the phrase's first character to the end of the sequence.
+    pub tokens: usize,
+    /// Text of the first of these tokens before the phrase.
+    pub before: String,
+    /// Text after the phrase.
+    pub after: String,
+}
+
+/// The end of the generated text, with the token that each byte came from.
+struct Tail {
+    bytes: Vec<u8>,
+    /// Index in `generated`, by byte.
+    owner: Vec<usize>,
+    /// Folded characters with the bytes they came from.
+    chars: Vec<(char, usize, usize)>,
+    /// First byte of a character that is not complete yet.
+    incomplete: Option<usize>,
+}
+
+impl Phrases {
+    pub fn new(texts: &[&str], case_sensitive: bool) -> Self {
+        let fold = !case_sensitive;
+        let phrases: Vec<Phrase> = texts
+            .iter()
+            .map(|text| Phrase {
+                text: (*text).to_owned(),
+                chars: text.chars().flat_map(|c| folded(c, fold)).collect(),
+            })
+            .collect();
+        let longest = phrases.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);
+        Self { phrases, fold, longest }
+    }
+
+    pub fn text(&self, phrase: usize) -> &str {
+        &self.phrases[phrase].text
+    }
+
+    /// Most tokens that a phrase can spread over: a token holds at least one of its bytes.
+    pub fn bound(&self) -> usize {
+        self.phrases.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
+    }
+
+    /// The earliest phrase that lies in `generated` and ends in its last `added` tokens; of several with the same
+    /// beginning, the longest.
+    pub fn find(&self, vocabulary: &Vocabulary, generated: &[TokenId], added: usize) -> Option<Found> {
+        let tail = self.tail(vocabulary, generated, added);
+        let first_new = generated.len().saturating_sub(added);
+        let ends_in_new = |start: usize, length: usize| tail.owner[tail.chars[start + length - 1].2] >= first_new;
+        let (start, _, phrase) = self
+            .phrases
+            .iter()
+            .enumerate()
+            .filter_map(|(index, phrase)| {
+                let length = phrase.chars.len();
+                let starts = 0..(tail.chars.len() + 1).checked_sub(length)?;
+                starts
+                    .filter(|&start| ends_in_new(start, length))
+                    .find(|&start| tail.spells(start, &phrase.chars))
+                    .map(|start| (start, std::cmp::Reverse(length), index))
+            })
+            .min()?;
+        let last = start + self.phrases[phrase].chars.len() - 1;
+        let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);
+        let token = tail.owner[first_byte];
+        let token_begins = tail.owner.partition_point(|&owner| owner < token);
+        Some(Found {
+            phrase,
+            tokens: generated.len() - token,
+            before: String::from_utf8_lossy(&tail.bytes[token_begins..first_byte]).into_owned(),
+            after: String::from_utf8_lossy(&tail.bytes[last_byte + 1..]).into_owned(),
+        })
+    }
+
+    /// How many tokens at the end may be the beginning of a phrase.
+    pub fn held(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
+        let tail = self.tail(vocabulary, generated, 0);
+        let begun = self
+            .phrases
+            .iter()
+            .filter_map(|phrase| {
+                let longest = tail.chars.len().min(phrase.chars.len() - 1);
+                (1..=longest).rev().find(|&length| tail.spells(tail.chars.len() - length, &phrase.chars[..length]))
+            })
+            .max();
+        let first_byte = begun.map(|length| tail.chars[tail.chars.len() - length].1).or(tail.incomplete);
+        first_byte.map_or(0, |byte| generated.len() - tail.owner[byte])
+    }
+
+    fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], added: usize) -> Tail {
+        let mut start = generated.len().saturating_sub(added);
+        // A character of a phrase is at most four bytes of the text.
+        let mut wanted = self.longest * 4;
+        while start > 0 && wanted > 0 {
+            start -= 1;
+            wanted = wanted.saturating_sub(vocabulary.piece(generated[start]).len().max(1));
+        }
+        let (mut bytes, mut owner) = (Vec::new(), Vec::new());
+        for (index, &token) in generated.iter().enumerate().skip(start) {
+            // Control tokens are no part of the text.
+            if !vocabulary.is_control(token) {
+                bytes.extend_from_slice(vocabulary.piece(token));
+                owner.resize(bytes.len(), index);
+            }
+        }
+        let mut chars = Vec::with_capacity(bytes.len());
+        let mut incomplete = None;
+        let mut at = 0;
+        for chunk in bytes.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                let end = at + c.len_utf8();
+                chars.extend(folded(c, self.fold).map(|folded| (folded, at, end - 1)));
+                at = end;
+            }
+            if !chunk.invalid().is_empty() {
+                let end = at + chunk.invalid().len();
+                if end == bytes.len() && crate::model::complete_prefix(chunk.invalid()) == 0 {
+                    incomplete = Some(at);
+                } else {
+                    chars.push((char::REPLACEMENT_CHARACTER, at, end - 1));
+                }
+                at = end;
+            }
+        }
+        Tail { bytes, owner, chars, incomplete }
+    }
+}
+
+impl Tail {
+    fn spells(&self, start: usize, phrase: &[char]) -> bool {
+        phrase.iter().zip(&self.chars[start..]).all(|(wanted, (found, ..))| wanted == found)
+    }
+}
+
+fn folded(c: char, fold: bool) -> impl Iterator<Item = char> {
+    let lower = fold.then(|| c.to_lowercase());
+    let same = (!fold).then_some(c);
+    lower.into_iter().flatten().chain(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Found, Phrases};
+    use crate::mods::builtin::testing::vocabulary;
+    use proptest::prelude::*;
+
+    fn found(phrases: &[&str], text: &str, added: usize) -> Option<Found> {
+        let vocabulary = vocabulary();
+        let tokens = vocabulary.encode(text, false, false);
+        Phrases::new(phrases, false).find(&vocabulary, &tokens, added)
+    }
+
+    #[test]
+    fn counts_tokens_from_the_one_that_begins_the_phrase() {
+        // " a", " very", " bad", " idea"
+        let hit = found(&["bad idea"], "Hello a very bad idea", 1).unwrap();
+        assert_eq!(hit, Found { phrase: 0, tokens: 2, before: " ".into(), after: String::new() });
+        let hit = found(&["very bad"], "Hello a very bad idea", 2).unwrap();
+        assert_eq!(hit, Found { phrase: 0, tokens: 3, before: " ".into(), after: " idea".into() });
+        assert_eq!(found(&["very bad"], "Hello a very bad idea", 1), None, "it ended before the new token");
+    }
+
+    #[test]
+    fn the_earliest_and_longest_wins() {
+        assert_eq!(found(&["idea", "bad idea", "bad"], " bad idea", 2).unwrap().phrase, 1);
+    }
+
+    #[test]
+    fn case_and_characters_of_several_bytes() {
+        assert_eq!(found(&["ÄRGER"], "so ärger", 1).unwrap().tokens, 6);
+        let vocabulary = vocabulary();
+        let tokens = vocabulary.encode("ärger", false, false);
+        assert!(Phrases::new(&["Ärger"], true).find(&vocabulary, &tokens, 1).is_none());
+    }
+
+    #[test]
+    fn holds_what_may_become_a_phrase() {
+        let vocabulary = vocabulary();
+        let phrases = Phrases::new(&["very bad", "bäh"], false);
+        let held = |text: &str| phrases.held(&vocabulary, &vocabulary.encode(text, false, false));
+        assert_eq!(held("Hello"), 0);
+        assert_eq!(held("Hello very"), 1);
+        assert_eq!(held("Hello very b"), 2, "' very' and ' b'");
+        assert_eq!(held("Hello verx"), 0);
+        let mut tokens = vocabulary.encode("Hello b", false, false);
+        tokens.push(0xc3);
+        assert_eq!(phrases.held(&vocabulary, &tokens), 2, "half of an ä");
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_search_in_the_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
+            let vocabulary = vocabulary();
+            let tokens = vocabulary.encode(&text, false, false);
+            let phrases = Phrases::new(&[&phrase], true);
+            let hit = phrases.find(&vocabulary, &tokens, tokens.len());
+            prop_assert_eq!(hit.is_some(), text.contains(&phrase));
+            if let Some(hit) = hit {
+                let kept = vocabulary.decode(&tokens[..tokens.len() - hit.tokens]);
+                prop_assert_eq!(kept + &hit.before, text.split(&phrase).next().unwrap());
+                prop_assert!(hit.tokens <= tokens.len());
+            }
+        }
+
+        #[test]
+        fn whatever_is_found_was_held(text in "[abä ]{0,30}", phrase in "[abä ]{1,6}") {
+            let vocabulary = vocabulary();
+            let tokens = vocabulary.encode(&text, false, false);
+            let phrases = Phrases::new(&[&phrase], true);
+            for end in 1..=tokens.len() {
+                let held = phrases.held(&vocabulary, &tokens[..end - 1]);
+                prop_assert!(held <= phrases.bound());
+                if let Some(hit) = phrases.find(&vocabulary, &tokens[..end], 1) {
+                    prop_assert!(hit.tokens <= held + 1);
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+use super::{config::Fields, describe};
+use crate::events::{EventType, LogLevel, TokenId};
+use crate::mods::{Action, Call, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `stop-on-repetition`: ends an answer that goes round in circles.
+///
+/// `{"ngram": 16, "times": 3, "cut": false}`: when the last `ngram` × `times` tokens of the answer are one block of
+/// at most `ngram` tokens over and over, an end-of-generation token is forced and the run ends with reason `stop`.
+/// The repeated text stays, since a client has already read it; with `cut` all but its first block is taken back,
+/// and the stream lags by as many tokens.
+pub struct StopOnRepetition;
+
+impl Factory for StopOnRepetition {
+    fn describe(&self) -> Description {
+        describe(
+            "stop-on-repetition",
+            "Ends an answer that repeats itself.",
+            json!({"ngram": 16, "times": 3, "cut": false}),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["ngram", "times", "cut"])?;
+        let end = run.vocabulary.special().eos.or_else(|| run.vocabulary.end_of_generation().first().copied());
+        Ok(Box::new(Repetition {
+            ngram: fields.count("ngram", 1..=256, 16)?,
+            times: fields.count("times", 2..=64, 3)?,
+            cut: fields.flag("cut", false)?,
+            end: end.ok_or("the model has no end-of-generation token to end an answer with")?,
+        }))
+    }
+}
+
+struct Repetition {
+    ngram: usize,
+    times: usize,
+    cut: bool,
+    end: TokenId,
+}
+
+impl Repetition {
+    /// Length of the shortest block that the end of `generated` repeats.
+    fn block(&self, generated: &[TokenId]) -> Option<usize> {
+        let start = generated.len().checked_sub(self.ngram * self.times)?;
+        let tail = &generated[start..];
+        (1..=self.ngram).find(|&block| tail[block..].iter().rev().eq(tail[..tail.len() - block].iter().rev()))
+    }
+}
+
+impl Session for Repetition {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::Added])
+    }
+
+    fn holdback(&self) -> usize {
+        if self.cut { self.ngram * self.times } else { 0 }
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        let Some(block) = self.block(call.generated()) else { return Ok(Reply::noop()) };
+        let repeated = self.ngram * self.times;
+        let text = call.run.vocabulary.decode(&call.sequence[call.sequence.len() - block..]);
+        let message = format!("the last {repeated} tokens repeat {text:?}; the answer ends here");
+        let action = if self.cut {
+            Action::Backtrack { n: u32::try_from(repeated - block).unwrap_or(u32::MAX), tokens: vec![self.end] }
+        } else {
+            Action::ForceTokens(vec![self.end])
+        };
+        let logs = vec![Log { level: LogLevel::Warning, message }];
+        Ok(Reply { action: Some(action), logs, ..Reply::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StopOnRepetition;
+    use crate::mods::Action;
+    use crate::mods::builtin::testing::{EOG, Scene};
+    use serde_json::json;
+
+    #[test]
+    fn ends_a_loop_of_any_length_up_to_ngram() {
+        for block in ["x", "ab", "abc", "abcd"] {
+            let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
+            assert!(scene.say("Well: ").is_none());
+            let looped = block.repeat(12);
+            assert!(scene.say(&looped[..11]).is_none(), "{block}");
+            let reply = scene.say(&looped[11..12]).expect("the loop is noticed");
+            assert_eq!(reply.action, Some(Action::ForceTokens(vec![EOG])));
+            assert!(reply.logs[0].message.starts_with("the last 12 tokens repeat "));
+        }
+    }
+
+    #[test]
+    fn longer_blocks_and_the_prompt_do_not_count() {
+        let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
+        assert!(scene.say(&"abcde".repeat(6)).is_none());
+        let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 1, "times": 3}));
+        assert!(scene.say("  ").is_none(), "the prompt ends with a space");
+    }
+
+    #[test]
+    fn cut_leaves_one_block() {
+        let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 3, "times": 2, "cut": true}));
+        assert_eq!(scene.session.holdback(), 6);
+        let reply = scene.say("So:abcabc").expect("the loop is noticed");
+        assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![EOG] }));
+        assert_eq!(scene.text(), "So:abc<end>");
+    }
+}

@@ -1,0 +1,99 @@
+use super::{config::Fields, describe, distribution::Distribution};
+use crate::events::EventType;
+use crate::mods::{
+    Action, Call, CallEvent, Description, Done, EventSet, Factory, LogitEdit, Pending, Reply, RunView, Session,
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `temperature-by-entropy`: a temperature for every single draw, by how unsure the model is.
+///
+/// `{"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}`: at an entropy (bits, of the logits as the
+/// mods before left them) of `min_entropy` or less the temperature is `low`, at `max_entropy` or more it is `high`,
+/// and between them it is on the line. `low` may be above `high`, to calm the model where it is unsure.
+pub struct TemperatureByEntropy;
+
+impl Factory for TemperatureByEntropy {
+    fn describe(&self) -> Description {
+        describe(
+            "temperature-by-entropy",
+            "Draws each token at a temperature that follows the model's uncertainty.",
+            json!({"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}),
+        )
+    }
+
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["low", "high", "min_entropy", "max_entropy"])?;
+        let session = ByEntropy {
+            low: fields.number("low", 0.0..=10.0, 0.2)?,
+            high: fields.number("high", 0.0..=10.0, 1.0)?,
+            min_entropy: fields.number("min_entropy", 0.0..=32.0, 0.5)?,
+            max_entropy: fields.number("max_entropy", 0.0..=32.0, 4.0)?,
+        };
+        if session.min_entropy >= session.max_entropy {
+            return Err(format!(
+                "'min_entropy' must be less than 'max_entropy', found {} and {}",
+                session.min_entropy, session.max_entropy
+            ));
+        }
+        Ok(Box::new(session))
+    }
+}
+
+struct ByEntropy {
+    low: f32,
+    high: f32,
+    min_entropy: f32,
+    max_entropy: f32,
+}
+
+impl ByEntropy {
+    fn temperature(&self, entropy: f32) -> f32 {
+        let along = ((entropy - self.min_entropy) / (self.max_entropy - self.min_entropy)).clamp(0.0, 1.0);
+        self.low + (self.high - self.low) * along
+    }
+}
+
+impl Session for ByEntropy {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass])
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
+        let Some(distribution) = Distribution::of(logits) else { return Ok(Reply::noop()) };
+        let temperature = Some(self.temperature(distribution.entropy()));
+        Ok(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TemperatureByEntropy;
+    use crate::mods::builtin::testing::{Scene, run};
+    use crate::mods::{Action, Factory, LogitEdit};
+    use serde_json::json;
+
+    #[test]
+    fn follows_the_entropy() {
+        let config = json!({"low": 0.0, "high": 1.0, "min_entropy": 1.0, "max_entropy": 5.0});
+        let mut scene = Scene::new(&TemperatureByEntropy, &config);
+        for (choices, expected) in [(1, 0.0), (2, 0.0), (8, 0.5), (32, 1.0), (256, 1.0)] {
+            let mut logits = vec![f32::NEG_INFINITY; 265];
+            logits[..choices].fill(1.0);
+            let Some(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(temperature) }) =
+                scene.forward(&logits).action
+            else {
+                panic!("no temperature");
+            };
+            assert!((temperature - expected).abs() < 1e-4, "{choices} choices: {temperature}");
+        }
+    }
+
+    #[test]
+    fn the_line_must_go_somewhere() {
+        let message = TemperatureByEntropy.start(&json!({"min_entropy": 4}), &run()).err().unwrap();
+        assert_eq!(message, "'min_entropy' must be less than 'max_entropy', found 4 and 4");
+    }
+}

@@ -1,0 +1,110 @@
+//! Frames between the server and a worker: `u32` header length, `u32` body length, header (JSON), body; little-endian.
+
+const PREFIX: usize = 8;
+/// Longest header in bytes; a prompt of a million tokens fits.
+const MAX_HEADER: usize = 16 << 20;
+/// Longest body in bytes.
+const MAX_BODY: usize = 64 << 20;
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// JSON, not parsed yet.
+    pub header: Vec<u8>,
+    /// What JSON is no good for.
+    pub body: Vec<u8>,
+}
+
+/// The sender does not speak the protocol.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "a frame announces {header} bytes of header and {body} of body; at most {MAX_HEADER} and {MAX_BODY} are permitted"
+)]
+pub struct TooLong {
+    header: usize,
+    body: usize,
+}
+
+/// The frame as bytes.
+pub fn encode(header: &[u8], body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(PREFIX + header.len() + body.len());
+    bytes.extend_from_slice(&(header.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(header);
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// Puts frames together from bytes as they arrive.
+#[derive(Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+}
+
+impl Decoder {
+    /// Takes bytes in.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next frame, once it is complete.
+    ///
+    /// # Errors
+    /// [`TooLong`]; nothing after it can be understood.
+    pub fn next(&mut self) -> Result<Option<Frame>, TooLong> {
+        let Some((prefix, rest)) = self.buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
+        let [a, b, c, d, e, f, g, h] = *prefix;
+        let header = u32::from_le_bytes([a, b, c, d]) as usize;
+        let body = u32::from_le_bytes([e, f, g, h]) as usize;
+        if header > MAX_HEADER || body > MAX_BODY {
+            return Err(TooLong { header, body });
+        }
+        if rest.len() < header + body {
+            return Ok(None);
+        }
+        let frame = Frame { header: rest[..header].to_vec(), body: rest[header..header + body].to_vec() };
+        self.buffer.drain(..PREFIX + header + body);
+        Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Decoder, Frame, encode};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_cut(frames: Vec<(Vec<u8>, Vec<u8>)>, cuts in prop::collection::vec(1usize..20, 1..50)) {
+            let bytes: Vec<u8> = frames.iter().flat_map(|(header, body)| encode(header, body)).collect();
+            let mut decoder = Decoder::default();
+            let mut found = Vec::new();
+            let (mut rest, mut cuts) = (&bytes[..], cuts.iter().cycle());
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at((*cuts.next().unwrap()).min(rest.len()));
+                decoder.push(now);
+                while let Some(Frame { header, body }) = decoder.next().unwrap() {
+                    found.push((header, body));
+                }
+                rest = later;
+            }
+            prop_assert_eq!(found, frames);
+        }
+
+        #[test]
+        fn any_bytes_are_survived(bytes: Vec<u8>) {
+            let mut decoder = Decoder::default();
+            decoder.push(&bytes);
+            while let Ok(Some(frame)) = decoder.next() {
+                prop_assert!(frame.header.len() + frame.body.len() <= bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_beyond_the_limit_is_refused_before_it_is_there() {
+        let mut decoder = Decoder::default();
+        decoder.push(&[255; 8]);
+        assert!(decoder.next().is_err());
+    }
+}

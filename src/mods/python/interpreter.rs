@@ -1,0 +1,59 @@
+//! Finds a Python that is new enough.
+
+use super::LoadError;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+const OLDEST: (u32, u32) = (3, 9);
+const ASK: &str = "import sys; print(*sys.version_info[:2], sys.executable, sep='\\n')";
+
+/// The interpreter to run workers with: `chosen`, else `THUNDER_PYTHON`, else `python3` on the PATH.
+///
+/// # Errors
+/// [`LoadError::NoPython`] with what was tried.
+pub fn find(chosen: Option<&Path>) -> Result<PathBuf, LoadError> {
+    static DEFAULT: OnceLock<PathBuf> = OnceLock::new();
+    match (chosen, DEFAULT.get()) {
+        (Some(chosen), _) => ask(chosen),
+        (None, Some(known)) => Ok(known.clone()),
+        (None, None) => {
+            let candidate = std::env::var_os("THUNDER_PYTHON").unwrap_or_else(|| "python3".into());
+            let found = ask(Path::new(&candidate))?;
+            Ok(DEFAULT.get_or_init(|| found).clone())
+        }
+    }
+}
+
+/// The program behind `candidate`, which may be a shim that needs an environment the workers do not have.
+fn ask(candidate: &Path) -> Result<PathBuf, LoadError> {
+    let failed = |reason: String| LoadError::NoPython { tried: candidate.display().to_string(), reason };
+    let output = Command::new(candidate).args(["-I", "-c", ASK]).output().map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut lines = text.lines();
+    let mut number = || lines.next().and_then(|line| line.parse::<u32>().ok());
+    match (number(), number(), lines.next()) {
+        (Some(major), Some(minor), Some(_)) if (major, minor) < OLDEST => {
+            Err(failed(format!("it is Python {major}.{minor}")))
+        }
+        (Some(_), Some(_), Some(path)) if !path.is_empty() => Ok(PathBuf::from(path)),
+        _ => Err(failed(format!("it does not answer like Python: {text:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::find;
+    use std::path::Path;
+
+    #[test]
+    fn says_what_was_tried_and_what_would_be_right() {
+        for candidate in ["/nowhere/python3", "/bin/echo"] {
+            let message = find(Some(Path::new(candidate))).unwrap_err().to_string();
+            assert!(message.contains(candidate) && message.contains("THUNDER_PYTHON"), "{message}");
+        }
+    }
+}

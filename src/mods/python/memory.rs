@@ -1,0 +1,130 @@
+//! Memory shared with a worker: an anonymous file that Python maps and that we write and read with system calls,
+//! so that nothing a worker does to it can hurt the server.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+
+/// Slots begin at multiples of this, so that every element type is aligned.
+const PAGE: u64 = 4096;
+
+/// The file and what of it is free.
+pub struct SharedMemory {
+    file: File,
+    space: Mutex<Space>,
+}
+
+#[derive(Default)]
+struct Space {
+    end: u64,
+    free: Vec<Slot>,
+}
+
+/// A part of the memory that belongs to one session.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+impl SharedMemory {
+    /// An empty memory.
+    ///
+    /// # Errors
+    /// The system has no file to spare.
+    pub fn create() -> io::Result<Self> {
+        Ok(Self { file: anonymous_file()?, space: Mutex::default() })
+    }
+
+    /// A descriptor for the worker.
+    ///
+    /// # Errors
+    /// The process has no descriptor to spare.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.file.try_clone().map(OwnedFd::from)
+    }
+
+    /// Takes a slot of at least `bytes`.
+    ///
+    /// # Errors
+    /// The memory cannot grow.
+    pub fn take(&self, bytes: u64) -> io::Result<Slot> {
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fitting) = space.free.iter().position(|slot| slot.bytes == bytes) {
+            return Ok(space.free.swap_remove(fitting));
+        }
+        let slot = Slot { offset: space.end, bytes };
+        self.file.set_len(space.end + bytes)?;
+        space.end += bytes;
+        Ok(slot)
+    }
+
+    /// Gives a slot back; no call may be using it.
+    pub fn give(&self, slot: Slot) {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner).free.push(slot);
+    }
+
+    /// Writes at byte `at` of the slot.
+    ///
+    /// # Errors
+    /// There is no memory left.
+    pub fn write(&self, slot: &Slot, at: u64, bytes: &[u8]) -> io::Result<()> {
+        debug_assert!(at + bytes.len() as u64 <= slot.bytes);
+        self.file.write_all_at(bytes, slot.offset + at)
+    }
+
+    /// Reads `count` numbers from the start of the slot.
+    ///
+    /// # Errors
+    /// The worker has cut the memory off.
+    pub fn read(&self, slot: &Slot, count: usize) -> io::Result<Vec<f32>> {
+        let mut numbers = vec![0.0_f32; count];
+        self.file.read_exact_at(bytemuck::cast_slice_mut(&mut numbers), slot.offset)?;
+        Ok(numbers)
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn anonymous_file() -> io::Result<File> {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    Ok(memfd_create("thunder-mod", MFdFlags::MFD_CLOEXEC)?.into())
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn anonymous_file() -> io::Result<File> {
+    let path = std::env::temp_dir().join(format!("thunder-mod-{}", uuid::Uuid::now_v7()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(path)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SharedMemory;
+
+    #[test]
+    fn slots_are_apart_and_used_again() {
+        let memory = SharedMemory::create().unwrap();
+        let (first, second) = (memory.take(5000).unwrap(), memory.take(10).unwrap());
+        assert_eq!((first.offset, first.bytes, second.offset), (0, 8192, 8192));
+        memory.write(&first, 4, bytemuck::cast_slice(&[2.5_f32])).unwrap();
+        assert_eq!(memory.read(&first, 2).unwrap(), [0.0, 2.5]);
+        assert_eq!(memory.read(&second, 2).unwrap(), [0.0, 0.0]);
+        memory.give(first);
+        assert_eq!(memory.take(8000).unwrap().offset, 0);
+        assert_eq!(memory.take(8000).unwrap().offset, 12288);
+    }
+
+    #[test]
+    fn a_memory_that_was_cut_off_is_an_error() {
+        let memory = SharedMemory::create().unwrap();
+        let slot = memory.take(4096).unwrap();
+        std::fs::File::from(memory.descriptor().unwrap()).set_len(0).unwrap();
+        assert!(memory.read(&slot, 10).is_err());
+    }
+}

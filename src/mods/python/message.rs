@@ -1,0 +1,302 @@
+//! What the frames say, and what a worker's answer means.
+
+use super::memory::{SharedMemory, Slot};
+use crate::events::{EventType, LogLevel, TokenId};
+use crate::model::Vocabulary;
+use crate::mods::{Action, Exception, LogitEdit};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Version of the protocol. The SDK travels inside the binary, so both sides always agree.
+pub const PROTOCOL: u32 = 1;
+
+/// From the server to the worker.
+#[derive(Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum ToWorker<'a> {
+    /// Import the mod; the body is its source. Answered by `loaded` or `failed`.
+    Load {
+        protocol: u32,
+        /// Name in tracebacks.
+        file: &'a str,
+        /// Name in `sys.modules`.
+        module: &'a str,
+        /// The function to serve; `None` lists all that have `@mod`.
+        entrypoint: Option<&'a str>,
+    },
+    /// A run that calls will name. Not answered.
+    Run {
+        run: u64,
+        request_id: &'a str,
+        model: &'a str,
+        conversation: Option<&'a Value>,
+        tools: Option<&'a Value>,
+        parameters: &'a Value,
+        config: &'a Value,
+        seed: u32,
+        vocabulary: VocabularyHead<'a>,
+    },
+    /// One event. Answered by `reply`, after any number of `ask` and `log`.
+    Call(CallHeader<'a>),
+    /// The run is over. Answered by `reply`.
+    Finished { run: u64 },
+    /// To `ask`. For `encode` the tokens; for `vocabulary` the control tokens, and as body `u32` offsets (one more
+    /// than tokens), then the bytes of all pieces.
+    Answer {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tokens: Option<Vec<TokenId>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        control: Option<Vec<TokenId>>,
+    },
+}
+
+/// What a worker knows of a vocabulary before it asks.
+#[derive(Serialize)]
+pub struct VocabularyHead<'a> {
+    pub id: usize,
+    pub size: usize,
+    pub eos: Option<TokenId>,
+    pub bos: Option<TokenId>,
+    pub end_of_generation: &'a [TokenId],
+}
+
+/// An event; places in the shared memory are (byte offset, number of elements).
+#[derive(Serialize)]
+pub struct CallHeader<'a> {
+    pub run: u64,
+    pub event: EventType,
+    pub step: u32,
+    pub max_steps: u32,
+    pub prompt_len: usize,
+    pub tokens: (u64, usize),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logits: Option<(u64, usize)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<TokenId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<&'a str>,
+    pub logprob: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub added: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forced: Option<bool>,
+}
+
+/// From the worker to the server.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum FromWorker {
+    /// The import succeeded.
+    Loaded { handlers: Vec<Handler> },
+    /// The import failed.
+    Failed { message: String, traceback: Option<String> },
+    /// A line was printed or logged.
+    Log { level: LogLevel, message: String },
+    /// Something only the server knows.
+    Ask(Ask),
+    /// The end of a call. The body holds sparse edits: `i32` tokens, then as many `f32` values.
+    Reply { action: Option<WireAction>, exception: Option<WireException>, elapsed_ns: u64 },
+}
+
+/// A function with `@mod`.
+#[derive(Deserialize, Debug, Clone)]
+pub struct Handler {
+    /// What a run calls it.
+    pub name: String,
+    /// One sentence.
+    pub description: String,
+    /// The events it wants.
+    pub handles: Vec<EventType>,
+    /// Fields of its configuration with their defaults, when it says.
+    pub config: Option<serde_json::Map<String, Value>>,
+    /// Most tokens it takes back.
+    pub holdback: usize,
+    /// What the module calls it.
+    pub entrypoint: String,
+}
+
+/// A question of the worker.
+#[derive(Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Ask {
+    /// Token ids of a text.
+    Encode { text: String, add_special: bool },
+    /// The whole vocabulary.
+    Vocabulary,
+}
+
+/// A failed call.
+#[derive(Deserialize)]
+pub struct WireException {
+    message: String,
+    traceback: Option<String>,
+}
+
+impl From<WireException> for Exception {
+    fn from(wire: WireException) -> Self {
+        Self { message: wire.message, traceback: wire.traceback }
+    }
+}
+
+/// An action as JSON.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+pub enum WireAction {
+    Noop,
+    AdjustedPrefill { tokens: Vec<TokenId>, max_steps: Option<u32> },
+    AdjustedLogits { edit: Edit, temperature: Option<f32> },
+    ForceTokens { tokens: Vec<TokenId> },
+    Backtrack { n: u32, tokens: Vec<TokenId> },
+    ForceOutput { tokens: Vec<TokenId> },
+    ToolCalls { tool_calls: Value },
+    EmitError { message: String },
+}
+
+/// Where the edit of the logits is.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Edit {
+    /// There is none.
+    Keep,
+    /// The shared memory holds the new logits.
+    Memory,
+    /// The body holds values to set.
+    Set,
+    /// The body holds values to add.
+    Add,
+}
+
+impl WireAction {
+    /// The action, checked so far as the vocabulary can tell. `logits` is where the call's logits are.
+    ///
+    /// # Errors
+    /// What was wrong with its values, and what would be right.
+    pub fn check(
+        self,
+        body: &[u8],
+        vocabulary: &Vocabulary,
+        memory: &SharedMemory,
+        logits: Option<&Slot>,
+    ) -> Result<Action, String> {
+        let action = match self {
+            Self::Noop => Action::Noop,
+            Self::AdjustedPrefill { tokens, max_steps } => Action::AdjustedPrefill { tokens, max_steps },
+            Self::ForceTokens { tokens } => Action::ForceTokens(tokens),
+            Self::Backtrack { n, tokens } => Action::Backtrack { n, tokens },
+            Self::ForceOutput { tokens } => Action::ForceOutput(tokens),
+            Self::ToolCalls { tool_calls } => Action::ToolCalls(tool_calls),
+            Self::EmitError { message } => Action::EmitError(message),
+            Self::AdjustedLogits { edit, temperature } => {
+                if let Some(wrong) = temperature.filter(|temperature| !(temperature.is_finite() && *temperature >= 0.0))
+                {
+                    return Err(format!("token_temp must be 0 or more, not {wrong}"));
+                }
+                let edit = match edit {
+                    Edit::Keep => LogitEdit::Keep,
+                    Edit::Set => LogitEdit::Set(sparse(body)?),
+                    Edit::Add => LogitEdit::Add(sparse(body)?),
+                    Edit::Memory => {
+                        let slot = logits.ok_or("logits can be edited at ForwardPass only")?;
+                        let values = memory
+                            .read(slot, vocabulary.len())
+                            .map_err(|error| format!("the shared memory cannot be read: {error}"))?;
+                        LogitEdit::Replace(values)
+                    }
+                };
+                Action::AdjustedLogits { edit, temperature }
+            }
+        };
+        check_values(&action, vocabulary)?;
+        Ok(action)
+    }
+}
+
+fn sparse(body: &[u8]) -> Result<Vec<(TokenId, f32)>, String> {
+    let (words, rest) = body.as_chunks::<4>();
+    if !rest.is_empty() || words.len() % 2 != 0 {
+        return Err(format!("{} bytes are no list of tokens and values", body.len()));
+    }
+    let (tokens, values) = words.split_at(words.len() / 2);
+    Ok(tokens
+        .iter()
+        .zip(values)
+        .map(|(&token, &value)| (TokenId::from_ne_bytes(token), f32::from_ne_bytes(value)))
+        .collect())
+}
+
+fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> {
+    let exists = |token: TokenId| {
+        if vocabulary.contains(token) {
+            return Ok(());
+        }
+        Err(format!("{token} is not a token; the ids of this model are 0 to {}", vocabulary.len().saturating_sub(1)))
+    };
+    // −inf bans a token; the sampler cannot work with the other two.
+    let usable = |value: f32| !value.is_nan() && value < f32::INFINITY;
+    match action {
+        Action::AdjustedPrefill { tokens, .. } if tokens.is_empty() => Err("the new prompt is empty".into()),
+        Action::AdjustedPrefill { tokens, .. }
+        | Action::ForceTokens(tokens)
+        | Action::Backtrack { tokens, .. }
+        | Action::ForceOutput(tokens) => tokens.iter().try_for_each(|&token| exists(token)),
+        Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. } => {
+            entries.iter().try_for_each(|&(token, value)| {
+                exists(token)?;
+                usable(value).then_some(()).ok_or_else(|| format!("the logit of token {token} cannot be {value}"))
+            })
+        }
+        Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
+            if let Some((token, value)) = values.iter().enumerate().find(|(_, value)| !usable(**value)) {
+                return Err(format!("the logit of token {token} cannot be {value}"));
+            }
+            if values.iter().all(|value| *value == f32::NEG_INFINITY) {
+                return Err("all tokens are banned: every logit is -inf".into());
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The vocabulary as the body of an answer.
+pub fn vocabulary_body(vocabulary: &Vocabulary) -> Vec<u8> {
+    let pieces =
+        || (0..vocabulary.len()).map(|index| vocabulary.piece(TokenId::try_from(index).unwrap_or(TokenId::MAX)));
+    let mut end = 0_u32;
+    let mut bytes = end.to_ne_bytes().to_vec();
+    for piece in pieces() {
+        end += piece.len() as u32;
+        bytes.extend_from_slice(&end.to_ne_bytes());
+    }
+    pieces().for_each(|piece| bytes.extend_from_slice(piece));
+    bytes
+}
+
+/// Control tokens of the vocabulary.
+pub fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
+    (0..TokenId::try_from(vocabulary.len()).unwrap_or(TokenId::MAX))
+        .filter(|&token| vocabulary.is_control(token))
+        .collect()
+}
+
+/// The fields of a request's configuration that the mod does not have.
+///
+/// # Errors
+/// Which field is unknown, and which are known.
+pub fn check_config(config: &Value, known: Option<&serde_json::Map<String, Value>>) -> Result<(), String> {
+    let fields = match config {
+        Value::Null => return Ok(()),
+        Value::Object(fields) => fields,
+        other => return Err(format!("the configuration must be an object, found {other}")),
+    };
+    let Some(known) = known else { return Ok(()) };
+
+    match fields.keys().find(|name| !known.contains_key(name.as_str())) {
+        None => Ok(()),
+        Some(name) if known.is_empty() => Err(format!("unknown field '{name}'; this mod has no configuration")),
+        Some(name) => {
+            let known: Vec<&str> = known.keys().map(String::as_str).collect();
+            Err(format!("unknown field '{name}'; known fields: {}", known.join(", ")))
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! One worker process: started, spoken to, and ended.
+
+use super::frame::{self, Decoder, Frame, TooLong};
+use super::{Limits, memory::SharedMemory};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use std::fs::{self, DirBuilder};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The Python side, as it is unpacked for every worker.
+#[derive(rust_embed::RustEmbed)]
+#[folder = "src/mods/python/sdk"]
+struct Sdk;
+
+/// How long a worker may take to say where it is, before it is killed.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long a worker may take to end by itself when it is no longer needed.
+const GRACE: Duration = Duration::from_millis(300);
+/// How much stray output is kept, in bytes.
+const STRAY: usize = 16 * 1024;
+
+/// Why a worker can no longer be spoken to.
+#[derive(Debug)]
+pub enum Lost {
+    /// It did not answer in time.
+    Deadline,
+    /// It has ended.
+    Gone,
+    /// It said something that is not the protocol.
+    Protocol(String),
+}
+
+impl From<TooLong> for Lost {
+    fn from(error: TooLong) -> Self {
+        Self::Protocol(error.to_string())
+    }
+}
+
+/// A worker process that runs one mod.
+pub struct Process {
+    child: Child,
+    stream: UnixStream,
+    decoder: Decoder,
+    stray: Arc<Mutex<Stray>>,
+    home: Home,
+    /// Set once it was waited for.
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts a worker, which then waits for the mod to load.
+    ///
+    /// # Errors
+    /// The directory could not be made or the program not be started.
+    pub fn start(python: &Path, limits: &Limits, memory: &SharedMemory) -> io::Result<Self> {
+        let home = Home::create()?;
+        let (stream, theirs) = UnixStream::pair()?;
+        let (stray_in, stray_out) = io::pipe()?;
+        let work = home.path.join("work");
+        let child = Command::new(python)
+            .args(["-I", "-B", "-X", "utf8"])
+            .arg(home.path.join("sdk/bootstrap.py"))
+            .arg(std::process::id().to_string())
+            .arg(limits.address_space_bytes.to_string())
+            .arg(limits.file_size_bytes.to_string())
+            .arg(&home.path)
+            .env_clear()
+            .envs([("PATH", "/usr/local/bin:/usr/bin:/bin"), ("LANG", "C.UTF-8")])
+            // Numeric libraries would start a thread per core for each mod, and take the cores from the model.
+            .envs([("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1")])
+            .env("HOME", &work)
+            .env("TMPDIR", &work)
+            .current_dir(&work)
+            .process_group(0)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::from(memory.descriptor()?))
+            .stderr(Stdio::from(stray_out))
+            .spawn()?;
+        let stray = Arc::new(Mutex::new(Stray::default()));
+        let into = Arc::clone(&stray);
+        thread::Builder::new().name("mod output".into()).spawn(move || keep_stray(stray_in, &into))?;
+        Ok(Self { child, stream, decoder: Decoder::default(), stray, home, ended: None })
+    }
+
+    /// Writes a frame.
+    ///
+    /// # Errors
+    /// [`Lost`]; the worker is of no more use.
+    pub fn send(&mut self, header: &[u8], body: &[u8], deadline: Instant) -> Result<(), Lost> {
+        self.stream.set_write_timeout(Some(left(deadline)?)).map_err(|_| Lost::Gone)?;
+        self.stream.write_all(&frame::encode(header, body)).map_err(|error| lost(&error))
+    }
+
+    /// Waits for a frame.
+    ///
+    /// # Errors
+    /// [`Lost`]; the worker is of no more use.
+    pub fn receive(&mut self, deadline: Instant) -> Result<Frame, Lost> {
+        let mut chunk = [0; 16 * 1024];
+        loop {
+            if let Some(frame) = self.decoder.next()? {
+                return Ok(frame);
+            }
+            self.stream.set_read_timeout(Some(left(deadline)?)).map_err(|_| Lost::Gone)?;
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(Lost::Gone),
+                Ok(count) => self.decoder.push(&chunk[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+    }
+
+    /// Whether the process still runs.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Where Python is at this moment, innermost call first; `None` when it cannot say.
+    pub fn whereabouts(&self) -> Option<String> {
+        let before = self.stray().total;
+        kill(self.pid(), Signal::SIGUSR1).ok()?;
+        let until = Instant::now() + LAST_WORDS;
+        let mut seen = before;
+        loop {
+            thread::sleep(Duration::from_millis(10));
+            let now = self.stray().total;
+            if (now > before && now == seen) || Instant::now() > until {
+                break;
+            }
+            seen = now;
+        }
+        let text = self.stray().since(before);
+        let sdk = self.home.path.join("sdk").display().to_string();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.contains(&sdk) && !line.contains("<frozen")).collect();
+        (lines.len() > 1).then(|| lines.join("\n"))
+    }
+
+    /// Kills the process with all it started, and says how it ended and what it wrote last.
+    pub fn kill(mut self) -> (Option<ExitStatus>, String) {
+        let status = self.end();
+        // The thread that keeps stray output may be a moment behind.
+        thread::sleep(Duration::from_millis(5));
+        let last = self.stray().since(0);
+        (status, last)
+    }
+
+    fn end(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_some() {
+            return self.ended;
+        }
+        // Before it is waited for, so that the id cannot be another group's yet.
+        let _ = killpg(self.pid(), Signal::SIGKILL);
+        self.ended = self.child.wait().ok();
+        self.ended
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    fn stray(&self) -> std::sync::MutexGuard<'_, Stray> {
+        self.stray.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let until = Instant::now() + GRACE;
+        while self.receive(until).is_ok() {}
+        self.end();
+    }
+}
+
+fn left(deadline: Instant) -> Result<Duration, Lost> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(Lost::Deadline) } else { Ok(left) }
+}
+
+fn lost(error: &io::Error) -> Lost {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Lost::Deadline,
+        _ => Lost::Gone,
+    }
+}
+
+/// How a process ended, for a person.
+pub fn ending(status: Option<ExitStatus>) -> String {
+    match status.map(|status| (status.code(), status.signal())) {
+        Some((Some(code), _)) => format!("the worker ended with exit code {code}"),
+        Some((None, Some(signal))) => {
+            let name = Signal::try_from(signal).map_or("unknown", Signal::as_str);
+            format!("the worker was ended by signal {signal} ({name})")
+        }
+        _ => "the worker ended".into(),
+    }
+}
+
+/// A directory of the worker's own, with the SDK in it.
+struct Home {
+    path: PathBuf,
+}
+
+impl Home {
+    fn create() -> io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("thunder-mod-{}", uuid::Uuid::now_v7().simple()));
+        DirBuilder::new().mode(0o700).create(&path)?;
+        let home = Self { path };
+        fs::create_dir(home.path.join("work"))?;
+        let sdk = home.path.join("sdk");
+        for name in Sdk::iter().filter(|name| Path::new(&**name).extension().is_some_and(|kind| kind == "py")) {
+            let file = sdk.join(&*name);
+            if let Some(folder) = file.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            if let Some(content) = Sdk::get(&name) {
+                fs::write(file, content.data)?;
+            }
+        }
+        Ok(home)
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The end of what was written to the descriptors 1 and 2, past Python's own streams.
+#[derive(Default)]
+struct Stray {
+    bytes: Vec<u8>,
+    /// Bytes ever written.
+    total: usize,
+}
+
+impl Stray {
+    fn since(&self, total: usize) -> String {
+        let new = self.total.saturating_sub(total).min(self.bytes.len());
+        String::from_utf8_lossy(&self.bytes[self.bytes.len() - new..]).trim_end().to_owned()
+    }
+}
+
+fn keep_stray(mut from: io::PipeReader, into: &Mutex<Stray>) {
+    let mut chunk = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut chunk) {
+        let mut stray = into.lock().unwrap_or_else(PoisonError::into_inner);
+        stray.bytes.extend_from_slice(&chunk[..count]);
+        stray.total += count;
+        let over = stray.bytes.len().saturating_sub(STRAY);
+        stray.bytes.drain(..over);
+    }
+}

@@ -1,0 +1,86 @@
+"""First code of a mod's worker process: takes the descriptors over, limits itself, then serves.
+
+The server starts it as `python3 -I -B -X utf8 bootstrap.py SERVER_PID ADDRESS_SPACE FILE_SIZE HOME` with the protocol's
+socket as descriptor 0, the shared memory as descriptor 1 and a pipe for stray output as descriptor 2.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+
+
+def take_descriptors():
+    """Moves socket and memory out of the way, so that nothing a mod prints or reads can touch the protocol."""
+    protocol, memory = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    try:
+        inherited = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        inherited = list(range(3, 1024))
+    for descriptor in inherited:
+        if descriptor > 2 and descriptor not in (protocol, memory):
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass
+    return protocol, memory
+
+
+def limit(address_space, file_size):
+    """No core files, a bound on memory, files and descriptors."""
+    try:
+        import resource
+    except ImportError:
+        return
+    wanted = (
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_AS", address_space),
+        ("RLIMIT_FSIZE", file_size),
+        ("RLIMIT_NOFILE", 256),
+    )
+    for name, value in wanted:
+        if not hasattr(resource, name) or (name != "RLIMIT_CORE" and value <= 0):
+            continue
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        try:
+            resource.setrlimit(kind, (value, value))
+        except (ValueError, OSError):
+            pass  # macOS refuses some; the limit is then not there
+
+
+def die_with_server(server):
+    """Has the kernel kill this process when the server dies, even when a mod never returns."""
+    if sys.platform.startswith("linux"):
+        try:
+            import ctypes
+
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        except (ImportError, OSError, AttributeError):
+            pass
+    if os.getppid() != server:
+        os._exit(0)
+
+
+def main():
+    server, address_space, file_size = (int(argument) for argument in sys.argv[1:4])
+    home = sys.argv[4]
+    protocol, memory = take_descriptors()
+    # The server sends SIGUSR1 before it kills a worker that overran its deadline, to learn where it was.
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
+    die_with_server(server)
+    limit(address_space, file_size)
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path.insert(0, here)
+    sys.argv = [""]
+    from thunder.worker import serve
+
+    serve.main(protocol, memory, home, here)
+
+
+main()

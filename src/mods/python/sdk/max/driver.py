@@ -1,0 +1,1 @@
+from thunder import Tensor  # noqa: F401

@@ -1,0 +1,1 @@
+from thunder import ActionBuilder, InvalidActionError, for_event  # noqa: F401

@@ -1,0 +1,1 @@
+from thunder import serialize_mod  # noqa: F401

@@ -1,0 +1,1 @@
+from thunder import tokenize  # noqa: F401

@@ -1,0 +1,1 @@
+"""Module names that mods written for Quote import."""

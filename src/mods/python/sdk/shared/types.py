@@ -1,0 +1,16 @@
+from thunder import (  # noqa: F401
+    Added,
+    AdjustedLogits,
+    AdjustedPrefill,
+    Backtrack,
+    EmitError,
+    ForceOutput,
+    ForceTokens,
+    ForwardPass,
+    ModAction,
+    ModEvent,
+    Noop,
+    Prefilled,
+    Sampled,
+    ToolCalls,
+)

@@ -1,0 +1,1 @@
+from thunder import InvalidActionError, validate_action  # noqa: F401

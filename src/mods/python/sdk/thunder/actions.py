@@ -1,0 +1,186 @@
+"""What a mod can answer with, and the builder that makes it."""
+
+from .events import Added, ForwardPass, Prefilled, Sampled
+from .logits import top_k_logprob
+
+
+class InvalidActionError(ValueError):
+    """The event does not permit the action, or the action's values make no sense."""
+
+
+class ModAction:
+    """Base class of the actions."""
+
+    def __repr__(self):
+        fields = ", ".join("%s=%r" % field for field in vars(self).items() if field[0] != "logits")
+        return "%s(%s)" % (type(self).__name__, fields)
+
+
+class Noop(ModAction):
+    """Go on."""
+
+
+class AdjustedPrefill(ModAction):
+    """Replace the prompt, optionally the limit of generated tokens."""
+
+    def __init__(self, tokens, max_steps=None):
+        self.tokens = list(tokens)
+        self.max_steps = max_steps
+
+
+class ForceTokens(ModAction):
+    """Append these tokens."""
+
+    def __init__(self, tokens):
+        self.tokens = list(tokens)
+
+
+class ForceOutput(ModAction):
+    """The answer is these tokens; the run ends."""
+
+    def __init__(self, tokens):
+        self.tokens = list(tokens)
+
+
+class Backtrack(ModAction):
+    """Remove the last n generated tokens, then append `tokens`."""
+
+    def __init__(self, n, tokens=None):
+        self.n = int(n)
+        self.tokens = list(tokens) if tokens is not None else None
+
+
+class AdjustedLogits(ModAction):
+    """Edit the logits of this step; `token_temp` is the temperature of this one draw, 0 = argmax.
+
+    `set` and `add` are sparse edits {token: value}, made to the logits as they came.
+    """
+
+    def __init__(self, logits=None, token_temp=None, set=None, add=None):
+        self.logits = logits
+        self.token_temp = token_temp
+        self.set = set
+        self.add = add
+
+    def top_k_logprob(self, k):
+        return top_k_logprob(self.logits, k)
+
+
+class ToolCalls(ModAction):
+    """The run ends with these tool calls: one OpenAI tool call or a list of them."""
+
+    def __init__(self, tool_calls):
+        self.tool_calls = tool_calls
+
+
+class EmitError(ModAction):
+    """The run ends with an error."""
+
+    def __init__(self, err_str):
+        self.err_str = err_str
+
+
+_ALL = (Prefilled, ForwardPass, Sampled, Added)
+_GENERATING = (ForwardPass, Sampled, Added)
+_PERMITTED = {
+    Noop: _ALL,
+    AdjustedPrefill: (Prefilled,),
+    AdjustedLogits: (ForwardPass,),
+    ForceTokens: _GENERATING,
+    Backtrack: _GENERATING,
+    ForceOutput: _ALL,
+    ToolCalls: _ALL,
+    EmitError: _ALL,
+}
+
+
+def _token_ids(tokens, method):
+    if isinstance(tokens, (str, bytes)):
+        raise InvalidActionError("%s takes token ids, not text; tokenizer.encode(text) makes them" % method)
+    try:
+        return [int(token) for token in tokens]
+    except (TypeError, ValueError) as error:
+        raise InvalidActionError("%s takes a list of token ids: %s" % (method, error)) from None
+
+
+class ActionBuilder:
+    """Makes actions for one event."""
+
+    def __init__(self, event):
+        self._event = event
+
+    def _permit(self, action, method):
+        permitted = _PERMITTED[action]
+        if not isinstance(self._event, permitted):
+            raise InvalidActionError(
+                "Action '%s' not permitted for event type %s; it is permitted for %s"
+                % (method, type(self._event).__name__, ", ".join(cls.__name__ for cls in permitted))
+            )
+
+    def noop(self):
+        """Go on."""
+        return Noop()
+
+    def adjust_prefill(self, tokens, *, max_steps=None):
+        """Prefilled: these tokens are the prompt; `max_steps` is the new limit of generated tokens."""
+        self._permit(AdjustedPrefill, "adjust_prefill")
+        return AdjustedPrefill(_token_ids(tokens, "adjust_prefill"), None if max_steps is None else int(max_steps))
+
+    def adjust_logits(self, logits=None, token_temp=None, *, set=None, add=None):
+        """ForwardPass: new logits (by default `event.logits` as written to in place), or the sparse edits `set` and
+        `add` {token: value}; `token_temp` is the temperature of this one draw, 0 = argmax."""
+        self._permit(AdjustedLogits, "adjust_logits")
+        if logits is not None and (set is not None or add is not None):
+            raise InvalidActionError("adjust_logits takes logits, or sparse edits, not both")
+        if set is not None and add is not None:
+            raise InvalidActionError("adjust_logits takes set or add, not both")
+        if logits is None and set is None and add is None:
+            logits = self._event.logits
+        return AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
+
+    def force_tokens(self, tokens):
+        """Append these tokens: instead of sampling (ForwardPass), instead of the drawn token (Sampled), or after the
+        added one (Added). An end-of-generation token in the list ends the run."""
+        self._permit(ForceTokens, "force_tokens")
+        return ForceTokens(_token_ids(tokens, "force_tokens"))
+
+    def backtrack(self, steps, tokens=None):
+        """Remove the last `steps` generated tokens, then append `tokens`. At Sampled and Added, `steps` counts the
+        drawn or just-added token."""
+        self._permit(Backtrack, "backtrack")
+        if int(steps) < 0:
+            raise InvalidActionError("backtrack takes a number of tokens to remove, not %s" % steps)
+        return Backtrack(steps, None if tokens is None else _token_ids(tokens, "backtrack"))
+
+    def force_output(self, tokens):
+        """The answer is these tokens, replacing what was generated; the run ends."""
+        return ForceOutput(_token_ids(tokens, "force_output"))
+
+    def tool_calls(self, payload):
+        """The run ends with these tool calls: one OpenAI tool call or a list of them."""
+        return ToolCalls(payload)
+
+    def emit_error(self, err_str):
+        """The run ends with an error."""
+        return EmitError(str(err_str))
+
+
+def for_event(event):
+    """A builder bound to the event."""
+    return ActionBuilder(event)
+
+
+def validate_action(event, action):
+    """The action, Noop for None; raises when it is none, or the event does not permit it."""
+    if action is None:
+        return Noop()
+    for cls, permitted in _PERMITTED.items():
+        if isinstance(action, cls):
+            if isinstance(event, permitted):
+                return action
+            raise InvalidActionError(
+                "Action '%s' not permitted for event type %s" % (cls.__name__, type(event).__name__)
+            )
+    raise InvalidActionError(
+        "a mod returns an action or None, not %s; make one with the builder, e.g. actions.noop()" % type(action).__name__
+    )

@@ -1,0 +1,155 @@
+"""Logits of one step: float32 of shape (1, vocabulary), shared with the server, writable in place."""
+
+import heapq
+import math
+from array import array
+
+_numpy = None
+
+
+def numpy():
+    """The numpy module, or None when it is not installed."""
+    global _numpy
+    if _numpy is None:
+        try:
+            import numpy as found
+
+            _numpy = found
+        except ImportError:
+            _numpy = False
+    return _numpy or None
+
+
+class Tensor:
+    """What `max.driver.Tensor` is to a mod: something with `from_numpy` and `to_numpy`."""
+
+    def __init__(self, values):
+        self._values = values
+
+    @classmethod
+    def from_numpy(cls, values):
+        return cls(values)
+
+    def to_numpy(self):
+        return self._values
+
+    @property
+    def shape(self):
+        return getattr(self._values, "shape", None)
+
+
+class Logits:
+    """`logits[token]` reads and writes one entry; `to_numpy()` is the whole as a view.
+
+    It is a view on shared memory, valid during the call it came with: copy what you keep.
+    """
+
+    def __init__(self, view):
+        self._view = view  # memoryview, one dimension, format "f"
+        self.handed_out = False  # whether the mod may have written to it
+
+    @property
+    def shape(self):
+        return (1, len(self._view))
+
+    def __len__(self):
+        return len(self._view)
+
+    def __iter__(self):
+        return iter(self._view)
+
+    def __getitem__(self, token):
+        return self._view[self._index(token)]
+
+    def __setitem__(self, token, value):
+        self.handed_out = True
+        self._view[self._index(token)] = value
+
+    @staticmethod
+    def _index(token):
+        if isinstance(token, tuple):
+            row, token = token
+            if row != 0:
+                raise IndexError("logits have one row, 0")
+        return token
+
+    def to_numpy(self):
+        """A writable view: a numpy array of shape (1, vocabulary), or without numpy a memoryview of that shape."""
+        self.handed_out = True
+        np = numpy()
+        if np is not None:
+            return np.frombuffer(self._view, dtype=np.float32).reshape(1, -1)
+        return self._view.cast("B").cast("f", shape=[1, len(self._view)])
+
+    def __array__(self, dtype=None, copy=None):
+        values = self.to_numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def tolist(self):
+        return [self._view.tolist()]
+
+    def log_sum_exp(self):
+        """Natural logarithm of the sum of exp(logit); the log-probability of a token is its logit minus this."""
+        np = numpy()
+        if np is not None:
+            values = np.frombuffer(self._view, dtype=np.float32)
+            highest = float(values.max())
+            return highest + math.log(float(np.exp(values - highest).sum()))
+        highest = max(self._view)
+        return highest + math.log(math.fsum(math.exp(value - highest) for value in self._view))
+
+    def top(self, k):
+        """The k most probable tokens as [(token, probability), …], highest first."""
+        total = self.log_sum_exp()
+        return [(token, math.exp(value - total)) for token, value in self._highest(k)]
+
+    def entropy(self):
+        """Entropy of the distribution, in bits."""
+        total = self.log_sum_exp()
+        np = numpy()
+        if np is not None:
+            logprobs = np.frombuffer(self._view, dtype=np.float32) - np.float32(total)
+            weights = np.exp(logprobs)
+            logprobs[weights == 0] = 0  # -inf times 0 is not a number
+            return max(0.0, -float((weights * logprobs).sum()) / math.log(2))
+        logprobs = (value - total for value in self._view)
+        return max(0.0, -math.fsum(math.exp(lp) * lp for lp in logprobs if lp > -700) / math.log(2))
+
+    def _highest(self, k):
+        k = min(int(k), len(self._view))
+        np = numpy()
+        if np is not None:
+            values = np.frombuffer(self._view, dtype=np.float32)
+            found = np.argpartition(values, -k)[-k:]
+            found = found[np.argsort(-values[found], kind="stable")]
+            return [(int(token), float(values[token])) for token in found]
+        return heapq.nlargest(k, enumerate(self._view), key=lambda entry: entry[1])
+
+
+def top_k_logprob(logits, k):
+    """(log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first."""
+    if not isinstance(logits, Logits):
+        values = logits.to_numpy() if hasattr(logits, "to_numpy") else logits
+        logits = Logits(memoryview(flat(values)))
+    total = logits.log_sum_exp()
+    highest = logits._highest(k)
+    logprobs, tokens = [value - total for _, value in highest], [token for token, _ in highest]
+    np = numpy()
+    if np is not None:
+        return np.array([logprobs], dtype=np.float32), np.array([tokens], dtype=np.int64)
+    return [logprobs], [tokens]
+
+
+def flat(values):
+    """Any matrix of one row, or row, of numbers as a flat buffer of float32."""
+    np = numpy()
+    if np is not None:
+        return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    if isinstance(values, memoryview):
+        return values.cast("B").cast("f") if values.format == "f" else array("f", values.cast("B").cast(values.format))
+    if isinstance(values, array):
+        return values if values.typecode == "f" else array("f", values)
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if len(values) == 1 and hasattr(values[0], "__len__"):
+        values = values[0]
+    return array("f", values)

@@ -1,0 +1,272 @@
+"""Loads one mod and answers the server's frames, one at a time."""
+
+import linecache
+import os
+import shutil
+import sys
+import time
+import traceback
+import types
+from array import array
+
+from .. import conversation
+from ..actions import (
+    AdjustedLogits,
+    AdjustedPrefill,
+    Backtrack,
+    EmitError,
+    ForceOutput,
+    ForceTokens,
+    InvalidActionError,
+    Noop,
+    ToolCalls,
+    validate_action,
+)
+from ..decorator import mod as decorate
+from ..events import Added, ContextInfo, ForwardPass, Prefilled, Sampled
+from ..logits import Logits, flat
+from ..tokenizer import Tokenizer
+from .capture import Capture
+from .channel import Channel, Memory
+
+PROTOCOL = 1
+
+
+class Run:
+    """What stays the same during a run."""
+
+    def __init__(self, header, tokenizer, defaults):
+        self.request_id = header["request_id"]
+        self.model = header["model"]
+        self.conversation = header["conversation"]
+        self.tools = header["tools"]
+        self.parameters = header["parameters"]
+        self.seed = header["seed"]
+        self.config = dict(defaults or {}, **(header["config"] or {}))
+        self.tokenizer = tokenizer
+
+
+class Worker:
+    def __init__(self, channel, memory, sdk):
+        self.channel = channel
+        self.memory = memory
+        self.sdk = sdk
+        self.capture = Capture(channel)
+        self.module = None
+        self.handler = None
+        self.defaults = None
+        self.runs = {}
+        self.tokenizers = {}
+
+    def serve(self):
+        kinds = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish}
+        while True:
+            frame = self.channel.receive()
+            if frame is None:
+                return
+            header, body = frame
+            kinds[header["kind"]](header, body)
+
+    # -- loading ---------------------------------------------------------------------------------------------------
+
+    def load(self, header, body):
+        name = header["module"]
+        self.capture.install(name)
+        try:
+            self.module = self._execute(name, header["file"], body.decode("utf-8"))
+            handlers = self._handlers(header["entrypoint"], header["file"])
+        except BaseException as error:  # sys.exit() in a mod is the mod's error too
+            self.capture.end_call()
+            self.channel.send(dict(self._exception(error), kind="failed"))
+            return
+        self.handler = handlers[0][1]
+        described = [dict(function.__thunder_mod__, entrypoint=attribute) for attribute, function in handlers]
+        self.defaults = described[0]["config"]
+        self.capture.end_call()
+        self.channel.send({"kind": "loaded", "handlers": described})
+
+    @staticmethod
+    def _execute(name, file, source):
+        module = types.ModuleType(name)
+        module.__file__ = file
+        sys.modules[name] = module  # dataclasses and inspect look it up
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        exec(compile(source, file, "exec"), module.__dict__)
+        return module
+
+    def _handlers(self, entrypoint, file):
+        if entrypoint is not None:
+            found = getattr(self.module, entrypoint, None)
+            if not callable(found):
+                known = [name for name, value in vars(self.module).items() if hasattr(value, "__thunder_mod__")]
+                raise AttributeError(
+                    "%s has no function '%s'; its mods are: %s" % (file, entrypoint, ", ".join(known) or "none")
+                )
+            return [(entrypoint, found if hasattr(found, "__thunder_mod__") else decorate(found))]
+        found, seen = [], set()
+        for attribute, value in vars(self.module).items():
+            if hasattr(value, "__thunder_mod__") and id(value) not in seen:
+                seen.add(id(value))
+                found.append((attribute, value))
+        if not found:
+            raise AttributeError(
+                "%s has no mod; put @mod (from thunder import mod) before a function(event, actions, tokenizer)" % file
+            )
+        return found
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+
+    def begin(self, header, _):
+        vocabulary = header["vocabulary"]
+        tokenizer = self.tokenizers.get(vocabulary["id"])
+        if tokenizer is None:
+            tokenizer = Tokenizer(
+                self.ask, vocabulary["size"], vocabulary["eos"], vocabulary["bos"], vocabulary["end_of_generation"]
+            )
+            self.tokenizers[vocabulary["id"]] = tokenizer
+        self.runs[header["run"]] = Run(header, tokenizer, self.defaults)
+
+    def finish(self, header, _):
+        run = self.runs.pop(header["run"], None)
+        hook = getattr(self.module, "finished", None)
+        if run is None or not callable(hook) or hasattr(hook, "__thunder_mod__"):
+            self.reply(None, None, 0)
+            return
+        self._run_and_reply(run, lambda: hook(run.request_id) and None, None)
+
+    def ask(self, header):
+        self.channel.send(dict(header, kind="ask"))
+        frame = self.channel.receive()
+        if frame is None:
+            os._exit(0)
+        return frame
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def call(self, header, _):
+        run = self.runs[header["run"]]
+        event = self._event(header, run)
+        handler, tokenizer = self.handler, run.tokenizer
+        self._run_and_reply(run, lambda: handler(event, tokenizer), event)
+
+    def _run_and_reply(self, run, work, event):
+        conversation.current = run
+        began = time.perf_counter_ns()
+        try:
+            action = work()
+            elapsed = time.perf_counter_ns() - began
+            if event is None:
+                self.reply(None, None, elapsed)
+            else:
+                wire, body = self._wire(validate_action(event, action), event)
+                self.reply(wire, None, elapsed, body)
+        except BaseException as error:  # sys.exit() in a mod is the mod's error too
+            self.reply(None, self._exception(error), time.perf_counter_ns() - began)
+        finally:
+            conversation.current = None
+
+    def _event(self, header, run):
+        offset, count = header["tokens"]
+
+        def read(last):
+            skip = max(0, count - last) if last else 0
+            return self.memory.view(offset + 4 * skip, count - skip, "i").tolist()
+
+        context = ContextInfo((), header["prompt_len"], read)
+        kind, request_id, step = header["event"], run.request_id, header["step"]
+        if kind == "ForwardPass":
+            event = ForwardPass(request_id, step, Logits(self.memory.view(*header["logits"], "f")), context)
+        elif kind == "Sampled":
+            event = Sampled(request_id, step, header["token"], context)
+            event._text, event.logprob = header["text"], header["logprob"]
+        elif kind == "Added":
+            event = Added(request_id, step, read(header["added"]) if header["added"] else [], header["forced"], context)
+        else:
+            event = Prefilled(request_id, step, header["max_steps"], context)
+        event.max_steps = header["max_steps"]
+        event.config, event.conversation, event.tools = run.config, run.conversation, run.tools
+        event.parameters, event.seed, event.model, event._tokenizer = run.parameters, run.seed, run.model, run.tokenizer
+        return event
+
+    def _wire(self, action, event):
+        """The action as (JSON, body)."""
+        if isinstance(action, Noop):
+            return None, b""
+        if isinstance(action, AdjustedLogits):
+            return self._wire_logits(action, event)
+        if isinstance(action, Backtrack):
+            fields = {"n": action.n, "tokens": _ids(action.tokens or [])}
+        elif isinstance(action, (ForceTokens, ForceOutput)):
+            fields = {"tokens": _ids(action.tokens)}
+        elif isinstance(action, AdjustedPrefill):
+            # Quote's mods say 0 for "as it is".
+            fields = {"tokens": _ids(action.tokens), "max_steps": action.max_steps or None}
+        elif isinstance(action, ToolCalls):
+            fields = {"tool_calls": action.tool_calls}
+        elif isinstance(action, EmitError):
+            fields = {"message": str(action.err_str)}
+        kind = next(cls for cls in type(action).__mro__ if cls.__module__ == "thunder.actions").__name__
+        return dict(fields, type=kind), b""
+
+    @staticmethod
+    def _wire_logits(action, event):
+        fields = {"type": "AdjustedLogits", "temperature": action.token_temp}
+        sparse = action.set if action.set is not None else action.add
+        if sparse is not None:
+            fields["edit"] = "set" if action.set is not None else "add"
+            tokens, values = array("i", _ids(sparse)), array("f", sparse.values())
+            return fields, tokens.tobytes() + values.tobytes()
+        view, given = event.logits._view, action.logits
+        if given is event.logits or given is None:
+            fields["edit"] = "memory" if event.logits.handed_out else "keep"
+            return fields, b""
+        if isinstance(given, Logits):
+            values = given._view
+        else:
+            values = flat(given.to_numpy() if hasattr(given, "to_numpy") else given)
+        if len(values) != len(view):
+            raise InvalidActionError(
+                "adjust_logits takes %d logits, one per token of the vocabulary, not %d" % (len(view), len(values))
+            )
+        view[:] = memoryview(values).cast("B").cast("f")
+        fields["edit"] = "memory"
+        return fields, b""
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def reply(self, action, exception, elapsed_ns, body=b""):
+        self.capture.end_call()
+        self.channel.send({"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}, body)
+
+    def _exception(self, error):
+        """One line, and the traceback without the frames of the SDK."""
+        text = str(error).strip() or "no message"
+        if isinstance(error, SyntaxError):
+            text = "%s (%s, line %s)" % (error.msg, error.filename, error.lineno)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(self.sdk):
+            trace = trace.tb_next
+        lines = traceback.format_exception(type(error), error, trace)
+        return {"message": "%s: %s" % (type(error).__name__, text.splitlines()[0]), "traceback": "".join(lines)}
+
+
+def _ids(tokens):
+    try:
+        ids = [int(token) for token in tokens]
+    except (TypeError, ValueError) as error:
+        raise InvalidActionError("an action takes token ids: %s" % error) from None
+    if any(not -(2**31) <= token < 2**31 for token in ids):
+        raise InvalidActionError("an action takes token ids, not %r" % ids)
+    return ids
+
+
+def main(protocol, memory, home, sdk):
+    """Serves until the server closes the channel. `home` is this process's own directory, `sdk` where we are in it."""
+    worker = Worker(Channel(protocol), Memory(memory), sdk)
+    try:
+        worker.serve()
+    finally:
+        # A server that was killed cannot clean up any more.
+        os.chdir("/")
+        shutil.rmtree(home, ignore_errors=True)
+        os._exit(0)

@@ -1,0 +1,92 @@
+//! What holds for every rendered page; used by the pages' tests.
+
+use crate::api::App;
+use crate::config::Config;
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::mods::Registry;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use chrono::Utc;
+use clap::Parser;
+use std::sync::Arc;
+use tower::ServiceExt;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// A server that is still starting: no database and no model.
+pub(super) fn app() -> App {
+    let line = Line::parse_from(["thunder", "--data-dir", "/tmp/thunder-ui-checks"]);
+    let config = Config::new(line.engine, line.data, &line.server).unwrap();
+    App::new(Arc::new(config), Arc::new(Registry::with_builtin()), Utc::now)
+}
+
+/// What the dashboard alone answers to an address.
+pub(super) async fn status(path: &str) -> StatusCode {
+    let request = Request::get(path).header("host", "localhost").body(Body::empty()).unwrap();
+    super::router().with_state(app()).oneshot(request).await.unwrap().status()
+}
+
+/// Panics when a page breaks a rule that all pages keep.
+pub(super) fn page(html: &str) {
+    assert_eq!(html.matches("<h1").count(), 1, "one h1");
+    assert!(html.contains("lang=\"en\"") && html.contains("<title>"), "language and title");
+    for tag in tags(html) {
+        assert!(!tag.contains(" style="), "inline style: {tag}");
+        assert!(
+            !tag.split_whitespace().any(|word| word.starts_with("on") && word.contains("=\"")),
+            "inline handler: {tag}"
+        );
+        if tag.starts_with("<script") {
+            assert!(tag.contains(" src="), "inline script: {tag}");
+        }
+    }
+    labels(html);
+    links(html);
+}
+
+/// Every address of ours leads somewhere; the database being away is somewhere.
+fn links(html: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for attribute in [" href=\"", " src=\""] {
+        for rest in html.split(attribute).skip(1) {
+            let path = rest.split('"').next().unwrap().replace("&#38;", "&").replace("&amp;", "&");
+            if path.starts_with('/') && !path.starts_with("/api/") {
+                let status = runtime.block_on(status(&path));
+                assert!(status != StatusCode::NOT_FOUND && status != StatusCode::BAD_REQUEST, "{path}: {status}");
+            }
+        }
+    }
+}
+
+/// Every field has a label: around it, by `for`, or by `aria-label`.
+fn labels(html: &str) {
+    let mut depth = 0;
+    for tag in tags(html) {
+        if tag.starts_with("<label") {
+            depth += 1;
+        } else if tag.starts_with("</label") {
+            depth -= 1;
+        } else if tag.starts_with("<input") || tag.starts_with("<select") || tag.starts_with("<textarea") {
+            let id = tag.split("id=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let named = id.is_some_and(|id| html.contains(&format!("for=\"{id}\"")));
+            assert!(depth > 0 || named || tag.contains("aria-label"), "no label: {tag}");
+        }
+    }
+}
+
+/// The tags of a page; none of our attributes holds a raw `>`.
+fn tags(html: &str) -> impl Iterator<Item = &str> {
+    html.split('<').skip(1).filter_map(move |part| {
+        let end = part.find('>')?;
+        let start = part.as_ptr() as usize - html.as_ptr() as usize - 1;
+        html.get(start..start + end + 2)
+    })
+}
