@@ -186,7 +186,8 @@ async fn events(connection: &mut PgConnection, run_id: RunId, range: Range<i32>)
 
 fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     let mut details = raw(row, "details")?;
-    let mut measured = details.as_ref().map(|details| Box::new(Measured::from_details(details)));
+    let given = details.as_ref().map(Measured::from_details);
+    let mut measured = given.filter(|measured| !measured.is_empty()).map(Box::new);
     if let Some(coded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
         let mut ours = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
         // one of ours: details hold only what the coding leaves out

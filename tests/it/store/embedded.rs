@@ -87,7 +87,7 @@ async fn migrations_of_several_starts_at_once_are_applied_once() {
     let first = data.open().await;
     let url = data.url();
     psql(&url, "create database empty").await;
-    let empty = url.replace("/thunder", "/empty");
+    let empty = format!("{}/empty", url.strip_suffix("/thunder").unwrap());
     let starts: Vec<_> = (0..6)
         .map(|number| Database::Url { url: empty.clone(), data_dir: data.0.join(number.to_string()) })
         .map(|database| tokio::spawn(Store::open(database, |_| {})))
