@@ -1,1 +1,5 @@
-fn main() {}
+//! The `thunder` program; see [`thunder::cli`].
+
+fn main() -> std::process::ExitCode {
+    thunder::cli::main()
+}

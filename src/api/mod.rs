@@ -1,1 +1,111 @@
-//! Machine surfaces, one folder a contract; the only place besides `ui` that names axum.
+//! The machine surfaces, one folder a contract; each translates its wire types into one
+//! [`crate::engine::Request`] and the engine's outputs back.
+//!
+//! [`App`] is what every handler can reach, [`ApiError`] the only type that knows status codes. [`Listeners`] serves
+//! all surfaces, behind the gates of `security`.
+
+mod app;
+mod error;
+pub mod extract;
+mod health;
+pub mod openai;
+mod security;
+mod server;
+mod session;
+
+pub use app::{App, State};
+pub use error::{ApiError, Kind, OpenAiError, Problem, request_id, with_request_id};
+pub use health::Health;
+pub use security::Caller;
+pub use server::{BindError, Listeners};
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::get;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::decompression::RequestDecompressionLayer;
+use tower_http::set_header::SetResponseHeaderLayer;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use uuid::Uuid;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Thunder",
+    description = "Runs, their events, and what mods did to them. Errors are RFC 9457 problems; the OpenAI-compatible \
+                   routes answer in OpenAI's shape."
+))]
+struct Document;
+
+/// Every surface, behind the middleware that all share.
+pub fn router(app: &App) -> Router {
+    let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
+        .merge(health::router())
+        .merge(openai::router())
+        .split_for_parts();
+    let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
+    let security = &app.config().server.security;
+    routes
+        .route(
+            "/api/v1/openapi.json",
+            get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
+        )
+        .merge(session::router())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
+        .layer(DefaultBodyLimit::max(app.config().server.max_body_bytes))
+        .layer(RequestDecompressionLayer::new())
+        .layer(CompressionLayer::new())
+        .layer(from_fn_with_state(app.clone(), security::guard))
+        .layer(security::cors(security))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(SetResponseHeaderLayer::if_not_present(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        ))
+        .layer(SetResponseHeaderLayer::if_not_present(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
+        .layer(SetResponseHeaderLayer::if_not_present(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")))
+        .layer(from_fn(identify))
+        .with_state(app.clone())
+}
+
+/// Gives the request an id, the client's own where it sent a usable one, and returns it with the answer.
+async fn identify(request: Request, next: Next) -> Response {
+    let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let id = match sent.filter(|id| (1..=128).contains(&id.len())) {
+        Some(id) => id.to_owned(),
+        None => Uuid::now_v7().to_string(),
+    };
+    let mut response = with_request_id(id.clone(), next.run(request)).await;
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+async fn unknown_path(request: Request) -> Response {
+    let path = request.uri().path();
+    security::in_dialect(path, ApiError::new(Kind::NotFound, format!("there is nothing at {path}")))
+}
+
+async fn unknown_method(request: Request) -> Response {
+    let path = request.uri().path();
+    let detail = format!("{path} does not take {}", request.method());
+    security::in_dialect(path, ApiError::new(Kind::MethodNotAllowed, detail))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer hands the panic over")]
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let message = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message");
+    axum::response::IntoResponse::into_response(ApiError::internal(format!("a handler panicked: {message}")))
+}

@@ -6,19 +6,46 @@
 //! bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to the surface that asked. Nothing
 //! here waits for a database, a disk or a socket.
 
+mod actions;
+mod answer;
+mod capture;
+mod journal;
+mod measure;
+mod pipeline;
 mod request;
+mod run;
+mod scheduler;
+mod steps;
 
+pub use capture::AttentionCoder;
+pub use journal::Clock;
 pub use request::{Limits, RecordPolicy, Request, Sampling};
 
-use crate::events::{Alternative, RunEnd, RunId, Signal, TokenMeasure};
+use crate::events::{Alternative, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
-use std::sync::Arc;
-use tokio::sync::mpsc;
+use crate::model::llama::{ContextOptions, Sampler, SamplerOptions};
+use crate::mods::RunView;
+use capture::Capture;
+use journal::Journal;
+use pipeline::ActiveMod;
+use run::Run;
+use scheduler::{Command, Scheduler};
+use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+
+/// Outputs that may wait for a client that does not read, before its run pauses.
+const CLIENT_CHANNEL: usize = 256;
+
+/// Runs that may wait for a slot.
+const QUEUE: usize = 1024;
 
 /// How the engine is set up.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Context in tokens, shared by all slots.
+    /// Context of each slot, in tokens.
     pub ctx_size: u32,
     /// Slots: runs that decode at the same time.
     pub parallel: u32,
@@ -30,6 +57,10 @@ pub struct Options {
     pub ubatch_size: u32,
     /// Whether attention can be captured; flash attention is then off.
     pub attention: bool,
+    /// Codes attention for storage.
+    pub attention_coder: AttentionCoder,
+    /// Tells the time of day.
+    pub clock: Clock,
 }
 
 /// What a surface receives of its run, in order. Dropping the receiver cancels the run within a token.
@@ -105,7 +136,15 @@ pub enum SubmitError {
 /// A running engine; cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     model: Arc<Model>,
+    options: Options,
+    commands: std::sync::mpsc::Sender<Command>,
+    waiting: Arc<AtomicUsize>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
@@ -113,31 +152,188 @@ impl Engine {
     ///
     /// # Errors
     /// llama.cpp refused the context, e.g. because its memory could not be had.
-    pub fn start(
-        _model: Arc<Model>,
-        _options: Options,
-        _recorder: mpsc::Sender<Signal>,
+    pub async fn start(
+        model: Arc<Model>,
+        options: Options,
+        recorder: mpsc::Sender<Signal>,
     ) -> Result<Self, crate::model::Error> {
-        todo!()
+        let (commands, inbox) = std::sync::mpsc::channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let (ready, started) = oneshot::channel();
+        let thread = {
+            let (model, options, commands, waiting) =
+                (Arc::clone(&model), options.clone(), commands.clone(), Arc::clone(&waiting));
+            move || {
+                let context = ContextOptions {
+                    context_per_sequence: options.ctx_size,
+                    sequences: options.parallel,
+                    batch_size: options.batch_size,
+                    ubatch_size: options.ubatch_size,
+                    threads: options.threads,
+                    attention: options.attention,
+                };
+                let made = model.context(&context).and_then(|context| {
+                    let capture = options
+                        .attention
+                        .then(|| Capture::start(options.attention_coder, recorder.clone()))
+                        .transpose()
+                        .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
+                    Ok((context, capture))
+                });
+                match made {
+                    Ok((context, capture)) => {
+                        if ready.send(Ok(())).is_ok() {
+                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting).run();
+                        }
+                    }
+                    // Nobody listens only when the start was given up.
+                    Err(error) => drop(ready.send(Err(error))),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("thunder-decode".into())
+            .spawn(thread)
+            .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
+        started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
+        Ok(Self { inner: Arc::new(Inner { model, options, commands, waiting, thread: Mutex::new(Some(thread)) }) })
     }
 
     /// Hands a request to the decode thread.
     ///
     /// # Errors
     /// [`SubmitError`]; the run then does not exist.
-    pub async fn submit(&self, _request: Request) -> Result<Generation, SubmitError> {
-        todo!()
+    pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
+        let Inner { model, options, commands, waiting, .. } = &*self.inner;
+        let context = options.ctx_size as usize;
+        if request.prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if request.prompt.len() >= context {
+            return Err(SubmitError::PromptTooLong { prompt_tokens: request.prompt.len(), context });
+        }
+        if request.attention && !options.attention {
+            return Err(SubmitError::AttentionOff);
+        }
+        let queued = waiting.load(Ordering::Acquire);
+        if queued >= QUEUE {
+            return Err(SubmitError::Busy { waiting: queued });
+        }
+        if request.limits.ignore_eos {
+            let bans = model.vocabulary().end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+            request.sampling.logit_bias.extend(bans);
+        }
+        let id = RunId::now();
+        let request_id = request.request_id.clone().unwrap_or_else(|| id.to_string());
+        let view = Arc::new(RunView {
+            run_id: id,
+            request_id: request_id.clone(),
+            model: model.name().to_owned(),
+            vocabulary: Arc::clone(model.vocabulary()),
+            conversation: request.conversation.clone(),
+            tools: request.tools.clone(),
+            parameters: json!({
+                "sampling": request.sampling,
+                "limits": request.limits,
+                "mods": request.mods.iter().map(|chosen| &chosen.mod_ref).collect::<Vec<_>>(),
+                "attention": request.attention,
+            }),
+            seed: request.sampling.seed,
+        });
+        let mods = start_mods(&request, &view).await?;
+        let sampler = Sampler::new(&sampler_options(&request.sampling, model.vocabulary().len(), context));
+        let journal = Journal::new(request.record != RecordPolicy::Off, options.clock);
+        let started = Signal::Started(Arc::new(RunStart {
+            run_id: id,
+            request_id: request_id.clone(),
+            created_at: journal.now(),
+            surface: request.surface,
+            model: model.name().to_owned(),
+            user_label: request.user_label.clone(),
+            max_tokens: Some(request.limits.max_tokens as i32),
+            temperature: Some(f64::from(request.sampling.temperature)),
+            seed: Some(request.sampling.seed),
+            mods: mods.iter().map(|active| active.name.clone()).collect(),
+            prompt_preview: request.prompt_preview.clone(),
+        }));
+        let (client, output) = mpsc::channel(CLIENT_CHANNEL);
+        let run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        waiting.fetch_add(1, Ordering::AcqRel);
+        commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
+        Ok(Generation { run_id: id, request_id, output })
     }
 
     /// The model it runs.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
-        &self.model
+        &self.inner.model
     }
 
     /// Tokens that one run can hold, prompt and answer together.
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
-        todo!()
+        self.inner.options.ctx_size
+    }
+
+    /// Whether attention can be captured.
+    #[must_use]
+    pub fn attention(&self) -> bool {
+        self.inner.options.attention
+    }
+
+    /// Ends all runs and waits for the decode thread; what was recorded is with the recorder then.
+    pub async fn stop(&self) {
+        // A closed channel says that the thread has ended already.
+        let _ = self.inner.commands.send(Command::Stop);
+        let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+            if !matches!(joined, Ok(Ok(()))) {
+                tracing::error!("the decode thread panicked");
+            }
+        }
+    }
+}
+
+/// Begins the run's mods, away from the async threads: a mod may have to start a process.
+async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<ActiveMod>, SubmitError> {
+    if request.mods.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (chosen, view) = (request.mods.clone(), Arc::clone(view));
+    let start = move || {
+        chosen
+            .into_iter()
+            .map(|chosen| {
+                let name = chosen.mod_ref.name;
+                let described = chosen.factory.describe();
+                match chosen.factory.start(&chosen.mod_ref.config, &view) {
+                    Ok(session) => Ok(ActiveMod {
+                        name,
+                        version: described.version,
+                        records_noop: described.language != "rust",
+                        session,
+                    }),
+                    Err(message) => Err(SubmitError::ModConfig { name, message }),
+                }
+            })
+            .collect()
+    };
+    tokio::task::spawn_blocking(start).await.map_err(|_| SubmitError::Stopped)?
+}
+
+fn sampler_options(sampling: &Sampling, vocabulary: usize, context: usize) -> SamplerOptions {
+    SamplerOptions {
+        vocabulary,
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repeat_penalty: sampling.repeat_penalty,
+        repeat_last_n: usize::try_from(sampling.repeat_last_n).unwrap_or(context),
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        seed: sampling.seed,
+        logit_bias: sampling.logit_bias.clone(),
     }
 }

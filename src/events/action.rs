@@ -65,7 +65,7 @@ impl ActionType {
 /// and without a drawn token that was never appended), `clamped` (true when the mod asked for more),
 /// `superseded` (true when an earlier mod's action won the event), `moved` (for AdjustedLogits: tokens whose
 /// probability it moved most, `[{token, text, before, after}]`), `version` (hash of the mod's source).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Action {
     /// Index of the mod call that returned it.
     pub mod_call_sequence: i32,

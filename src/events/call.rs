@@ -3,7 +3,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 /// One invocation of a mod.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModCall {
     /// The event that caused it.
     pub event_sequence_order: i32,
@@ -26,7 +26,7 @@ pub struct ModCall {
 }
 
 /// A line that a mod printed or logged.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModLog {
     /// Index of the mod call that wrote it.
     pub mod_call_sequence: i32,

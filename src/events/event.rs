@@ -38,7 +38,7 @@ impl EventType {
 }
 
 /// One event, in the shape of the `/ingest` document; fields that do not concern its type are usually absent.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Event {
     /// Which of the four.
     pub event_type: EventType,

@@ -112,7 +112,7 @@ impl RunStatus {
 }
 
 /// What is known when a run begins.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunStart {
     /// Ours.
     pub run_id: RunId,
@@ -180,7 +180,7 @@ pub struct Usage {
 }
 
 /// How a run ended, as a surface needs it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Finish {
     /// Why.
     pub reason: FinishReason,
@@ -203,7 +203,7 @@ pub struct Finish {
 }
 
 /// What is known when a run is over.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunEnd {
     /// When it ended.
     pub completed_at: DateTime<Utc>,

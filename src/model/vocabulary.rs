@@ -86,7 +86,7 @@ impl Vocabulary {
                 pending.extend_from_slice(self.piece(token));
                 let complete = complete_prefix(&pending);
                 let upto = if index == last { pending.len() } else { complete };
-                let text = String::from_utf8_lossy(&pending[..upto]).into_owned();
+                let text = printable(String::from_utf8_lossy(&pending[..upto]).into_owned());
                 pending.drain(..upto);
                 text
             })
@@ -122,6 +122,12 @@ impl Vocabulary {
     pub fn contains(&self, token: TokenId) -> bool {
         usize::try_from(token).is_ok_and(|index| index < self.pieces.len())
     }
+}
+
+/// Text as the trace keeps it: PostgreSQL's text cannot hold NUL.
+#[must_use]
+pub fn printable(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
 /// Length of the longest prefix that does not end within a UTF-8 character. Invalid bytes count as complete.

@@ -1,1 +1,151 @@
-//! The only SQL: connection, embedded server, migrations, writer, ingest, runs, attention.
+//! PostgreSQL: everything that is kept, and the only place with SQL.
+//!
+//! [`Store::open`] connects, or starts a private server on the data directory, and brings the schema up to date.
+//! Live runs arrive as [`Signal`]s at the [recorder](Store::recorder), foreign ones as documents at [`Store::ingest`];
+//! both become rows by one writer, a batch a transaction. A run that is shown as finished is committed as a whole. When
+//! the database is away, live runs go to spool files in the data directory and follow when it is back.
+//!
+//! Readers get the vocabulary of [`crate::events`] back exactly as it went in; rows never leave this module.
+
+mod attention;
+mod connect;
+mod embedded;
+mod error;
+pub mod filter;
+mod ingest;
+mod live;
+mod measured;
+mod migrate;
+mod outline;
+mod read;
+mod recorder;
+mod rows;
+mod runs;
+mod spool;
+mod upkeep;
+mod writer;
+
+pub use connect::Database;
+pub use error::{BadFilter, EmbeddedError, Error, IngestError};
+pub use ingest::Ingested;
+pub use live::{Live, LiveUpdate, RunChange};
+pub use runs::{MAX_PAGE, RunPage, RunQuery, RunSummary};
+
+use crate::events::Signal;
+use embedded::Embedded;
+use recorder::Target;
+use spool::Spool;
+use sqlx::PgPool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+/// Signals that may wait for the recorder, which takes them at once.
+const SIGNALS: usize = 1024;
+
+/// The open store; cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: PgPool,
+    /// The recorder's own connections.
+    recorder_pool: PgPool,
+    server_id: Uuid,
+    live: Live,
+    recorder: Mutex<Recording>,
+    closing: watch::Sender<bool>,
+    upkeep: JoinHandle<()>,
+    embedded: Option<Embedded>,
+}
+
+/// The recorder before and after it was asked for.
+enum Recording {
+    Waiting(Option<Spool>),
+    Going(mpsc::Sender<Signal>, Option<JoinHandle<()>>),
+}
+
+impl Store {
+    /// Starts the recorder on the first call; later calls give more senders to the same one. It ends with
+    /// [`Store::close`].
+    #[must_use]
+    pub fn recorder(&self) -> (mpsc::Sender<Signal>, Live) {
+        let inner = &self.inner;
+        let mut recording = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = match &mut *recording {
+            Recording::Going(sender, _) => sender.clone(),
+            Recording::Waiting(spool) => {
+                let (sender, signals) = mpsc::channel(SIGNALS);
+                let target =
+                    Target { pool: inner.recorder_pool.clone(), server_id: inner.server_id, live: inner.live.clone() };
+                let task = recorder::record(target, spool.take(), signals, inner.closing.subscribe());
+                *recording = Recording::Going(sender.clone(), Some(tokio::spawn(task)));
+                sender
+            }
+        };
+        (sender, inner.live.clone())
+    }
+
+    /// What is going on right now; the recorder need not have been started.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.inner.live.clone()
+    }
+
+    /// Whether the database answers.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub async fn ready(&self) -> Result<(), Error> {
+        const PATIENCE: Duration = Duration::from_secs(3);
+        let answer = timeout(PATIENCE, sqlx::query("select 1").execute(&self.inner.pool)).await;
+        answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok(())
+    }
+
+    /// Links between stored rows that lead nowhere, one line each; empty in a sound database. Reads everything.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn damaged_links(&self) -> Result<Vec<String>, Error> {
+        let rows: Vec<(String, Uuid, i64)> =
+            sqlx::query_as("select child, run_id, rows from damaged_links").fetch_all(&self.inner.pool).await?;
+        Ok(rows.into_iter().map(|(child, run, rows)| format!("{child}: {rows} rows of run {run}")).collect())
+    }
+
+    /// Stores or spools what the recorder still holds, closes the connections and stops the embedded server.
+    pub async fn close(self) {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let inner = &self.inner;
+        inner.closing.send_replace(true);
+        let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
+            Recording::Going(_, task) => task.take(),
+            Recording::Waiting(spool) => {
+                spool.take().filter(Spool::is_drained).map(Spool::remove);
+                None
+            }
+        };
+        if let Some(task) = task
+            && timeout(PATIENCE, task).await.is_err()
+        {
+            tracing::error!("the recorder did not finish in time");
+        }
+        inner.upkeep.abort();
+        inner.recorder_pool.close().await;
+        inner.pool.close().await;
+        if let Some(embedded) = &inner.embedded {
+            embedded.stop().await;
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.upkeep.abort();
+    }
+}

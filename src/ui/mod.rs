@@ -1,1 +1,54 @@
 //! The human surface: one file a page, assets embedded in the binary.
+//!
+//! Pages are rendered on the server and read without JavaScript; modules without a bundler make them move. What a
+//! page shows beyond its first paint comes from the public API, so the dashboard can do nothing that a client
+//! cannot. Token text and everything else from a run is untrusted: templates escape it, scripts make text nodes of it.
+
+mod assets;
+#[cfg(test)]
+mod checks;
+mod error;
+mod playground;
+mod replay;
+mod replay_text;
+mod run;
+mod runs;
+mod shell;
+
+pub use error::not_found;
+
+use crate::api::App;
+use axum::Router;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use axum::routing::get;
+
+/// What pages may load: this server's own files and nothing else, no inline script and no inline style.
+const POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; \
+                      form-action 'self'; frame-ancestors 'none'";
+
+/// All pages and assets.
+pub fn router() -> Router<App> {
+    Router::new()
+        .route("/", get(runs::start))
+        .route("/runs", get(runs::page))
+        .route("/runs/{id}", get(replay::page))
+        .route("/runs/{id}/older", get(replay::older))
+        .route("/runs/{id}/newer", get(replay::newer))
+        .route("/playground", get(playground::page))
+        .route("/assets/{version}/{*path}", get(assets::file))
+        .route("/favicon.ico", get(assets::icon))
+        .layer(axum::middleware::map_response(guard))
+}
+
+/// Adds the headers that every page and asset carries.
+async fn guard(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+    // Pages change with the run, with the theme's cookie, and into a fragment for the list.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache"));
+    headers.entry(header::VARY).or_insert(HeaderValue::from_static("Cookie, X-Fragment"));
+    response
+}

@@ -1,0 +1,50 @@
+//! Whether the server can take a run: `/health`, `/healthz` and llama-server's `/v1/health`, open to everybody.
+
+use super::{App, State};
+use axum::Json;
+use axum::http::StatusCode;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Whether the server can take a run.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Health {
+    /// `ok`, `loading`, `stopping` or `unavailable`.
+    pub status: &'static str,
+    /// What it waits for, unless the status is `ok`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Always `thunder`, so that a client knows whom it found.
+    pub server: &'static str,
+    /// The release.
+    pub version: &'static str,
+}
+
+/// The health routes.
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(healthz))
+        .route("/health", axum::routing::get(healthz))
+        .route("/v1/health", axum::routing::get(healthz))
+}
+
+/// Says 200 when model and database are ready, 503 with the reason before; `/health` is the same.
+#[utoipa::path(get, path = "/healthz", tag = "health",
+    responses((status = 200, body = Health), (status = 503, body = Health)))]
+async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (StatusCode, Json<Health>) {
+    let (status, reason) = match app.state() {
+        State::Loading(doing) => ("loading", Some(doing)),
+        State::Stopping | State::Stopped => ("stopping", Some("the server is stopping".into())),
+        State::Ready => match app.store() {
+            Ok(store) => match store.ready().await {
+                Ok(()) => ("ok", None),
+                Err(error) => ("unavailable", Some(error.to_string())),
+            },
+            Err(_) => ("loading", Some("the database is being started".into())),
+        },
+    };
+    let code = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(Health { status, reason, server: "thunder", version: env!("CARGO_PKG_VERSION") }))
+}

@@ -1,0 +1,74 @@
+//! Which mods a request names: in its `mods` field, or behind the model's name.
+
+use super::fields::{Fields, wrong};
+use crate::api::ApiError;
+use crate::mods::{Chosen, ModRef, Registry, UnknownMod};
+use serde_json::Value;
+
+/// The mods of a request, those behind the model's name first.
+///
+/// The model's name is `model`, `model/mod-a/mod-b`, or, for a model that is named by its publisher,
+/// `publisher/model/mod-a`. Which model a client names does not matter otherwise: there is one.
+pub(super) fn chosen(fields: Fields<'_>, model: &str, registry: &Registry) -> Result<Vec<Chosen>, ApiError> {
+    let known = |name: &str| registry.list().iter().any(|found| found.name == name);
+    let mut refs = Vec::new();
+    if let Some(asked) = fields.text("model")? {
+        refs.extend(suffix(asked, model, known).map(|name| ModRef { name: name.to_owned(), config: Value::Null }));
+    }
+    let from_model = refs.len();
+    for entry in fields.list("mods")?.into_iter().flatten() {
+        refs.push(mod_ref(entry)?);
+    }
+    let names: Vec<String> = refs.iter().map(|mod_ref| mod_ref.name.clone()).collect();
+    registry.choose(refs).map_err(|error| unknown(&error, names.iter().position(|n| *n == error.name), from_model))
+}
+
+fn suffix<'a>(asked: &'a str, model: &str, known: impl Fn(&str) -> bool) -> impl Iterator<Item = &'a str> {
+    let segments = |text: &'a str| text.split('/').filter(|segment| !segment.is_empty());
+    let own = asked.strip_prefix(model).and_then(|rest| rest.strip_prefix('/'));
+    let (rest, skip) = match own {
+        Some(rest) => (rest, 0),
+        None if asked == model => ("", 0),
+        None => match segments(asked).collect::<Vec<_>>()[..] {
+            // "publisher/model", unless the second part is a mod.
+            [_, second] => (asked, if known(second) { 1 } else { 2 }),
+            _ => (asked, 2),
+        },
+    };
+    segments(rest).skip(skip)
+}
+
+fn mod_ref(entry: &Value) -> Result<ModRef, ApiError> {
+    match entry {
+        Value::String(name) => Ok(ModRef { name: name.clone(), config: Value::Null }),
+        Value::Object(object) => match object.get("name").and_then(Value::as_str) {
+            Some(name) => {
+                Ok(ModRef { name: name.to_owned(), config: object.get("config").cloned().unwrap_or_default() })
+            }
+            None => Err(wrong("mods", "a list of names or of {\"name\": …, \"config\": …}", entry)),
+        },
+        _ => Err(wrong("mods", "a list of names or of {\"name\": …, \"config\": …}", entry)),
+    }
+}
+
+fn unknown(error: &UnknownMod, at: Option<usize>, from_model: usize) -> ApiError {
+    let param = if at.is_some_and(|index| index < from_model) { "model" } else { "mods" };
+    ApiError::invalid(param, error.to_string()).code("unknown_mod")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::suffix;
+
+    #[test]
+    fn mods_stand_behind_the_model() {
+        let mods = |asked| suffix(asked, "demo", |name| name == "a").collect::<Vec<_>>();
+        assert_eq!(mods("demo"), [""; 0]);
+        assert_eq!(mods("demo/a/b"), ["a", "b"]);
+        assert_eq!(mods("gpt-4"), [""; 0]);
+        assert_eq!(mods("gpt-4/a"), ["a"]);
+        assert_eq!(mods("publisher/model"), [""; 0]);
+        assert_eq!(mods("publisher/model/typo"), ["typo"]);
+        assert_eq!(mods("demo/typo"), ["typo"]);
+    }
+}

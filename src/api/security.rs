@@ -1,0 +1,205 @@
+//! Who may call what, before any handler sees the request.
+//!
+//! Three gates. The `Host` header must be a name of this server, so that a page on another site cannot reach a
+//! loopback server by DNS rebinding. A request that changes something must not come from a page of another origin.
+//! And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second gate.
+
+use super::{ApiError, App, Kind, OpenAiError, openai, session};
+use crate::config::{Config, Security};
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+use std::net::IpAddr;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+/// Who sent the request, where keys are set; in the request's extensions.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// A name for the key that does not give it away.
+    pub label: String,
+}
+
+/// Renders an error as the path's clients read it.
+pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
+    if openai::owns(path) { OpenAiError(error).into_response() } else { error.into_response() }
+}
+
+/// The gates, as middleware.
+pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    match admit(&app, &request, &path) {
+        Ok(caller) => {
+            request.extensions_mut().extend_some(caller);
+            next.run(request).await
+        }
+        Err(error) if error.kind() == Kind::Unauthorized && wants_page(&request) => {
+            Redirect::to(session::PATH).into_response()
+        }
+        Err(error) => in_dialect(&path, error),
+    }
+}
+
+trait ExtendSome {
+    fn extend_some(&mut self, caller: Option<Caller>);
+}
+
+impl ExtendSome for axum::http::Extensions {
+    fn extend_some(&mut self, caller: Option<Caller>) {
+        if let Some(caller) = caller {
+            self.insert(caller);
+        }
+    }
+}
+
+fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, ApiError> {
+    let config = app.config();
+    let host = host(request).ok_or_else(|| ApiError::bad_request("the request has no Host header"))?;
+    if !is_ours(&host, config) {
+        return Err(ApiError::new(
+            Kind::Forbidden,
+            format!("this server is not known as '{host}'; start it with --trusted-host {host} if it should be"),
+        ));
+    }
+    check_origin(request, &host, &config.server.security)?;
+    if is_public(path) || request.method() == Method::OPTIONS {
+        return Ok(None);
+    }
+    caller(&config.server.security, request.headers())
+}
+
+/// Health is for load balancers, which have no key; the login page is for those who come to show theirs.
+fn is_public(path: &str) -> bool {
+    matches!(path, "/health" | "/healthz" | "/v1/health" | session::PATH)
+}
+
+fn wants_page(request: &Request) -> bool {
+    let accepts = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    request.method() == Method::GET && accepts.is_some_and(|value| value.contains("text/html"))
+}
+
+/// The host that the client believes to talk to: lower case, without port and brackets.
+fn host(request: &Request) -> Option<String> {
+    // HTTP/2 has it in the address, HTTP/1.1 in the header.
+    let value = match request.uri().authority() {
+        Some(authority) => authority.as_str(),
+        None => request.headers().get(header::HOST)?.to_str().ok()?,
+    };
+    Some(bare(value))
+}
+
+fn bare(authority: &str) -> String {
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
+    };
+    host.trim_end_matches('.').to_ascii_lowercase()
+}
+
+fn is_ours(host: &str, config: &Config) -> bool {
+    if host == "localhost"
+        || host.ends_with(".localhost")
+        || config.server.security.trusted_hosts.iter().any(|t| t == host)
+    {
+        return true;
+    }
+    // Rebinding needs a name: a page at an address can only be that address. So an address is ours when we listen
+    // on it, or on all of them.
+    host.parse::<IpAddr>().is_ok_and(|ip| {
+        ip.is_loopback() || config.server.listen.iter().any(|own| own.ip() == ip || own.ip().is_unspecified())
+    })
+}
+
+fn check_origin(request: &Request, host: &str, security: &Security) -> Result<(), ApiError> {
+    if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
+        return Ok(());
+    }
+    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let Some(origin) = header("origin") else {
+        return match header("sec-fetch-site") {
+            Some("cross-site") => Err(foreign("another site")),
+            _ => Ok(()),
+        };
+    };
+    if security.cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin) {
+        return Ok(());
+    }
+    let own = origin.split_once("://").map(|(_, authority)| authority);
+    let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
+    if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
+        return Ok(());
+    }
+    Err(foreign(origin))
+}
+
+fn foreign(origin: &str) -> ApiError {
+    ApiError::new(
+        Kind::Forbidden,
+        format!("a page of {origin} may not change anything here; start the server with --cors-origin to let it"),
+    )
+}
+
+fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, ApiError> {
+    if security.keys.is_empty() {
+        return Ok(None);
+    }
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text("authorization").and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    let known = match bearer.or_else(|| text("x-api-key")) {
+        Some(sent) => security.known(sent),
+        None => session::known(security, headers),
+    };
+    match known {
+        Some(key) => Ok(Some(Caller { label: key.label() })),
+        None => Err(ApiError::new(
+            Kind::Unauthorized,
+            "this server needs an API key, sent as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
+        )),
+    }
+}
+
+/// Answers for the origins that may call from a page; without `--cors-origin` there are none.
+pub(super) fn cors(security: &Security) -> CorsLayer {
+    let origins: Vec<HeaderValue> =
+        security.cors_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
+    let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins)
+    };
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
+        .allow_headers([
+            header::AUTHORIZATION,
+            header::CONTENT_TYPE,
+            header::ACCEPT,
+            header::HeaderName::from_static("x-api-key"),
+            header::HeaderName::from_static("last-event-id"),
+        ])
+        .expose_headers([
+            header::HeaderName::from_static("x-request-id"),
+            header::HeaderName::from_static("x-thunder-run-id"),
+        ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bare;
+
+    #[test]
+    fn a_host_is_bare_of_port_and_brackets() {
+        for (given, expected) in [
+            ("LocalHost:6767", "localhost"),
+            ("[::1]:80", "::1"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("a.example.:1", "a.example"),
+        ] {
+            assert_eq!(bare(given), expected);
+        }
+    }
+}

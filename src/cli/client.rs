@@ -1,0 +1,116 @@
+//! A running server, as the other commands use it.
+
+use crate::config::flags::Secret;
+use anyhow::{Context, bail};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use serde_json::Value;
+use std::time::Duration;
+
+/// How long a server may take to say that it is there.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// Which server to use.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// Server to use, e.g. `http://127.0.0.1:6767`; without it the one on the default address, if it runs
+    #[arg(long, env = "THUNDER_SERVER", value_name = "URL")]
+    pub server: Option<String>,
+    /// Key for that server
+    #[arg(long, env = "THUNDER_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_key: Option<Secret>,
+}
+
+/// A server that answered.
+#[derive(Debug, Clone)]
+pub struct Server {
+    http: reqwest::Client,
+    base: String,
+    key: Option<Secret>,
+}
+
+impl ServerArgs {
+    /// The server to use: the one that was named, which must answer, else the one on the default address, if any.
+    pub async fn find(&self) -> anyhow::Result<Option<Server>> {
+        match &self.server {
+            Some(url) => Server::at(url, self.api_key.clone()).await.map(Some),
+            None => Ok(self.default().await),
+        }
+    }
+
+    /// The server on the default address, if it runs.
+    pub async fn default(&self) -> Option<Server> {
+        Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), self.api_key.clone()).await.ok()
+    }
+}
+
+impl Server {
+    /// A server that is known to be there.
+    pub fn new(base: String, key: Option<Secret>) -> Self {
+        Self { http: reqwest::Client::new(), base, key }
+    }
+
+    /// Finds the server at an address and waits until it is ready.
+    pub async fn at(url: &str, key: Option<Secret>) -> anyhow::Result<Self> {
+        let url = url.trim_end_matches('/');
+        let base = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+        if !base.starts_with("http://") {
+            bail!("{base} cannot be used; the command line speaks plain http, e.g. to a server on this machine");
+        }
+        let server = Self::new(base, key);
+        loop {
+            let health = server.http.get(format!("{}/healthz", server.base)).timeout(PATIENCE).send().await;
+            let response = health.with_context(|| format!("no server answers at {}", server.base))?;
+            let ready = response.status() == StatusCode::OK;
+            let health: Value = response.json().await.unwrap_or_default();
+            if health["server"] != "thunder" {
+                bail!("the server at {} is not Thunder", server.base);
+            }
+            match health["status"].as_str() {
+                _ if ready => return Ok(server),
+                Some("loading") => tokio::time::sleep(Duration::from_millis(200)).await,
+                _ => bail!("the server at {} is not ready: {}", server.base, health["reason"].as_str().unwrap_or("?")),
+            }
+        }
+    }
+
+    /// Where it is.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// Where a run can be looked at.
+    pub fn replay(&self, run_id: &str) -> String {
+        format!("{}/runs/{run_id}", self.base)
+    }
+
+    /// A request to it.
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base)).header("x-thunder-client", "cli");
+        match &self.key {
+            Some(key) => request.bearer_auth(key.reveal()),
+            None => request,
+        }
+    }
+
+    /// Sends a request; an answer that is not a success is an error with the server's own words.
+    pub async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
+        let response = request.send().await.with_context(|| format!("{} does not answer", self.base))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let text = response.text().await.unwrap_or_default();
+        bail!("{}", words(&text).unwrap_or_else(|| format!("{} answered {status}", self.base)))
+    }
+}
+
+/// What an error says, in whichever of our dialects.
+pub fn words(body: &str) -> Option<String> {
+    let body: Value = serde_json::from_str(body).ok()?;
+    let message = body.pointer("/error/message").or_else(|| body.get("detail"))?.as_str()?;
+    Some(match body.get("pointer").and_then(Value::as_str) {
+        Some(pointer) if !message.contains(pointer) => format!("{pointer}: {message}"),
+        _ => message.to_owned(),
+    })
+}

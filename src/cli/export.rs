@@ -1,0 +1,67 @@
+use super::client::ServerArgs;
+use super::progress::Progress;
+use super::startup;
+use crate::config::DataConfig;
+use crate::config::flags::DataFlags;
+use crate::trace::document::Document;
+use anyhow::{Context, bail};
+use reqwest::Method;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Writes a recorded run as the payload that `ingest` takes
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The run's id, or its `request_id`
+    #[arg(value_name = "ID")]
+    id: String,
+    /// File to write; without it standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    data: DataFlags,
+}
+
+/// Reads the run from the running server, else from the database.
+pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
+    let own_database = args.data.data_dir.is_some();
+    let server = if own_database { None } else { args.server.find().await? };
+    let document = match server {
+        Some(server) => {
+            let mut path = reqwest::Url::parse(server.base())?;
+            // As a segment, so that an id with a slash or a question mark stays one.
+            path.path_segments_mut()
+                .map_err(|()| anyhow::anyhow!("{} is no address", server.base()))?
+                .extend(["api", "v1", "runs", &args.id]);
+            let response = server.send(server.request(Method::GET, path.path())).await?;
+            Document::parse(&response.bytes().await?).context("the server's answer is not a run")?
+        }
+        None => from_database(&args.id, DataConfig::try_from(args.data)?).await?,
+    };
+    let payload = document.write();
+    match args.output {
+        Some(path) => {
+            std::fs::write(&path, payload).with_context(|| format!("cannot write {}", path.display()))?;
+            eprintln!("{}: run {} with {} events", path.display(), document.request.request_id, document.events.len());
+        }
+        None => std::io::stdout().lock().write_all(&payload)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document> {
+    let progress = Progress::new(None);
+    let store = startup::open_store(&config, &progress).await;
+    progress.end();
+    let store = store?;
+    let found = async {
+        let Some(run) = store.find(id).await? else { bail!("there is no run '{id}'") };
+        store.document(run.run_id).await?.with_context(|| format!("there is no run '{id}'"))
+    }
+    .await;
+    store.close().await;
+    found
+}

@@ -1,0 +1,231 @@
+use super::client::{Server, ServerArgs, words};
+use super::local::{Local, Record};
+use super::printer::Printer;
+use super::startup;
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::{Config, DEFAULT_ADDRESS};
+use crate::mods::Registry;
+use anyhow::{Context, bail};
+use futures::StreamExt;
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Runs one prompt, streams the answer, records the run and prints where its replay is
+///
+/// Where it runs: on the server named by --server; else on the one that runs on 127.0.0.1:6767; else in this process.
+/// With --model, --data-dir, --database-url or a mod given as a file it runs in this process in any case, and the run
+/// is recorded in that database, or, when the default database belongs to a running server, handed to that server.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The prompt; - reads it from standard input
+    prompt: String,
+    /// Mod to run it with, by name or as a Python file, again for more
+    #[arg(long = "mod", value_name = "NAME|FILE.py")]
+    mods: Vec<String>,
+    /// Seed of the draw; the same seed gives the same answer
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    seed: Option<i64>,
+    /// Most tokens of the answer
+    #[arg(long, short = 'n', value_name = "N", alias = "n-predict", default_value_t = 512)]
+    max_tokens: u32,
+    /// 0 always takes the most probable token; without it 0.8
+    #[arg(long, value_name = "T", alias = "temp")]
+    temperature: Option<f32>,
+    /// Take the next token from the K most probable only
+    #[arg(long, value_name = "K")]
+    top_k: Option<i32>,
+    /// Take the next token from the most probable ones that have P together
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Text that ends the answer, again for more
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// What the system says before the prompt
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Continue the prompt as it is, without the chat template
+    #[arg(long, conflicts_with = "system")]
+    raw: bool,
+    /// Do not capture attention
+    #[arg(long)]
+    no_attention: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+}
+
+/// What is known when the answer is complete.
+#[derive(Default)]
+struct Outcome {
+    run_id: Option<String>,
+    finish_reason: Option<String>,
+    timings: Value,
+}
+
+/// Runs the prompt. `said` tells whether a flag stood on the command line.
+pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+    let files: Vec<PathBuf> = args.mods.iter().filter(|name| is_file(name)).map(PathBuf::from).collect();
+    if let Some(file) = files.iter().find(|file| !file.is_file()) {
+        bail!("there is no file {}; --mod takes the name of a mod or a Python file", file.display());
+    }
+    let here = !files.is_empty() || ["model", "data_dir", "database_url"].into_iter().any(&said);
+    if here && args.server.server.is_some() {
+        let why =
+            if files.is_empty() { "--model, --data-dir and --database-url are" } else { "a mod given as a file is" };
+        bail!("{why} for an engine in this process and cannot be combined with --server");
+    }
+    let attention = !args.no_attention && args.engine.attention == crate::config::flags::Switch::On;
+    if !here && let Some(server) = args.server.find().await? {
+        let outcome = stream(&server, &args, &args.mods, attention).await?;
+        return Ok(report(&outcome, outcome.run_id.as_deref().map(|id| server.replay(id))));
+    }
+    run_here(args, &files, attention, said("data_dir") || said("database_url")).await
+}
+
+async fn run_here(mut args: Args, files: &[PathBuf], attention: bool, own_database: bool) -> anyhow::Result<ExitCode> {
+    // One slot is enough for one run, and its context can be as large as the model's.
+    args.engine.parallel = 1;
+    let config = Config::new(args.engine.clone(), args.data.clone(), &ServerFlags::default())?;
+    let owner = if own_database || config.data.database_url.is_some() { None } else { args.server.default().await };
+    let registry = Registry::with_builtin();
+    let mut names = Vec::new();
+    for name in &args.mods {
+        names.push(match files.iter().find(|file| file.as_path() == Path::new(name)) {
+            Some(file) => startup::register_file(&registry, file, &config).await?,
+            None => name.clone(),
+        });
+    }
+    let record = if owner.is_some() { Record::Document } else { Record::Database };
+    let (local, server) = Local::start(config, registry, record).await?;
+    let streamed = stream(&server, &args, &names, attention && owner.is_none()).await;
+    let document = local.finish().await;
+    let outcome = streamed?;
+    let replay = match (owner, document) {
+        (Some(owner), Some(document)) => {
+            let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
+            owner
+                .send(request.body(document.write()))
+                .await
+                .with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
+            outcome.run_id.as_deref().map(|_| owner.replay(&document.request.request_id))
+        }
+        (Some(_), None) => None,
+        (None, _) => outcome
+            .run_id
+            .as_deref()
+            .map(|id| format!("http://{DEFAULT_ADDRESS}/runs/{id} (while `thunder serve` runs)")),
+    };
+    Ok(report(&outcome, replay))
+}
+
+fn is_file(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "py") || name.contains(std::path::MAIN_SEPARATOR)
+}
+
+fn report(outcome: &Outcome, replay: Option<String>) -> ExitCode {
+    let timings = &outcome.timings;
+    if let (Some(count), Some(speed)) = (timings["predicted_n"].as_u64(), timings["predicted_per_second"].as_f64()) {
+        let reason = outcome.finish_reason.as_deref().unwrap_or("?");
+        eprintln!("{count} tokens, {speed:.1} a second, ended by {reason}");
+    }
+    match replay {
+        Some(replay) => eprintln!("replay: {replay}"),
+        None => eprintln!("the run was not recorded"),
+    }
+    ExitCode::SUCCESS
+}
+
+async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) -> anyhow::Result<Outcome> {
+    let (path, body) = request(args, mods, attention)?;
+    let response = server.send(server.request(Method::POST, path).json(&body)).await?;
+    let mut printer = Printer::new(!mods.is_empty());
+    let mut outcome = Outcome {
+        run_id: response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok()).map(str::to_owned),
+        ..Outcome::default()
+    };
+    let mut bytes = response.bytes_stream();
+    let mut pending = Vec::new();
+    while let Some(chunk) = bytes.next().await {
+        pending.extend_from_slice(&chunk.context("the server broke off the answer")?);
+        while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            let Some(data) = line.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end) else { continue };
+            if data == b"[DONE]" {
+                printer.end()?;
+                return Ok(outcome);
+            }
+            take(
+                &serde_json::from_slice(data).context("the server sent what is not JSON")?,
+                &mut printer,
+                &mut outcome,
+            )?;
+        }
+    }
+    bail!("the server broke off the answer")
+}
+
+fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'static str, Value)> {
+    let prompt = match args.prompt.as_str() {
+        "-" => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+            text
+        }
+        prompt => prompt.to_owned(),
+    };
+    let mut body = json!({
+        "stream": true,
+        "mods": mods,
+        "seed": args.seed,
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "stop": args.stop,
+        "attention": attention,
+    });
+    if args.raw {
+        body["prompt"] = prompt.into();
+        return Ok(("/v1/completions", body));
+    }
+    let system = args.system.as_ref().map(|text| json!({ "role": "system", "content": text }));
+    let messages: Vec<Value> = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
+    body["messages"] = messages.into();
+    Ok(("/v1/chat/completions", body))
+}
+
+fn take(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> anyhow::Result<()> {
+    if chunk.get("error").is_some() {
+        printer.end()?;
+        bail!("{}", words(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
+    }
+    if let Some(chars) = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64) {
+        printer.retract(chars as usize)?;
+    }
+    let choice = &chunk["choices"][0];
+    if let Some(text) = choice["delta"]["content"].as_str().or_else(|| choice["text"].as_str()) {
+        printer.append(text)?;
+    }
+    for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+        let function = &call["function"];
+        let name = function["name"].as_str().map(|name| format!("\ncalls {name} "));
+        printer.append(&format!(
+            "{}{}",
+            name.unwrap_or_default(),
+            function["arguments"].as_str().unwrap_or_default()
+        ))?;
+    }
+    if let Some(reason) = choice["finish_reason"].as_str() {
+        outcome.finish_reason = Some(reason.to_owned());
+    }
+    if chunk["timings"].is_object() {
+        outcome.timings = chunk["timings"].clone();
+    }
+    Ok(())
+}

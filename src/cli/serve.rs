@@ -1,0 +1,83 @@
+use super::progress::Progress;
+use super::startup;
+use crate::api::{App, Listeners, State};
+use crate::config::Config;
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::mods::Registry;
+use chrono::Utc;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Serves the dashboard and all APIs; without arguments the bundled model, on 127.0.0.1:6767
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// Serves until told to stop. Connections are taken at once and answered with 503 until everything is loaded.
+pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
+    let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let listeners = Listeners::bind(&config.server.listen).await?;
+    let addresses = listeners.addresses();
+    let app = App::new(Arc::clone(&config), Arc::new(Registry::with_builtin()), Utc::now);
+    let server = tokio::spawn(listeners.serve(app.clone()));
+    let progress = Arc::new(Progress::new(Some(app.clone())));
+    let started = tokio::select! {
+        started = start(&app, &progress) => started,
+        _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted while starting")),
+        _ = terminate.recv() => Err(anyhow::anyhow!("told to stop while starting")),
+    };
+    progress.end();
+    if started.is_ok() {
+        app.set_state(State::Ready);
+        for address in addresses {
+            eprintln!("thunder: ready on http://{address}");
+        }
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        eprintln!("thunder: stopping; once more to stop at once");
+    }
+    app.set_state(State::Stopping);
+    let stopped = async {
+        if let Err(error) = server.await {
+            tracing::error!(%error, "the server died");
+        }
+        close(&app).await;
+    };
+    tokio::select! {
+        () = stopped => started.map(|()| ExitCode::SUCCESS),
+        _ = interrupt.recv() => Ok(ExitCode::from(130)),
+        _ = terminate.recv() => Ok(ExitCode::from(143)),
+    }
+}
+
+async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<()> {
+    let config = app.config();
+    let store = startup::open_store(&config.data, progress).await?;
+    let (recorder, live) = store.recorder();
+    app.set_database(store, live);
+    startup::register_mods(app.registry(), config, progress).await?;
+    let engine = startup::start_engine(config, recorder, progress).await?;
+    app.set_engine(engine);
+    Ok(())
+}
+
+/// Ends the runs, then the recorder, then the database: each has what it needs until the one before is done.
+async fn close(app: &App) {
+    if let Some(engine) = app.running_engine() {
+        engine.stop().await;
+    }
+    if let Ok(store) = app.store() {
+        store.clone().close().await;
+    }
+}

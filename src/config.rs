@@ -1,1 +1,0 @@
-//! Settings: flags over environment over defaults, validated once.

@@ -1,0 +1,59 @@
+//! What holds when nothing was said: folders, threads, the bundled model.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The demo model; `build.rs` chooses the file.
+static BUNDLED: &[u8] = include_bytes!(env!("THUNDER_BUNDLED_MODEL"));
+
+/// The bundled model as a file, unpacked to `cache` when it is not there yet.
+///
+/// # Errors
+/// It cannot be written.
+pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
+    let name = Path::new(env!("THUNDER_BUNDLED_MODEL")).file_name().unwrap_or("demo.gguf".as_ref());
+    // The hash is in the path, so that another release's model is another file and a finished file stays right.
+    let dir = cache.join("models").join(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(BUNDLED)));
+    let path = dir.join(name);
+    if std::fs::metadata(&path).is_ok_and(|file| file.len() == BUNDLED.len() as u64) {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(&dir)?;
+    let partial = dir.join(format!("{}.part", std::process::id()));
+    let mut file = std::fs::File::create(&partial)?;
+    file.write_all(BUNDLED)?;
+    file.sync_all()?;
+    std::fs::rename(&partial, &path)?;
+    Ok(path)
+}
+
+/// The folder for data: root's database runs as another user, who must be able to reach it.
+pub(super) fn data_dir() -> Option<PathBuf> {
+    if nix::unistd::Uid::effective().is_root() {
+        return Some(PathBuf::from("/var/lib/thunder"));
+    }
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(data) = set("XDG_DATA_HOME").filter(|path| path.is_absolute()) {
+        return Some(data.join("thunder"));
+    }
+    let home = set("HOME")?;
+    Some(if cfg!(target_os = "macos") {
+        home.join("Library/Application Support/thunder")
+    } else {
+        home.join(".local/share/thunder")
+    })
+}
+
+/// One less than the physical cores: llama.cpp's threads wait for each other at barriers, and fall to a fraction
+/// of their speed when one of them has to share its core.
+pub(super) fn threads() -> i32 {
+    let logical = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores: BTreeSet<String> = (0..1024)
+        .map_while(|cpu| {
+            std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+        })
+        .collect();
+    let physical = if cores.is_empty() { logical } else { cores.len().min(logical) };
+    i32::try_from(physical.saturating_sub(1).max(1)).unwrap_or(1)
+}

@@ -1,0 +1,186 @@
+//! What can be said on the command line, each flag with its environment variable. llama-server's spellings are
+//! accepted for the flags it shares.
+
+use super::{Security, Size};
+use clap::{Args, ValueEnum};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The model and how it runs.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct EngineFlags {
+    /// GGUF file to run; without it the bundled demo model
+    #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH")]
+    pub model: Option<PathBuf>,
+    /// Context in tokens, divided evenly among the slots; without it each slot gets what the model was trained
+    /// with, but at most 8192
+    #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
+    pub ctx_size: Option<u32>,
+    /// Runs that are generated at the same time [also: -np]
+    #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", default_value_t = 4)]
+    pub parallel: u32,
+    /// Threads that compute; without it one less than the machine's physical cores
+    #[arg(short, long, env = "THUNDER_THREADS", value_name = "N")]
+    pub threads: Option<u16>,
+    /// Most tokens in one decode
+    #[arg(short, long, env = "THUNDER_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
+    pub batch_size: u32,
+    /// Most tokens computed at once within a decode [also: -ub]
+    #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
+    pub ubatch_size: u32,
+    /// Layers to put on the GPU; needs a build with one [also: -ngl]
+    #[arg(long, env = "THUNDER_GPU_LAYERS", value_name = "LAYERS", alias = "n-gpu-layers", default_value_t = 0)]
+    pub gpu_layers: u32,
+    /// Whether runs can capture attention; flash attention is then off, which makes long prompts slower
+    #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off", default_value = "on")]
+    pub attention: Switch,
+    /// Folder of Python mods, registered at start
+    #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
+    pub mods_dir: Option<PathBuf>,
+}
+
+/// Where things are kept.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Data")]
+pub struct DataFlags {
+    /// Folder of the embedded database and of caches; without it the user's data folder, for root /var/lib/thunder
+    #[arg(long, env = "THUNDER_DATA_DIR", value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// PostgreSQL to record into, 14 or newer; without it Thunder runs its own in the data folder
+    #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
+    pub database_url: Option<String>,
+}
+
+/// Where and whom to serve.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerFlags {
+    /// Address to listen on, again for more; without it 127.0.0.1:6767
+    #[arg(long, env = "THUNDER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
+    pub listen: Vec<SocketAddr>,
+    /// Host to listen on, together with --port; as llama-server spells it
+    #[arg(long, env = "THUNDER_HOST", value_name = "HOST")]
+    pub host: Option<String>,
+    /// Port to listen on, together with --host; as llama-server spells it
+    #[arg(long, env = "THUNDER_PORT", value_name = "PORT")]
+    pub port: Option<u16>,
+    /// Key that clients must send as "Authorization: Bearer KEY" or "X-Api-Key: KEY", again for more
+    #[arg(
+        long = "api-key",
+        env = "THUNDER_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub api_keys: Vec<Secret>,
+    /// File with such keys, one a line, so that they do not show in the list of processes
+    #[arg(long, env = "THUNDER_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Serve other machines without a key
+    #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED")]
+    pub allow_unauthenticated: bool,
+    /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, or * for all
+    #[arg(long = "cors-origin", env = "THUNDER_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    pub cors_origins: Vec<String>,
+    /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
+    #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
+    pub trusted_hosts: Vec<String>,
+    /// Largest request body, e.g. 256M
+    #[arg(long, env = "THUNDER_MAX_BODY", value_name = "SIZE", default_value = "256M")]
+    pub max_body: Size,
+    /// Seconds that runs may go on after the server was told to stop
+    #[arg(long, env = "THUNDER_SHUTDOWN_GRACE", value_name = "SECONDS", default_value_t = 10)]
+    pub shutdown_grace: u64,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    #[default]
+    On,
+    /// Off.
+    Off,
+}
+
+/// Text that must not show in logs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub(super) String);
+
+impl std::str::FromStr for Secret {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl Secret {
+    /// The text.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl ServerFlags {
+    /// The addresses to listen on.
+    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, super::Error> {
+        use std::net::ToSocketAddrs;
+        let mut addresses = self.listen.clone();
+        if self.host.is_some() || self.port.is_some() {
+            let host = self.host.as_deref().unwrap_or("127.0.0.1");
+            let port = self.port.unwrap_or(super::DEFAULT_PORT);
+            let found = (host, port)
+                .to_socket_addrs()
+                .map_err(|source| super::Error::Host { host: host.to_owned(), source })?
+                .next()
+                .ok_or_else(|| super::Error::NoAddress { host: host.to_owned() })?;
+            addresses.push(found);
+        }
+        if addresses.is_empty() {
+            addresses.push(super::DEFAULT_ADDRESS);
+        }
+        addresses.dedup();
+        Ok(addresses)
+    }
+
+    /// Who may do what.
+    pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<Security, super::Error> {
+        let mut keys: Vec<String> = self.api_keys.iter().map(|key| key.0.clone()).collect();
+        if let Some(path) = &self.api_key_file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| super::Error::KeyFile { path: path.display().to_string(), source })?;
+            keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+            if keys.is_empty() {
+                return Err(super::Error::NoKeyInFile { path: path.display().to_string() });
+            }
+        }
+        if keys.iter().any(|key| key.trim().is_empty()) {
+            return Err(super::Error::EmptyKey);
+        }
+        if keys.is_empty()
+            && !self.allow_unauthenticated
+            && let Some(address) = listen.iter().find(|address| !address.ip().is_loopback())
+        {
+            return Err(super::Error::Unauthenticated { address: *address });
+        }
+        for origin in &self.cors_origins {
+            let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            if origin != "*" && !rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*'])) {
+                return Err(super::Error::Origin { origin: origin.clone() });
+            }
+        }
+        Ok(Security {
+            keys: keys.iter().map(|key| super::KeyHash::of(key)).collect(),
+            cors_origins: self.cors_origins.clone(),
+            trusted_hosts: self.trusted_hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
+        })
+    }
+}

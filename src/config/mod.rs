@@ -1,0 +1,322 @@
+//! How Thunder is set up: flags, then environment, then defaults, validated once.
+//!
+//! [`flags`] is what a person can say, [`Config`] what the rest of the program reads. Nothing behind it looks at
+//! the environment again, and nothing checks a value twice.
+
+mod defaults;
+pub mod flags;
+
+use flags::{DataFlags, EngineFlags, ServerFlags, Switch};
+use sha2::{Digest, Sha256};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+use subtle::ConstantTimeEq;
+
+pub use defaults::bundled_model;
+
+/// Port of the server.
+pub const DEFAULT_PORT: u16 = 6767;
+/// Address of the server, when no other was given.
+pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
+/// Most tokens of context that a slot gets unless more is asked for.
+pub const DEFAULT_SLOT_CONTEXT: u32 = 8192;
+
+/// A validated configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The model and how it runs.
+    pub engine: EngineConfig,
+    /// Where things are kept.
+    pub data: DataConfig,
+    /// Where and whom to serve.
+    pub server: ServerConfig,
+}
+
+/// The model and how it runs.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The GGUF file; `None` for the bundled model.
+    pub model: Option<PathBuf>,
+    /// Context in tokens, all slots together; `None` asks the model.
+    pub ctx_size: Option<u32>,
+    /// Slots, at least 1.
+    pub parallel: u32,
+    /// Threads, at least 1.
+    pub threads: i32,
+    /// Most tokens in one decode.
+    pub batch_size: u32,
+    /// Most tokens computed at once, not above `batch_size`.
+    pub ubatch_size: u32,
+    /// Layers on the GPU.
+    pub gpu_layers: u32,
+    /// Whether attention can be captured.
+    pub attention: bool,
+    /// Folder of Python mods.
+    pub mods_dir: Option<PathBuf>,
+}
+
+/// Where things are kept.
+#[derive(Clone)]
+pub struct DataConfig {
+    /// Folder of the embedded database and of caches.
+    pub dir: PathBuf,
+    /// PostgreSQL to use instead of the embedded one. May hold a password: not shown by `Debug`.
+    pub database_url: Option<String>,
+}
+
+/// Where and whom to serve.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// At least one address.
+    pub listen: Vec<SocketAddr>,
+    /// Who may do what.
+    pub security: Security,
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// How long runs may go on after the server was told to stop.
+    pub shutdown_grace: Duration,
+}
+
+/// Who may do what.
+#[derive(Debug, Clone, Default)]
+pub struct Security {
+    /// Hashes of the keys; when empty, no key is asked for.
+    pub keys: Vec<KeyHash>,
+    /// Web origins whose pages may call the API; `*` for all.
+    pub cors_origins: Vec<String>,
+    /// Names under which browsers may reach the server, in lower case.
+    pub trusted_hosts: Vec<String>,
+}
+
+/// SHA-256 of an API key; the key itself is not kept.
+#[derive(Clone)]
+pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// The hash of a key.
+    #[must_use]
+    pub fn of(key: &str) -> Self {
+        Self(Sha256::digest(key.as_bytes()).into())
+    }
+
+    /// The hash.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// A name for the key that does not give it away.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let [a, b, c, ..] = self.0;
+        format!("key-{a:02x}{b:02x}{c:02x}")
+    }
+}
+
+impl Security {
+    /// The one of the keys that was sent, if any. Takes the same time for every wrong key.
+    #[must_use]
+    pub fn known(&self, sent: &str) -> Option<&KeyHash> {
+        let sent = KeyHash::of(sent);
+        // Every hash is compared, so that the time does not tell which key came close.
+        self.keys.iter().fold(None, |found, key| if bool::from(key.0.ct_eq(&sent.0)) { Some(key) } else { found })
+    }
+}
+
+impl std::fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.label())
+    }
+}
+
+impl std::fmt::Debug for DataConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let url = self.database_url.as_ref().map(|_| "(hidden)");
+        f.debug_struct("DataConfig").field("dir", &self.dir).field("database_url", &url).finish()
+    }
+}
+
+/// A number of bytes, written as `4096`, `512K`, `256M` or `2G`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size(pub usize);
+
+impl std::str::FromStr for Size {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("'{text}' is not a size; write it as 4096, 512K, 256M or 2G");
+        let (digits, shift) = match text.as_bytes().last() {
+            Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+            Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+            Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+            _ => (text, 0),
+        };
+        let count: usize = digits.parse().map_err(|_| wrong())?;
+        count.checked_mul(1 << shift).filter(|&bytes| bytes > 0).map(Self).ok_or_else(wrong)
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A number is out of its range.
+    #[error("{flag} must be {range}, got {value}")]
+    Range {
+        /// The flag.
+        flag: &'static str,
+        /// What it takes.
+        range: &'static str,
+        /// What was given.
+        value: u64,
+    },
+    /// The model is not there.
+    #[error("there is no model file at {path}; --model takes the path of a GGUF file")]
+    NoModel {
+        /// Path given.
+        path: String,
+    },
+    /// The folder of mods is not there.
+    #[error("there is no folder {path}; --mods-dir takes a folder of Python files")]
+    NoModsDir {
+        /// Path given.
+        path: String,
+    },
+    /// The host has no address.
+    #[error("cannot find the host '{host}': {source}")]
+    Host {
+        /// Host given.
+        host: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The host has no address.
+    #[error("the host '{host}' has no address")]
+    NoAddress {
+        /// Host given.
+        host: String,
+    },
+    /// The key file cannot be read.
+    #[error("cannot read the keys in {path}: {source}")]
+    KeyFile {
+        /// Path given.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The key file holds none.
+    #[error("there is no key in {path}; it takes one key a line")]
+    NoKeyInFile {
+        /// Path given.
+        path: String,
+    },
+    /// An empty key would let everybody in.
+    #[error("an API key must not be empty")]
+    EmptyKey,
+    /// Other machines could reach a server without a key.
+    #[error(
+        "{address} can be reached from other machines, and no API key is set; give --api-key KEY, or say --allow-unauthenticated if everybody who reaches it may use it"
+    )]
+    Unauthenticated {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Not an origin.
+    #[error("'{origin}' is not a web origin; --cors-origin takes scheme and host, e.g. https://app.example, or *")]
+    Origin {
+        /// What was given.
+        origin: String,
+    },
+    /// No folder to keep data in.
+    #[error("there is no home folder to keep data in; give --data-dir DIR")]
+    NoHome,
+    /// Not a PostgreSQL address.
+    #[error("the database URL must begin with postgres:// or postgresql://")]
+    DatabaseUrl,
+}
+
+impl Config {
+    /// Checks all flags and fills in the defaults.
+    ///
+    /// # Errors
+    /// [`Error`]: which flag is wrong, and what would be right.
+    pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, Error> {
+        let listen = server.addresses()?;
+        Ok(Self {
+            engine: engine.try_into()?,
+            data: data.try_into()?,
+            server: ServerConfig {
+                security: server.security(&listen)?,
+                listen,
+                max_body_bytes: server.max_body.0,
+                shutdown_grace: Duration::from_secs(server.shutdown_grace),
+            },
+        })
+    }
+}
+
+impl TryFrom<EngineFlags> for EngineConfig {
+    type Error = Error;
+    fn try_from(flags: EngineFlags) -> Result<Self, Error> {
+        let within = |flag, value: u32, least: u32, most: u32, range| {
+            if (least..=most).contains(&value) {
+                Ok(value)
+            } else {
+                Err(Error::Range { flag, range, value: value.into() })
+            }
+        };
+        if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
+            return Err(Error::NoModel { path: path.display().to_string() });
+        }
+        if let Some(path) = flags.mods_dir.as_ref().filter(|path| !path.is_dir()) {
+            return Err(Error::NoModsDir { path: path.display().to_string() });
+        }
+        let parallel = within("--parallel", flags.parallel, 1, 256, "between 1 and 256")?;
+        // llama-server reads 0 as "ask the model", and scripts written for it say so.
+        let ctx_size = flags.ctx_size.filter(|&size| size > 0);
+        if let Some(size) = ctx_size {
+            within("--ctx-size", size / parallel, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
+        }
+        let batch_size = within("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
+        let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
+        Ok(Self {
+            model: flags.model,
+            ctx_size,
+            parallel,
+            threads: flags.threads.filter(|&count| count > 0).map_or_else(defaults::threads, i32::from),
+            batch_size,
+            ubatch_size: ubatch_size.min(batch_size),
+            gpu_layers: flags.gpu_layers,
+            attention: flags.attention == Switch::On,
+            mods_dir: flags.mods_dir,
+        })
+    }
+}
+
+impl EngineConfig {
+    /// Context of each slot in tokens, for a model that was trained with `context_train` tokens.
+    #[must_use]
+    pub fn slot_context(&self, context_train: u32) -> u32 {
+        self.ctx_size.map_or_else(|| context_train.clamp(16, DEFAULT_SLOT_CONTEXT), |all| all / self.parallel)
+    }
+}
+
+impl TryFrom<DataFlags> for DataConfig {
+    type Error = Error;
+    fn try_from(flags: DataFlags) -> Result<Self, Error> {
+        let database_url = flags.database_url.filter(|url| !url.is_empty());
+        if let Some(url) = &database_url
+            && !url.starts_with("postgres://")
+            && !url.starts_with("postgresql://")
+        {
+            return Err(Error::DatabaseUrl);
+        }
+        let dir = match flags.data_dir {
+            Some(dir) => std::path::absolute(&dir).unwrap_or(dir),
+            None => defaults::data_dir().ok_or(Error::NoHome)?,
+        };
+        Ok(Self { dir, database_url })
+    }
+}
+
+#[cfg(test)]
+mod tests;

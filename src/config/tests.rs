@@ -1,0 +1,94 @@
+use super::flags::{DataFlags, EngineFlags, Secret, ServerFlags};
+use super::{Config, EngineConfig, Security, Size};
+use clap::Parser;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+fn config(words: &[&str]) -> Result<Config, String> {
+    let words = ["thunder", "--data-dir", "/tmp/thunder-config-test"].iter().chain(words);
+    let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+    Config::new(line.engine, line.data, &line.server).map_err(|error| error.to_string())
+}
+
+#[test]
+fn nothing_said_is_a_working_configuration() {
+    let config = config(&[]).unwrap();
+    assert_eq!(config.server.listen, [super::DEFAULT_ADDRESS]);
+    assert_eq!(config.engine.parallel, 4);
+    assert!(config.engine.attention && config.engine.threads >= 1);
+    assert_eq!(config.engine.slot_context(4096), 4096);
+    assert_eq!(config.engine.slot_context(131_072), 8192);
+}
+
+#[test]
+fn llama_servers_host_and_port_are_an_address() {
+    let listen = config(&["--port", "8080"]).unwrap().server.listen;
+    assert_eq!(listen, ["127.0.0.1:8080".parse().unwrap()]);
+    let both = config(&["--listen", "127.0.0.1:1", "--listen", "[::1]:2"]).unwrap().server.listen;
+    assert_eq!(both.len(), 2);
+}
+
+#[test]
+fn other_machines_need_a_key_or_a_word() {
+    let refused = config(&["--listen", "0.0.0.0:6767"]).unwrap_err();
+    assert!(refused.contains("0.0.0.0:6767") && refused.contains("--allow-unauthenticated"), "{refused}");
+    assert!(config(&["--listen", "0.0.0.0:6767", "--api-key", "s3cret"]).is_ok());
+    assert!(config(&["--listen", "0.0.0.0:6767", "--allow-unauthenticated"]).is_ok());
+    assert!(config(&["--api-key", ""]).unwrap_err().contains("must not be empty"));
+}
+
+#[test]
+fn keys_do_not_show() {
+    let config = config(&["--api-key", "s3cret"]).unwrap();
+    assert!(!format!("{config:?}").contains("s3cret"));
+    assert_eq!(format!("{:?}", Secret("x".into())), "(secret)");
+}
+
+#[test]
+fn only_the_right_key_is_known() {
+    let security = Security { keys: vec![super::KeyHash::of("a"), super::KeyHash::of("b")], ..Security::default() };
+    assert!(security.known("a").is_some() && security.known("b").is_some());
+    assert!(security.known("").is_none() && security.known("c").is_none());
+}
+
+#[test]
+fn wrong_values_name_the_flag_and_the_range() {
+    for (words, expected) in [
+        (["--parallel", "0"], "--parallel must be between 1 and 256, got 0"),
+        (["--ctx-size", "20"], "--ctx-size must be at least 16 tokens for each slot (--parallel), got 5"),
+        (["--model", "/nowhere.gguf"], "there is no model file at /nowhere.gguf"),
+        (["--database-url", "mysql://x"], "postgres://"),
+        (["--cors-origin", "example.org"], "scheme and host"),
+        (["--max-body", "12Q"], "is not a size"),
+    ] {
+        let error = config(&words).unwrap_err();
+        assert!(error.contains(expected), "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn sizes_have_units() {
+    assert_eq!("2G".parse(), Ok(Size(2 << 30)));
+    assert!("0".parse::<Size>().is_err() && "-1".parse::<Size>().is_err() && "M".parse::<Size>().is_err());
+}
+
+#[test]
+fn zero_context_asks_the_model() {
+    let flags = EngineFlags { ctx_size: Some(0), parallel: 2, batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
+    let engine = EngineConfig::try_from(flags).unwrap();
+    assert_eq!((engine.ctx_size, engine.ubatch_size), (None, 1));
+}
+
+#[test]
+fn the_context_is_divided_among_the_slots() {
+    let engine = config(&["--ctx-size", "4096", "--parallel", "4"]).unwrap().engine;
+    assert_eq!(engine.slot_context(131_072), 1024);
+}

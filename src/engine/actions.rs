@@ -1,0 +1,263 @@
+//! What a mod's action does to sequence, KV cache, text and trace: the one place where that is decided.
+
+use super::Output;
+use super::measure::{self, Distribution};
+use super::pipeline::{self, Effect};
+use super::run::{Run, State};
+use crate::events::{EventType, FinishReason, TokenId, TokenMeasure};
+use crate::mods::{Action, LogitEdit, Reply};
+
+/// Tokens that are recorded of an edit of the logits.
+const MOVED: usize = 8;
+
+impl Run {
+    /// Records a reply, applies an edit of prompt or logits, and notes a change of control.
+    pub(super) fn settle(&mut self, index: usize, reply: Reply) {
+        let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return };
+        let mods = std::mem::take(&mut self.mods);
+        let (vocabulary, context) = (self.view.vocabulary.len(), self.context);
+        let settled =
+            passage.settle(&mods[index], reply, &mut self.journal, |action| problem(action, vocabulary, context));
+        let effect = self.effect(passage.event, &settled.action);
+        let view = std::sync::Arc::clone(&self.view);
+        pipeline::record_action(&settled, &mods[index], &view.vocabulary, &effect, &mut self.journal);
+        self.mods = mods;
+        match settled.action {
+            Action::Noop => {}
+            Action::AdjustedPrefill { tokens, max_steps } => self.adjust_prefill(tokens, max_steps),
+            Action::AdjustedLogits { edit, temperature } => {
+                self.edit_logits(edit);
+                self.draw_temperature = temperature.or(self.draw_temperature);
+            }
+            control => {
+                if !settled.superseded {
+                    passage.winner = Some(control);
+                }
+            }
+        }
+        self.state = State::Passing(passage);
+    }
+
+    /// Does what the action that won an event says.
+    pub(super) fn act(&mut self, event: EventType, action: Action) {
+        let step = if event == EventType::Added || self.step == 0 { self.step + 1 } else { self.step };
+        match action {
+            Action::ForceTokens(tokens) => {
+                if event == EventType::Added {
+                    self.send_text();
+                }
+                self.drawn = None;
+                self.force(tokens, step);
+            }
+            Action::Backtrack { n, tokens } => {
+                let (removed, _) = self.removable(event, n);
+                self.drawn = None;
+                self.remove(removed);
+                if tokens.is_empty() {
+                    self.continue_from_end();
+                } else {
+                    self.force(tokens, step);
+                }
+            }
+            Action::ForceOutput(mut tokens) => {
+                self.drawn = None;
+                self.cut_at_end(&mut tokens);
+                self.remove(self.generated());
+                self.sequence.extend_from_slice(&tokens);
+                if !tokens.is_empty() {
+                    let unmeasured = tokens.iter().map(|&token| unmeasured(token)).collect();
+                    self.added(unmeasured, Vec::new(), true, step);
+                }
+                self.finish(FinishReason::Stop, None, None);
+            }
+            Action::ToolCalls(payload) => {
+                let calls = if payload.is_array() { payload } else { serde_json::Value::Array(vec![payload]) };
+                self.finish(FinishReason::ToolCalls, None, Some(calls));
+            }
+            Action::EmitError(message) => self.finish(FinishReason::Error, Some(message), None),
+            Action::Noop | Action::AdjustedPrefill { .. } | Action::AdjustedLogits { .. } => self.continue_from_end(),
+        }
+    }
+
+    /// The decode of a forced list is done.
+    pub(super) fn added_forced(&mut self, start: usize, mut measures: Vec<TokenMeasure>) {
+        for &token in &self.sequence[start + measures.len().min(self.sequence.len() - start)..] {
+            measures.push(unmeasured(token));
+        }
+        let step = self.forced_step;
+        self.step = self.step.max(step);
+        self.added(measures, Vec::new(), true, step);
+    }
+
+    /// Appends a list: one decode for all of it, which also tells how probable each token was.
+    fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
+        self.cut_at_end(&mut tokens);
+        let room = self.max_tokens.saturating_sub(self.generated()).min(self.context - self.sequence.len());
+        let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
+        // The end-of-generation token does not count as a token of the answer.
+        if tokens.len() - usize::from(ends) > room {
+            tokens.truncate(room);
+        } else if self.sequence.len() + tokens.len() > self.context {
+            tokens.pop();
+        }
+        if tokens.is_empty() {
+            return self.finish(FinishReason::Length, None, None);
+        }
+        let start = self.sequence.len();
+        let first = self.kept_valid.then(|| {
+            let distribution = self.distribution.unwrap_or_else(|| Distribution::of(&self.kept));
+            self.measure(distribution, &self.kept, tokens[0])
+        });
+        let outputs_from = if first.is_some() { start } else { start - 1 };
+        self.cached = self.cached.min(outputs_from);
+        self.kept_valid = false;
+        self.sequence.extend_from_slice(&tokens);
+        self.forced = Some((start, first.into_iter().collect()));
+        self.forced_step = step;
+        self.state = State::Decode { outputs_from };
+    }
+
+    /// Takes tokens off the end of the sequence, and everything that followed from them.
+    fn remove(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        self.sequence.truncate(self.sequence.len() - count);
+        self.cached = self.cached.min(self.sequence.len());
+        self.kept_valid = false;
+        let generated = self.generated();
+        let unsent_from = generated + count - self.unsent.len();
+        self.unsent.truncate(generated.saturating_sub(unsent_from));
+        let gone = self.answer.truncate(generated);
+        if gone > 0 {
+            self.outbox.push_back(Output::Retract { chars: gone });
+        }
+        self.sampler.rewind(&self.sequence);
+    }
+
+    fn adjust_prefill(&mut self, tokens: Vec<TokenId>, max_steps: Option<u32>) {
+        self.prompt_len = tokens.len();
+        self.sequence = tokens;
+        if let Some(max_steps) = max_steps {
+            self.max_tokens = max_steps as usize;
+        }
+        // The spans described the prompt that was replaced.
+        self.request.spans.clear();
+        self.sampler.rewind(&self.sequence);
+    }
+
+    fn edit_logits(&mut self, edit: LogitEdit) {
+        if matches!(edit, LogitEdit::Keep) {
+            return;
+        }
+        let logits = self.edited.get_or_insert_with(|| self.kept.clone());
+        apply(logits, &edit);
+    }
+
+    /// A forced list ends at its first end-of-generation token.
+    fn cut_at_end(&self, tokens: &mut Vec<TokenId>) {
+        if let Some(end) = tokens.iter().position(|&token| self.ends_generation(token)) {
+            tokens.truncate(end + 1);
+        }
+    }
+
+    /// How many tokens of the sequence a Backtrack removes, and whether it asked for more than were generated. At `Sampled`
+    /// the drawn token counts, which never entered the sequence.
+    fn removable(&self, event: EventType, n: u32) -> (usize, bool) {
+        let asked = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
+        (asked.min(self.generated()), asked > self.generated())
+    }
+
+    fn effect(&self, event: EventType, action: &Action) -> Effect {
+        match action {
+            Action::Backtrack { n, .. } => {
+                let (removed, clamped) = self.removable(event, *n);
+                Effect { removed: Some(removed as u32), clamped, ..Effect::default() }
+            }
+            Action::AdjustedLogits { edit, .. } if self.journal.recorded() => {
+                Effect { moved: self.moved(edit), ..Effect::default() }
+            }
+            _ => Effect::default(),
+        }
+    }
+
+    /// The tokens whose probability an edit moves most: `(token, before, after)`.
+    fn moved(&self, edit: &LogitEdit) -> Vec<(TokenId, f32, f32)> {
+        if matches!(edit, LogitEdit::Keep) {
+            return Vec::new();
+        }
+        let before = self.edited.as_deref().unwrap_or(&self.kept);
+        let mut after = before.to_vec();
+        apply(&mut after, edit);
+        let (was, is) = (Distribution::of(before), Distribution::of(&after));
+        let change: Vec<f32> = before.iter().zip(&after).map(|(&a, &b)| (was.prob(a) - is.prob(b)).abs()).collect();
+        measure::top(&change, MOVED)
+            .into_iter()
+            .filter(|&(_, change)| change > 0.0)
+            .map(|(token, _)| (token, was.prob(before[token as usize]), is.prob(after[token as usize])))
+            .collect()
+    }
+}
+
+fn unmeasured(token: TokenId) -> TokenMeasure {
+    TokenMeasure { token, text: String::new(), logprob: None, rank: None, entropy: None }
+}
+
+fn apply(logits: &mut Vec<f32>, edit: &LogitEdit) {
+    match edit {
+        LogitEdit::Keep => {}
+        LogitEdit::Set(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] = value),
+        LogitEdit::Add(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] += value),
+        LogitEdit::Replace(values) => logits.clone_from(values),
+    }
+}
+
+/// What is wrong with an action's numbers, and what would be right.
+fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String> {
+    let outside = |tokens: &[TokenId]| {
+        tokens
+            .iter()
+            .find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocabulary))
+            .map(|token| format!("token {token} is not in the vocabulary; ids run from 0 to {}", vocabulary - 1))
+    };
+    match action {
+        Action::ForceTokens(tokens) if tokens.is_empty() => Some("ForceTokens needs at least one token".into()),
+        Action::Backtrack { n: 0, .. } => {
+            Some("Backtrack needs n of at least 1; ForceTokens appends without removing".into())
+        }
+        Action::AdjustedPrefill { tokens, .. } if tokens.is_empty() => {
+            Some("AdjustedPrefill needs at least one token".into())
+        }
+        Action::AdjustedPrefill { tokens, .. } if tokens.len() >= context => {
+            Some(format!("AdjustedPrefill has {} tokens, the context of a slot holds {context}", tokens.len()))
+        }
+        Action::AdjustedPrefill { max_steps: Some(0), .. } => Some("max_steps must be at least 1".into()),
+        Action::ForceTokens(tokens)
+        | Action::ForceOutput(tokens)
+        | Action::Backtrack { tokens, .. }
+        | Action::AdjustedPrefill { tokens, .. } => outside(tokens),
+        Action::AdjustedLogits { temperature: Some(t), .. } if !t.is_finite() || *t < 0.0 => {
+            Some(format!("token_temp is {t}; it must be 0 or more"))
+        }
+        Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
+            if values.len() != vocabulary {
+                Some(format!("the logits have {} entries, the vocabulary {vocabulary}", values.len()))
+            } else if values.iter().any(|value| value.is_nan() || *value == f32::INFINITY) {
+                Some("the logits hold NaN or +inf; -inf bans a token".into())
+            } else {
+                None
+            }
+        }
+        Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. } => {
+            if entries.iter().any(|(_, value)| value.is_nan() || *value == f32::INFINITY) {
+                Some("an edit is NaN or +inf; -inf bans a token".into())
+            } else {
+                outside(&entries.iter().map(|&(token, _)| token).collect::<Vec<_>>())
+            }
+        }
+        Action::ToolCalls(payload) if !payload.is_object() && !payload.is_array() => {
+            Some("ToolCalls needs one tool call or a list of them".into())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,204 @@
+//! The answer's text while it grows and shrinks: complete UTF-8, stop strings across token boundaries, and how much of
+//! it a client may see already.
+
+use crate::model::complete_prefix;
+
+/// The text of the generated tokens.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    bytes: Vec<u8>,
+    /// After each generated token: the length of `bytes`, and how much of it is complete UTF-8.
+    ends: Vec<(usize, usize)>,
+    stop: Vec<Vec<u8>>,
+    /// Where a stop string begins, and which.
+    stopped: Option<(usize, usize)>,
+    sent: usize,
+}
+
+impl Answer {
+    /// An empty answer that ends at any of these texts.
+    pub fn new(stop: &[String]) -> Self {
+        Self { stop: stop.iter().map(|text| text.as_bytes().to_vec()).collect(), ..Self::default() }
+    }
+
+    /// Appends a token. Returns its text: what became complete with it. Hidden tokens add nothing.
+    pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
+        if !hidden {
+            self.bytes.extend_from_slice(piece);
+        }
+        let complete_before = self.complete();
+        let complete = complete_before + complete_prefix(&self.bytes[complete_before..]);
+        let end_before = self.ends.last().map_or(0, |&(end, _)| end);
+        self.ends.push((self.bytes.len(), complete));
+        if self.stopped.is_none() && !hidden {
+            self.find_stop(end_before);
+        }
+        String::from_utf8_lossy(&self.bytes[complete_before..complete]).into_owned()
+    }
+
+    /// Takes back tokens until `tokens` are left. Returns how many characters that were sent are gone.
+    pub fn truncate(&mut self, tokens: usize) -> usize {
+        self.ends.truncate(tokens);
+        let end = self.ends.last().map_or(0, |&(end, _)| end);
+        let complete = self.complete();
+        let gone = if self.sent > complete {
+            let chars = String::from_utf8_lossy(&self.bytes[complete..self.sent]).chars().count();
+            self.sent = complete;
+            chars
+        } else {
+            0
+        };
+        self.bytes.truncate(end);
+        if let Some((at, which)) = self.stopped
+            && at + self.stop[which].len() > end
+        {
+            self.stopped = None;
+        }
+        gone
+    }
+
+    /// The stop string that the text holds.
+    pub fn stopped_by(&self) -> Option<String> {
+        self.stopped.map(|(_, which)| String::from_utf8_lossy(&self.stop[which]).into_owned())
+    }
+
+    /// Takes the text that may be sent now: complete, outside of what could become a stop string, and older than the
+    /// last `holdback` tokens.
+    pub fn take_sendable(&mut self, holdback: usize) -> String {
+        let upto = match self.ends.len().checked_sub(holdback) {
+            None | Some(0) => 0,
+            Some(tokens) => self.ends[tokens - 1].1,
+        };
+        self.take_upto(upto.min(self.stop_limit()))
+    }
+
+    /// Takes everything that was not sent, at the end of the run.
+    pub fn take_rest(&mut self) -> String {
+        self.take_upto(self.text_end())
+    }
+
+    /// Number of tokens whose text has been sent entirely.
+    pub fn sent_tokens(&self) -> usize {
+        self.ends.partition_point(|&(end, _)| end <= self.sent)
+    }
+
+    /// The answer: everything up to the stop string.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes[..self.text_end()]).into_owned()
+    }
+
+    fn complete(&self) -> usize {
+        self.ends.last().map_or(0, |&(_, complete)| complete)
+    }
+
+    fn text_end(&self) -> usize {
+        self.stopped.map_or(self.bytes.len(), |(at, _)| at)
+    }
+
+    fn take_upto(&mut self, upto: usize) -> String {
+        if upto <= self.sent {
+            return String::new();
+        }
+        let text = String::from_utf8_lossy(&self.bytes[self.sent..upto]).into_owned();
+        self.sent = upto;
+        text
+    }
+
+    /// Looks for the earliest stop string that ends after `from`.
+    fn find_stop(&mut self, from: usize) {
+        self.stopped = self
+            .stop
+            .iter()
+            .enumerate()
+            .filter_map(|(which, stop)| {
+                let start = (from + 1).saturating_sub(stop.len());
+                find(&self.bytes[start..], stop).map(|at| (start + at, which))
+            })
+            .min();
+    }
+
+    /// Up to where the text cannot become part of a stop string.
+    fn stop_limit(&self) -> usize {
+        if let Some((at, _)) = self.stopped {
+            return at;
+        }
+        let partial = |stop: &Vec<u8>| {
+            (1..stop.len().min(self.bytes.len() + 1)).rev().find(|&len| self.bytes.ends_with(&stop[..len])).unwrap_or(0)
+        };
+        self.bytes.len() - self.stop.iter().map(partial).max().unwrap_or(0)
+    }
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    if needle.is_empty() {
+        return None;
+    }
+    haystack.windows(needle.len()).position(|window| window == needle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn answer(stop: &[&str]) -> Answer {
+        Answer::new(&stop.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_stop_string_across_tokens_never_shows() {
+        let mut answer = answer(&["END"]);
+        let mut shown = String::new();
+        for piece in ["ab", "E", "N", "x E", "ND", "more"] {
+            answer.push(piece.as_bytes(), false);
+            shown += &answer.take_sendable(0);
+        }
+        assert_eq!(shown, "abENx ");
+        assert_eq!(answer.stopped_by().as_deref(), Some("END"));
+        assert_eq!(answer.text(), "abENx ");
+    }
+
+    #[test]
+    fn incomplete_characters_wait() {
+        let mut answer = answer(&[]);
+        let euro = "€".as_bytes();
+        assert_eq!(answer.push(&euro[..2], false), "");
+        assert_eq!(answer.take_sendable(0), "");
+        assert_eq!(answer.push(&euro[2..], false), "€");
+        assert_eq!(answer.take_sendable(0), "€");
+    }
+
+    #[test]
+    fn what_is_taken_back_is_counted_in_characters() {
+        let mut answer = answer(&[]);
+        for piece in ["a", "é", "€uro"] {
+            answer.push(piece.as_bytes(), false);
+        }
+        assert_eq!(answer.take_sendable(0), "aé€uro");
+        assert_eq!(answer.truncate(1), 5);
+        assert_eq!(answer.text(), "a");
+    }
+
+    proptest! {
+        /// Whatever is appended and taken back, a client that applies every delta and retraction holds the answer.
+        #[test]
+        fn the_client_agrees(pieces: Vec<(Vec<u8>, Option<u8>)>, holdback in 0usize..4, stop in "[a-c]{1,3}") {
+            let mut answer = Answer::new(&[stop]);
+            let mut client: Vec<char> = Vec::new();
+            let mut tokens = 0usize;
+            for (piece, back) in pieces {
+                answer.push(&piece, false);
+                tokens += 1;
+                if let Some(back) = back {
+                    tokens = tokens.saturating_sub(back as usize % 5);
+                    let gone = answer.truncate(tokens);
+                    client.truncate(client.len() - gone);
+                }
+                client.extend(answer.take_sendable(holdback).chars());
+                if answer.stopped_by().is_some() { break; }
+            }
+            client.extend(answer.take_rest().chars());
+            prop_assert_eq!(client.into_iter().collect::<String>(), answer.text());
+        }
+    }
+}

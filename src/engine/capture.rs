@@ -1,0 +1,102 @@
+//! Coding of captured attention, beside the decode loop: one thread, a bounded queue, rows in order.
+
+use crate::events::{AttentionStep, Item, RunId, Signal};
+use crate::model::llama::Captured;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use tokio::sync::mpsc;
+
+/// Rows that may wait to be coded; a run whose rows find no place is left out of the batch.
+const QUEUE: usize = 64;
+
+/// Largest deviation of a row's sum from 1 that is taken for rounding. Layers with attention sinks sum to less and are
+/// recorded as they are; a sum above 1 cannot be a distribution.
+const SUM_TOLERANCE: f32 = 0.02;
+
+/// Codes `[layer][head][row_len]` probabilities as tiers T0 and T1: `(values, layers, heads, row_len)`. `None` for a row that
+/// cannot be coded.
+pub type AttentionCoder = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
+
+enum Job {
+    Row(RunId, i32, Captured),
+    Pass(Signal),
+}
+
+/// The way to the coding thread. Dropping it ends the thread once the queue is empty.
+pub(super) struct Capture {
+    jobs: SyncSender<Job>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Capture {
+    /// Starts the thread; coded rows go to `recorder`.
+    pub fn start(coder: AttentionCoder, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
+        // Twice the rows, so that a final signal always finds a place.
+        let (jobs, queue) = sync_channel(2 * QUEUE);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&waiting);
+        std::thread::Builder::new()
+            .name("thunder-attention".into())
+            .spawn(move || code_rows(&queue, coder, &recorder, &counter))?;
+        Ok(Self { jobs, waiting })
+    }
+
+    /// Whether `rows` more rows have a place.
+    pub fn has_room(&self, rows: usize) -> bool {
+        self.waiting.load(Ordering::Acquire) + rows <= QUEUE
+    }
+
+    /// Hands over the attention of the step whose `ForwardPass` has this number.
+    pub fn row(&self, run: RunId, sequence_order: i32, captured: Captured) {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        // The thread is gone only when the recorder is, and then nothing is recorded any more.
+        let _ = self.jobs.send(Job::Row(run, sequence_order, captured));
+    }
+
+    /// Passes a signal to the recorder behind the rows that are still waiting.
+    pub fn pass(&self, signal: Signal) {
+        let _ = self.jobs.send(Job::Pass(signal));
+    }
+}
+
+fn code_rows(queue: &Receiver<Job>, coder: AttentionCoder, recorder: &mpsc::Sender<Signal>, waiting: &AtomicUsize) {
+    for job in queue {
+        let signal = match job {
+            Job::Pass(signal) => Some(signal),
+            Job::Row(run, sequence_order, captured) => {
+                let step = code(coder, sequence_order, &captured);
+                waiting.fetch_sub(1, Ordering::AcqRel);
+                step.map(|step| Signal::Items(run, Arc::new(vec![Item::Attention(step)])))
+            }
+        };
+        if let Some(signal) = signal
+            && recorder.blocking_send(signal).is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn code(coder: AttentionCoder, sequence_order: i32, captured: &Captured) -> Option<AttentionStep> {
+    let Captured { row_len, layer_ids, heads, values, .. } = captured;
+    let (row_len, heads, layers) = (*row_len as usize, *heads as usize, layer_ids.len());
+    if layers == 0 || heads == 0 || values.len() != layers * heads * row_len {
+        tracing::warn!(layers, heads, row_len, "attention rows of unequal layers are not recorded");
+        return None;
+    }
+    let worst = values.chunks_exact(row_len).map(|row| row.iter().sum::<f32>()).fold(0f32, f32::max);
+    if !(worst <= 1.0 + SUM_TOLERANCE) {
+        tracing::error!(sum = worst, sequence_order, "an attention row does not sum to 1 and is not recorded");
+        return None;
+    }
+    let (t0, t1) = coder(values, layers, heads, row_len)?;
+    Some(AttentionStep {
+        sequence_order,
+        row_len: row_len as u32,
+        layer_ids: layer_ids.as_slice().into(),
+        heads: heads as u16,
+        t0,
+        t1,
+    })
+}

@@ -1,0 +1,95 @@
+//! What a run has to say: its items in order, on their way to the recorder.
+
+use crate::events::{Action, Event, EventType, Item, ModCall, ModLog};
+use chrono::{DateTime, Utc};
+use std::time::{Duration, Instant};
+
+/// Tells the time of day; a parameter, so that a run can be repeated.
+pub type Clock = fn() -> DateTime<Utc>;
+
+/// Collects the items of one run and numbers them.
+pub(super) struct Journal {
+    items: Vec<Item>,
+    recorded: bool,
+    clock: Clock,
+    started: Instant,
+    last_flush: Instant,
+    next_event: i32,
+    next_call: i32,
+}
+
+impl Journal {
+    /// A journal; one that is not `recorded` only counts.
+    pub fn new(recorded: bool, clock: Clock) -> Self {
+        let now = Instant::now();
+        Self { items: Vec::new(), recorded, clock, started: now, last_flush: now, next_event: 0, next_call: 0 }
+    }
+
+    /// Since the run began.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The time of day.
+    pub fn now(&self) -> DateTime<Utc> {
+        (self.clock)()
+    }
+
+    /// Whether anything is kept.
+    pub fn recorded(&self) -> bool {
+        self.recorded
+    }
+
+    /// Writes an event and returns its number. `fill` is only called when it is kept.
+    pub fn event(&mut self, event_type: EventType, step: u32, fill: impl FnOnce(&mut Event)) -> i32 {
+        let order = self.next_event;
+        self.next_event += 1;
+        if self.recorded {
+            let mut event = Event::new(event_type, step as i32, order, Some(self.now()));
+            fill(&mut event);
+            if let Some(measured) = &mut event.measured {
+                measured.elapsed_us = Some(self.elapsed().as_micros() as u64);
+            }
+            self.items.push(Item::Event(event));
+        }
+        order
+    }
+
+    /// Writes a mod call and returns its number.
+    pub fn call(&mut self, call: ModCall) -> i32 {
+        let index = self.next_call;
+        self.next_call += 1;
+        if self.recorded {
+            self.items.push(Item::ModCall(call));
+        }
+        index
+    }
+
+    /// Writes a log line.
+    pub fn log(&mut self, log: ModLog) {
+        if self.recorded {
+            self.items.push(Item::ModLog(log));
+        }
+    }
+
+    /// Writes an action.
+    pub fn action(&mut self, action: Action) {
+        if self.recorded {
+            self.items.push(Item::Action(action));
+        }
+    }
+
+    /// Takes what has gathered, once it is worth a message: often enough for a live view, seldom enough for the decode loop.
+    pub fn take_due(&mut self) -> Option<Vec<Item>> {
+        const MANY: usize = 128;
+        const LONG: Duration = Duration::from_millis(25);
+        (self.items.len() >= MANY || (!self.items.is_empty() && self.last_flush.elapsed() >= LONG))
+            .then(|| self.take_all())
+    }
+
+    /// Takes everything.
+    pub fn take_all(&mut self) -> Vec<Item> {
+        self.last_flush = Instant::now();
+        std::mem::take(&mut self.items)
+    }
+}

@@ -1,0 +1,132 @@
+//! Where a token stands in the model's full distribution. One pass over the vocabulary, written so that the compiler
+//! vectorises it; it runs once per generated token on the decode thread.
+
+use crate::events::TokenId;
+
+const LANES: usize = 16;
+
+/// The softmax of a logit vector, without its values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Distribution {
+    /// ln Σ exp(logit).
+    log_sum_exp: f32,
+    /// Entropy in bits.
+    pub entropy: f32,
+}
+
+impl Distribution {
+    /// Measures a logit vector: H = ln Z − Σ p·(x − max), with Z = Σ exp(x − max), turned from nats to bits.
+    pub fn of(logits: &[f32]) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if max == f32::NEG_INFINITY {
+            return Self { log_sum_exp: f32::NEG_INFINITY, entropy: 0.0 };
+        }
+        let mut sum = [0f32; LANES];
+        let mut weighted = [0f32; LANES];
+        let mut add = |lane: usize, logit: f32| {
+            let x = (logit - max).max(-80.0);
+            let e = exp(x);
+            sum[lane] += e;
+            weighted[lane] += e * x;
+        };
+        let chunks = logits.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for (lane, &logit) in chunk.iter().enumerate() {
+                add(lane, logit);
+            }
+        }
+        for (lane, &logit) in rest.iter().enumerate() {
+            add(lane, logit);
+        }
+        let z: f32 = sum.iter().sum();
+        let w: f32 = weighted.iter().sum();
+        let log_z = z.ln();
+        Self { log_sum_exp: max + log_z, entropy: ((log_z - w / z) / std::f32::consts::LN_2).max(0.0) }
+    }
+
+    /// Natural logarithm of the probability of an entry.
+    pub fn logprob(&self, logit: f32) -> f32 {
+        (logit - self.log_sum_exp).min(0.0)
+    }
+
+    /// Probability of an entry.
+    pub fn prob(&self, logit: f32) -> f32 {
+        self.logprob(logit).exp()
+    }
+}
+
+/// e^x for −80 ≤ x ≤ 0, relative error below 4e-6: 2^n by the exponent bits, 2^f by a polynomial on [−½, ½].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "the loop around it only vectorises when it is inlined")]
+fn exp(x: f32) -> f32 {
+    let t = x * std::f32::consts::LOG2_E;
+    let n = (t + 0.5).floor();
+    let f = (t - n) * std::f32::consts::LN_2;
+    let p = 1.0 + f * (1.0 + f * (0.5 + f * (1.0 / 6.0 + f * (1.0 / 24.0 + f * (1.0 / 120.0)))));
+    p * f32::from_bits(((n as i32 + 127) << 23) as u32)
+}
+
+/// 1 for the most probable token; among equal ones the lower id comes first.
+pub(super) fn rank(logits: &[f32], token: TokenId) -> u32 {
+    let Some((index, &own)) = usize::try_from(token).ok().and_then(|index| Some((index, logits.get(index)?))) else {
+        return 0;
+    };
+    let higher: u32 = logits.iter().map(|&logit| u32::from(logit > own)).sum();
+    let equal_before: u32 = logits[..index].iter().map(|&logit| u32::from(logit == own)).sum();
+    1 + higher + equal_before
+}
+
+/// The `count` highest logits, highest first; among equal ones the lower id comes first.
+pub(super) fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
+    let mut top: Vec<(TokenId, f32)> = Vec::with_capacity(count + 1);
+    if count == 0 {
+        return top;
+    }
+    let mut floor = f32::NEG_INFINITY;
+    for (index, &logit) in logits.iter().enumerate() {
+        if logit > floor {
+            let at = top.partition_point(|other| other.1 >= logit);
+            top.insert(at, (index as TokenId, logit));
+            if top.len() > count {
+                top.pop();
+            }
+            if top.len() == count {
+                floor = top[count - 1].1;
+            }
+        }
+    }
+    top
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_double_precision_softmax(logits in proptest::collection::vec(-30f32..30.0, 1..300), pick: prop::sample::Index) {
+            let exact: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+            let max = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let z: f64 = exact.iter().map(|x| (x - max).exp()).sum();
+            let entropy: f64 = exact.iter().map(|x| { let p = (x - max).exp() / z; if p > 0.0 { -p * p.log2() } else { 0.0 } }).sum();
+            let measured = Distribution::of(&logits);
+            prop_assert!((f64::from(measured.entropy) - entropy).abs() < 1e-3, "{} {}", measured.entropy, entropy);
+            let index = pick.index(logits.len());
+            prop_assert!((f64::from(measured.logprob(logits[index])) - (exact[index] - max - z.ln())).abs() < 1e-3);
+            let mut sorted: Vec<usize> = (0..logits.len()).collect();
+            sorted.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            prop_assert_eq!(rank(&logits, index as TokenId) as usize, sorted.iter().position(|&i| i == index).unwrap() + 1);
+            let ids: Vec<usize> = top(&logits, 10).iter().map(|&(id, _)| id as usize).collect();
+            prop_assert_eq!(ids, sorted.into_iter().take(10).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn banned_tokens_have_no_mass() {
+        let measured = Distribution::of(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
+        assert!(measured.logprob(0.0).abs() < 1e-6);
+        assert_eq!(top(&[f32::NEG_INFINITY, 0.0], 5), [(1, 0.0)]);
+    }
+}

@@ -1,0 +1,276 @@
+//! One run as a state machine: what happens between two decodes. It never touches the model; the scheduler asks what
+//! it wants decoded and hands it logits.
+
+use super::answer::Answer;
+use super::journal::Journal;
+use super::measure::{self, Distribution};
+use super::pipeline::{ActiveMod, Passage};
+use super::{Output, Request};
+use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
+use crate::model::llama::{Candidates, Captured, Sampler};
+use crate::mods::{Call, CallEvent, Done, Reply, RunView};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Makes the way back for the answer to one call: the run, and the number of the call.
+pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> Done + 'a;
+
+/// Where a run stands.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Nothing has happened.
+    New,
+    /// Tokens from [`Run::cached`] on are to be decoded, with logits from `outputs_from` on.
+    Decode { outputs_from: usize },
+    /// An event is going through the mods.
+    Passing(Passage),
+    /// A mod's answer is awaited.
+    Waiting(Passage, usize),
+    /// The run is over.
+    Ended,
+}
+
+/// A generation.
+pub(super) struct Run {
+    pub id: RunId,
+    pub request: Request,
+    pub view: Arc<RunView>,
+    pub mods: Vec<ActiveMod>,
+    pub journal: Journal,
+    pub state: State,
+    /// Prompt, then generated tokens.
+    pub sequence: Vec<TokenId>,
+    pub prompt_len: usize,
+    /// How many tokens of the sequence may stay in the KV cache.
+    pub cached: usize,
+    /// Tokens of the prompt whose KV state was reused.
+    pub reused: usize,
+    /// Attention of the decode that led to the current logits, until its event has a number.
+    pub attention: Option<Captured>,
+    /// Attention whose event is known.
+    pub attention_ready: Option<(i32, Captured)>,
+    /// Counts calls that were handed to a worker, so that a late answer is not taken for another.
+    pub awaited_call: u64,
+    pub outbox: VecDeque<Output>,
+    pub end: Option<Arc<RunEnd>>,
+    pub(super) context: usize,
+    pub(super) max_tokens: usize,
+    pub(super) step: u32,
+    pub(super) holdback: usize,
+    pub(super) answer: Answer,
+    pub(super) unsent: VecDeque<(TokenMeasure, Vec<Alternative>)>,
+    pub(super) sampler: Sampler,
+    /// Logits of the sequence's end as the model gave them; kept only for runs with mods.
+    pub(super) kept: Vec<f32>,
+    /// The same after mods edited them.
+    pub(super) edited: Option<Vec<f32>>,
+    /// Whether `kept` belongs to the sequence's end.
+    pub(super) kept_valid: bool,
+    pub(super) draw_temperature: Option<f32>,
+    pub(super) distribution: Option<Distribution>,
+    pub(super) top: Vec<Alternative>,
+    pub(super) drawn: Option<TokenMeasure>,
+    /// How many tokens the last `Added` appended, and whether they were forced.
+    pub(super) newly: (usize, bool),
+    /// A forced list that is being decoded: where it begins and what is known of its tokens.
+    pub(super) forced: Option<(usize, Vec<TokenMeasure>)>,
+    /// The step that the forced list belongs to.
+    pub(super) forced_step: u32,
+    pub(super) prompt_us: Option<u64>,
+    pub(super) first_token_us: Option<u64>,
+}
+
+impl Run {
+    /// A run that has not begun. `context` is how many tokens its slot holds.
+    pub fn new(
+        id: RunId,
+        request: Request,
+        view: Arc<RunView>,
+        mods: Vec<ActiveMod>,
+        journal: Journal,
+        sampler: Sampler,
+        context: usize,
+    ) -> Self {
+        Self {
+            id,
+            sequence: request.prompt.clone(),
+            prompt_len: request.prompt.len(),
+            cached: 0,
+            reused: 0,
+            attention: None,
+            attention_ready: None,
+            awaited_call: 0,
+            outbox: VecDeque::new(),
+            end: None,
+            context,
+            max_tokens: request.limits.max_tokens as usize,
+            step: 0,
+            holdback: mods.iter().map(|active| active.session.holdback()).max().unwrap_or(0),
+            answer: Answer::new(&request.limits.stop),
+            unsent: VecDeque::new(),
+            sampler,
+            kept: Vec::new(),
+            edited: None,
+            kept_valid: false,
+            draw_temperature: None,
+            distribution: None,
+            top: Vec::new(),
+            drawn: None,
+            newly: (0, false),
+            forced: None,
+            forced_step: 0,
+            prompt_us: None,
+            first_token_us: None,
+            state: State::New,
+            request,
+            view,
+            mods,
+            journal,
+        }
+    }
+
+    /// Writes the first event and takes it to the mods. `done` makes the way back for an answer that comes later.
+    pub fn begin(&mut self, done: &DoneFactory<'_>) {
+        let order = self.journal.event(EventType::Prefilled, 0, |event| {
+            event.prompt_length = Some(self.prompt_len as i32);
+            event.tokens_so_far_len = Some(0);
+            event.max_steps = Some(self.max_tokens as i32);
+            event.measured = Some(Box::new(Measured {
+                position: Some(0),
+                prompt: Some(Box::new(Prompt {
+                    texts: self.view.vocabulary.texts(&self.sequence),
+                    tokens: self.sequence.clone(),
+                    spans: self.request.spans.clone(),
+                    conversation: self.request.conversation.clone(),
+                    tools: self.request.tools.clone(),
+                    parameters: Some(self.view.parameters.clone()),
+                })),
+                ..Measured::default()
+            }));
+        });
+        self.state = State::Passing(Passage::new(EventType::Prefilled, order, 0));
+        self.drive(None, &mut Candidates::default(), done);
+    }
+
+    /// Takes the logits that follow `position`. The last position of the sequence begins a step; an earlier one belongs
+    /// to a forced list and says how probable its next token was.
+    pub fn on_logits(&mut self, position: usize, logits: &[f32], candidates: &mut Candidates, done: &DoneFactory<'_>) {
+        if self.prompt_us.is_none() {
+            self.prompt_us = Some(self.journal.elapsed().as_micros() as u64);
+        }
+        if let Some(&next) = self.sequence.get(position + 1) {
+            let measure = self.measure(Distribution::of(logits), logits, next);
+            if let Some((_, measures)) = &mut self.forced {
+                measures.push(measure);
+            }
+            return;
+        }
+        let distribution = Distribution::of(logits);
+        self.top = measure::top(logits, self.request.alternatives)
+            .into_iter()
+            .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
+            .collect();
+        self.distribution = Some(distribution);
+        if !self.mods.is_empty() {
+            self.kept.clear();
+            self.kept.extend_from_slice(logits);
+            self.kept_valid = true;
+        }
+        if let Some((start, measures)) = self.forced.take() {
+            self.added_forced(start, measures);
+        } else {
+            self.begin_step();
+        }
+        self.drive(Some(logits), candidates, done);
+    }
+
+    /// Takes the answer that a mod owed.
+    pub fn on_reply(&mut self, reply: Reply, candidates: &mut Candidates, done: &DoneFactory<'_>) {
+        if !matches!(self.state, State::Waiting(..)) {
+            return;
+        }
+        if let State::Waiting(passage, index) = std::mem::replace(&mut self.state, State::Ended) {
+            self.state = State::Passing(passage);
+            self.settle(index, reply);
+            self.drive(None, candidates, done);
+        }
+    }
+
+    /// Ends the run from outside: the client went, the server stops, the model failed.
+    pub fn abort(&mut self, reason: FinishReason, message: String) {
+        if self.end.is_none() {
+            self.finish(reason, Some(message), None);
+        }
+    }
+
+    /// Whether the run wants a decode.
+    pub fn wants_decode(&self) -> Option<usize> {
+        match self.state {
+            State::Decode { outputs_from } => Some(outputs_from),
+            _ => None,
+        }
+    }
+
+    /// Goes on until the run needs the model, a mod's answer, or nothing any more.
+    fn drive(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates, done: &DoneFactory<'_>) {
+        loop {
+            let State::Passing(passage) = &mut self.state else { return };
+            if let Some(index) = passage.next_mod(&self.mods) {
+                if !self.call_mod(index, done) {
+                    return;
+                }
+                continue;
+            }
+            let (event, winner) = (passage.event, passage.winner.take());
+            match winner {
+                Some(action) => self.act(event, action),
+                None => self.go_on(event, fresh, candidates),
+            }
+        }
+    }
+
+    /// Calls a mod with the event under way. `false` when its answer will come later.
+    fn call_mod(&mut self, index: usize, done: &DoneFactory<'_>) -> bool {
+        let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return false };
+        let mut mods = std::mem::take(&mut self.mods);
+        self.awaited_call += 1;
+        let drawn_text = self.drawn.as_ref().map(|drawn| drawn.text.clone()).unwrap_or_default();
+        let event = match passage.event {
+            EventType::Prefilled => CallEvent::Prefilled,
+            EventType::ForwardPass => CallEvent::ForwardPass { logits: self.edited.as_deref().unwrap_or(&self.kept) },
+            EventType::Sampled => {
+                let drawn = self.drawn.as_ref();
+                CallEvent::Sampled {
+                    token: drawn.map_or(0, |drawn| drawn.token),
+                    text: &drawn_text,
+                    logprob: drawn.and_then(|drawn| drawn.logprob).unwrap_or(0.0),
+                }
+            }
+            EventType::Added => {
+                let (count, forced) = self.newly;
+                CallEvent::Added { tokens: &self.sequence[self.sequence.len() - count..], forced }
+            }
+        };
+        let call = Call {
+            run: &self.view,
+            step: passage.step,
+            sequence: &self.sequence,
+            prompt_len: self.prompt_len,
+            max_steps: self.max_tokens as u32,
+            event,
+        };
+        let reply = passage.call(mods[index].session.as_mut(), &call, done(self.id, self.awaited_call));
+        self.mods = mods;
+        match reply {
+            Some(reply) => {
+                self.state = State::Passing(passage);
+                self.settle(index, reply);
+                true
+            }
+            None => {
+                self.state = State::Waiting(passage, index);
+                false
+            }
+        }
+    }
+}

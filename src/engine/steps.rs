@@ -1,0 +1,269 @@
+//! The steps of a run when no mod changes control: forward pass, draw, append, end.
+
+use super::measure::{self, Distribution};
+use super::pipeline::Passage;
+use super::run::{Run, State};
+use super::{Delta, Output};
+use crate::events::{
+    Alternative, EventType, Finish, FinishReason, Measured, RunEnd, RunStatus, Stage, TokenId, TokenMeasure, Usage,
+};
+use crate::model::llama::Candidates;
+use crate::model::printable;
+use std::sync::Arc;
+
+/// Characters of the sequence that a `ForwardPass` shows.
+const INPUT_TEXT_CHARS: usize = 70;
+
+impl Run {
+    /// What follows an event that no mod turned.
+    pub(super) fn go_on(&mut self, event: EventType, fresh: Option<&[f32]>, candidates: &mut Candidates) {
+        match event {
+            EventType::Prefilled => self.state = State::Decode { outputs_from: self.sequence.len() - 1 },
+            EventType::ForwardPass => self.sample(fresh, candidates),
+            EventType::Sampled => self.append_drawn(),
+            EventType::Added => {
+                self.send_text();
+                match self.reason_to_end() {
+                    Some((reason, message)) => self.finish(reason, message, None),
+                    None => self.continue_from_end(),
+                }
+            }
+        }
+    }
+
+    /// Goes on at the end of the sequence: at once when its logits are there, else after a decode.
+    pub(super) fn continue_from_end(&mut self) {
+        if self.kept_valid {
+            self.begin_step();
+        } else {
+            let last = self.sequence.len() - 1;
+            self.cached = self.cached.min(last);
+            self.state = State::Decode { outputs_from: last };
+        }
+    }
+
+    /// The logits of the sequence's end are there: the step's `ForwardPass`.
+    pub(super) fn begin_step(&mut self) {
+        if self.step >= self.request.limits.max_steps {
+            let message = format!(
+                "the limit of {} steps is reached with {} tokens in the answer; a mod may be backtracking for ever",
+                self.request.limits.max_steps,
+                self.generated()
+            );
+            self.finish(FinishReason::Length, Some(message), None);
+            return;
+        }
+        self.step += 1;
+        self.edited = None;
+        self.draw_temperature = None;
+        let Self { journal, sequence, view, distribution, top, step, .. } = self;
+        let order = journal.event(EventType::ForwardPass, *step, |event| {
+            event.input_text = Some(tail_text(&view.vocabulary, sequence));
+            event.measured = Some(Box::new(Measured {
+                position: Some(sequence.len() as u32),
+                entropy: distribution.map(|distribution| distribution.entropy),
+                model: top.clone(),
+                ..Measured::default()
+            }));
+        });
+        if let Some(captured) = self.attention.take() {
+            self.attention_ready = Some((order, captured));
+        }
+        self.state = State::Passing(Passage::new(EventType::ForwardPass, order, self.step));
+    }
+
+    fn sample(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates) {
+        let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
+        let logits = self.edited.as_deref().unwrap_or(raw);
+        let Some(draw) = self.sampler.sample(logits, self.draw_temperature, candidates) else {
+            let message =
+                "no token can be drawn: mods, bans and biases leave none with a probability above 0".to_owned();
+            self.finish(FinishReason::Error, Some(message), None);
+            return;
+        };
+        let measured = self.measure(self.distribution.unwrap_or_else(|| Distribution::of(raw)), raw, draw.token);
+        let after_mods = self.edited.as_deref().filter(|_| self.journal.recorded()).map(|edited| {
+            let distribution = Distribution::of(edited);
+            measure::top(edited, self.request.alternatives)
+                .into_iter()
+                .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
+                .collect()
+        });
+        let after_sampler = if self.journal.recorded() {
+            let top = candidates.top(self.request.alternatives);
+            top.into_iter().map(|(token, prob)| self.alternative(token, prob)).collect()
+        } else {
+            Vec::new()
+        };
+        let position = self.sequence.len() as u32;
+        let order = self.journal.event(EventType::Sampled, self.step, |event| {
+            event.sampled_token = Some(draw.token);
+            event.token_text = Some(measured.text.clone());
+            event.measured = Some(Box::new(Measured {
+                position: Some(position),
+                tokens: vec![measured.clone()],
+                after_mods: after_mods.unwrap_or_default(),
+                after_sampler,
+                stages: draw.stages.iter().map(|&(name, left)| Stage { name: name.to_owned(), left }).collect(),
+                ..Measured::default()
+            }));
+        });
+        self.drawn = Some(measured);
+        self.state = State::Passing(Passage::new(EventType::Sampled, order, self.step));
+    }
+
+    fn append_drawn(&mut self) {
+        let Some(drawn) = self.drawn.take() else { return self.continue_from_end() };
+        self.kept_valid = false;
+        self.sequence.push(drawn.token);
+        let top = std::mem::take(&mut self.top);
+        self.added(vec![drawn], vec![top], false, self.step);
+    }
+
+    /// Tokens now stand at the end of the sequence: text, penalties, the `Added` event.
+    pub(super) fn added(
+        &mut self,
+        mut tokens: Vec<TokenMeasure>,
+        tops: Vec<Vec<Alternative>>,
+        forced: bool,
+        step: u32,
+    ) {
+        if self.first_token_us.is_none() {
+            self.first_token_us = Some(self.journal.elapsed().as_micros() as u64);
+        }
+        for measured in &mut tokens {
+            let hidden = self.is_hidden(measured.token);
+            let vocabulary = &self.view.vocabulary;
+            let text = self.answer.push(vocabulary.piece(measured.token), hidden);
+            measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
+            measured.text = printable(std::mem::take(&mut measured.text));
+            self.sampler.accept(measured.token);
+        }
+        let stopped_by = self.answer.stopped_by();
+        let position = self.sequence.len() - tokens.len();
+        let order = self.journal.event(EventType::Added, step, |event| {
+            event.added_tokens = Some(tokens.iter().map(|measured| measured.token).collect());
+            event.added_token_count = Some(tokens.len() as i32);
+            event.forced = Some(forced);
+            event.measured = Some(Box::new(Measured {
+                position: Some(position as u32),
+                tokens: tokens.clone(),
+                stopped_by,
+                ..Measured::default()
+            }));
+        });
+        self.newly = (tokens.len(), forced);
+        let mut tops = tops.into_iter();
+        self.unsent.extend(tokens.into_iter().map(|measured| (measured, tops.next().unwrap_or_default())));
+        self.state = State::Passing(Passage::new(EventType::Added, order, step));
+    }
+
+    /// Hands the client what may be seen.
+    pub(super) fn send_text(&mut self) {
+        let text = self.answer.take_sendable(self.holdback);
+        self.send(text);
+    }
+
+    fn send(&mut self, text: String) {
+        let unsent_from = self.generated() - self.unsent.len();
+        let count = self.answer.sent_tokens().saturating_sub(unsent_from);
+        let tokens: Vec<_> = self.unsent.drain(..count.min(self.unsent.len())).collect();
+        if !text.is_empty() || !tokens.is_empty() {
+            self.outbox.push_back(Output::Text(Delta { text, tokens }));
+        }
+    }
+
+    /// Whether the run ends with the token that was just added, and why.
+    fn reason_to_end(&self) -> Option<(FinishReason, Option<String>)> {
+        let last = *self.sequence.last()?;
+        if self.ends_generation(last) || self.answer.stopped_by().is_some() {
+            return Some((FinishReason::Stop, None));
+        }
+        if self.generated() >= self.max_tokens {
+            return Some((FinishReason::Length, None));
+        }
+        (self.sequence.len() >= self.context)
+            .then(|| (FinishReason::Length, Some(format!("the context of {} tokens is full", self.context))))
+    }
+
+    /// Ends the run.
+    pub(super) fn finish(
+        &mut self,
+        reason: FinishReason,
+        message: Option<String>,
+        tool_calls: Option<serde_json::Value>,
+    ) {
+        let rest = self.answer.take_rest();
+        self.send(rest);
+        let ends_hidden =
+            self.sequence.last().is_some_and(|&token| self.generated() > 0 && self.ends_generation(token));
+        let elapsed = self.journal.elapsed().as_micros() as u64;
+        let prompt_us = self.prompt_us.unwrap_or(0);
+        let end = Arc::new(RunEnd {
+            completed_at: self.journal.now(),
+            status: match reason {
+                FinishReason::Stop | FinishReason::Length | FinishReason::ToolCalls => RunStatus::Done,
+                FinishReason::Cancelled => RunStatus::Cancelled,
+                FinishReason::Error => RunStatus::Failed,
+            },
+            finish: Finish {
+                reason,
+                message,
+                stop_string: (reason == FinishReason::Stop).then(|| self.answer.stopped_by()).flatten(),
+                text: printable(self.answer.text()),
+                tool_calls,
+                usage: Usage {
+                    prompt_tokens: self.prompt_len as u32,
+                    cached_tokens: self.reused as u32,
+                    completion_tokens: (self.generated() - usize::from(ends_hidden)) as u32,
+                },
+                first_token_us: self.first_token_us,
+                prompt_us,
+                generation_us: elapsed.saturating_sub(prompt_us),
+            },
+        });
+        for active in &mut self.mods {
+            active.session.finished();
+        }
+        self.outbox.push_back(Output::Ended(Arc::clone(&end)));
+        self.end = Some(end);
+        self.state = State::Ended;
+    }
+
+    /// Number of generated tokens.
+    pub(super) fn generated(&self) -> usize {
+        self.sequence.len() - self.prompt_len
+    }
+
+    pub(super) fn ends_generation(&self, token: TokenId) -> bool {
+        let limits = &self.request.limits;
+        limits.stop_tokens.contains(&token) || (!limits.ignore_eos && self.view.vocabulary.is_end_of_generation(token))
+    }
+
+    fn is_hidden(&self, token: TokenId) -> bool {
+        self.view.vocabulary.is_control(token) || self.ends_generation(token)
+    }
+
+    pub(super) fn measure(&self, distribution: Distribution, logits: &[f32], token: TokenId) -> TokenMeasure {
+        let logit = usize::try_from(token).ok().and_then(|index| logits.get(index)).copied();
+        TokenMeasure {
+            token,
+            text: printable(self.view.vocabulary.decode(&[token])),
+            logprob: logit.map(|logit| distribution.logprob(logit)).filter(|logprob| logprob.is_finite()),
+            rank: logit.map(|_| measure::rank(logits, token)),
+            entropy: Some(distribution.entropy),
+        }
+    }
+
+    pub(super) fn alternative(&self, token: TokenId, prob: f32) -> Alternative {
+        Alternative { token, text: printable(self.view.vocabulary.decode(&[token])), prob }
+    }
+}
+
+/// The last characters of a sequence.
+fn tail_text(vocabulary: &crate::model::Vocabulary, sequence: &[TokenId]) -> String {
+    let from = sequence.len().saturating_sub(INPUT_TEXT_CHARS);
+    let text = vocabulary.decode(&sequence[from..]);
+    let skip = text.chars().count().saturating_sub(INPUT_TEXT_CHARS);
+    printable(text.chars().skip(skip).collect())
+}

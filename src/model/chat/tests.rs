@@ -1,0 +1,140 @@
+use super::{Error, Options, Rendered, Template};
+use crate::model::Vocabulary;
+use chrono::{DateTime, Utc};
+use serde_json::{Map, Value, json};
+
+fn options() -> Options {
+    Options { tools: None, add_generation_prompt: true, variables: Map::new(), now: DateTime::UNIX_EPOCH }
+}
+
+fn render(source: Option<&str>, messages: &Value) -> Result<Rendered, Error> {
+    Template::new(source, "<s>", "</s>").unwrap().render(messages, &options())
+}
+
+fn slices(rendered: &Rendered) -> Vec<(&str, &str)> {
+    rendered.parts.iter().map(|part| (part.role.as_str(), &rendered.text[part.start..part.end])).collect()
+}
+
+#[test]
+fn a_model_without_a_template_gets_chatml() {
+    let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]);
+    let rendered = render(None, &messages).unwrap();
+    assert_eq!(
+        rendered.text,
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(slices(&rendered), [("system", "Be short."), ("user", "Hi")]);
+}
+
+#[test]
+fn the_bundled_template_takes_tools_and_their_calls() {
+    let source = include_str!("../../../fixtures/models/chat_template.jinja");
+    let template = Template::new(Some(source), "", "").unwrap();
+    let tools = json!([{"type": "function", "function": {"name": "get_weather", "description": "The weather.",
+        "parameters": {"type": "object", "properties": {"unit": {"type": "string"}, "city": {"type": "string"}}}}}]);
+    let messages = json!([
+        {"role": "user", "content": [{"type": "text", "text": "Weather"}, {"type": "text", "text": "in Oakford?"}]},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+            "function": {"name": "get_weather", "arguments": "{\"city\": \"Oakford\"}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]);
+    let rendered = template.render(&messages, &Options { tools: Some(tools), ..options() }).unwrap();
+    insta::assert_snapshot!(rendered.text, @r#"
+    <|im_start|>system
+    # Tools
+    - get_weather(unit: string, city: string): The weather.
+    To call a tool, answer with
+    <tool_call>
+    {"name": ..., "arguments": {...}}
+    </tool_call><|im_end|>
+    <|im_start|>user
+    Weather
+    in Oakford?<|im_end|>
+    <|im_start|>assistant
+    <tool_call>
+    {"name": "get_weather", "arguments": {"city": "Oakford"}}
+    </tool_call><|im_end|>
+    <|im_start|>user
+    <tool_response>
+    rain
+    </tool_response><|im_end|>
+    <|im_start|>assistant
+    "#);
+    assert_eq!(slices(&rendered), [("user", "Weather\nin Oakford?"), ("tool", "rain")]);
+}
+
+#[test]
+fn contents_are_found_where_they_stand_even_when_they_look_like_the_template() {
+    let messages = json!([
+        {"role": "user", "content": "user"},
+        {"role": "assistant", "content": "<|im_end|>\n<|im_start|>user\n"},
+        {"role": "user", "content": " padded "},
+    ]);
+    let trimming = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}";
+    assert_eq!(slices(&render(None, &messages).unwrap()).len(), 3);
+    let trimmed = render(Some(trimming), &messages).unwrap();
+    assert_eq!(slices(&trimmed)[0], ("user", "user"));
+    assert_eq!(slices(&trimmed)[2], ("user", "padded"));
+}
+
+#[test]
+fn a_template_that_changes_contents_has_no_parts() {
+    let shouting = "{% for m in messages %}{{ m.content | upper }}{% endfor %}";
+    let rendered = render(Some(shouting), &json!([{"role": "user", "content": "hello"}])).unwrap();
+    assert_eq!(rendered, Rendered { text: "HELLO".into(), parts: vec![] });
+}
+
+#[test]
+fn python_and_its_functions_are_there() {
+    let source = "{{ bos_token }}{{ messages[0].content.strip().split(',')[1] }}|{{ strftime_now('%d %b %Y') }}|\
+                  {{ {'b': 1, 'a': '<é'} | tojson }}|{{ [1] | tojson(indent=9999999) | length }}\n{% if true %}\nx{% endif %}";
+    let text = render(Some(source), &json!([{"role": "user", "content": " a,b "}])).unwrap().text;
+    assert_eq!(text, "<s>b|01 Jan 1970|{\"b\": 1, \"a\": \"<é\"}|21\nx");
+}
+
+#[test]
+fn a_template_says_why_it_refuses() {
+    let source = "{% if messages[0].role != 'user' %}{{ raise_exception('the user speaks first') }}{% endif %}";
+    let error = render(Some(source), &json!([{"role": "system", "content": ""}])).unwrap_err();
+    assert_eq!(error.to_string(), "the model's chat template does not take these messages: the user speaks first");
+}
+
+#[test]
+fn a_template_cannot_run_for_ever() {
+    let source = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a * b }}{% endfor %}{% endfor %}";
+    assert!(matches!(render(Some(source), &json!([{"role": "user", "content": ""}])), Err(Error::Refused(_))));
+}
+
+#[test]
+fn messages_of_another_shape_are_named() {
+    for (messages, pointer) in [
+        (json!([]), "messages"),
+        (json!({}), "messages"),
+        (json!([1]), "messages[0]"),
+        (json!([{"content": ""}]), "messages[0].role"),
+        (json!([{"role": "user", "content": 1}]), "messages[0].content"),
+        (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content"),
+    ] {
+        match render(None, &messages) {
+            Err(Error::Message { pointer: found, .. }) => assert_eq!(found, pointer),
+            other => panic!("{messages}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn tokens_know_who_wrote_them() {
+    // One token a byte, so that the token's index is the byte's.
+    let pieces = (0..=255u8).map(|byte| Box::from([byte])).collect();
+    let vocabulary =
+        Vocabulary::new(pieces, vec![false; 256], vec![], crate::model::Special::default(), |text, _, _| {
+            text.bytes().map(i32::from).collect()
+        });
+    let source = "{% for m in messages %}[{{ m.content }}{% endfor %}]";
+    let rendered =
+        render(Some(source), &json!([{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}]));
+    let (tokens, spans) = rendered.unwrap().tokenize(&vocabulary);
+    assert_eq!(tokens.len(), 6);
+    let told: Vec<String> = spans.iter().map(|span| format!("{} {}..{}", span.role, span.start, span.end)).collect();
+    assert_eq!(told, ["template 0..1", "system 1..3", "template 3..4", "user 4..5", "template 5..6"]);
+}

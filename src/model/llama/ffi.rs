@@ -1,0 +1,133 @@
+//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs.
+//!
+//! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
+//! cast to the raw structure; a compile-time assertion holds their size.
+#![expect(unsafe_code, reason = "llama.cpp's evaluation callback has no safe binding")]
+
+use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_sys_2 as sys;
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_void};
+
+const _: () = assert!(
+    size_of::<LlamaContextParams>() == size_of::<sys::llama_context_params>(),
+    "LlamaContextParams must be nothing but llama_context_params"
+);
+
+/// The name of the node that holds attention probabilities, up to the layer's number.
+const NODE: &[u8] = b"kq_soft_max-";
+
+/// A query row that is wanted from the decode under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WantedRow {
+    /// Physical batch within the decode.
+    pub ubatch: u32,
+    /// Index of the token within its sequence's part of that physical batch.
+    pub token: u32,
+    /// Index of the sequence's stream within that physical batch.
+    pub stream: u32,
+    /// Values to read: the number of positions attended to.
+    pub row_len: u32,
+}
+
+/// The scores of one wanted row: `[layer][head][row_len]`, layers as in `layer_ids`.
+#[derive(Debug, Clone, Default)]
+pub struct CapturedRow {
+    /// Layers that had the node, in order.
+    pub layer_ids: Vec<u16>,
+    /// Heads per layer.
+    pub heads: u16,
+    /// The probabilities.
+    pub values: Vec<f32>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    wanted: Vec<WantedRow>,
+    captured: Vec<CapturedRow>,
+    ubatch: u32,
+    last_layer: Option<u16>,
+}
+
+/// Reads wanted attention rows while llama.cpp decodes. Its address is given to llama.cpp and must outlive the context.
+#[derive(Debug, Default)]
+pub struct Tap(UnsafeCell<State>);
+
+impl Tap {
+    /// Says which rows the next decode shall capture.
+    pub fn want(&mut self, wanted: Vec<WantedRow>) {
+        let state = self.0.get_mut();
+        state.captured.clear();
+        state.captured.resize_with(wanted.len(), CapturedRow::default);
+        state.wanted = wanted;
+        state.ubatch = 0;
+        state.last_layer = None;
+    }
+
+    /// Takes what the decode captured, in the order in which it was wanted.
+    pub fn take(&mut self) -> Vec<CapturedRow> {
+        let state = self.0.get_mut();
+        state.wanted.clear();
+        std::mem::take(&mut state.captured)
+    }
+}
+
+/// Makes llama.cpp call `tap` for every graph node of contexts that are made with `params`.
+///
+/// The caller keeps `tap` at its address, and touches it only between decodes, for as long as such a context lives.
+pub fn set_tap(params: &mut LlamaContextParams, tap: &Tap) {
+    // SAFETY: the assertion above holds that the wrapper has the size of its only field, which is therefore at offset 0.
+    let raw = unsafe { &mut *std::ptr::from_mut(params).cast::<sys::llama_context_params>() };
+    raw.cb_eval = Some(on_node);
+    raw.cb_eval_user_data = tap.0.get().cast::<c_void>();
+}
+
+/// Called by the scheduler: with `ask` to learn whether a node is wanted, then, for a wanted one, with its data live.
+unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data: *mut c_void) -> bool {
+    // SAFETY: `user_data` is the state of the tap given in `set_tap`, which outlives the context; llama.cpp calls from
+    // the thread that runs llama_decode, during which nobody else touches the tap.
+    let state = unsafe { &mut *user_data.cast::<State>() };
+    // SAFETY: the scheduler passes a live node.
+    let tensor_ref = unsafe { &*tensor };
+    if state.wanted.is_empty() {
+        return !ask;
+    }
+    let Some(layer) = layer_of(tensor_ref) else { return !ask };
+    if ask {
+        if state.last_layer.is_some_and(|last| layer <= last) {
+            state.ubatch += 1;
+        }
+        state.last_layer = Some(layer);
+        return state.wanted.iter().any(|row| row.ubatch == state.ubatch);
+    }
+    let [n_kv, n_tokens, n_head, n_stream] = tensor_ref.ne.map(|n| usize::try_from(n).unwrap_or(0));
+    let nb = tensor_ref.nb;
+    if tensor_ref.type_ != sys::GGML_TYPE_F32 || nb[0] != size_of::<f32>() {
+        return true;
+    }
+    for (row, captured) in state.wanted.iter().zip(&mut state.captured) {
+        let (token, stream, row_len) = (row.token as usize, row.stream as usize, row.row_len as usize);
+        if row.ubatch != state.ubatch || row_len > n_kv || token >= n_tokens || stream >= n_stream {
+            continue;
+        }
+        let start = captured.values.len();
+        captured.values.resize(start + n_head * row_len, 0.0);
+        for (head, target) in captured.values[start..].chunks_exact_mut(row_len).enumerate() {
+            let offset = token * nb[1] + head * nb[2] + stream * nb[3];
+            // SAFETY: `token`, `head` and `stream` are below the extents and `row_len` below `n_kv`, so that the bytes read
+            // lie within the tensor; `target` has room for exactly `row_len` floats. The node was computed before this call.
+            unsafe {
+                sys::ggml_backend_tensor_get(tensor, target.as_mut_ptr().cast(), offset, row_len * size_of::<f32>());
+            }
+        }
+        captured.layer_ids.push(layer);
+        captured.heads = n_head as u16;
+    }
+    true
+}
+
+fn layer_of(tensor: &sys::ggml_tensor) -> Option<u16> {
+    // SAFETY: ggml keeps names zero-terminated within their 64 bytes.
+    let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes();
+    std::str::from_utf8(name.strip_prefix(NODE)?).ok()?.parse().ok()
+}

@@ -1,0 +1,96 @@
+//! How llama.cpp cuts a batch into physical batches, so that a captured row can be told from its neighbours.
+//!
+//! Follows `llama_kv_cache::init_batch` and `llama_batch_allocr::split_simple` / `split_equal` of the llama.cpp in the
+//! pinned llama-cpp-sys-2: one stream is cut in order, several streams (one sequence each) are cut into equal parts of
+//! sequences whose ids follow each other.
+
+/// Where a token of the batch lands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Physical batch.
+    pub ubatch: u32,
+    /// Index of the sequence within it.
+    pub stream: u32,
+    /// Index of the token within that sequence's part.
+    pub token: u32,
+}
+
+/// The place of every token of a batch whose tokens belong to `sequences`.
+#[must_use]
+pub fn places(sequences: &[i32], n_ubatch: usize, several_streams: bool) -> Vec<Place> {
+    if several_streams { split_equal(sequences, n_ubatch) } else { split_simple(sequences.len(), n_ubatch) }
+}
+
+fn split_simple(n_tokens: usize, n_ubatch: usize) -> Vec<Place> {
+    (0..n_tokens)
+        .map(|index| Place { ubatch: (index / n_ubatch) as u32, stream: 0, token: (index % n_ubatch) as u32 })
+        .collect()
+}
+
+fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<Place> {
+    let unplaced = Place { ubatch: u32::MAX, stream: 0, token: 0 };
+    let mut places = vec![unplaced; sequences.len()];
+    let mut left = sequences.len();
+    let mut ubatch = 0;
+    while left > 0 {
+        let mut chosen: Vec<i32> = Vec::new();
+        for (index, &sequence) in sequences.iter().enumerate() {
+            if places[index].ubatch == u32::MAX && chosen.last().is_none_or(|&last| sequence == last + 1) {
+                chosen.push(sequence);
+                if chosen.len() > n_ubatch {
+                    break;
+                }
+            }
+        }
+        let mut queues: Vec<_> = chosen
+            .iter()
+            .map(|&sequence| {
+                let waiting: Vec<usize> = (0..sequences.len())
+                    .filter(|&index| sequences[index] == sequence && places[index].ubatch == u32::MAX)
+                    .collect();
+                waiting.into_iter()
+            })
+            .collect();
+        let mut token = 0;
+        while queues.iter().all(|queue| queue.len() > 0) {
+            for (stream, queue) in queues.iter_mut().enumerate() {
+                if let Some(index) = queue.next() {
+                    places[index] = Place { ubatch, stream: stream as u32, token };
+                    left -= 1;
+                }
+            }
+            token += 1;
+            if (token as usize + 1) * chosen.len() > n_ubatch {
+                break;
+            }
+        }
+        ubatch += 1;
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sequences_that_follow_each_other_share_a_physical_batch() {
+        let place = |ubatch, stream, token| Place { ubatch, stream, token };
+        assert_eq!(places(&[0, 1, 3], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0)]);
+        assert_eq!(places(&[0, 1, 1, 1], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0), place(1, 0, 1)]);
+        assert_eq!(places(&[0, 0, 0], 2, false), [place(0, 0, 0), place(0, 0, 1), place(1, 0, 0)]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_token_has_a_place_of_its_own(lens in proptest::collection::vec(0usize..40, 1..6), n_ubatch in 1usize..64) {
+            let sequences: Vec<i32> = lens.iter().enumerate().flat_map(|(id, &len)| std::iter::repeat_n(id as i32, len)).collect();
+            let mut seen = std::collections::HashSet::new();
+            for place in places(&sequences, n_ubatch.max(lens.len()), true) {
+                prop_assert!(place.ubatch != u32::MAX);
+                prop_assert!(seen.insert((place.ubatch, place.stream, place.token)));
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Attention of stored runs, coded as it was captured.
+
+use super::{Error, Store};
+use crate::events::{AttentionStep, RunId};
+use sqlx::postgres::PgRow;
+use sqlx::{FromRow, Row};
+use std::ops::Range;
+
+impl Store {
+    /// The attention of one step, both tiers.
+    ///
+    /// # Errors
+    /// The database failed, or what is stored is damaged.
+    pub async fn attention(&self, run_id: RunId, sequence_order: i32) -> Result<Option<AttentionStep>, Error> {
+        let step: Option<Stored> = sqlx::query_as(
+            "select sequence_order, row_len, heads, layer_ids, t0, t1 from attention
+            where run_id = $1 and sequence_order = $2",
+        )
+        .bind(run_id.0)
+        .bind(sequence_order)
+        .fetch_optional(&self.inner.pool)
+        .await?;
+        Ok(step.map(|stored| stored.0))
+    }
+
+    /// The attention of the steps in that range of events, in order; `t1` is left empty unless `with_t1`.
+    ///
+    /// # Errors
+    /// The database failed, or what is stored is damaged.
+    pub async fn attention_range(
+        &self,
+        run_id: RunId,
+        events: Range<i32>,
+        with_t1: bool,
+    ) -> Result<Vec<AttentionStep>, Error> {
+        let steps: Vec<Stored> = sqlx::query_as(
+            "select sequence_order, row_len, heads, layer_ids, t0, case when $4 then t1 else '' end as t1 from attention
+            where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order",
+        )
+        .bind(run_id.0)
+        .bind(events.start)
+        .bind(events.end)
+        .bind(with_t1)
+        .fetch_all(&self.inner.pool)
+        .await?;
+        Ok(steps.into_iter().map(|stored| stored.0).collect())
+    }
+}
+
+struct Stored(AttentionStep);
+
+impl FromRow<'_, PgRow> for Stored {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let out_of_range = |_| sqlx::Error::Decode("attention: a number is out of its range".into());
+        let layer_ids: Vec<i32> = row.try_get("layer_ids")?;
+        let layer_ids: Vec<u16> =
+            layer_ids.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(out_of_range)?;
+        Ok(Self(AttentionStep {
+            sequence_order: row.try_get("sequence_order")?,
+            row_len: row.try_get::<i32, _>("row_len")?.cast_unsigned(),
+            layer_ids: layer_ids.into(),
+            heads: row.try_get::<i32, _>("heads")?.try_into().map_err(out_of_range)?,
+            t0: row.try_get("t0")?,
+            t1: row.try_get("t1")?,
+        }))
+    }
+}

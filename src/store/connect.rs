@@ -1,0 +1,168 @@
+//! Opening the store.
+
+use super::embedded::Embedded;
+use super::spool::Spool;
+use super::{Error, Inner, Live, Recording, Store, migrate, recorder, upkeep};
+use chrono::Utc;
+use sqlx::Connection;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// Oldest server that our SQL runs on.
+const OLDEST: i32 = 14;
+/// Connections of readers and of `/ingest`.
+const CONNECTIONS: u32 = 16;
+
+/// Where the data lives.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Database {
+    /// A PostgreSQL server of our own on this data directory.
+    Embedded {
+        /// Holds the database, its log and the spool.
+        data_dir: PathBuf,
+    },
+    /// A server that somebody runs.
+    Url {
+        /// `postgres://user:password@host:port/name`.
+        url: String,
+        /// Holds the spool.
+        data_dir: PathBuf,
+    },
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded { data_dir } => write!(f, "embedded in {}", data_dir.display()),
+            Self::Url { url, .. } => f.write_str(&without_password(url)),
+        }
+    }
+}
+
+impl Store {
+    /// Connects or starts the server, migrates, marks runs of dead servers as interrupted, drains the spool.
+    ///
+    /// `progress` is told what is going on, in words for a person who waits.
+    ///
+    /// # Errors
+    /// No server, an old server, a schema that cannot be migrated; see [`Error`].
+    pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
+        let (embedded, options, data_dir) = match database {
+            Database::Embedded { data_dir } => {
+                let embedded = Embedded::start(&data_dir, &progress).await?;
+                let options = embedded.options();
+                (Some(embedded), options, data_dir)
+            }
+            Database::Url { url, data_dir } => (None, parse(&url)?, data_dir),
+        };
+        let opened = Self::connect(&options, &data_dir, &progress).await;
+        let (mut inner, server_id) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                if let Some(embedded) = embedded {
+                    embedded.stop().await;
+                }
+                return Err(error);
+            }
+        };
+        inner.embedded = embedded;
+        inner.server_id = server_id;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    async fn connect(
+        options: &PgConnectOptions,
+        data_dir: &Path,
+        progress: &impl Fn(&str),
+    ) -> Result<(Inner, Uuid), Error> {
+        let options = options
+            .clone()
+            .application_name("thunder")
+            // a generic plan cannot leave partitions out when planning
+            .options([("plan_cache_mode", "force_custom_plan")]);
+        let mut connection = PgConnection::connect_with(&options).await?;
+        check_version(&mut connection).await?;
+        migrate::migrate(&mut connection).await?;
+        migrate::make_partitions(&mut connection, Utc::now().date_naive()).await?;
+        connection.close().await?;
+
+        let pool = |connections, wait| {
+            PgPoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(Duration::from_secs(wait))
+                .connect_lazy_with(options.clone())
+        };
+        let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 2));
+        let server_id = Uuid::now_v7();
+        let announced = upkeep::announce(&options, server_id).await?;
+        let folder = data_dir.join("spool");
+        for mut spool in Spool::orphans(&folder) {
+            if !spool.is_drained() {
+                progress("storing what could not be stored before");
+            }
+            while !spool.is_drained() {
+                recorder::drain_some(&pool, &mut spool).await?;
+            }
+            spool.remove();
+        }
+        upkeep::sweep(&pool, server_id).await?;
+        let spool = Spool::create(&folder, server_id)?;
+        let upkeep = tokio::spawn(upkeep::keep_up(pool.clone(), options, server_id, announced));
+        let inner = Inner {
+            pool,
+            recorder_pool,
+            server_id,
+            live: Live::new(),
+            recorder: Mutex::new(Recording::Waiting(Some(spool))),
+            closing: watch::Sender::new(false),
+            upkeep,
+            embedded: None,
+        };
+        Ok((inner, server_id))
+    }
+}
+
+async fn check_version(connection: &mut PgConnection) -> Result<(), Error> {
+    let (number, found): (i32, String) =
+        sqlx::query_as("select current_setting('server_version_num')::integer, current_setting('server_version')")
+            .fetch_one(connection)
+            .await?;
+    if number / 10_000 < OLDEST { Err(Error::ServerTooOld { found }) } else { Ok(()) }
+}
+
+fn parse(url: &str) -> Result<PgConnectOptions, Error> {
+    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+        let reason = "it does not begin with postgres://".to_owned();
+        return Err(Error::Address { url: without_password(url), reason });
+    }
+    PgConnectOptions::from_str(url)
+        .map_err(|error| Error::Address { url: without_password(url), reason: error.to_string() })
+}
+
+/// The address as it may be shown.
+fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return "…".to_owned() };
+    match rest.rsplit_once('@') {
+        Some((user, host)) => format!("{scheme}://{}:…@{host}", user.split(':').next().unwrap_or_default()),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_not_shown() {
+        assert_eq!(without_password("postgres://me:se@cret@host/db"), "postgres://me:…@host/db");
+        assert_eq!(without_password("postgres://host/db"), "postgres://host/db");
+        let error = parse("mysql://me:secret@host/db").unwrap_err().to_string();
+        assert!(!error.contains("secret") && error.contains("postgres://"), "{error}");
+    }
+}

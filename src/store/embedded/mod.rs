@@ -1,0 +1,307 @@
+//! A PostgreSQL server of our own: the real one, private to one data directory.
+//!
+//! `initdb` runs once; the server listens on a Unix socket in a folder that only its account can enter, never on TCP, and
+//! fsync stays on. A task watches over it and starts it again when it dies. It has its own process group, so that Ctrl-C
+//! reaches Thunder alone, which stores what it still holds and then stops it. If Thunder itself is killed, the server
+//! outlives it, and the next Thunder on the directory stops it properly before starting its own.
+
+mod account;
+mod processes;
+mod programs;
+
+use super::EmbeddedError;
+use account::Account;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use processes::Processes;
+use programs::Programs;
+use sha2::{Digest, Sha256};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgSslMode};
+use sqlx::{ConnectOptions, Connection};
+use std::env;
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::process::{Child, Command};
+use tokio::sync::{Mutex, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Name of the database and of its owner.
+const NAME: &str = "thunder";
+
+/// A socket address holds little more than 100 bytes; PostgreSQL appends `/.s.PGSQL.5432`.
+const LONGEST_SOCKET_DIR: usize = 80;
+
+/// A start after a crash replays the log first, which can take a while.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A running embedded server. Stop it with [`Embedded::stop`].
+pub struct Embedded {
+    server: Arc<Server>,
+    supervisor: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
+    /// Held as long as we live; the kernel lets go of it whatever way we die.
+    _lock: File,
+}
+
+/// What is needed to start the server, again and again.
+struct Server {
+    account: Account,
+    programs: Programs,
+    processes: Processes,
+    socket_dir: PathBuf,
+    log: PathBuf,
+}
+
+impl Embedded {
+    /// Starts the server on a data directory, making the database if there is none.
+    pub async fn start(data_dir: &Path, progress: &impl Fn(&str)) -> Result<Self, EmbeddedError> {
+        let account = Account::choose()?;
+        let data_dir = make_data_dir(data_dir)?;
+        let lock = lock(&data_dir)?;
+        account.can_enter(&data_dir)?;
+        let folder = data_dir.join("postgres");
+        account.make_folder(&folder)?;
+        let data = folder.join("data");
+        let version = fs::read_to_string(data.join("PG_VERSION")).ok().map(|text| text.trim().to_owned());
+        let programs = Programs::find(&data, version.as_deref())?;
+        let mark = hex(&Sha256::digest(data.as_os_str().as_encoded_bytes())[..5]);
+        let socket_dir = make_socket_dir(&account, &mark)?;
+        let processes = Processes { data, cluster: format!("thunder-{mark}") };
+        let server = Arc::new(Server { account, programs, processes, socket_dir, log: data_dir.join("postgres.log") });
+        if server.processes.clear(&server.socket_dir).await {
+            progress("stopped the database server that an earlier Thunder left behind");
+        }
+        if version.is_none() {
+            progress("making a new database");
+            server.init(&folder).await?;
+        }
+        progress("starting the database");
+        let mut child = server.spawn()?;
+        server.wait_until_ready(&mut child).await?;
+        let (stop, stopped) = oneshot::channel();
+        let supervisor = tokio::spawn(supervise(Arc::clone(&server), child, stopped));
+        Ok(Self { server, supervisor: Mutex::new(Some((stop, supervisor))), _lock: lock })
+    }
+
+    /// How to connect to it.
+    pub fn options(&self) -> PgConnectOptions {
+        self.server.options(NAME)
+    }
+
+    /// Lets it write what it must and stops it. The connections should be closed by then.
+    pub async fn stop(&self) {
+        if let Some((stop, supervisor)) = self.supervisor.lock().await.take() {
+            let _ = stop.send(());
+            let _ = supervisor.await;
+        }
+    }
+}
+
+impl Server {
+    fn options(&self, database: &str) -> PgConnectOptions {
+        PgConnectOptions::new_without_pgpass()
+            .socket(&self.socket_dir)
+            .port(5432)
+            .username(NAME)
+            .database(database)
+            .ssl_mode(PgSslMode::Disable)
+    }
+
+    /// Makes the data directory under another name, so that an interrupted start leaves no half of one.
+    async fn init(&self, folder: &Path) -> Result<(), EmbeddedError> {
+        let fresh = folder.join("data.new");
+        if fresh.exists() {
+            fs::remove_dir_all(&fresh).map_err(disk("cannot remove", &fresh))?;
+        }
+        let mut command = Command::new(self.programs.initdb());
+        command.args(["--username", NAME, "--auth", "trust", "--no-locale", "--encoding", "UTF8", "--no-instructions"]);
+        command.arg("--pgdata").arg(&fresh).env("LC_ALL", "C").current_dir(folder).stdin(Stdio::null());
+        self.account.lend(&mut command);
+        let failed = |status: String, output: String| EmbeddedError::Program {
+            program: self.programs.initdb(),
+            status,
+            output: output.trim().to_owned(),
+        };
+        let output = command.output().await.map_err(|error| failed(error.to_string(), String::new()))?;
+        if !output.status.success() {
+            return Err(failed(output.status.to_string(), String::from_utf8_lossy(&output.stderr).into_owned()));
+        }
+        fs::rename(&fresh, &self.processes.data).map_err(disk("cannot rename", &fresh))?;
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("cannot write", folder))
+    }
+
+    fn spawn(&self) -> Result<Child, EmbeddedError> {
+        let log = self.open_log().map_err(disk("cannot open", &self.log))?;
+        let errors = log.try_clone().map_err(disk("cannot open", &self.log))?;
+        let mut command = Command::new(self.programs.postgres());
+        command.arg("-D").arg(&self.processes.data);
+        let mut socket_dir = std::ffi::OsString::from("unix_socket_directories=");
+        socket_dir.push(&self.socket_dir);
+        command.arg("-c").arg(socket_dir).arg("-c").arg(format!("cluster_name={}", self.processes.cluster));
+        for setting in [
+            "listen_addresses=",
+            "port=5432",
+            "unix_socket_permissions=0700",
+            "max_connections=64",
+            "logging_collector=off",
+            "log_destination=stderr",
+            "timezone=UTC",
+            "log_timezone=UTC",
+            "jit=off",
+        ] {
+            command.args(["-c", setting]);
+        }
+        command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
+        command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
+        self.account.lend(&mut command);
+        command.spawn().map_err(|error| EmbeddedError::Program {
+            program: self.programs.postgres(),
+            status: error.to_string(),
+            output: String::new(),
+        })
+    }
+
+    fn open_log(&self) -> std::io::Result<File> {
+        const LARGE: u64 = 16 << 20;
+        if fs::metadata(&self.log).is_ok_and(|log| log.len() > LARGE) {
+            fs::rename(&self.log, self.log.with_extension("log.old"))?;
+        }
+        File::options().create(true).append(true).open(&self.log)
+    }
+
+    async fn wait_until_ready(&self, child: &mut Child) -> Result<(), EmbeddedError> {
+        let begin = Instant::now();
+        loop {
+            // the file of the socket comes first, and what listens there says that it is still starting
+            if self.socket_dir.join(".s.PGSQL.5432").exists() && self.make_database().await.is_ok() {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = child.try_wait() {
+                return Err(EmbeddedError::Program {
+                    program: self.programs.postgres(),
+                    status: status.to_string(),
+                    output: self.end_of_log(),
+                });
+            }
+            if begin.elapsed() > START_TIMEOUT {
+                let (seconds, log) = (START_TIMEOUT.as_secs(), self.log.clone());
+                return Err(EmbeddedError::NotReady { seconds, log, output: self.end_of_log() });
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn make_database(&self) -> Result<(), sqlx::Error> {
+        let mut connection = PgConnection::connect_with(&self.options("postgres").disable_statement_logging()).await?;
+        let there: bool = sqlx::query_scalar("select exists (select from pg_database where datname = 'thunder')")
+            .fetch_one(&mut connection)
+            .await?;
+        if !there {
+            sqlx::query("create database thunder").execute(&mut connection).await?;
+        }
+        connection.close().await
+    }
+
+    fn end_of_log(&self) -> String {
+        const LENGTH: i64 = 2000;
+        let mut text = Vec::new();
+        if let Ok(mut log) = File::open(&self.log) {
+            let _ = log.seek(SeekFrom::End(-LENGTH)).or_else(|_| log.rewind().map(|()| 0));
+            let _ = log.read_to_end(&mut text);
+        }
+        String::from_utf8_lossy(&text).trim().to_owned()
+    }
+}
+
+/// Starts the server again whenever it dies, until it is told to stop it.
+async fn supervise(server: Arc<Server>, mut child: Child, mut stopped: oneshot::Receiver<()>) {
+    let mut pause = Duration::from_millis(50);
+    loop {
+        let begin = Instant::now();
+        tokio::select! {
+            status = child.wait() => {
+                let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                tracing::error!(status, log = %server.log.display(), "the database server ended; starting it again");
+            }
+            _ = &mut stopped => return stop(&mut child).await,
+        }
+        if begin.elapsed() > Duration::from_secs(60) {
+            pause = Duration::from_millis(50);
+        }
+        loop {
+            tokio::select! {
+                () = sleep(pause) => {}
+                _ = &mut stopped => return,
+            }
+            pause = (pause * 2).min(Duration::from_secs(5));
+            server.processes.clear(&server.socket_dir).await;
+            match server.spawn() {
+                Ok(started) => break child = started,
+                Err(error) => tracing::error!(%error, "the database server cannot be started again"),
+            }
+        }
+    }
+}
+
+/// Fast shutdown: roll back what is open, write everything, exit.
+async fn stop(child: &mut Child) {
+    for (signal, patience) in [(Signal::SIGINT, 60), (Signal::SIGQUIT, 10)] {
+        let Some(pid) = child.id() else { return };
+        let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+        if timeout(Duration::from_secs(patience), child.wait()).await.is_ok() {
+            return;
+        }
+        tracing::warn!(%signal, "the database server takes long to stop");
+    }
+    let _ = child.kill().await;
+}
+
+/// The directory's absolute path; made if it is missing.
+fn make_data_dir(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
+    // the account that runs PostgreSQL must get through a folder that root makes, into one of its own
+    let mode = if nix::unistd::geteuid().is_root() { 0o755 } else { 0o700 };
+    DirBuilder::new().recursive(true).mode(mode).create(data_dir).map_err(disk("cannot create", data_dir))?;
+    data_dir.canonicalize().map_err(disk("cannot find", data_dir))
+}
+
+fn lock(data_dir: &Path) -> Result<File, EmbeddedError> {
+    let path = data_dir.join("thunder.lock");
+    let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+    let mut file = file.map_err(disk("cannot open", &path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut owner = String::new();
+            let _ = file.read_to_string(&mut owner);
+            return Err(EmbeddedError::InUse { data_dir: data_dir.to_owned(), owner: owner.trim().parse().ok() });
+        }
+        Err(TryLockError::Error(error)) => return Err(disk("cannot lock", &path)(error)),
+    }
+    let _ = file.set_len(0).and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
+    Ok(file)
+}
+
+/// A short private folder in the temp directory, the same one at every start.
+fn make_socket_dir(account: &Account, mark: &str) -> Result<PathBuf, EmbeddedError> {
+    let mut parent = env::temp_dir();
+    if parent.as_os_str().len() > LONGEST_SOCKET_DIR - 30 || account.can_enter(&parent).is_err() {
+        parent = PathBuf::from("/tmp");
+    }
+    let folder = parent.join(format!("thunder-{}-{mark}", account.uid));
+    account.make_folder(&folder)?;
+    Ok(folder)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn disk(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> EmbeddedError {
+    let path = path.to_owned();
+    move |source| EmbeddedError::Disk { action, path, source }
+}

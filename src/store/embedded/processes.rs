@@ -1,0 +1,124 @@
+//! Processes of a PostgreSQL server that an earlier Thunder left behind.
+//!
+//! A process id alone says nothing: the number in `postmaster.pid` may belong to somebody else by now, or to a process
+//! that has ended and that nobody has waited for. So we look at command lines: the server's own has our data directory
+//! in it, those of its children begin with our cluster name.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// How long a server may take to write what it must and stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What belongs to one data directory.
+#[derive(Debug, Clone)]
+pub struct Processes {
+    /// PostgreSQL's data directory, absolute.
+    pub data: PathBuf,
+    /// The server's `cluster_name`.
+    pub cluster: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Server,
+    Child,
+}
+
+impl Processes {
+    /// Stops what runs on the data directory without us, and removes what it left. The caller holds the lock on the
+    /// directory, so nothing of it belongs to a living Thunder.
+    pub async fn clear(&self, socket_dir: &Path) -> bool {
+        let found_any = !self.find().is_empty();
+        // children go when their server goes, and those that have lost it notice by themselves
+        for (to_server, to_children) in
+            [(Signal::SIGINT, None), (Signal::SIGQUIT, Some(Signal::SIGQUIT)), (Signal::SIGKILL, Some(Signal::SIGKILL))]
+        {
+            let mut patience = Duration::from_secs(5);
+            for (pid, role) in self.find() {
+                let signal = if role == Role::Server { Some(to_server) } else { to_children };
+                if let Some(signal) = signal {
+                    let _ = kill(Pid::from_raw(pid), signal);
+                }
+                if role == Role::Server {
+                    patience = STOP_TIMEOUT;
+                }
+            }
+            let until = Instant::now() + patience;
+            while !self.find().is_empty() && Instant::now() < until {
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        // what is left now is of the dead, whoever has their numbers today
+        let _ = fs::remove_file(self.data.join("postmaster.pid"));
+        for name in [".s.PGSQL.5432", ".s.PGSQL.5432.lock"] {
+            let _ = fs::remove_file(socket_dir.join(name));
+        }
+        found_any
+    }
+
+    fn find(&self) -> Vec<(i32, Role)> {
+        command_lines().into_iter().filter_map(|(pid, line)| Some((pid, self.role(&line)?))).collect()
+    }
+
+    fn role(&self, line: &str) -> Option<Role> {
+        if line.starts_with(&format!("postgres: {}:", self.cluster)) {
+            return Some(Role::Child);
+        }
+        let data = self.data.to_string_lossy();
+        // not initdb, and not somebody's editor
+        let (program, rest) = line.split_once([' ', '\0'])?;
+        let is_server = Path::new(program).file_name().is_some_and(|name| name == "postgres");
+        (is_server
+            && rest.split('\0').flat_map(|part| part.split(" -c ")).any(|part| part.trim_start_matches("-D ") == data))
+        .then_some(Role::Server)
+    }
+}
+
+/// Every process and its command line, arguments separated by NUL or blank.
+fn command_lines() -> Vec<(i32, String)> {
+    if Path::new("/proc/self/cmdline").exists()
+        && let Ok(processes) = fs::read_dir("/proc")
+    {
+        return processes
+            .filter_map(|entry| {
+                let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
+                let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+                Some((pid, String::from_utf8_lossy(&line).into_owned()))
+            })
+            .collect();
+    }
+    let Ok(output) = Command::new("ps").args(["-axo", "pid=,command="]).output() else { return Vec::new() };
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| {
+            let (pid, command) = line.trim_start().split_once(' ')?;
+            Some((pid.parse().ok()?, command.trim_start().to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_our_server_from_others() {
+        let processes =
+            Processes { data: PathBuf::from("/var/lib/thunder/postgres/data"), cluster: "thunder-1a2b".into() };
+        let role = |line: &str| processes.role(line);
+        assert_eq!(role("/usr/bin/postgres\0-D\0/var/lib/thunder/postgres/data\0-c\0port=5432\0"), Some(Role::Server));
+        assert_eq!(role("/usr/bin/postgres -D /var/lib/thunder/postgres/data -c port=5432"), Some(Role::Server));
+        assert_eq!(role("postgres: thunder-1a2b: checkpointer "), Some(Role::Child));
+        assert_eq!(role("postgres: thunder-ffff: checkpointer "), None);
+        assert_eq!(role("/usr/bin/postgres\0-D\0/var/lib/other\0"), None);
+        assert_eq!(role("vim /var/lib/thunder/postgres/data"), None);
+        assert_eq!(role("/usr/bin/initdb\0-D\0/var/lib/thunder/postgres/data\0"), None);
+        assert_eq!(role(""), None);
+    }
+}

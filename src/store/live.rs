@@ -1,0 +1,165 @@
+//! What is going on right now, for subscribers: the newest items of every running run, and changes of the run list.
+
+use crate::events::{Item, RunId, RunStatus};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::broadcast;
+
+/// Updates that a slow subscriber may lag behind before it has to subscribe anew.
+const UPDATES: usize = 1024;
+
+/// Something happened to a run that somebody follows.
+#[derive(Debug, Clone)]
+pub enum LiveUpdate {
+    /// Items, in order, right after those before.
+    Items(Arc<Vec<Item>>),
+    /// The run is over and can be read from the store. Always the last update.
+    Ended(RunStatus),
+}
+
+/// A run appeared in the run list, or changed its state there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct RunChange {
+    /// The run.
+    pub run_id: RunId,
+    /// Its state now.
+    pub status: RunStatus,
+}
+
+/// The hub between the recorder and everybody who watches; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Live {
+    hub: Arc<Mutex<HashMap<RunId, Running>>>,
+    changes: broadcast::Sender<RunChange>,
+}
+
+#[derive(Debug)]
+struct Running {
+    /// Everything from the last stored event on: that event may still be missing its last mod calls.
+    backlog: Vec<Arc<Vec<Item>>>,
+    updates: broadcast::Sender<LiveUpdate>,
+}
+
+impl Live {
+    pub(super) fn new() -> Self {
+        Self { hub: Arc::default(), changes: broadcast::Sender::new(UPDATES) }
+    }
+
+    /// Follows a running run: the items that may not be stored yet, and what comes after them. `None` when the run is
+    /// not running here; then the store has it, or nobody.
+    ///
+    /// The backlog begins with an event, or is empty: read the stored items of the events before that one with
+    /// [`super::Store::items`], then take the backlog, then the updates. Nothing is missing and nothing comes twice.
+    /// With an empty backlog nothing has happened yet. After [`broadcast::error::RecvError::Lagged`] subscribe anew.
+    #[must_use]
+    pub fn subscribe(&self, run_id: RunId) -> Option<(Vec<Item>, broadcast::Receiver<LiveUpdate>)> {
+        let hub = self.lock();
+        let running = hub.get(&run_id)?;
+        let backlog = running.backlog.iter().flat_map(|items| items.iter().cloned()).collect();
+        Some((backlog, running.updates.subscribe()))
+    }
+
+    /// Runs that appear and runs that end, here and by `/ingest`.
+    #[must_use]
+    pub fn runs(&self) -> broadcast::Receiver<RunChange> {
+        self.changes.subscribe()
+    }
+
+    /// The runs that are running here, in no order.
+    #[must_use]
+    pub fn running(&self) -> Vec<RunId> {
+        self.lock().keys().copied().collect()
+    }
+
+    pub(super) fn started(&self, run_id: RunId) {
+        self.lock().insert(run_id, Running { backlog: Vec::new(), updates: broadcast::Sender::new(UPDATES) });
+    }
+
+    pub(super) fn items(&self, run_id: RunId, items: &Arc<Vec<Item>>) {
+        if let Some(running) = self.lock().get_mut(&run_id) {
+            running.backlog.push(Arc::clone(items));
+            let _ = running.updates.send(LiveUpdate::Items(Arc::clone(items)));
+        }
+    }
+
+    /// The first `stored` batches of the run's backlog are in the database: drop what is before the last event of them.
+    pub(super) fn stored(&self, run_id: RunId, stored: &[Arc<Vec<Item>>]) {
+        if let Some(running) = self.lock().get_mut(&run_id) {
+            running.forget(stored);
+        }
+    }
+
+    pub(super) fn ended(&self, run_id: RunId, status: RunStatus) {
+        if let Some(running) = self.lock().remove(&run_id) {
+            let _ = running.updates.send(LiveUpdate::Ended(status));
+        }
+        self.changed(run_id, status);
+    }
+
+    pub(super) fn changed(&self, run_id: RunId, status: RunStatus) {
+        let _ = self.changes.send(RunChange { run_id, status });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Running>> {
+        self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn forget(&mut self, stored: &[Arc<Vec<Item>>]) {
+        let Some(newest) = stored.last() else { return };
+        let Some(end) = self.backlog.iter().position(|items| Arc::ptr_eq(items, newest)) else { return };
+        let last_event = self.backlog[..=end].iter().enumerate().rev().find_map(|(batch, items)| {
+            items.iter().rposition(|item| matches!(item, Item::Event(_))).map(|item| (batch, item))
+        });
+        let Some((batch, item)) = last_event else { return };
+        self.backlog.drain(..batch);
+        if item > 0 {
+            self.backlog[0] = Arc::new(self.backlog[0][item..].to_vec());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::{Event, EventType, LogLevel, ModLog};
+
+    fn event(sequence_order: i32) -> Item {
+        Item::Event(Event::new(EventType::ForwardPass, 1, sequence_order, None))
+    }
+
+    fn log() -> Item {
+        Item::ModLog(ModLog {
+            mod_call_sequence: 0,
+            mod_name: "m".into(),
+            log_message: "hello".into(),
+            log_level: LogLevel::Info,
+            created_at: None,
+        })
+    }
+
+    fn orders(items: &[Item]) -> Vec<Option<i32>> {
+        items.iter().map(|item| if let Item::Event(event) = item { Some(event.sequence_order) } else { None }).collect()
+    }
+
+    #[tokio::test]
+    async fn the_backlog_begins_with_the_last_stored_event() {
+        let live = Live::new();
+        let run_id = RunId::now();
+        live.started(run_id);
+        let first = Arc::new(vec![event(0), event(1), log()]);
+        let second = Arc::new(vec![log(), event(2)]);
+        live.items(run_id, &first);
+        live.items(run_id, &second);
+        live.stored(run_id, &[Arc::clone(&first)]);
+        let (backlog, mut updates) = live.subscribe(run_id).unwrap();
+        assert_eq!(orders(&backlog), [Some(1), None, None, Some(2)]);
+        live.stored(run_id, &[Arc::clone(&second)]);
+        let (backlog, _) = live.subscribe(run_id).unwrap();
+        assert_eq!(orders(&backlog), [Some(2)]);
+        live.ended(run_id, RunStatus::Done);
+        assert!(matches!(updates.recv().await, Ok(LiveUpdate::Ended(RunStatus::Done))));
+        assert!(live.subscribe(run_id).is_none());
+    }
+}

@@ -1,0 +1,222 @@
+//! Coding of what our engine measured at an event, for the column `events.measured`.
+//!
+//! Version byte, flags, then numbers as LEB128 (signed ones zigzag), f32 little-endian, texts with their length. Some
+//! 12 bytes for an alternative, where JSON takes 50. Everything that is rare (the prompt, the stop string) stays JSON in
+//! the column `details`, where a person with `psql` finds it.
+
+use crate::events::{Alternative, Measured, Stage, TokenMeasure};
+
+const VERSION: u8 = 1;
+const POSITION: u8 = 1;
+const ENTROPY: u8 = 2;
+const ELAPSED: u8 = 4;
+const LOGPROB: u8 = 1;
+const RANK: u8 = 2;
+const TOKEN_ENTROPY: u8 = 4;
+
+/// Codes everything but the prompt and the stop string.
+pub fn encode(measured: &Measured) -> Vec<u8> {
+    let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
+    out.0.push(VERSION);
+    out.0.push(bit(measured.position, POSITION) | bit(measured.entropy, ENTROPY) | bit(measured.elapsed_us, ELAPSED));
+    measured.position.inspect(|position| out.number((*position).into()));
+    measured.entropy.inspect(|entropy| out.float(*entropy));
+    measured.elapsed_us.inspect(|elapsed_us| out.number(*elapsed_us));
+    out.number(measured.tokens.len() as u64);
+    for token in &measured.tokens {
+        out.signed(token.token);
+        out.text(&token.text);
+        out.0.push(bit(token.logprob, LOGPROB) | bit(token.rank, RANK) | bit(token.entropy, TOKEN_ENTROPY));
+        token.logprob.inspect(|logprob| out.float(*logprob));
+        token.rank.inspect(|rank| out.number((*rank).into()));
+        token.entropy.inspect(|entropy| out.float(*entropy));
+    }
+    for alternatives in [&measured.model, &measured.after_mods, &measured.after_sampler] {
+        out.number(alternatives.len() as u64);
+        for alternative in alternatives {
+            out.signed(alternative.token);
+            out.float(alternative.prob);
+            out.text(&alternative.text);
+        }
+    }
+    out.number(measured.stages.len() as u64);
+    for stage in &measured.stages {
+        out.text(&stage.name);
+        out.number(stage.left.into());
+    }
+    out.0
+}
+
+/// Reads what [`encode`] wrote; `None` for anything else.
+pub fn decode(bytes: &[u8]) -> Option<Measured> {
+    let mut input = Reader(bytes);
+    let mut measured = Measured::default();
+    if input.byte()? != VERSION {
+        return None;
+    }
+    let flags = input.byte()?;
+    measured.position = input.when(flags & POSITION != 0, |input| input.number()?.try_into().ok())?;
+    measured.entropy = input.when(flags & ENTROPY != 0, Reader::float)?;
+    measured.elapsed_us = input.when(flags & ELAPSED != 0, Reader::number)?;
+    measured.tokens = input.list(Reader::token)?;
+    measured.model = input.list(Reader::alternative)?;
+    measured.after_mods = input.list(Reader::alternative)?;
+    measured.after_sampler = input.list(Reader::alternative)?;
+    measured.stages =
+        input.list(|input| Some(Stage { name: input.text()?, left: input.number()?.try_into().ok()? }))?;
+    input.0.is_empty().then_some(measured)
+}
+
+fn bit<T>(value: Option<T>, bit: u8) -> u8 {
+    if value.is_some() { bit } else { 0 }
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn number(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn signed(&mut self, value: i32) {
+        self.number(u64::from(((value << 1) ^ (value >> 31)).cast_unsigned()));
+    }
+
+    fn float(&mut self, value: f32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.0.extend_from_slice(text.as_bytes());
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn signed(&mut self) -> Option<i32> {
+        let value = u32::try_from(self.number()?).ok()?;
+        Some((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
+    }
+
+    fn float(&mut self) -> Option<f32> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(f32::from_le_bytes(*bytes))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = usize::try_from(self.number()?).ok()?;
+        let (text, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).ok()
+    }
+
+    fn token(&mut self) -> Option<TokenMeasure> {
+        let (token, text, flags) = (self.signed()?, self.text()?, self.byte()?);
+        Some(TokenMeasure {
+            token,
+            text,
+            logprob: self.when(flags & LOGPROB != 0, Self::float)?,
+            rank: self.when(flags & RANK != 0, |input| input.number()?.try_into().ok())?,
+            entropy: self.when(flags & TOKEN_ENTROPY != 0, Self::float)?,
+        })
+    }
+
+    fn alternative(&mut self) -> Option<Alternative> {
+        Some(Alternative { token: self.signed()?, prob: self.float()?, text: self.text()? })
+    }
+
+    fn when<T>(&mut self, there: bool, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
+        if there { read(self).map(Some) } else { Some(None) }
+    }
+
+    fn list<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let length = usize::try_from(self.number()?).ok()?;
+        // a damaged length must not reserve memory: an entry has at least one byte
+        let mut list = Vec::with_capacity(length.min(self.0.len()));
+        for _ in 0..length {
+            list.push(read(self)?);
+        }
+        Some(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    fn alternatives() -> impl Strategy<Value = Vec<Alternative>> {
+        vec((any::<i32>(), ".{0,6}", 0f32..=1.0), 0..5)
+            .prop_map(|list| list.into_iter().map(|(token, text, prob)| Alternative { token, text, prob }).collect())
+    }
+
+    prop_compose! {
+        fn measured()(
+            position in option::of(any::<u32>()),
+            entropy in option::of(0f32..20.0),
+            elapsed_us in option::of(any::<u64>()),
+            tokens in vec((any::<i32>(), ".{0,6}", option::of(-30f32..0.0), option::of(any::<u32>()), option::of(0f32..20.0)), 0..4),
+            model in alternatives(),
+            after_mods in alternatives(),
+            after_sampler in alternatives(),
+            stages in vec(("[a-z-]{1,9}", any::<u32>()), 0..4),
+        ) -> Measured {
+            Measured {
+                position, entropy, elapsed_us, model, after_mods, after_sampler,
+                tokens: tokens.into_iter()
+                    .map(|(token, text, logprob, rank, entropy)| TokenMeasure { token, text, logprob, rank, entropy })
+                    .collect(),
+                stages: stages.into_iter().map(|(name, left)| Stage { name, left }).collect(),
+                ..Measured::default()
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn comes_back(measured in measured()) {
+            let back = decode(&encode(&measured)).unwrap();
+            prop_assert_eq!(format!("{measured:?}"), format!("{back:?}"));
+        }
+
+        #[test]
+        fn damaged_bytes_never_panic(mut bytes in measured().prop_map(|measured| encode(&measured)), at in any::<prop::sample::Index>(), with in any::<u8>()) {
+            let at = at.index(bytes.len());
+            bytes[at] = with;
+            let _ = decode(&bytes);
+            prop_assert!(decode(&bytes[..at]).is_none());
+        }
+
+        #[test]
+        fn foreign_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
+        }
+    }
+}

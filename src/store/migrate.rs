@@ -1,0 +1,99 @@
+//! Brings the schema up to date, and makes partitions ahead of time.
+//!
+//! refinery keeps the history and applies what is missing, each file and its history row in one transaction. It has no
+//! driver for sqlx: [`Connection`] is one. It takes no lock either: an advisory lock makes several Thunders that start at
+//! once wait for each other. Migrations are never edited after a release.
+
+use super::Error;
+use chrono::{DateTime, NaiveDate, Utc};
+use refinery_core::traits::r#async::{AsyncQuery, AsyncTransaction};
+use refinery_core::{AsyncMigrate, Migration, Runner};
+use sqlx::postgres::PgConnection;
+use sqlx::{Connection as _, QueryBuilder, Row};
+use std::time::SystemTime;
+
+/// Days whose partitions exist ahead of time, today included. More than one, so that a night without database is no harm.
+const DAYS_AHEAD: i32 = 3;
+
+const MIGRATIONS: &[(&str, &str)] = &[("V1__runs", include_str!("../../migrations/V1__runs.sql"))];
+
+/// Applies what is missing; safe when several processes do it at once.
+pub async fn migrate(connection: &mut PgConnection) -> Result<(), Error> {
+    sqlx::query("select pg_advisory_lock(7237120550100)").execute(&mut *connection).await?;
+    let result = apply(connection).await;
+    sqlx::query("select pg_advisory_unlock(7237120550100)").execute(&mut *connection).await?;
+    result
+}
+
+/// Makes the partitions of the day and of the days after it.
+pub async fn make_partitions(connection: &mut PgConnection, today: NaiveDate) -> Result<i32, sqlx::Error> {
+    sqlx::query_scalar("select make_partitions($1, $2)").bind(today).bind(DAYS_AHEAD).fetch_one(connection).await
+}
+
+async fn apply(connection: &mut PgConnection) -> Result<(), Error> {
+    let migrations = MIGRATIONS
+        .iter()
+        .map(|(name, sql)| Migration::unapplied(name, sql))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| Error::Migration(error.to_string()))?;
+    // a newer Thunder may have migrated further: its schema still serves us
+    Runner::new(&migrations)
+        .set_abort_missing(false)
+        .run_async(&mut Connection(connection))
+        .await
+        .map_err(|error| Error::Migration(describe(&error)))?;
+    Ok(())
+}
+
+/// refinery's message and the database's below it.
+fn describe(error: &refinery_core::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        let line = source.to_string();
+        if !text.contains(&line) {
+            text = format!("{text}: {line}");
+        }
+        cause = source.source();
+    }
+    text
+}
+
+struct Connection<'c>(&'c mut PgConnection);
+
+impl AsyncTransaction for Connection<'_> {
+    type Error = sqlx::Error;
+
+    async fn execute<'a, T: Iterator<Item = &'a str> + Send + 'a>(
+        &'a mut self,
+        queries: T,
+    ) -> Result<usize, sqlx::Error> {
+        let mut transaction = self.0.begin().await?;
+        let mut count = 0;
+        for query in queries {
+            // not written by us at compile time, but by refinery from our files
+            sqlx::raw_sql(QueryBuilder::<sqlx::Postgres>::new(query).into_sql()).execute(&mut *transaction).await?;
+            count += 1;
+        }
+        transaction.commit().await?;
+        Ok(count)
+    }
+}
+
+impl AsyncQuery<Vec<Migration>> for Connection<'_> {
+    async fn query<'a>(&'a mut self, query: &'a str) -> Result<Vec<Migration>, sqlx::Error> {
+        let rows = sqlx::raw_sql(QueryBuilder::<sqlx::Postgres>::new(query).into_sql()).fetch_all(&mut *self.0).await?;
+        rows.iter()
+            .map(|row| {
+                let applied_on: String = row.try_get("applied_on")?;
+                let applied_on = DateTime::parse_from_rfc3339(&applied_on).map_or_else(|_| Utc::now(), Into::into);
+                let checksum: String = row.try_get("checksum")?;
+                let checksum = checksum.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+                let at = SystemTime::from(applied_on);
+                Ok(Migration::applied(row.try_get("version")?, row.try_get("name")?, at.into(), checksum))
+            })
+            .collect()
+    }
+}
+
+impl AsyncMigrate for Connection<'_> {}

@@ -1,0 +1,251 @@
+//! What the run list shows of a run, gathered while its items go by.
+
+use super::runs::RunSummary;
+use crate::events::{Item, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
+use crate::trace::columns;
+use crate::trace::document::RequestMeta;
+use crate::trace::fold::{Fold, flags};
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+/// Characters of prompt and answer in the run list.
+const PREVIEW: usize = 300;
+/// Characters of prompt and of answer that can be searched.
+const SEARCHABLE: usize = 60_000;
+/// Characters of error messages that can be filtered by.
+const ERRORS: usize = 2_000;
+/// Most bytes of a surprise strip.
+const STRIP: usize = 96;
+
+/// A run's row in the making.
+#[derive(Debug)]
+pub struct Outline {
+    summary: RunSummary,
+    server_id: Option<Uuid>,
+    fold: Fold,
+    error_text: String,
+    /// Counts of a run that ended by itself: the engine knows better which tokens make the answer.
+    usage: Option<Usage>,
+    finished: bool,
+}
+
+/// A run's row as it is written.
+#[derive(Debug)]
+pub struct RunRow {
+    /// What readers get back.
+    pub summary: RunSummary,
+    /// The Thunder that generates it.
+    pub server_id: Option<Uuid>,
+    /// First errors, for the filter.
+    pub error_text: String,
+    /// Words to search for; `None` leaves what is there.
+    pub search: Option<String>,
+    /// The column file, once the run is finished.
+    pub columns: Option<Vec<u8>>,
+}
+
+impl Outline {
+    /// Of a run that begins here.
+    pub fn started(start: &RunStart, server_id: Uuid) -> Self {
+        let mut summary = blank(start.run_id, start.request_id.clone(), start.created_at, start.surface);
+        summary.model = Some(start.model.clone());
+        summary.user_label.clone_from(&start.user_label);
+        summary.mods.clone_from(&start.mods);
+        summary.max_tokens = start.max_tokens;
+        summary.temperature = start.temperature;
+        summary.seed = start.seed;
+        summary.prompt_preview = cut(&start.prompt_preview, PREVIEW);
+        Self::resumed(summary, Some(server_id))
+    }
+
+    /// Of somebody else's run, which is over.
+    pub fn ingested(run_id: RunId, meta: &RequestMeta, now: DateTime<Utc>) -> Self {
+        let mut summary = blank(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), Surface::Ingest);
+        summary.status = RunStatus::Done;
+        summary.completed_at = meta.completed_at;
+        summary.model.clone_from(&meta.model);
+        summary.user_label.clone_from(&meta.user_api_key);
+        summary.max_tokens = meta.max_tokens;
+        summary.temperature = meta.temperature;
+        summary.mod_text.clone_from(&meta.mod_text);
+        Self { finished: true, ..Self::resumed(summary, None) }
+    }
+
+    /// Of a stored run whose items will be applied again, from the first on.
+    pub fn resumed(summary: RunSummary, server_id: Option<Uuid>) -> Self {
+        Self { summary, server_id, fold: Fold::new(), error_text: String::new(), usage: None, finished: false }
+    }
+
+    /// Takes the next item.
+    pub fn apply(&mut self, item: &Item) {
+        self.fold.apply(item);
+        match item {
+            Item::Event(event) if self.summary.prompt_preview.is_empty() => {
+                if let Some(text) = &event.input_text {
+                    self.summary.prompt_preview = cut(text, PREVIEW);
+                }
+            }
+            Item::ModCall(call) => {
+                if self.summary.surface == Surface::Ingest && !self.summary.mods.contains(&call.mod_name) {
+                    self.summary.mods.push(call.mod_name.clone());
+                }
+                if let Some(message) = &call.exception_message {
+                    self.error(&call.mod_name, message);
+                }
+            }
+            Item::Action(action) => {
+                if let Some(message) = &action.error_message {
+                    self.error("EmitError", message);
+                }
+            }
+            Item::Attention(_) => self.summary.has_attention = true,
+            Item::Event(_) | Item::ModLog(_) => {}
+        }
+    }
+
+    /// The run is over.
+    pub fn ended(&mut self, end: &RunEnd) {
+        let (summary, finish) = (&mut self.summary, &end.finish);
+        summary.status = end.status;
+        summary.completed_at = Some(end.completed_at);
+        summary.finish_reason = Some(finish.reason);
+        summary.message.clone_from(&finish.message);
+        summary.first_token_us = finish.first_token_us.map(saturate);
+        summary.prompt_us = Some(saturate(finish.prompt_us));
+        summary.generation_us = Some(saturate(finish.generation_us));
+        self.usage = Some(finish.usage);
+        self.finished = true;
+    }
+
+    /// The run's server died.
+    pub fn interrupted(&mut self, at: DateTime<Utc>) {
+        self.summary.status = RunStatus::Interrupted;
+        self.summary.completed_at = Some(at);
+        self.finished = true;
+    }
+
+    /// The state as it is now.
+    pub fn status(&self) -> RunStatus {
+        self.summary.status
+    }
+
+    /// The row as it is now.
+    pub fn row(&self) -> RunRow {
+        let mut summary = self.summary.clone();
+        let counters = self.fold.counters();
+        let answer = self.fold.answer_text();
+        summary.events = self.fold.event_count().cast_signed();
+        summary.prompt_tokens = counters.prompt_tokens.cast_signed();
+        summary.completion_tokens = counters.tokens_out.cast_signed();
+        if let Some(usage) = self.usage {
+            summary.prompt_tokens = usage.prompt_tokens.cast_signed();
+            summary.completion_tokens = usage.completion_tokens.cast_signed();
+            summary.cached_tokens = usage.cached_tokens.cast_signed();
+        }
+        summary.backtracked = counters.backtracked.cast_signed();
+        summary.forced = counters.forced.cast_signed();
+        summary.actions = counters.actions.cast_signed();
+        summary.errors = counters.errors.cast_signed();
+        summary.output_preview = cut(&answer, PREVIEW);
+        summary.surprise_strip = surprise_strip(&self.fold);
+        if summary.surface == Surface::Ingest && summary.message.is_none() {
+            summary.message = self.error_text.lines().next().map(|line| cut(line, PREVIEW));
+        }
+        let first = self.fold.event_count() <= 1;
+        RunRow {
+            search: (self.finished || first).then(|| self.searchable(&answer)),
+            columns: self.finished.then(|| columns::encode(&self.fold)),
+            error_text: self.error_text.clone(),
+            server_id: self.server_id,
+            summary,
+        }
+    }
+
+    /// The column file as it is now.
+    pub fn columns(&self) -> Vec<u8> {
+        columns::encode(&self.fold)
+    }
+
+    fn error(&mut self, who: &str, message: &str) {
+        if self.error_text.len() < ERRORS {
+            self.error_text.push_str(&cut(&format!("{who}: {message}\n"), ERRORS));
+        }
+    }
+
+    fn searchable(&self, answer: &str) -> String {
+        let mut text = String::new();
+        for row in self.fold.rows().iter().filter(|row| row.flags & flags::PROMPT != 0) {
+            if text.len() > SEARCHABLE {
+                break;
+            }
+            text.push_str(&row.text);
+        }
+        if text.is_empty() {
+            text.push_str(&self.summary.prompt_preview);
+        }
+        // case is folded here: the server's locale may not know how
+        format!("{}\n{}", cut(&text, SEARCHABLE), cut(answer, SEARCHABLE)).to_lowercase()
+    }
+}
+
+/// Generated tokens in equal groups; of each the largest −ln p × 32.
+fn surprise_strip(fold: &Fold) -> Vec<u8> {
+    let generated: Vec<u8> = fold
+        .rows()
+        .iter()
+        .filter(|row| row.flags & flags::PROMPT == 0)
+        .map(|row| row.logprob.map_or(0, |logprob| (-logprob * 32.0) as u8))
+        .collect();
+    let groups = generated.len().min(STRIP);
+    (0..groups)
+        .map(|group| {
+            let (from, to) = (group * generated.len() / groups, (group + 1) * generated.len() / groups);
+            generated[from..to].iter().copied().max().unwrap_or(0)
+        })
+        .collect()
+}
+
+fn blank(run_id: RunId, request_id: String, created_at: DateTime<Utc>, surface: Surface) -> RunSummary {
+    RunSummary {
+        run_id,
+        request_id,
+        created_at,
+        completed_at: None,
+        status: RunStatus::Running,
+        finish_reason: None,
+        message: None,
+        surface,
+        model: None,
+        user_label: None,
+        mods: Vec::new(),
+        max_tokens: None,
+        temperature: None,
+        seed: None,
+        prompt_preview: String::new(),
+        output_preview: String::new(),
+        prompt_tokens: 0,
+        completion_tokens: 0,
+        cached_tokens: 0,
+        events: 0,
+        backtracked: 0,
+        forced: 0,
+        actions: 0,
+        errors: 0,
+        first_token_us: None,
+        prompt_us: None,
+        generation_us: None,
+        has_attention: false,
+        surprise_strip: Vec::new(),
+        mod_text: None,
+        version: 1,
+    }
+}
+
+/// The first `length` characters.
+fn cut(text: &str, length: usize) -> String {
+    text.char_indices().nth(length).map_or(text, |(end, _)| &text[..end]).to_owned()
+}
+
+fn saturate(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

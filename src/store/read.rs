@@ -1,0 +1,332 @@
+//! Rows back as items and documents.
+
+use super::measured;
+use super::outline::Outline;
+use super::runs::{by_id, save_columns};
+use super::{Error, Store};
+use crate::events::{
+    Action, ActionType, Event, EventType, Item, LogLevel, Measured, ModCall, ModLog, RawJson, RunId, RunStatus, Surface,
+};
+use crate::trace::document::{Document, Numbering, RequestMeta};
+use serde_json::value::RawValue;
+use sqlx::Row;
+use sqlx::postgres::{PgConnection, PgRow};
+use std::iter::Peekable;
+use std::ops::Range;
+
+/// A list of things, each with its index within the run.
+type Indexed<T> = Vec<(i32, T)>;
+
+impl Store {
+    /// The items of those events, without attention, in item order: each event, then for each of its mod calls the
+    /// call, its logs, its actions. `measured` is filled.
+    ///
+    /// # Errors
+    /// The database failed, or what is stored is damaged.
+    pub async fn items(&self, run_id: RunId, events: Range<i32>) -> Result<Vec<Item>, Error> {
+        Ok(self.numbered_items(run_id, events).await?.1)
+    }
+
+    /// As [`Store::items`], with the numbers of the calls, logs and actions before the first of them.
+    ///
+    /// # Errors
+    /// The database failed, or what is stored is damaged.
+    pub async fn numbered_items(&self, run_id: RunId, events: Range<i32>) -> Result<(Numbering, Vec<Item>), Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        items(&mut connection, run_id, events).await
+    }
+
+    /// The whole run as a document: a foreign one as it was given, one of ours in the same shape.
+    ///
+    /// # Errors
+    /// The database failed, or what is stored is damaged.
+    pub async fn document(&self, run_id: RunId) -> Result<Option<Document>, Error> {
+        let mut transaction = self.inner.pool.begin().await?;
+        // one moment for all tables, also of a run that is growing
+        sqlx::query("set transaction isolation level repeatable read, read only").execute(&mut *transaction).await?;
+        let Some(run) = by_id(&mut transaction, run_id).await? else { return Ok(None) };
+        let mods = (run.surface != Surface::Ingest && !run.mods.is_empty()).then(|| run.mods.join(", "));
+        let request = RequestMeta {
+            request_id: run.request_id,
+            created_at: Some(run.created_at),
+            completed_at: run.completed_at,
+            model: run.model,
+            user_api_key: run.user_label,
+            max_tokens: run.max_tokens,
+            temperature: run.temperature,
+            mod_text: run.mod_text.or(mods),
+        };
+        let connection = &mut *transaction;
+        let events = events(connection, run_id, 0..i32::MAX).await?;
+        let mod_calls = without_index(calls(connection, run_id, 0..i32::MAX).await?);
+        let mod_logs = without_index(logs(connection, run_id, 0..i32::MAX).await?);
+        let actions = without_index(actions(connection, run_id, 0..i32::MAX).await?);
+        Ok(Some(Document { request, events, mod_calls, mod_logs, actions }))
+    }
+
+    /// The replay's column file of a run (see [`crate::trace::columns`]); `None` when there is no such run.
+    ///
+    /// # Errors
+    /// The database failed, or what is stored is damaged.
+    pub async fn columns(&self, run_id: RunId) -> Result<Option<Vec<u8>>, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        let packed: Option<Vec<u8>> = sqlx::query_scalar("select columns from run_columns where run_id = $1")
+            .bind(run_id.0)
+            .fetch_optional(&mut *connection)
+            .await?;
+        if let Some(packed) = packed {
+            let columns = zstd::decode_all(packed.as_slice()).map_err(|error| damaged(run_id, error))?;
+            return Ok(Some(columns));
+        }
+        let Some(run) = by_id(&mut connection, run_id).await? else { return Ok(None) };
+        let finished = run.status != RunStatus::Running;
+        let mut outline = Outline::resumed(run, None);
+        for item in items(&mut connection, run_id, 0..i32::MAX).await?.1 {
+            outline.apply(&item);
+        }
+        let columns = outline.columns();
+        if finished {
+            save_columns(&mut connection, run_id, &columns).await?;
+        }
+        Ok(Some(columns))
+    }
+}
+
+/// The items of a range of events, and the numbering of what is before them.
+pub(super) async fn items(
+    connection: &mut PgConnection,
+    run_id: RunId,
+    range: Range<i32>,
+) -> Result<(Numbering, Vec<Item>), Error> {
+    let before = numbering(connection, run_id, range.start).await?;
+    let events = events(connection, run_id, range.clone()).await?;
+    let mut calls = calls(connection, run_id, range).await?;
+    // a foreign document may list its calls in any order; as items they follow their events, numbered anew
+    calls.sort_by_key(|(index, call)| (call.event_sequence_order, *index));
+    let mut by_index: Vec<(i32, i32)> =
+        calls.iter().zip(before.mod_calls.cast_signed()..).map(|(call, new)| (call.0, new)).collect();
+    by_index.sort_unstable();
+    let span = match (by_index.first(), by_index.last()) {
+        (Some(first), Some(last)) => first.0..last.0 + 1,
+        _ => 0..0,
+    };
+    let renumber = |old: i32| by_index.binary_search_by_key(&old, |pair| pair.0).ok().map(|at| by_index[at].1);
+    let mut logs = logs(connection, run_id, span.clone()).await?;
+    logs.retain_mut(|(_, log)| renumber(log.mod_call_sequence).inspect(|new| log.mod_call_sequence = *new).is_some());
+    logs.sort_by_key(|(index, log)| (log.mod_call_sequence, *index));
+    let mut actions = actions(connection, run_id, span).await?;
+    actions.retain_mut(|(_, action)| {
+        renumber(action.mod_call_sequence).inspect(|new| action.mod_call_sequence = *new).is_some()
+    });
+    actions.sort_by_key(|(index, action)| (action.mod_call_sequence, action.action_order, *index));
+
+    let mut items = Vec::with_capacity(events.len() + calls.len() + logs.len() + actions.len());
+    let mut calls = calls.into_iter().map(|(_, call)| call).zip(before.mod_calls.cast_signed()..).peekable();
+    let mut logs = logs.into_iter().map(|(_, log)| log).peekable();
+    let mut actions = actions.into_iter().map(|(_, action)| action).peekable();
+    for event in events {
+        let sequence_order = event.sequence_order;
+        items.push(Item::Event(event));
+        for (call, index) in following(&mut calls, |(call, _)| call.event_sequence_order == sequence_order) {
+            items.push(Item::ModCall(call));
+            items.extend(following(&mut logs, |log| log.mod_call_sequence == index).map(Item::ModLog));
+            items.extend(following(&mut actions, |action| action.mod_call_sequence == index).map(Item::Action));
+        }
+    }
+    Ok((before, items))
+}
+
+fn following<'i, T, I: Iterator<Item = T>>(
+    items: &'i mut Peekable<I>,
+    belongs: impl Fn(&T) -> bool + 'i,
+) -> impl Iterator<Item = T> + 'i {
+    std::iter::from_fn(move || items.next_if(&belongs))
+}
+
+fn without_index<T>(list: Indexed<T>) -> Vec<T> {
+    list.into_iter().map(|(_, value)| value).collect()
+}
+
+async fn numbering(connection: &mut PgConnection, run_id: RunId, before: i32) -> Result<Numbering, Error> {
+    if before <= 0 {
+        return Ok(Numbering::default());
+    }
+    let row = sqlx::query(
+        "select count(distinct c.call_index) as calls, count(distinct l.log_index) as logs,
+            count(distinct a.action_index) as actions
+        from mod_calls c
+        left join mod_logs l on l.run_id = $1 and l.mod_call_sequence = c.call_index
+        left join actions a on a.run_id = $1 and a.mod_call_sequence = c.call_index
+        where c.run_id = $1 and c.event_sequence_order < $2",
+    )
+    .bind(run_id.0)
+    .bind(before)
+    .fetch_one(connection)
+    .await?;
+    let count = |column| Ok::<_, sqlx::Error>(row.try_get::<i64, _>(column)? as u32);
+    Ok(Numbering { mod_calls: count("calls")?, mod_logs: count("logs")?, actions: count("actions")? })
+}
+
+async fn events(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Vec<Event>, Error> {
+    let rows = sqlx::query(
+        "select sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps, input_text,
+            sampled_token, token_text, added_tokens, added_token_count, forced, measured, details::text, top_tokens::text
+        from events where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order",
+    )
+    .bind(run_id.0)
+    .bind(range.start)
+    .bind(range.end)
+    .fetch_all(connection)
+    .await?;
+    rows.iter().map(|row| event(row).map_err(|error| damaged(run_id, error))).collect()
+}
+
+fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
+    let mut details = raw(row, "details")?;
+    let mut measured = details.as_ref().map(|details| Box::new(Measured::from_details(details)));
+    if let Some(coded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
+        let mut ours = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
+        // one of ours: details hold only what the coding leaves out
+        if let Some(rare) = measured {
+            ours.prompt = rare.prompt;
+            ours.stopped_by = rare.stopped_by;
+        }
+        details = None;
+        measured = Some(Box::new(ours));
+    }
+    Ok(Event {
+        event_type: event_type(row)?,
+        step: row.try_get("step")?,
+        sequence_order: row.try_get("sequence_order")?,
+        created_at: row.try_get("created_at")?,
+        details,
+        prompt_length: row.try_get("prompt_length")?,
+        tokens_so_far_len: row.try_get("tokens_so_far_len")?,
+        max_steps: row.try_get("max_steps")?,
+        input_text: row.try_get("input_text")?,
+        top_tokens: raw(row, "top_tokens")?,
+        sampled_token: row.try_get("sampled_token")?,
+        token_text: row.try_get("token_text")?,
+        added_tokens: row.try_get("added_tokens")?,
+        added_token_count: row.try_get("added_token_count")?,
+        forced: row.try_get("forced")?,
+        measured,
+    })
+}
+
+/// Calls of a range of events.
+async fn calls(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<ModCall>, Error> {
+    let rows = sqlx::query(
+        "select call_index, event_sequence_order, mod_name, event_type, step, created_at, execution_time_ms,
+            exception_occurred, exception_message, exception_traceback
+        from mod_calls where run_id = $1 and event_sequence_order >= $2 and event_sequence_order < $3 order by call_index",
+    )
+    .bind(run_id.0)
+    .bind(range.start)
+    .bind(range.end)
+    .fetch_all(connection)
+    .await?;
+    let call = |row: &PgRow| {
+        Ok::<_, sqlx::Error>((
+            row.try_get("call_index")?,
+            ModCall {
+                event_sequence_order: row.try_get("event_sequence_order")?,
+                mod_name: row.try_get("mod_name")?,
+                event_type: event_type(row)?,
+                step: row.try_get("step")?,
+                created_at: row.try_get("created_at")?,
+                execution_time_ms: row.try_get("execution_time_ms")?,
+                exception_occurred: row.try_get("exception_occurred")?,
+                exception_message: row.try_get("exception_message")?,
+                exception_traceback: row.try_get("exception_traceback")?,
+            },
+        ))
+    };
+    rows.iter().map(|row| call(row).map_err(|error| damaged(run_id, error))).collect()
+}
+
+/// Logs of a range of calls.
+async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<ModLog>, Error> {
+    let rows = sqlx::query(
+        "select log_index, mod_call_sequence, mod_name, log_message, log_level, created_at
+        from mod_logs where run_id = $1 and mod_call_sequence >= $2 and mod_call_sequence < $3 order by log_index",
+    )
+    .bind(run_id.0)
+    .bind(range.start)
+    .bind(range.end)
+    .fetch_all(connection)
+    .await?;
+    let log = |row: &PgRow| {
+        let level: String = row.try_get("log_level")?;
+        Ok::<_, sqlx::Error>((
+            row.try_get("log_index")?,
+            ModLog {
+                mod_call_sequence: row.try_get("mod_call_sequence")?,
+                mod_name: row.try_get("mod_name")?,
+                log_message: row.try_get("log_message")?,
+                log_level: LogLevel::from_name(&level).ok_or_else(|| wrong("log_level", &level))?,
+                created_at: row.try_get("created_at")?,
+            },
+        ))
+    };
+    rows.iter().map(|row| log(row).map_err(|error| damaged(run_id, error))).collect()
+}
+
+/// Actions of a range of calls.
+async fn actions(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<Action>, Error> {
+    let rows = sqlx::query(
+        "select action_index, mod_call_sequence, action_type, action_order, created_at, details::text, new_prompt,
+            new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
+            logits_shape, temperature, has_tool_calls, tool_calls::text, error_message
+        from actions where run_id = $1 and mod_call_sequence >= $2 and mod_call_sequence < $3 order by action_index",
+    )
+    .bind(run_id.0)
+    .bind(range.start)
+    .bind(range.end)
+    .fetch_all(connection)
+    .await?;
+    let action = |row: &PgRow| {
+        let kind: String = row.try_get("action_type")?;
+        Ok::<_, sqlx::Error>((
+            row.try_get("action_index")?,
+            Action {
+                mod_call_sequence: row.try_get("mod_call_sequence")?,
+                action_type: ActionType::from_name(&kind).ok_or_else(|| wrong("action_type", &kind))?,
+                action_order: row.try_get("action_order")?,
+                created_at: row.try_get("created_at")?,
+                details: raw(row, "details")?,
+                new_prompt: row.try_get("new_prompt")?,
+                new_length: row.try_get("new_length")?,
+                adjusted_max_steps: row.try_get("adjusted_max_steps")?,
+                token_count: row.try_get("token_count")?,
+                tokens_preview: row.try_get("tokens_preview")?,
+                backtrack_steps: row.try_get("backtrack_steps")?,
+                backtrack_token_count: row.try_get("backtrack_token_count")?,
+                logits_shape: row.try_get("logits_shape")?,
+                temperature: row.try_get("temperature")?,
+                has_tool_calls: row.try_get("has_tool_calls")?,
+                tool_calls: raw(row, "tool_calls")?,
+                error_message: row.try_get("error_message")?,
+            },
+        ))
+    };
+    rows.iter().map(|row| action(row).map_err(|error| damaged(run_id, error))).collect()
+}
+
+fn event_type(row: &PgRow) -> Result<EventType, sqlx::Error> {
+    let name: &str = row.try_get("event_type")?;
+    EventType::from_name(name).ok_or_else(|| wrong("event_type", name))
+}
+
+fn raw(row: &PgRow, column: &str) -> Result<Option<RawJson>, sqlx::Error> {
+    let text: Option<String> = row.try_get(column)?;
+    text.map(RawValue::from_string).transpose().map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+fn wrong(column: &str, value: &str) -> sqlx::Error {
+    sqlx::Error::Decode(format!("{column}: '{value}' is unknown").into())
+}
+
+fn damaged(run_id: RunId, error: impl std::fmt::Display) -> Error {
+    Error::Damaged { run_id, reason: error.to_string() }
+}

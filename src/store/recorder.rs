@@ -1,0 +1,305 @@
+//! The recorder: a task between the engine's signals and the writer.
+//!
+//! It takes signals whenever they come and writes a batch at a time, so that nobody who sends waits for the database.
+//! Per running run it keeps the fold, from which the run list's numbers and the column file come. When the database is
+//! away, batches go to the spool file, and everything after them too until the file is drained: order is kept.
+
+use super::outline::{Outline, RunRow};
+use super::spool::Spool;
+use super::writer::{self, Record};
+use super::{Error, Live, error};
+use crate::events::{Item, RunId, RunStatus, Signal};
+use crate::trace::document::Numbering;
+use sqlx::PgPool;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use uuid::Uuid;
+
+/// Items wait at most this long before they are written.
+const FLUSH: Duration = Duration::from_millis(250);
+/// So many are written at once.
+const BATCH: usize = 512;
+/// So many wait for a slow database before the rest goes to the spool file.
+const MOST_WAITING: usize = 50_000;
+/// A batch that takes longer counts as failed.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Draining pauses that often to append what came meanwhile.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// Where the recorder writes.
+#[derive(Clone)]
+pub struct Target {
+    /// Connections that readers do not use up.
+    pub pool: PgPool,
+    /// This Thunder, as owner of its runs.
+    pub server_id: Uuid,
+    /// Who watches.
+    pub live: Live,
+}
+
+struct Recorder {
+    target: Target,
+    runs: HashMap<RunId, Recording>,
+    pending: Vec<Record>,
+    pending_items: usize,
+}
+
+struct Recording {
+    outline: Outline,
+    numbering: Numbering,
+    changed: bool,
+}
+
+/// What is written at once.
+struct Batch {
+    records: Vec<Record>,
+    rows: Vec<RunRow>,
+}
+
+/// What became of a batch.
+struct Landed {
+    spool: Spool,
+    records: Vec<Record>,
+    fate: Fate,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// In the database.
+    Stored,
+    /// In the spool file.
+    Spooled,
+    /// Neither: the disk is full, too.
+    Lost,
+}
+
+/// Records until `closing` says to stop; what came before is then stored or spooled.
+pub async fn record(
+    target: Target,
+    mut spool_file: Option<Spool>,
+    mut signals: mpsc::Receiver<Signal>,
+    mut closing: watch::Receiver<bool>,
+) {
+    let mut recorder = Recorder { target, runs: HashMap::new(), pending: Vec::new(), pending_items: 0 };
+    let mut flight: Option<JoinHandle<Landed>> = None;
+    let mut tick = interval(FLUSH);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut open = true;
+    loop {
+        let mut due = false;
+        tokio::select! {
+            signal = signals.recv(), if open => match signal {
+                Some(signal) => recorder.take(signal),
+                None => open = false,
+            },
+            landed = async { flight.as_mut()?.await.ok() }, if flight.is_some() => {
+                flight = None;
+                if let Some(landed) = landed {
+                    spool_file = Some(recorder.landed(landed));
+                }
+            }
+            _ = closing.wait_for(|closing| *closing), if open => {
+                signals.close();
+                due = true;
+            }
+            _ = tick.tick() => due = true,
+        }
+        let waits = recorder.pending_items > 0 || spool_file.as_ref().is_some_and(|spool| !spool.is_drained());
+        if flight.is_none() {
+            if waits && (due || !open || recorder.pending_items >= BATCH) {
+                if let Some(spool) = spool_file.take() {
+                    let overload = recorder.pending_items >= MOST_WAITING;
+                    flight = Some(tokio::spawn(land(recorder.target.pool.clone(), spool, recorder.batch(), overload)));
+                }
+            } else if !open && recorder.pending_items == 0 {
+                break;
+            }
+            // at the end one try is enough: the next Thunder drains the rest
+            if !open && flight.is_none() {
+                break;
+            }
+        }
+    }
+    if let Some(spool) = spool_file.filter(Spool::is_drained) {
+        spool.remove();
+    }
+}
+
+impl Recorder {
+    fn take(&mut self, signal: Signal) {
+        match signal {
+            Signal::Started(start) => {
+                let run_id = start.run_id;
+                let outline = Outline::started(&start, self.target.server_id);
+                let recording = Recording { outline, numbering: Numbering::default(), changed: false };
+                self.runs.insert(run_id, recording);
+                self.target.live.started(run_id);
+                self.push(Record::Started(start, self.target.server_id));
+            }
+            Signal::Items(run_id, items) => {
+                let Some(run) = self.runs.get_mut(&run_id) else {
+                    tracing::error!(run.id = %run_id, "items of a run that never started are not recorded");
+                    return;
+                };
+                let numbering = run.numbering;
+                for item in items.iter() {
+                    run.outline.apply(item);
+                    match item {
+                        Item::ModCall(_) => run.numbering.mod_calls += 1,
+                        Item::ModLog(_) => run.numbering.mod_logs += 1,
+                        Item::Action(_) => run.numbering.actions += 1,
+                        Item::Event(_) | Item::Attention(_) => {}
+                    }
+                }
+                run.changed = true;
+                self.target.live.items(run_id, &items);
+                self.push(Record::Items(run_id, numbering, items));
+            }
+            Signal::Ended(run_id, end) => {
+                let Some(run) = self.runs.get_mut(&run_id) else { return };
+                run.outline.ended(&end);
+                run.changed = true;
+                self.push(Record::Ended(run_id, end));
+            }
+        }
+    }
+
+    fn push(&mut self, record: Record) {
+        self.pending_items += record.len();
+        self.pending.push(record);
+    }
+
+    fn batch(&mut self) -> Batch {
+        self.pending_items = 0;
+        let records = std::mem::take(&mut self.pending);
+        let changed =
+            self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.outline.row()));
+        let rows = changed.collect();
+        self.runs.retain(|_, run| run.outline.status() == RunStatus::Running);
+        Batch { records, rows }
+    }
+
+    /// Tells the subscribers; gives the spool file back.
+    fn landed(&mut self, landed: Landed) -> Spool {
+        let live = &self.target.live;
+        if landed.fate == Fate::Stored {
+            let mut stored: HashMap<RunId, Vec<Arc<Vec<Item>>>> = HashMap::new();
+            for record in &landed.records {
+                if let Record::Items(run_id, _, items) = record {
+                    stored.entry(*run_id).or_default().push(Arc::clone(items));
+                }
+            }
+            stored.iter().for_each(|(run_id, items)| live.stored(*run_id, items));
+        }
+        if landed.fate == Fate::Lost {
+            self.pending_items += landed.records.iter().map(Record::len).sum::<usize>();
+            self.pending.splice(..0, landed.records);
+            return landed.spool;
+        }
+        for record in &landed.records {
+            match record {
+                Record::Started(start, _) => live.changed(start.run_id, RunStatus::Running),
+                Record::Ended(run_id, end) => live.ended(*run_id, end.status),
+                Record::Items(..) => {}
+            }
+        }
+        landed.spool
+    }
+}
+
+/// Brings a batch to the database or, when it is away, to the disk.
+async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> Landed {
+    let Batch { records, rows } = batch;
+    if spool.is_drained() && !overload {
+        match timeout(PATIENCE, writer::write(&pool, &records, &rows)).await {
+            Ok(Ok(())) => return Landed { spool, records, fate: Fate::Stored },
+            Ok(Err(failure)) if !error::is_transient(&failure) => {
+                tracing::error!(error = %failure, "the database refused a batch; trying run by run");
+                let fate = store_one_by_one(&pool, &mut spool, &records, &rows).await;
+                return Landed { spool, records, fate };
+            }
+            Ok(Err(failure)) => tracing::warn!(error = %failure, "the database is away; runs go to the spool file"),
+            Err(_) => tracing::warn!("the database is too slow; runs go to the spool file"),
+        }
+    }
+    let fate = match spool.append(&records) {
+        Ok(()) => Fate::Spooled,
+        Err(failure) => {
+            tracing::error!(error = %failure, "runs can neither be stored nor spooled; they stay in memory");
+            Fate::Lost
+        }
+    };
+    let until = Instant::now() + DRAIN;
+    while !spool.is_drained() && Instant::now() < until {
+        match drain_some(&pool, &mut spool).await {
+            Ok(()) if spool.is_drained() => tracing::info!("the database is back and the spool file is drained"),
+            Ok(()) => {}
+            Err(_) => break,
+        }
+    }
+    Landed { spool, records, fate }
+}
+
+/// Stores the next records of a spool file.
+pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
+    let (records, at) = spool.next(BATCH)?;
+    match timeout(PATIENCE, writer::rewrite(pool, &records)).await {
+        Ok(Ok(())) => {}
+        Err(_) | Ok(Err(Error::Unavailable(_))) => return Err(Error::Unavailable(sqlx::Error::PoolTimedOut)),
+        Ok(Err(failure)) => {
+            tracing::error!(error = %failure, "the database refused spooled records; trying run by run");
+            for (_, records) in by_run(&records) {
+                match writer::rewrite(pool, &records).await {
+                    Ok(()) => {}
+                    Err(Error::Unavailable(failure)) => return Err(Error::Unavailable(failure)),
+                    Err(failure) => refuse(spool, &records, &failure)?,
+                }
+            }
+        }
+    }
+    spool.drained(at)
+}
+
+async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], rows: &[RunRow]) -> Fate {
+    for (run_id, records) in by_run(records) {
+        let row = rows.iter().find(|row| row.summary.run_id == run_id);
+        let result = writer::write(pool, &records, row).await;
+        let put_aside = match result {
+            Ok(()) => Ok(()),
+            Err(failure) if error::is_transient(&failure) => spool.append(&records),
+            Err(failure) => match refuse(spool, &records, &failure) {
+                // what the run list shows of it may still fit
+                Ok(()) => writer::write(pool, &[], row).await.or(Ok(())),
+                Err(failure) => Err(failure),
+            },
+        };
+        if let Err(failure) = put_aside {
+            tracing::error!(error = %failure, run.id = %run_id, "a run can neither be stored nor spooled");
+        }
+    }
+    if spool.is_drained() { Fate::Stored } else { Fate::Spooled }
+}
+
+fn refuse(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {
+    let path = spool.refuse(records)?;
+    let run = records.first().map(|record| record.run_id().to_string()).unwrap_or_default();
+    tracing::error!(error = %failure, run.id = run, path = %path.display(), "the database refuses a part of a run; it is kept in a file");
+    Ok(())
+}
+
+/// Records by run, both in the order they had.
+fn by_run(records: &[Record]) -> Vec<(RunId, Vec<Record>)> {
+    let mut runs: Vec<(RunId, Vec<Record>)> = Vec::new();
+    for record in records {
+        let run_id = record.run_id();
+        match runs.iter_mut().find(|(id, _)| *id == run_id) {
+            Some((_, records)) => records.push(record.clone()),
+            None => runs.push((run_id, vec![record.clone()])),
+        }
+    }
+    runs
+}

@@ -1,0 +1,366 @@
+//! Items as rows, and their insertion: the one way into the big tables, for live runs and foreign documents alike.
+//!
+//! Rows are collected as columns and inserted with one `unnest` per table. A row that is there already is left alone, so
+//! that a batch whose fate is unknown can simply be written again.
+
+use super::measured;
+use crate::events::{Action, AttentionStep, Event, EventType, Item, Measured, ModCall, ModLog, RawJson, RunId};
+use crate::trace::document::Numbering;
+use chrono::{DateTime, Utc};
+use sqlx::postgres::{PgArguments, PgConnection, Postgres};
+use sqlx::query::Query;
+use std::borrow::Cow;
+use std::fmt::Write;
+use uuid::Uuid;
+
+/// Beyond this a batch is inserted in several statements, to bound memory here and in the server.
+const LARGE_ROWS: usize = 20_000;
+const LARGE_BYTES: usize = 32 << 20;
+
+type Text<'a> = Cow<'a, str>;
+type Time = Option<DateTime<Utc>>;
+
+macro_rules! table {
+    ($(#[$doc:meta])* $name:ident<$life:lifetime> { $($column:ident: $kind:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Default)]
+        struct $name<$life> {
+            run_id: Vec<Uuid>,
+            $($column: Vec<$kind>,)*
+        }
+
+        impl<$life> $name<$life> {
+            fn bind<'q>(&self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
+                query.bind(&self.run_id)$(.bind(&self.$column))*
+            }
+        }
+    };
+}
+
+table! {
+    Events<'a> {
+        sequence_order: i32,
+        event_type: &'a str,
+        step: i32,
+        created_at: Time,
+        prompt_length: Option<i32>,
+        tokens_so_far_len: Option<i32>,
+        max_steps: Option<i32>,
+        input_text: Option<Text<'a>>,
+        sampled_token: Option<i32>,
+        token_text: Option<Text<'a>>,
+        added_tokens: Option<String>,
+        added_token_count: Option<i32>,
+        forced: Option<bool>,
+        position: Option<i32>,
+        elapsed_us: Option<i64>,
+        logprob: Option<f32>,
+        rank: Option<i32>,
+        entropy: Option<f32>,
+        measured: Option<Vec<u8>>,
+        details: Option<Text<'a>>,
+        top_tokens: Option<&'a str>,
+    }
+}
+
+table! {
+    Calls<'a> {
+        call_index: i32,
+        event_sequence_order: i32,
+        mod_name: Text<'a>,
+        event_type: &'a str,
+        step: i32,
+        created_at: Time,
+        execution_time_ms: Option<f64>,
+        exception_occurred: bool,
+        exception_message: Option<Text<'a>>,
+        exception_traceback: Option<Text<'a>>,
+    }
+}
+
+table! {
+    Logs<'a> {
+        log_index: i32,
+        mod_call_sequence: i32,
+        mod_name: Text<'a>,
+        log_message: Text<'a>,
+        log_level: &'a str,
+        created_at: Time,
+    }
+}
+
+table! {
+    Actions<'a> {
+        action_index: i32,
+        mod_call_sequence: i32,
+        action_type: &'a str,
+        action_order: i32,
+        created_at: Time,
+        details: Option<&'a str>,
+        new_prompt: Option<Text<'a>>,
+        new_length: Option<i32>,
+        adjusted_max_steps: Option<i32>,
+        token_count: Option<i32>,
+        tokens_preview: Option<Text<'a>>,
+        backtrack_steps: Option<i32>,
+        backtrack_token_count: Option<i32>,
+        logits_shape: Option<Text<'a>>,
+        temperature: Option<f64>,
+        has_tool_calls: Option<bool>,
+        tool_calls: Option<&'a str>,
+        error_message: Option<Text<'a>>,
+    }
+}
+
+table! {
+    Attention<'a> {
+        sequence_order: i32,
+        row_len: i32,
+        heads: i32,
+        layer_ids: String,
+        t0: &'a [u8],
+        t1: &'a [u8],
+    }
+}
+
+/// Rows of all five tables that wait to be inserted.
+#[derive(Default)]
+pub struct Rows<'a> {
+    events: Events<'a>,
+    calls: Calls<'a>,
+    logs: Logs<'a>,
+    actions: Actions<'a>,
+    attention: Attention<'a>,
+    bytes: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Adds an item; `numbering` is that of the items before it, and is moved on.
+    pub fn item(&mut self, run_id: RunId, item: &'a Item, numbering: &mut Numbering) {
+        let next = |count: &mut u32| {
+            *count += 1;
+            (*count - 1).cast_signed()
+        };
+        match item {
+            Item::Event(event) => self.event(run_id, event),
+            Item::ModCall(call) => self.call(run_id, next(&mut numbering.mod_calls), call),
+            Item::ModLog(log) => self.log(run_id, next(&mut numbering.mod_logs), log),
+            Item::Action(action) => self.action(run_id, next(&mut numbering.actions), action),
+            Item::Attention(step) => self.attention(run_id, step),
+        }
+    }
+
+    /// Adds an event.
+    pub fn event(&mut self, run_id: RunId, event: &'a Event) {
+        let columns = &mut self.events;
+        let measured = event.measured.as_deref();
+        let token = measured.and_then(|measured| measured.tokens.first());
+        columns.run_id.push(run_id.0);
+        columns.sequence_order.push(event.sequence_order);
+        columns.event_type.push(event.event_type.as_str());
+        columns.step.push(event.step);
+        columns.created_at.push(event.created_at);
+        columns.prompt_length.push(event.prompt_length);
+        columns.tokens_so_far_len.push(event.tokens_so_far_len);
+        columns.max_steps.push(event.max_steps);
+        columns.input_text.push(event.input_text.as_deref().map(clean));
+        columns.sampled_token.push(event.sampled_token);
+        columns.token_text.push(event.token_text.as_deref().map(clean));
+        columns.added_tokens.push(event.added_tokens.as_deref().map(array));
+        columns.added_token_count.push(event.added_token_count);
+        columns.forced.push(event.forced);
+        columns.position.push(measured.and_then(|measured| i32::try_from(measured.position?).ok()));
+        columns.elapsed_us.push(measured.and_then(|measured| i64::try_from(measured.elapsed_us?).ok()));
+        columns.logprob.push(token.and_then(|token| token.logprob));
+        columns.rank.push(token.and_then(|token| i32::try_from(token.rank?).ok()));
+        columns.entropy.push(match event.event_type {
+            EventType::ForwardPass => measured.and_then(|measured| measured.entropy),
+            _ => token.and_then(|token| token.entropy),
+        });
+        // details that were given say all that was measured, and say it in the words they were given in
+        let ours = measured.filter(|_| event.details.is_none());
+        let coded = ours.map(measured::encode);
+        let details = event.details.as_deref().map(|details| Cow::Borrowed(details.get()));
+        let details = details.or_else(|| ours.and_then(rare).map(Cow::Owned));
+        self.bytes += coded.as_ref().map_or(0, Vec::len) + details.as_ref().map_or(0, |text| text.len()) + 200;
+        columns.measured.push(coded);
+        columns.details.push(details);
+        columns.top_tokens.push(self_counted(&mut self.bytes, event.top_tokens.as_ref()));
+    }
+
+    /// Adds a mod call.
+    pub fn call(&mut self, run_id: RunId, index: i32, call: &'a ModCall) {
+        let columns = &mut self.calls;
+        columns.run_id.push(run_id.0);
+        columns.call_index.push(index);
+        columns.event_sequence_order.push(call.event_sequence_order);
+        columns.mod_name.push(clean(&call.mod_name));
+        columns.event_type.push(call.event_type.as_str());
+        columns.step.push(call.step);
+        columns.created_at.push(call.created_at);
+        columns.execution_time_ms.push(call.execution_time_ms);
+        columns.exception_occurred.push(call.exception_occurred);
+        columns.exception_message.push(call.exception_message.as_deref().map(clean));
+        columns.exception_traceback.push(call.exception_traceback.as_deref().map(clean));
+        self.bytes += 150 + call.exception_traceback.as_ref().map_or(0, String::len);
+    }
+
+    /// Adds a log line.
+    pub fn log(&mut self, run_id: RunId, index: i32, log: &'a ModLog) {
+        let columns = &mut self.logs;
+        columns.run_id.push(run_id.0);
+        columns.log_index.push(index);
+        columns.mod_call_sequence.push(log.mod_call_sequence);
+        columns.mod_name.push(clean(&log.mod_name));
+        columns.log_message.push(clean(&log.log_message));
+        columns.log_level.push(log.log_level.as_str());
+        columns.created_at.push(log.created_at);
+        self.bytes += 80 + log.log_message.len();
+    }
+
+    /// Adds an action.
+    pub fn action(&mut self, run_id: RunId, index: i32, action: &'a Action) {
+        let columns = &mut self.actions;
+        columns.run_id.push(run_id.0);
+        columns.action_index.push(index);
+        columns.mod_call_sequence.push(action.mod_call_sequence);
+        columns.action_type.push(action.action_type.as_str());
+        columns.action_order.push(action.action_order);
+        columns.created_at.push(action.created_at);
+        columns.details.push(self_counted(&mut self.bytes, action.details.as_ref()));
+        columns.new_prompt.push(action.new_prompt.as_deref().map(clean));
+        columns.new_length.push(action.new_length);
+        columns.adjusted_max_steps.push(action.adjusted_max_steps);
+        columns.token_count.push(action.token_count);
+        columns.tokens_preview.push(action.tokens_preview.as_deref().map(clean));
+        columns.backtrack_steps.push(action.backtrack_steps);
+        columns.backtrack_token_count.push(action.backtrack_token_count);
+        columns.logits_shape.push(action.logits_shape.as_deref().map(clean));
+        columns.temperature.push(action.temperature);
+        columns.has_tool_calls.push(action.has_tool_calls);
+        columns.tool_calls.push(self_counted(&mut self.bytes, action.tool_calls.as_ref()));
+        columns.error_message.push(action.error_message.as_deref().map(clean));
+        self.bytes += 200 + action.new_prompt.as_ref().map_or(0, String::len);
+    }
+
+    fn attention(&mut self, run_id: RunId, step: &'a AttentionStep) {
+        let columns = &mut self.attention;
+        columns.run_id.push(run_id.0);
+        columns.sequence_order.push(step.sequence_order);
+        columns.row_len.push(step.row_len.cast_signed());
+        columns.heads.push(step.heads.into());
+        columns.layer_ids.push(array(&step.layer_ids));
+        columns.t0.push(&step.t0);
+        columns.t1.push(&step.t1);
+        self.bytes += step.t0.len() + step.t1.len() + 100;
+    }
+
+    /// Whether it is time to insert what there is.
+    pub fn is_large(&self) -> bool {
+        let rows =
+            self.events.run_id.len() + self.calls.run_id.len() + self.logs.run_id.len() + self.actions.run_id.len();
+        rows >= LARGE_ROWS || self.bytes >= LARGE_BYTES
+    }
+
+    /// Inserts all rows, and is empty again.
+    pub async fn insert(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let rows = std::mem::take(self);
+        if !rows.events.run_id.is_empty() {
+            rows.events.bind(sqlx::query(INSERT_EVENTS)).execute(&mut *connection).await?;
+        }
+        if !rows.calls.run_id.is_empty() {
+            rows.calls.bind(sqlx::query(INSERT_CALLS)).execute(&mut *connection).await?;
+        }
+        if !rows.logs.run_id.is_empty() {
+            rows.logs.bind(sqlx::query(INSERT_LOGS)).execute(&mut *connection).await?;
+        }
+        if !rows.actions.run_id.is_empty() {
+            rows.actions.bind(sqlx::query(INSERT_ACTIONS)).execute(&mut *connection).await?;
+        }
+        if !rows.attention.run_id.is_empty() {
+            rows.attention.bind(sqlx::query(INSERT_ATTENTION)).execute(&mut *connection).await?;
+        }
+        Ok(())
+    }
+}
+
+const INSERT_EVENTS: &str = "
+    insert into events (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
+        input_text, sampled_token, token_text, added_tokens, added_token_count, forced, position, elapsed_us, logprob,
+        rank, entropy, measured, details, top_tokens)
+    select r.run_id, r.sequence_order, r.event_type, r.step, r.created_at, r.prompt_length, r.tokens_so_far_len,
+        r.max_steps, r.input_text, r.sampled_token, r.token_text, r.added_tokens::integer[], r.added_token_count,
+        r.forced, r.position, r.elapsed_us, r.logprob, r.rank, r.entropy, r.measured, r.details::json, r.top_tokens::json
+    from unnest($1::uuid[], $2::integer[], $3::text[], $4::integer[], $5::timestamptz[], $6::integer[], $7::integer[],
+        $8::integer[], $9::text[], $10::integer[], $11::text[], $12::text[], $13::integer[], $14::boolean[],
+        $15::integer[], $16::bigint[], $17::real[], $18::integer[], $19::real[], $20::bytea[], $21::text[], $22::text[])
+        as r (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
+            input_text, sampled_token, token_text, added_tokens, added_token_count, forced, position, elapsed_us,
+            logprob, rank, entropy, measured, details, top_tokens)
+    on conflict do nothing";
+
+const INSERT_CALLS: &str = "
+    insert into mod_calls (run_id, call_index, event_sequence_order, mod_name, event_type, step, created_at,
+        execution_time_ms, exception_occurred, exception_message, exception_traceback)
+    select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::integer[],
+        $7::timestamptz[], $8::double precision[], $9::boolean[], $10::text[], $11::text[])
+    on conflict do nothing";
+
+const INSERT_LOGS: &str = "
+    insert into mod_logs (run_id, log_index, mod_call_sequence, mod_name, log_message, log_level, created_at)
+    select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::timestamptz[])
+    on conflict do nothing";
+
+const INSERT_ACTIONS: &str = "
+    insert into actions (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details,
+        new_prompt, new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
+        logits_shape, temperature, has_tool_calls, tool_calls, error_message)
+    select r.run_id, r.action_index, r.mod_call_sequence, r.action_type, r.action_order, r.created_at, r.details::json,
+        r.new_prompt, r.new_length, r.adjusted_max_steps, r.token_count, r.tokens_preview, r.backtrack_steps,
+        r.backtrack_token_count, r.logits_shape, r.temperature, r.has_tool_calls, r.tool_calls::json, r.error_message
+    from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::integer[], $6::timestamptz[], $7::text[],
+        $8::text[], $9::integer[], $10::integer[], $11::integer[], $12::text[], $13::integer[], $14::integer[],
+        $15::text[], $16::double precision[], $17::boolean[], $18::text[], $19::text[])
+        as r (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details, new_prompt,
+            new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
+            logits_shape, temperature, has_tool_calls, tool_calls, error_message)
+    on conflict do nothing";
+
+const INSERT_ATTENTION: &str = "
+    insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)
+    select r.run_id, r.sequence_order, r.row_len, r.heads, r.layer_ids::integer[], r.t0, r.t1
+    from unnest($1::uuid[], $2::integer[], $3::integer[], $4::integer[], $5::text[], $6::bytea[], $7::bytea[])
+        as r (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)
+    on conflict do nothing";
+
+/// PostgreSQL's text holds every character but NUL, which a model can well generate.
+pub fn clean(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{2400}")) } else { Cow::Borrowed(text) }
+}
+
+/// What [`measured::encode`] leaves out, as JSON.
+fn rare(measured: &Measured) -> Option<String> {
+    if measured.prompt.is_none() && measured.stopped_by.is_none() {
+        return None;
+    }
+    let rare =
+        Measured { prompt: measured.prompt.clone(), stopped_by: measured.stopped_by.clone(), ..Measured::default() };
+    serde_json::to_string(&rare).ok()
+}
+
+/// An array as text: `unnest` would take arrays of arrays apart.
+fn array(numbers: &[impl std::fmt::Display]) -> String {
+    let mut text = String::with_capacity(2 + numbers.len() * 6);
+    text.push('{');
+    for (i, number) in numbers.iter().enumerate() {
+        let _ = write!(text, "{}{number}", if i > 0 { "," } else { "" });
+    }
+    text.push('}');
+    text
+}
+
+fn self_counted<'a>(bytes: &mut usize, json: Option<&'a RawJson>) -> Option<&'a str> {
+    let text = json?.get();
+    *bytes += text.len();
+    Some(text)
+}

@@ -1,0 +1,362 @@
+//! The list of runs: what is known of a run without reading its items.
+
+use super::filter::Filter;
+use super::outline::RunRow;
+use super::rows::clean;
+use super::{Error, Store};
+use crate::events::{FinishReason, RunId, RunStatus, Surface};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::{FromRow, Postgres, QueryBuilder, Row};
+use uuid::Uuid;
+
+/// Most runs on one page.
+pub const MAX_PAGE: u32 = 500;
+
+/// Everything of a run's row that a [`RunSummary`] holds; the searchable words are large and stay where they are.
+macro_rules! select_runs {
+    ($rest:literal) => {
+        concat!(
+            "select run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
+                user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
+                completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, first_token_us,
+                prompt_us, generation_us, has_attention, surprise_strip, version
+            from runs ",
+            $rest
+        )
+    };
+}
+
+/// Runs on a page when nobody says.
+const DEFAULT_PAGE: u32 = 50;
+
+/// Which runs to list, newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RunQuery {
+    /// A filter text, see [`super::filter`]; empty for all runs.
+    pub q: String,
+    /// Only runs older than this one: `next` of the page before.
+    pub before: Option<RunId>,
+    /// Most runs to return, 1 … [`MAX_PAGE`]; 0 counts as 50.
+    pub limit: u32,
+}
+
+/// A page of the run list, newest first.
+#[derive(Debug, Clone, Serialize)]
+pub struct RunPage {
+    /// The runs.
+    pub runs: Vec<RunSummary>,
+    /// What to give as [`RunQuery::before`] for the next page; `None` on the last one.
+    pub next: Option<RunId>,
+}
+
+/// A run as the run list shows it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunSummary {
+    /// Ours.
+    pub run_id: RunId,
+    /// The client's.
+    pub request_id: String,
+    /// When it began.
+    pub created_at: DateTime<Utc>,
+    /// When it ended.
+    pub completed_at: Option<DateTime<Utc>>,
+    /// Its state.
+    pub status: RunStatus,
+    /// Why it ended; `None` while it runs and where a foreign payload does not say.
+    pub finish_reason: Option<FinishReason>,
+    /// Why in words, where the reason alone does not say it; for a foreign run its first error.
+    pub message: Option<String>,
+    /// Where it came from.
+    pub surface: Surface,
+    /// The model's name; `None` where a foreign payload does not say.
+    pub model: Option<String>,
+    /// Who asked.
+    pub user_label: Option<String>,
+    /// Names of its mods, in order.
+    pub mods: Vec<String>,
+    /// Most tokens to generate.
+    pub max_tokens: Option<i32>,
+    /// Sampling temperature.
+    pub temperature: Option<f64>,
+    /// Random seed of the draw.
+    pub seed: Option<u32>,
+    /// What a person would recognise the run by, at most 300 characters.
+    pub prompt_preview: String,
+    /// The beginning of its answer, at most 300 characters.
+    pub output_preview: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: i32,
+    /// Generated tokens that stand in the answer.
+    pub completion_tokens: i32,
+    /// Tokens of the prompt whose KV state was reused.
+    pub cached_tokens: i32,
+    /// Number of events.
+    pub events: i32,
+    /// Generated tokens that a mod took back.
+    pub backtracked: i32,
+    /// Tokens that mods appended.
+    pub forced: i32,
+    /// Actions of mods other than `Noop`.
+    pub actions: i32,
+    /// Mod calls that raised, and `EmitError` actions.
+    pub errors: i32,
+    /// Microseconds from the start to the first generated token.
+    pub first_token_us: Option<i64>,
+    /// Microseconds spent on the prompt.
+    pub prompt_us: Option<i64>,
+    /// Microseconds from the end of the prompt to the end of the run.
+    pub generation_us: Option<i64>,
+    /// Whether attention was captured.
+    pub has_attention: bool,
+    /// The generated tokens in equal groups, at most 96; of each group the largest −ln p × 32, saturating at 255.
+    pub surprise_strip: Vec<u8>,
+    /// The document's `mod_text`.
+    pub mod_text: Option<String>,
+    /// Grows with every change of the run's row; equal versions of a finished run mean equal content.
+    pub version: i32,
+}
+
+impl Store {
+    /// A page of runs, newest first.
+    ///
+    /// # Errors
+    /// [`Error::BadFilter`], or the database failed.
+    pub async fn runs(&self, query: &RunQuery) -> Result<RunPage, Error> {
+        let filter = Filter::parse(&query.q, Utc::now())?;
+        let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) };
+        let mut sql = QueryBuilder::<Postgres>::new(select_runs!("where true"));
+        if let Some(before) = query.before {
+            sql.push(" and run_id < ").push_bind(before.0);
+        }
+        filter.push(&mut sql);
+        sql.push(" order by run_id desc limit ").push_bind(i64::from(limit) + 1);
+        let mut runs: Vec<RunSummary> = sql.build_query_as().fetch_all(&self.inner.pool).await?;
+        let more = runs.len() > limit as usize;
+        runs.truncate(limit as usize);
+        let next = runs.last().filter(|_| more).map(|run| run.run_id);
+        Ok(RunPage { runs, next })
+    }
+
+    /// The run with that `run_id`, else with that `request_id`.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn find(&self, id_or_request_id: &str) -> Result<Option<RunSummary>, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        if let Ok(run_id) = id_or_request_id.parse()
+            && let Some(run) = by_id(&mut connection, run_id).await?
+        {
+            return Ok(Some(run));
+        }
+        if id_or_request_id.contains('\0') {
+            return Ok(None);
+        }
+        match holder(&mut connection, id_or_request_id).await? {
+            Some((run_id, _)) => Ok(by_id(&mut connection, run_id).await?),
+            None => Ok(None),
+        }
+    }
+
+    /// Removes a run and everything of it; false when there is none.
+    ///
+    /// # Errors
+    /// [`Error::StillRunning`], or the database failed.
+    pub async fn delete(&self, run_id: RunId) -> Result<bool, Error> {
+        let mut transaction = self.inner.pool.begin().await?;
+        let status: Option<String> = sqlx::query_scalar("select status from runs where run_id = $1 for update")
+            .bind(run_id.0)
+            .fetch_optional(&mut *transaction)
+            .await?;
+        match status.as_deref() {
+            None => return Ok(false),
+            Some("running") => return Err(Error::StillRunning(run_id)),
+            Some(_) => {}
+        }
+        for statement in [
+            "delete from attention where run_id = $1",
+            "delete from actions where run_id = $1",
+            "delete from mod_logs where run_id = $1",
+            "delete from mod_calls where run_id = $1",
+            "delete from events where run_id = $1",
+            "delete from run_columns where run_id = $1",
+            "delete from run_keys where run_id = $1",
+            "delete from runs where run_id = $1",
+        ] {
+            sqlx::query(statement).bind(run_id.0).execute(&mut *transaction).await?;
+        }
+        transaction.commit().await?;
+        Ok(true)
+    }
+}
+
+/// The run of that id.
+pub(super) async fn by_id(connection: &mut PgConnection, run_id: RunId) -> Result<Option<RunSummary>, sqlx::Error> {
+    sqlx::query_as(select_runs!("where run_id = $1")).bind(run_id.0).fetch_optional(connection).await
+}
+
+/// The run that has a `request_id`, and the fingerprint of its document.
+pub(super) async fn holder(
+    connection: &mut PgConnection,
+    request_id: &str,
+) -> Result<Option<(RunId, Option<Vec<u8>>)>, sqlx::Error> {
+    let row: Option<(Uuid, Option<Vec<u8>>)> =
+        sqlx::query_as("select run_id, fingerprint from run_keys where request_id = $1")
+            .bind(request_id)
+            .fetch_optional(connection)
+            .await?;
+    Ok(row.map(|(run_id, fingerprint)| (RunId(run_id), fingerprint)))
+}
+
+/// Takes a `request_id` for a run; false when a run has it already. Waits for whoever is taking it right now.
+pub(super) async fn claim(
+    connection: &mut PgConnection,
+    request_id: &str,
+    run_id: RunId,
+    fingerprint: Option<&[u8]>,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(
+        "insert into run_keys (request_id, run_id, fingerprint) values ($1, $2, $3) on conflict (request_id) do nothing",
+    )
+    .bind(request_id)
+    .bind(run_id.0)
+    .bind(fingerprint)
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Writes a run's row, new or again, and its column file.
+pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<(), sqlx::Error> {
+    let run = &row.summary;
+    sqlx::query(SAVE)
+        .bind(run.run_id.0)
+        .bind(clean(&run.request_id))
+        .bind(run.created_at)
+        .bind(run.completed_at)
+        .bind(run.status.as_str())
+        .bind(run.finish_reason.map(FinishReason::as_str))
+        .bind(run.message.as_deref().map(clean))
+        .bind(run.surface.as_str())
+        .bind(run.model.as_deref().map(clean))
+        .bind(run.user_label.as_deref().map(clean))
+        .bind(run.mods.iter().map(|name| clean(name)).collect::<Vec<_>>())
+        .bind(run.max_tokens)
+        .bind(run.temperature)
+        .bind(run.seed.map(i64::from))
+        .bind(run.mod_text.as_deref().map(clean))
+        .bind(clean(&run.prompt_preview))
+        .bind(clean(&run.output_preview))
+        .bind(run.prompt_tokens)
+        .bind(run.completion_tokens)
+        .bind(run.cached_tokens)
+        .bind(run.events)
+        .bind(run.backtracked)
+        .bind(run.forced)
+        .bind(run.actions)
+        .bind(run.errors)
+        .bind(clean(&row.error_text))
+        .bind(run.first_token_us)
+        .bind(run.prompt_us)
+        .bind(run.generation_us)
+        .bind(run.has_attention)
+        .bind(&run.surprise_strip)
+        .bind(row.server_id)
+        .bind(row.search.as_deref().map(clean))
+        .execute(&mut *connection)
+        .await?;
+    if let Some(columns) = &row.columns {
+        save_columns(connection, run.run_id, columns).await?;
+    }
+    Ok(())
+}
+
+/// Stores a finished run's column file.
+pub(super) async fn save_columns(
+    connection: &mut PgConnection,
+    run_id: RunId,
+    columns: &[u8],
+) -> Result<(), sqlx::Error> {
+    const LEVEL: i32 = 3;
+    let packed = zstd::encode_all(columns, LEVEL)?;
+    sqlx::query(
+        "insert into run_columns (run_id, columns) values ($1, $2)
+        on conflict (run_id) do update set columns = excluded.columns",
+    )
+    .bind(run_id.0)
+    .bind(packed)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+const SAVE: &str = "
+    insert into runs (run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
+        user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
+        completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
+        prompt_us, generation_us, has_attention, surprise_strip, server_id, search)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
+        $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')))
+    on conflict (run_id) do update set
+        completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
+        message = excluded.message, mods = excluded.mods, prompt_preview = excluded.prompt_preview,
+        output_preview = excluded.output_preview, prompt_tokens = excluded.prompt_tokens,
+        completion_tokens = excluded.completion_tokens, cached_tokens = excluded.cached_tokens,
+        events = excluded.events, backtracked = excluded.backtracked, forced = excluded.forced,
+        actions = excluded.actions, errors = excluded.errors, error_text = excluded.error_text,
+        first_token_us = excluded.first_token_us, prompt_us = excluded.prompt_us,
+        generation_us = excluded.generation_us, has_attention = excluded.has_attention,
+        surprise_strip = excluded.surprise_strip, version = runs.version + 1,
+        search = case when $33 is null then runs.search else excluded.search end";
+
+impl FromRow<'_, PgRow> for RunSummary {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let named = |column: &'static str| row.try_get::<Option<String>, _>(column);
+        let unknown = |column: &str, value: &str| sqlx::Error::Decode(format!("{column} '{value}' is unknown").into());
+        let (status, surface, reason) = (named("status")?, named("surface")?, named("finish_reason")?);
+        let (status, surface) = (status.unwrap_or_default(), surface.unwrap_or_default());
+        let finish_reason = match reason {
+            Some(name) => Some(finish_reason(&name).ok_or_else(|| unknown("finish_reason", &name))?),
+            None => None,
+        };
+        Ok(Self {
+            run_id: RunId(row.try_get("run_id")?),
+            request_id: row.try_get("request_id")?,
+            created_at: row.try_get("created_at")?,
+            completed_at: row.try_get("completed_at")?,
+            status: RunStatus::from_name(&status).ok_or_else(|| unknown("status", &status))?,
+            finish_reason,
+            message: row.try_get("message")?,
+            surface: Surface::from_name(&surface).ok_or_else(|| unknown("surface", &surface))?,
+            model: row.try_get("model")?,
+            user_label: row.try_get("user_label")?,
+            mods: row.try_get("mods")?,
+            max_tokens: row.try_get("max_tokens")?,
+            temperature: row.try_get("temperature")?,
+            seed: row.try_get::<Option<i64>, _>("seed")?.and_then(|seed| seed.try_into().ok()),
+            prompt_preview: row.try_get("prompt_preview")?,
+            output_preview: row.try_get("output_preview")?,
+            prompt_tokens: row.try_get("prompt_tokens")?,
+            completion_tokens: row.try_get("completion_tokens")?,
+            cached_tokens: row.try_get("cached_tokens")?,
+            events: row.try_get("events")?,
+            backtracked: row.try_get("backtracked")?,
+            forced: row.try_get("forced")?,
+            actions: row.try_get("actions")?,
+            errors: row.try_get("errors")?,
+            first_token_us: row.try_get("first_token_us")?,
+            prompt_us: row.try_get("prompt_us")?,
+            generation_us: row.try_get("generation_us")?,
+            has_attention: row.try_get("has_attention")?,
+            surprise_strip: row.try_get("surprise_strip")?,
+            mod_text: row.try_get("mod_text")?,
+            version: row.try_get("version")?,
+        })
+    }
+}
+
+fn finish_reason(name: &str) -> Option<FinishReason> {
+    use FinishReason::{Cancelled, Error, Length, Stop, ToolCalls};
+    [Stop, Length, ToolCalls, Cancelled, Error].into_iter().find(|reason| reason.as_str() == name)
+}

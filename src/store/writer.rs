@@ -1,0 +1,122 @@
+//! The one writer: records of live runs, whether they come straight from the engine or from a spool file.
+
+use super::Error;
+use super::outline::{Outline, RunRow};
+use super::read;
+use super::rows::{Rows, clean};
+use super::runs::{by_id, claim, holder, save};
+use crate::events::{Item, RunEnd, RunId, RunStart};
+use crate::trace::document::Numbering;
+use chrono::{DateTime, Utc};
+use sqlx::PgPool;
+use sqlx::postgres::PgConnection;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Something that must become rows, in the order in which it happened.
+#[derive(Debug, Clone)]
+pub enum Record {
+    /// A run began.
+    Started(Arc<RunStart>, Uuid),
+    /// Things happened in it; `Numbering` is that of the items before.
+    Items(RunId, Numbering, Arc<Vec<Item>>),
+    /// It is over.
+    Ended(RunId, Arc<RunEnd>),
+}
+
+impl Record {
+    /// The run it belongs to.
+    pub fn run_id(&self) -> RunId {
+        match self {
+            Self::Started(start, _) => start.run_id,
+            Self::Items(run_id, ..) | Self::Ended(run_id, _) => *run_id,
+        }
+    }
+
+    /// How many items it has.
+    pub fn len(&self) -> usize {
+        if let Self::Items(_, _, items) = self { items.len() } else { 1 }
+    }
+}
+
+/// Writes records and the runs' rows as they are after them, in one transaction. All of it may be there already.
+pub async fn write<'r>(
+    pool: &PgPool,
+    records: &[Record],
+    runs: impl IntoIterator<Item = &'r RunRow>,
+) -> Result<(), sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    write_records(&mut transaction, records).await?;
+    for run in runs {
+        save(&mut transaction, run).await?;
+    }
+    transaction.commit().await
+}
+
+/// Writes records of a spool file. How the runs' rows are after them is worked out from what is stored.
+pub async fn rewrite(pool: &PgPool, records: &[Record]) -> Result<(), Error> {
+    let mut transaction = pool.begin().await?;
+    write_records(&mut transaction, records).await?;
+    for record in records {
+        if let Record::Ended(run_id, end) = record {
+            refold(&mut transaction, *run_id, |outline| outline.ended(end)).await?;
+        }
+    }
+    Ok(transaction.commit().await?)
+}
+
+/// Marks a run whose server died, and counts what there is of it.
+pub async fn interrupt(pool: &PgPool, run_id: RunId, at: DateTime<Utc>) -> Result<(), Error> {
+    let mut transaction = pool.begin().await?;
+    refold(&mut transaction, run_id, |outline| outline.interrupted(at)).await?;
+    Ok(transaction.commit().await?)
+}
+
+async fn write_records(connection: &mut PgConnection, records: &[Record]) -> Result<(), sqlx::Error> {
+    let mut rows = Rows::default();
+    for record in records {
+        match record {
+            Record::Started(start, server_id) => begin(connection, start, *server_id).await?,
+            Record::Items(run_id, numbering, items) => {
+                let mut numbering = *numbering;
+                for item in items.iter() {
+                    rows.item(*run_id, item, &mut numbering);
+                    if rows.is_large() {
+                        rows.insert(connection).await?;
+                    }
+                }
+            }
+            Record::Ended(..) => {}
+        }
+    }
+    rows.insert(connection).await
+}
+
+/// Takes the `request_id` and writes the run's first row. A client may use a `request_id` twice: its run is recorded all
+/// the same, under a name that tells both.
+async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid) -> Result<(), sqlx::Error> {
+    let run_id = start.run_id;
+    let mut request_id = clean(&start.request_id).into_owned();
+    if !claim(connection, &request_id, run_id, None).await?
+        && holder(connection, &request_id).await?.is_none_or(|(holder, _)| holder != run_id)
+    {
+        request_id = format!("{request_id}~{run_id}");
+        claim(connection, &request_id, run_id, None).await?;
+    }
+    if by_id(connection, run_id).await?.is_some() {
+        return Ok(());
+    }
+    let start = RunStart { request_id, ..start.clone() };
+    save(connection, &Outline::started(&start, server_id).row()).await
+}
+
+/// Folds the stored items of a run again and writes its row as `change` makes it.
+async fn refold(connection: &mut PgConnection, run_id: RunId, change: impl FnOnce(&mut Outline)) -> Result<(), Error> {
+    let Some(run) = by_id(connection, run_id).await? else { return Ok(()) };
+    let mut outline = Outline::resumed(run, None);
+    for item in read::items(connection, run_id, 0..i32::MAX).await?.1 {
+        outline.apply(&item);
+    }
+    change(&mut outline);
+    Ok(save(connection, &outline.row()).await?)
+}

@@ -1,1 +1,0 @@
-//! The `/ingest` document: parsing with JSON paths in every error, and writing.

@@ -1,0 +1,241 @@
+use super::{Document, Numbering, item_from_json, item_to_json};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const SAMPLE: &[u8] = include_bytes!("../../../fixtures/sample_payload.json");
+
+fn sample() -> Value {
+    serde_json::from_slice(SAMPLE).unwrap()
+}
+
+/// The sample with the value at a JSON pointer replaced, parsed.
+fn parse_with(pointer: &str, value: Value) -> Result<Document, super::DocumentError> {
+    let mut payload = sample();
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    match payload.pointer_mut(parent).unwrap() {
+        Value::Object(map) => {
+            map.insert(key.into(), value);
+        }
+        Value::Array(list) => list[key.parse::<usize>().unwrap()] = value,
+        _ => unreachable!("parents are objects or arrays"),
+    }
+    Document::parse(payload.to_string().as_bytes())
+}
+
+fn message(pointer: &str, value: Value) -> String {
+    parse_with(pointer, value).expect_err("should be refused").to_string()
+}
+
+#[test]
+fn the_example_of_the_specification() {
+    let document = Document::parse(SAMPLE).unwrap();
+    assert_eq!(document.request.request_id, "req_abc123");
+    assert_eq!(document.request.temperature, Some(0.7));
+    assert_eq!(document.events.len(), 4);
+    assert_eq!(document.events[1].top_tokens.as_ref().unwrap().get().matches("prob").count(), 2);
+    assert_eq!(document.actions[1].logits_shape.as_deref(), Some("[1, 32000]"));
+    let kinds: Vec<String> = json_items(&document)
+        .iter()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["kind"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(kinds.join(" "), "event mod_call mod_log action event mod_call mod_log action event event");
+}
+
+fn json_items(document: &Document) -> Vec<String> {
+    let mut numbering = Numbering::default();
+    document.items().iter().filter_map(|item| item_to_json(item, &mut numbering)).collect()
+}
+
+#[test]
+fn items_survive_their_json() {
+    for line in json_items(&Document::parse(SAMPLE).unwrap()) {
+        let item = item_from_json(line.as_bytes()).unwrap();
+        let index = serde_json::from_str::<Value>(&line).unwrap()["index"].as_u64().unwrap_or(0) as u32;
+        let mut numbering = Numbering { mod_calls: index, mod_logs: index, actions: index };
+        assert_eq!(item_to_json(&item, &mut numbering).unwrap(), line);
+    }
+    insta::assert_snapshot!(item_from_json(br#"{"kind":"evnt"}"#).unwrap_err(), @r#"$.kind: expected "event", "mod_call", "mod_log" or "action", found "evnt""#);
+    insta::assert_snapshot!(item_from_json(br#"{"kind":"mod_log"}"#).unwrap_err(), @"$.mod_call_sequence: expected an integer from -2147483648 to 2147483647, found nothing; the field is required");
+}
+
+#[test]
+fn writing_and_parsing_again_changes_nothing() {
+    let document = Document::parse(SAMPLE).unwrap();
+    let again = Document::parse(&document.write()).unwrap();
+    assert_eq!(document.fingerprint(), again.fingerprint());
+    assert_eq!(document.write(), again.write());
+}
+
+#[test]
+fn what_the_fingerprint_sees() {
+    let fingerprint = |payload: &Value| Document::parse(payload.to_string().as_bytes()).unwrap().fingerprint();
+    let original = Document::parse(SAMPLE).unwrap().fingerprint();
+    assert_eq!(fingerprint(&sample()), original, "white space");
+
+    let mut same = sample();
+    same["events"].as_array_mut().unwrap().reverse();
+    same["request"]["created_at"] = json!(1_764_613_800);
+    same["request"]["unknown"] = json!({"a": [1]});
+    same["events"][0]["details"] = Value::Null;
+    same["mod_logs"][0].as_object_mut().unwrap().remove("log_level");
+    same["mod_calls"][0].as_object_mut().unwrap().remove("exception_occurred");
+    assert_eq!(fingerprint(&same), original, "order of events, spelling of times, unknown, null and default fields");
+
+    for (pointer, value) in [
+        ("/request/temperature", json!(0.75)),
+        ("/request/user_api_key", Value::Null),
+        ("/events/1/top_tokens/0/prob", json!(0.8500001)),
+        ("/events/1/details", json!({})),
+        ("/mod_logs/1/log_message", json!("")),
+        ("/actions/0/mod_call_sequence", json!(1)),
+    ] {
+        assert_ne!(parse_with(pointer, value).unwrap().fingerprint(), original, "{pointer}");
+    }
+}
+
+#[test]
+fn raw_fields_stay_byte_for_byte() {
+    let payload = br#"{"request":{"request_id":"r"},"events":[{"event_type":"ForwardPass","step":0,"sequence_order":0,
+        "details": {"b" : 1.50, "a":"\u00e9"} , "top_tokens":[ ]}]}"#;
+    let document = Document::parse(payload).unwrap();
+    assert_eq!(document.events[0].details.as_ref().unwrap().get(), r#"{"b" : 1.50, "a":"\u00e9"}"#);
+    assert_eq!(document.events[0].top_tokens.as_ref().unwrap().get(), "[ ]");
+}
+
+#[test]
+fn our_own_details_are_read_back() {
+    let details = json!({"elapsed_us": 1500, "tokens": [{"token": 7, "text": "a", "logprob": -0.5}]});
+    let document = parse_with("/events/3/details", details).unwrap();
+    let measured = document.events[3].measured.as_ref().unwrap();
+    assert_eq!((measured.elapsed_us, measured.tokens[0].logprob), (Some(1500), Some(-0.5)));
+    let foreign = parse_with("/events/3/details", json!({"tokens": "three"})).unwrap();
+    assert!(foreign.events[3].measured.is_none());
+}
+
+#[test]
+fn absent_and_null_lists_are_empty() {
+    for payload in [r#"{"request":{"request_id":"r"}}"#, r#"{"request":{"request_id":"r"},"events":null,"actions":[]}"#]
+    {
+        let document = Document::parse(payload.as_bytes()).unwrap();
+        assert!(document.items().is_empty());
+    }
+}
+
+#[test]
+fn errors_name_the_place() {
+    insta::assert_snapshot!(message("/events/2/sampled_token", json!("1234")), @r#"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, found "1234""#);
+    insta::assert_snapshot!(message("/events/2/sampled_token", json!(1.5)), @"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, found 1.5");
+    insta::assert_snapshot!(message("/events/2/step", json!(3_000_000_000_u32)), @"$.events[2].step: expected an integer from -2147483648 to 2147483647, found 3000000000");
+    insta::assert_snapshot!(message("/events/3/added_tokens", json!([1, "2"])), @r#"$.events[3].added_tokens[1]: expected an integer from -2147483648 to 2147483647, found "2""#);
+    insta::assert_snapshot!(message("/events/3/forced", json!("no")), @r#"$.events[3].forced: expected true or false, found "no""#);
+    insta::assert_snapshot!(message("/events/0/event_type", json!("Prefill")), @r#"$.events[0].event_type: expected "Prefilled", "ForwardPass", "Sampled" or "Added", found "Prefill""#);
+    insta::assert_snapshot!(message("/events/0/step", Value::Null), @"$.events[0].step: expected an integer from -2147483648 to 2147483647, found null");
+    insta::assert_snapshot!(message("/events", json!({})), @"$.events: expected an array of objects, found an object");
+    insta::assert_snapshot!(message("/events/1", json!(7)), @"$.events[1]: expected an object, found 7");
+    insta::assert_snapshot!(message("/request", json!([])), @"$.request: expected an object, found an array");
+    insta::assert_snapshot!(message("/request/created_at", json!("now")), @r#"$.request.created_at: expected an ISO 8601 time such as "2025-12-01T18:30:00Z", or seconds since 1970, found "now""#);
+    insta::assert_snapshot!(message("/request/temperature", json!("hot")), @r#"$.request.temperature: expected a number, found "hot""#);
+    insta::assert_snapshot!(message("/request/request_id", json!("")), @r#"$.request.request_id: expected a string of 1 to 1024 bytes, found """#);
+    insta::assert_snapshot!(message("/mod_calls/0/mod_name", json!("")), @r#"$.mod_calls[0].mod_name: expected a string that is not empty, found """#);
+    insta::assert_snapshot!(message("/mod_logs/0/log_level", json!("info")), @r#"$.mod_logs[0].log_level: expected "DEBUG", "INFO", "WARNING" or "ERROR", found "info""#);
+}
+
+#[test]
+fn errors_of_links_and_order() {
+    insta::assert_snapshot!(message("/mod_calls/1/event_sequence_order", json!(4)), @"$.mod_calls[1].event_sequence_order: expected the sequence_order of one of the events, 0 to 3, found 4");
+    insta::assert_snapshot!(message("/mod_logs/1/mod_call_sequence", json!(-1)), @"$.mod_logs[1].mod_call_sequence: expected an index into mod_calls, 0 to 1, found -1");
+    insta::assert_snapshot!(message("/mod_calls", json!([])), @"$.mod_logs[0].mod_call_sequence: expected an index into mod_calls, but there are none, found 0");
+    insta::assert_snapshot!(message("/events/2/sequence_order", json!(1)), @"$.events[2].sequence_order: expected a number of its own; $.events[1] has it already, found 1");
+    insta::assert_snapshot!(message("/events/3/sequence_order", json!(4)), @"$.events[3].sequence_order: expected 0 to 3, each once, since there are 4 events, found 4");
+}
+
+#[test]
+fn errors_of_what_cannot_be_stored() {
+    insta::assert_snapshot!(message("/request/model", json!("a\0b")), @r#"$.request.model: expected text without NUL characters, found "a\u0000b""#);
+    insta::assert_snapshot!(message("/events/1/details", json!({"deep": ["\0"]})), @r"$.events[1].details: expected text without NUL characters, found \u0000");
+}
+
+#[test]
+fn errors_of_what_is_not_json() {
+    let message = |payload: &[u8]| Document::parse(payload).unwrap_err().to_string();
+    insta::assert_snapshot!(message(b""), @"$: expected JSON, found EOF while parsing a value at line 1 column 0");
+    insta::assert_snapshot!(message(b"{\"request\":\n  NaN}"), @"$: expected JSON, found expected value at line 2 column 3");
+    insta::assert_snapshot!(message(b"[]"), @"$: expected an object, found an array");
+    insta::assert_snapshot!(message(b"{}"), @"$.request: expected an object, found nothing; the field is required");
+    insta::assert_snapshot!(message(b"{\"request\xff"), @"$: expected UTF-8 text, found an invalid byte at offset 9");
+    insta::assert_snapshot!(message(br#"{"request":{"request_id":"a","request_id":"b"}}"#), @"$.request.request_id: expected the field once, found it twice in one object");
+}
+
+/// A JSON value of any kind.
+fn any_value() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(json!(null)),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,6}".prop_map(Value::from),
+        Just(json!([])),
+        Just(json!([1, null, "x"])),
+        Just(json!({})),
+        Just(json!({"a": "\0"})),
+    ]
+}
+
+/// Pointers to every value of the sample.
+fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
+    let children: Vec<(String, &Value)> = match value {
+        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
+        Value::Array(list) => list.iter().enumerate().map(|(index, value)| (index.to_string(), value)).collect(),
+        _ => vec![],
+    };
+    for (key, value) in children {
+        let pointer = format!("{prefix}/{key}");
+        pointers(value, &pointer, found);
+        found.push(pointer);
+    }
+}
+
+proptest! {
+    #[test]
+    fn hostile_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = Document::parse(&bytes);
+        let _ = item_from_json(&bytes);
+    }
+
+    #[test]
+    fn damaged_payloads_never_panic(at in 0..SAMPLE.len(), byte: u8, cut in 0..SAMPLE.len()) {
+        let mut payload = SAMPLE.to_vec();
+        payload[at] = byte;
+        let _ = Document::parse(&payload);
+        prop_assert!(Document::parse(&SAMPLE[..cut]).is_err());
+    }
+
+    /// Wherever a wrong value stands, the error says where, or the value was right.
+    #[test]
+    fn every_wrong_value_is_located(which: prop::sample::Index, value in any_value()) {
+        let mut all = Vec::new();
+        pointers(&sample(), "", &mut all);
+        let pointer = which.get(&all);
+        if let Err(error) = parse_with(pointer, value.clone()) {
+            let path = pointer.split('/').skip(1).fold("$".to_owned(), |path, key| match key.parse::<usize>() {
+                Ok(index) => format!("{path}[{index}]"),
+                Err(_) => format!("{path}.{key}"),
+            });
+            let order = error.path.contains("sequence");
+            let inside_raw = path.starts_with(&error.path);
+            prop_assert!(order || error.path.starts_with(&path) || inside_raw, "{} for {} = {}", error, path, value);
+            prop_assert_ne!(error.path, "$");
+        }
+    }
+
+    /// What parses survives writing.
+    #[test]
+    fn what_parses_survives_writing(which: prop::sample::Index, value in any_value()) {
+        let mut all = Vec::new();
+        pointers(&sample(), "", &mut all);
+        if let Ok(document) = parse_with(which.get(all.as_slice()), value) {
+            let again = Document::parse(&document.write()).unwrap();
+            prop_assert_eq!(again.fingerprint(), document.fingerprint());
+        }
+    }
+}

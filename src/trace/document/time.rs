@@ -1,0 +1,124 @@
+//! Times on the wire: ISO 8601 text, or a number of seconds or milliseconds since 1970. Kept to the microsecond,
+//! which is what PostgreSQL holds.
+
+use chrono::{DateTime, NaiveDateTime, SecondsFormat, SubsecRound, Utc};
+use serde::de::{self, Deserializer, Visitor};
+use std::fmt;
+
+/// What a field of this kind takes, for error messages.
+pub const EXPECTED: &str = "an ISO 8601 time such as \"2025-12-01T18:30:00Z\", or seconds since 1970";
+
+/// Numbers above it are milliseconds; as seconds they would lie beyond the year 5000.
+const MOST_SECONDS: f64 = 1e11;
+/// The end of the year 9999, the last that ISO 8601 writes in four digits.
+const END_US: f64 = 253_402_300_800e6;
+/// The beginning of the year 1.
+const BEGIN_US: f64 = -62_135_596_800e6;
+
+/// A time as a field of a wire struct.
+#[derive(Debug, Clone, Copy)]
+pub struct Timestamp(pub DateTime<Utc>);
+
+impl Timestamp {
+    /// Reads text; a time without an offset counts as UTC.
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
+        const OFFSET: [&str; 2] = ["%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z"];
+        const NAIVE: [&str; 2] = ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f"];
+        let text = text.trim();
+        let time = DateTime::parse_from_rfc3339(text)
+            .ok()
+            .or_else(|| OFFSET.iter().find_map(|form| DateTime::parse_from_str(text, form).ok()))
+            .map(|time| time.to_utc())
+            .or_else(|| {
+                NAIVE.iter().find_map(|form| NaiveDateTime::parse_from_str(text, form).ok()).map(|t| t.and_utc())
+            })?;
+        // A leap second reads as 23:59:60 in chrono and cannot be stored; rounding through microseconds folds it.
+        Self::from_micros(time.timestamp_micros() as f64)?;
+        DateTime::from_timestamp_micros(time.timestamp_micros()).map(Self)
+    }
+
+    /// Reads a number of seconds, or of milliseconds where seconds would lie in the far future.
+    #[must_use]
+    pub fn from_number(number: f64) -> Option<Self> {
+        let seconds = if number.abs() > MOST_SECONDS { number / 1e3 } else { number };
+        Self::from_micros((seconds * 1e6).round())
+    }
+
+    fn from_micros(micros: f64) -> Option<Self> {
+        let fits = (BEGIN_US..END_US).contains(&micros);
+        fits.then(|| DateTime::from_timestamp_micros(micros as i64)).flatten().map(Self)
+    }
+}
+
+/// The way we write a time.
+pub fn write(time: &DateTime<Utc>) -> String {
+    time.trunc_subsecs(6).to_rfc3339_opts(SecondsFormat::AutoSi, true)
+}
+
+impl<'de> de::Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TimestampVisitor)
+    }
+}
+
+struct TimestampVisitor;
+
+impl Visitor<'_> for TimestampVisitor {
+    type Value = Timestamp;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(EXPECTED)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
+        Timestamp::from_text(text).ok_or_else(|| E::custom(EXPECTED))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Timestamp, E> {
+        self.visit_f64(number as f64)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Timestamp, E> {
+        self.visit_f64(number as f64)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Timestamp, E> {
+        Timestamp::from_number(number).ok_or_else(|| E::custom(EXPECTED))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Timestamp, write};
+
+    #[test]
+    fn every_spelling_of_one_moment() {
+        for text in [
+            "2025-12-01T18:30:00.25Z",
+            "2025-12-01T19:30:00.250+01:00",
+            "2025-12-01 18:30:00.25+0000",
+            "2025-12-01T18:30:00.250000",
+            "2025-12-01 18:30:00.25",
+            "2025-12-01T18:30:00.25+00",
+        ] {
+            let time = Timestamp::from_text(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(write(&time.0), "2025-12-01T18:30:00.250Z", "{text}");
+        }
+        for number in [1_764_613_800.25, 1_764_613_800_250.0] {
+            assert_eq!(write(&Timestamp::from_number(number).unwrap().0), "2025-12-01T18:30:00.250Z");
+        }
+    }
+
+    #[test]
+    fn what_is_no_time() {
+        for text in
+            ["", "yesterday", "2025-13-01T00:00:00Z", "2025-12-01", "+12025-12-01T00:00:00Z", "0000-01-01T00:00:00Z"]
+        {
+            assert!(Timestamp::from_text(text).is_none(), "{text}");
+        }
+        for number in [f64::NAN, f64::INFINITY, 1e17, -1e17] {
+            assert!(Timestamp::from_number(number).is_none(), "{number}");
+        }
+    }
+}

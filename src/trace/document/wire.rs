@@ -1,0 +1,275 @@
+//! The wire structs: what serde reads in the fast pass. Field for field `specs` of the `/ingest` document.
+
+use super::raw;
+use super::time::Timestamp;
+use super::{Document, RequestMeta};
+use crate::events::{Action, ActionType, Event, EventType, LogLevel, Measured, ModCall, ModLog, RawJson, TokenId};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+pub struct DocumentWire {
+    request: RequestWire,
+    events: Option<Vec<EventWire>>,
+    mod_calls: Option<Vec<ModCallWire>>,
+    mod_logs: Option<Vec<ModLogWire>>,
+    actions: Option<Vec<ActionWire>>,
+}
+
+#[derive(Deserialize)]
+struct RequestWire {
+    request_id: String,
+    created_at: Option<Timestamp>,
+    completed_at: Option<Timestamp>,
+    model: Option<String>,
+    user_api_key: Option<String>,
+    max_tokens: Option<i32>,
+    temperature: Option<f64>,
+    mod_text: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub struct EventWire {
+    event_type: EventType,
+    step: i32,
+    sequence_order: i32,
+    created_at: Option<Timestamp>,
+    details: Option<RawJson>,
+    prompt_length: Option<i32>,
+    tokens_so_far_len: Option<i32>,
+    max_steps: Option<i32>,
+    input_text: Option<String>,
+    top_tokens: Option<RawJson>,
+    sampled_token: Option<TokenId>,
+    token_text: Option<String>,
+    added_tokens: Option<Vec<TokenId>>,
+    added_token_count: Option<i32>,
+    forced: Option<bool>,
+}
+
+#[derive(Deserialize)]
+pub struct ModCallWire {
+    event_sequence_order: i32,
+    mod_name: String,
+    event_type: EventType,
+    step: i32,
+    created_at: Option<Timestamp>,
+    execution_time_ms: Option<f64>,
+    exception_occurred: Option<bool>,
+    exception_message: Option<String>,
+    exception_traceback: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub struct ModLogWire {
+    mod_call_sequence: i32,
+    mod_name: String,
+    log_message: String,
+    log_level: Option<LogLevel>,
+    created_at: Option<Timestamp>,
+}
+
+#[derive(Deserialize)]
+pub struct ActionWire {
+    mod_call_sequence: i32,
+    action_type: ActionType,
+    action_order: i32,
+    created_at: Option<Timestamp>,
+    details: Option<RawJson>,
+    new_prompt: Option<String>,
+    new_length: Option<i32>,
+    adjusted_max_steps: Option<i32>,
+    token_count: Option<i32>,
+    tokens_preview: Option<String>,
+    backtrack_steps: Option<i32>,
+    backtrack_token_count: Option<i32>,
+    logits_shape: Option<String>,
+    temperature: Option<f64>,
+    has_tool_calls: Option<bool>,
+    tool_calls: Option<RawJson>,
+    error_message: Option<String>,
+}
+
+/// Whether PostgreSQL can hold what a value carries: no NUL in text, no JSON that `jsonb` refuses.
+pub trait Storable {
+    fn storable(&self) -> bool;
+}
+
+fn texts(fields: &[&Option<String>]) -> bool {
+    fields.iter().all(|field| field.as_ref().is_none_or(|text| !text.as_bytes().contains(&0)))
+}
+
+fn raws(fields: &[&Option<RawJson>]) -> bool {
+    fields.iter().all(|field| field.as_ref().is_none_or(|raw| raw::problem(raw.get()).is_none()))
+}
+
+fn name(text: &str) -> bool {
+    !text.is_empty() && !text.as_bytes().contains(&0)
+}
+
+impl Storable for DocumentWire {
+    fn storable(&self) -> bool {
+        fn all<T: Storable>(list: Option<&Vec<T>>) -> bool {
+            list.is_none_or(|list| list.iter().all(Storable::storable))
+        }
+        let request = &self.request;
+        name(&request.request_id)
+            && request.request_id.len() <= super::MOST_REQUEST_ID_BYTES
+            && texts(&[&request.model, &request.user_api_key, &request.mod_text])
+            && all(self.events.as_ref())
+            && all(self.mod_calls.as_ref())
+            && all(self.mod_logs.as_ref())
+            && all(self.actions.as_ref())
+    }
+}
+
+impl Storable for EventWire {
+    fn storable(&self) -> bool {
+        texts(&[&self.input_text, &self.token_text]) && raws(&[&self.details, &self.top_tokens])
+    }
+}
+
+impl Storable for ModCallWire {
+    fn storable(&self) -> bool {
+        name(&self.mod_name) && texts(&[&self.exception_message, &self.exception_traceback])
+    }
+}
+
+impl Storable for ModLogWire {
+    fn storable(&self) -> bool {
+        name(&self.mod_name) && !self.log_message.as_bytes().contains(&0)
+    }
+}
+
+impl Storable for ActionWire {
+    fn storable(&self) -> bool {
+        texts(&[&self.new_prompt, &self.tokens_preview, &self.logits_shape, &self.error_message])
+            && raws(&[&self.details, &self.tool_calls])
+    }
+}
+
+impl From<DocumentWire> for Document {
+    fn from(wire: DocumentWire) -> Self {
+        fn list<W, T: From<W>>(list: Option<Vec<W>>) -> Vec<T> {
+            list.unwrap_or_default().into_iter().map(T::from).collect()
+        }
+        let request = wire.request;
+        Self {
+            request: RequestMeta {
+                request_id: request.request_id,
+                created_at: request.created_at.map(|time| time.0),
+                completed_at: request.completed_at.map(|time| time.0),
+                model: request.model,
+                user_api_key: request.user_api_key,
+                max_tokens: request.max_tokens,
+                temperature: request.temperature,
+                mod_text: request.mod_text,
+            },
+            events: list(wire.events),
+            mod_calls: list(wire.mod_calls),
+            mod_logs: list(wire.mod_logs),
+            actions: list(wire.actions),
+        }
+    }
+}
+
+impl From<EventWire> for Event {
+    fn from(wire: EventWire) -> Self {
+        let measured = wire.details.as_ref().map(Measured::from_details).filter(|m| !is_empty(m)).map(Box::new);
+        Self {
+            event_type: wire.event_type,
+            step: wire.step,
+            sequence_order: wire.sequence_order,
+            created_at: wire.created_at.map(|time| time.0),
+            details: wire.details,
+            prompt_length: wire.prompt_length,
+            tokens_so_far_len: wire.tokens_so_far_len,
+            max_steps: wire.max_steps,
+            input_text: wire.input_text,
+            top_tokens: wire.top_tokens,
+            sampled_token: wire.sampled_token,
+            token_text: wire.token_text,
+            added_tokens: wire.added_tokens,
+            added_token_count: wire.added_token_count,
+            forced: wire.forced,
+            measured,
+        }
+    }
+}
+
+/// Whether nothing was measured, as in the `details` of somebody else's engine.
+fn is_empty(measured: &Measured) -> bool {
+    let Measured {
+        position,
+        prompt,
+        tokens,
+        entropy,
+        model,
+        after_mods,
+        after_sampler,
+        stages,
+        stopped_by,
+        elapsed_us,
+    } = measured;
+    position.is_none()
+        && prompt.is_none()
+        && tokens.is_empty()
+        && entropy.is_none()
+        && model.is_empty()
+        && after_mods.is_empty()
+        && after_sampler.is_empty()
+        && stages.is_empty()
+        && stopped_by.is_none()
+        && elapsed_us.is_none()
+}
+
+impl From<ModCallWire> for ModCall {
+    fn from(wire: ModCallWire) -> Self {
+        Self {
+            event_sequence_order: wire.event_sequence_order,
+            mod_name: wire.mod_name,
+            event_type: wire.event_type,
+            step: wire.step,
+            created_at: wire.created_at.map(|time| time.0),
+            execution_time_ms: wire.execution_time_ms,
+            exception_occurred: wire.exception_occurred.unwrap_or(false),
+            exception_message: wire.exception_message,
+            exception_traceback: wire.exception_traceback,
+        }
+    }
+}
+
+impl From<ModLogWire> for ModLog {
+    fn from(wire: ModLogWire) -> Self {
+        Self {
+            mod_call_sequence: wire.mod_call_sequence,
+            mod_name: wire.mod_name,
+            log_message: wire.log_message,
+            log_level: wire.log_level.unwrap_or_default(),
+            created_at: wire.created_at.map(|time| time.0),
+        }
+    }
+}
+
+impl From<ActionWire> for Action {
+    fn from(wire: ActionWire) -> Self {
+        Self {
+            mod_call_sequence: wire.mod_call_sequence,
+            action_type: wire.action_type,
+            action_order: wire.action_order,
+            created_at: wire.created_at.map(|time| time.0),
+            details: wire.details,
+            new_prompt: wire.new_prompt,
+            new_length: wire.new_length,
+            adjusted_max_steps: wire.adjusted_max_steps,
+            token_count: wire.token_count,
+            tokens_preview: wire.tokens_preview,
+            backtrack_steps: wire.backtrack_steps,
+            backtrack_token_count: wire.backtrack_token_count,
+            logits_shape: wire.logits_shape,
+            temperature: wire.temperature,
+            has_tool_calls: wire.has_tool_calls,
+            tool_calls: wire.tool_calls,
+            error_message: wire.error_message,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Writing: the whole document, and single items as lines of JSON. Fields that are `None` are left out.
+
+use super::RequestMeta;
+use super::{Document, time};
+use crate::events::{Action, Event, EventType, Item, ModCall, ModLog};
+use chrono::{DateTime, Utc};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// Numbers the items of one run as their JSON form wants it: calls, logs and actions each count from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Numbering {
+    /// Mod calls so far.
+    pub mod_calls: u32,
+    /// Log lines so far.
+    pub mod_logs: u32,
+    /// Actions so far.
+    pub actions: u32,
+}
+
+impl Numbering {
+    /// Counts an item without writing it.
+    pub fn skip(&mut self, item: &Item) {
+        self.next(item);
+    }
+
+    /// The number of this item among its kind.
+    fn next(&mut self, item: &Item) -> u32 {
+        let counter = match item {
+            Item::ModCall(_) => &mut self.mod_calls,
+            Item::ModLog(_) => &mut self.mod_logs,
+            Item::Action(_) => &mut self.actions,
+            Item::Event(_) | Item::Attention(_) => return 0,
+        };
+        *counter += 1;
+        *counter - 1
+    }
+}
+
+/// The item as one line of JSON without its newline, `kind` first, absent fields left out; `None` for attention, which
+/// does not travel as JSON. `numbering` is that of the items before it, and is moved on.
+pub fn item_to_json(item: &Item, numbering: &mut Numbering) -> Option<String> {
+    let index = numbering.next(item);
+    Some(match item {
+        Item::Event(event) => tagged(r#"{"kind":"event""#.to_owned(), &Out(event)),
+        Item::ModCall(call) => tagged(format!(r#"{{"kind":"mod_call","index":{index}"#), &Out(call)),
+        Item::ModLog(log) => tagged(format!(r#"{{"kind":"mod_log","index":{index}"#), &Out(log)),
+        Item::Action(action) => tagged(format!(r#"{{"kind":"action","index":{index}"#), &Out(action)),
+        Item::Attention(_) => return None,
+    })
+}
+
+/// The whole document.
+pub fn document(document: &Document) -> Vec<u8> {
+    let mut json = Vec::new();
+    serialise(&mut json, &Out(document));
+    json
+}
+
+/// The object, which is never empty, with the fields of `head` in front.
+fn tagged(head: String, object: &impl Serialize) -> String {
+    let mut line = head.into_bytes();
+    let brace = line.len();
+    serialise(&mut line, object);
+    line[brace] = b',';
+    String::from_utf8(line).expect("serde_json writes UTF-8")
+}
+
+fn serialise(json: &mut Vec<u8>, object: &impl Serialize) {
+    serde_json::to_writer(json, object).expect("keys are strings, and writing to memory does not fail");
+}
+
+/// A value of the vocabulary in the spelling of the wire.
+struct Out<'a, T: ?Sized>(&'a T);
+
+/// An object under construction.
+struct Fields<S: Serializer>(S::SerializeMap);
+
+impl<S: Serializer> Fields<S> {
+    fn new(serializer: S) -> Result<Self, S::Error> {
+        serializer.serialize_map(None).map(Self)
+    }
+
+    fn put(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) -> Result<(), S::Error> {
+        self.0.serialize_entry(name, value)
+    }
+
+    fn maybe<T: Serialize>(&mut self, name: &'static str, value: Option<&T>) -> Result<(), S::Error> {
+        value.map_or(Ok(()), |value| self.put(name, value))
+    }
+
+    fn time(&mut self, name: &'static str, value: Option<&DateTime<Utc>>) -> Result<(), S::Error> {
+        value.map_or(Ok(()), |value| self.put(name, &time::write(value)))
+    }
+
+    fn list<'a, T>(&mut self, name: &'static str, list: &'a [T]) -> Result<(), S::Error>
+    where
+        Out<'a, T>: Serialize,
+    {
+        self.put(name, &list.iter().map(Out).collect::<Vec<_>>())
+    }
+
+    fn end(self) -> Result<S::Ok, S::Error> {
+        self.0.end()
+    }
+}
+
+impl Serialize for Out<'_, Document> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = Fields::<S>::new(serializer)?;
+        out.put("request", &Out(&self.0.request))?;
+        out.list("events", &self.0.events)?;
+        out.list("mod_calls", &self.0.mod_calls)?;
+        out.list("mod_logs", &self.0.mod_logs)?;
+        out.list("actions", &self.0.actions)?;
+        out.end()
+    }
+}
+
+impl Serialize for Out<'_, RequestMeta> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = Fields::<S>::new(serializer)?;
+        out.put("request_id", &self.0.request_id)?;
+        out.time("created_at", self.0.created_at.as_ref())?;
+        out.time("completed_at", self.0.completed_at.as_ref())?;
+        out.maybe("model", self.0.model.as_ref())?;
+        out.maybe("user_api_key", self.0.user_api_key.as_ref())?;
+        out.maybe("max_tokens", self.0.max_tokens.as_ref())?;
+        out.maybe("temperature", self.0.temperature.as_ref())?;
+        out.maybe("mod_text", self.0.mod_text.as_ref())?;
+        out.end()
+    }
+}
+
+impl Serialize for Out<'_, Event> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let event = self.0;
+        let mut out = Fields::<S>::new(serializer)?;
+        out.put("event_type", event.event_type.as_str())?;
+        out.put("step", &event.step)?;
+        out.put("sequence_order", &event.sequence_order)?;
+        out.time("created_at", event.created_at.as_ref())?;
+        match (&event.details, &event.measured) {
+            (Some(details), _) => out.put("details", details)?,
+            (None, measured) => out.maybe("details", measured.as_ref())?,
+        }
+        out.maybe("prompt_length", event.prompt_length.as_ref())?;
+        out.maybe("tokens_so_far_len", event.tokens_so_far_len.as_ref())?;
+        out.maybe("max_steps", event.max_steps.as_ref())?;
+        out.maybe("input_text", event.input_text.as_ref())?;
+        match (&event.top_tokens, &event.measured) {
+            (Some(top), _) => out.put("top_tokens", top)?,
+            (None, Some(measured)) if event.event_type == EventType::ForwardPass && !measured.model.is_empty() => {
+                out.put("top_tokens", &measured.model)?;
+            }
+            _ => {}
+        }
+        out.maybe("sampled_token", event.sampled_token.as_ref())?;
+        out.maybe("token_text", event.token_text.as_ref())?;
+        out.maybe("added_tokens", event.added_tokens.as_ref())?;
+        out.maybe("added_token_count", event.added_token_count.as_ref())?;
+        out.maybe("forced", event.forced.as_ref())?;
+        out.end()
+    }
+}
+
+impl Serialize for Out<'_, ModCall> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let call = self.0;
+        let mut out = Fields::<S>::new(serializer)?;
+        out.put("event_sequence_order", &call.event_sequence_order)?;
+        out.put("mod_name", &call.mod_name)?;
+        out.put("event_type", call.event_type.as_str())?;
+        out.put("step", &call.step)?;
+        out.time("created_at", call.created_at.as_ref())?;
+        out.maybe("execution_time_ms", call.execution_time_ms.as_ref())?;
+        out.put("exception_occurred", &call.exception_occurred)?;
+        out.maybe("exception_message", call.exception_message.as_ref())?;
+        out.maybe("exception_traceback", call.exception_traceback.as_ref())?;
+        out.end()
+    }
+}
+
+impl Serialize for Out<'_, ModLog> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let log = self.0;
+        let mut out = Fields::<S>::new(serializer)?;
+        out.put("mod_call_sequence", &log.mod_call_sequence)?;
+        out.put("mod_name", &log.mod_name)?;
+        out.put("log_message", &log.log_message)?;
+        out.put("log_level", log.log_level.as_str())?;
+        out.time("created_at", log.created_at.as_ref())?;
+        out.end()
+    }
+}
+
+impl Serialize for Out<'_, Action> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let action = self.0;
+        let mut out = Fields::<S>::new(serializer)?;
+        out.put("mod_call_sequence", &action.mod_call_sequence)?;
+        out.put("action_type", action.action_type.as_str())?;
+        out.put("action_order", &action.action_order)?;
+        out.time("created_at", action.created_at.as_ref())?;
+        out.maybe("details", action.details.as_ref())?;
+        out.maybe("new_prompt", action.new_prompt.as_ref())?;
+        out.maybe("new_length", action.new_length.as_ref())?;
+        out.maybe("adjusted_max_steps", action.adjusted_max_steps.as_ref())?;
+        out.maybe("token_count", action.token_count.as_ref())?;
+        out.maybe("tokens_preview", action.tokens_preview.as_ref())?;
+        out.maybe("backtrack_steps", action.backtrack_steps.as_ref())?;
+        out.maybe("backtrack_token_count", action.backtrack_token_count.as_ref())?;
+        out.maybe("logits_shape", action.logits_shape.as_ref())?;
+        out.maybe("temperature", action.temperature.as_ref())?;
+        out.maybe("has_tool_calls", action.has_tool_calls.as_ref())?;
+        out.maybe("tool_calls", action.tool_calls.as_ref())?;
+        out.maybe("error_message", action.error_message.as_ref())?;
+        out.end()
+    }
+}

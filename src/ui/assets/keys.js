@@ -1,0 +1,111 @@
+// One table of shortcuts: it drives the keyboard and is what `?` shows, so the two cannot differ.
+
+/** `[keys, what it does, action, pages]`; a key is `Shift+` and `event.key`, or a sequence such as `g r`. */
+export const TABLE = [
+  ['Anywhere', [
+    [['?'], 'this help', 'help'],
+    [['/'], 'filter runs, find in a run', 'find'],
+    [['g r'], 'runs', 'goRuns'],
+    [['g p'], 'playground', 'goPlayground'],
+    [['Escape'], 'close, clear, stop generating', 'escape'],
+  ]],
+  ['Runs', [
+    [['j', 'ArrowDown'], 'next row', 'nextRow', 'runs'],
+    [['k', 'ArrowUp'], 'previous row', 'prevRow', 'runs'],
+    [['o'], 'open in a new tab (Enter opens here)', 'openTab', 'runs'],
+    [['Home'], 'first row', 'firstRow', 'runs'],
+    [['End'], 'last row', 'lastRow', 'runs'],
+    [['1', '2', '3', '4', '5'], 'built-in views', 'view', 'runs'],
+    [['n'], 'show new runs', 'news', 'runs'],
+    [[']'], 'older', 'older', 'runs'],
+    [['y'], 'copy a link to this list', 'copy', 'runs'],
+  ]],
+  ['Replay: move', [
+    [['ArrowRight'], 'next token', 'nextToken', 'replay'],
+    [['ArrowLeft'], 'previous token', 'prevToken', 'replay'],
+    [['Shift+ArrowRight'], 'next event', 'nextEvent', 'replay'],
+    [['Shift+ArrowLeft'], 'previous event', 'prevEvent', 'replay'],
+    [['.'], 'next mod action', 'nextAction', 'replay'],
+    [[','], 'previous mod action', 'prevAction', 'replay'],
+    [['b'], 'next backtrack', 'nextBacktrack', 'replay'],
+    [['B'], 'previous backtrack', 'prevBacktrack', 'replay'],
+    [['s'], 'next surprise (4 bit or more)', 'nextSurprise', 'replay'],
+    [['S'], 'previous surprise', 'prevSurprise', 'replay'],
+    [['e'], 'next error', 'nextError', 'replay'],
+    [['E'], 'previous error', 'prevError', 'replay'],
+    [['Home'], 'first event', 'first', 'replay'],
+    [['End'], 'last event; follow a live run', 'last', 'replay'],
+    [['j'], 'next run of the list', 'nextRun', 'replay'],
+    [['k'], 'previous run of the list', 'prevRun', 'replay'],
+  ]],
+  ['Replay: look', [
+    [[' '], 'play, pause', 'play', 'replay'],
+    [['+'], 'faster', 'faster', 'replay'],
+    [['-'], 'slower', 'slower', 'replay'],
+    [['1', '2', '3', '4', '5', '6'], 'colour: surprise, entropy, rank, time, mods, plain', 'colour', 'replay'],
+    [['d'], 'show erased tokens', 'dead', 'replay'],
+    [['v'], 'show what follows, dimmed', 'ahead', 'replay'],
+    [['a'], 'attention', 'attention', 'replay'],
+    [['w'], 'why this token: to the sampler stages', 'why', 'replay'],
+    [['y'], 'copy a link to this event', 'copy', 'replay'],
+    [['f'], 'take the prompt to the playground', 'fork', 'replay'],
+  ]],
+  ['Playground', [
+    [['Ctrl+Enter'], 'generate', 'generate', 'playground'],
+  ]],
+];
+
+const OFF = 'thunder.keys';
+
+/** Whether single-key shortcuts are on (WCAG 2.1.4 wants a way to turn them off). */
+export const enabled = () => localStorage.getItem(OFF) !== 'off';
+export const setEnabled = (on) => (on ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, 'off'));
+
+/** The name of a pressed key as the table spells it. */
+export function nameOf(event) {
+  const shifted = event.shiftKey && event.key.length > 1;
+  return `${event.ctrlKey || event.metaKey ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
+}
+
+/** How a key is written for people. */
+export function label(key) {
+  const names = { ArrowRight: '→', ArrowLeft: '←', ArrowUp: '↑', ArrowDown: '↓', Escape: 'Esc', ' ': 'Space' };
+  return key.split('+').length > 1 && key.length > 1 ? key.split('+').map((k) => names[k] ?? k).join(' ') : names[key] ?? key;
+}
+
+const typing = (el) => el instanceof HTMLElement && (el.isContentEditable || el.matches('textarea, select, input:not([type=range], [type=checkbox], [type=radio])'));
+
+/** The action of a key on pages `pages`, or null. */
+export function actionOf(key, pages) {
+  for (const [, rows] of TABLE) {
+    for (const [keys, , action, page] of rows) {
+      if ((!page || pages.includes(page)) && keys.includes(key)) return action;
+    }
+  }
+  return null;
+}
+
+/** Listens for the keys of `pages`; `act(action, key)` answers false when it had nothing to do. */
+export function listen(pages, act) {
+  let first = '';
+  document.addEventListener('keydown', (event) => {
+    if (event.defaultPrevented || event.isComposing || event.altKey) return;
+    const key = nameOf(event);
+    const inField = typing(event.target);
+    if (key.startsWith('Ctrl+')) {
+      const action = actionOf(key, pages);
+      if (action && act(action, key) !== false) event.preventDefault();
+      return;
+    }
+    if (key !== 'Escape' && (inField || !enabled())) return;
+    if (document.querySelector('dialog[open]')) return;
+    // A focused control keeps the keys that it uses itself.
+    if (event.target.matches?.('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return;
+    if (event.target.matches?.('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return;
+    if (event.target.matches?.('input[type=range]') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key))) return;
+    const name = first ? `${first} ${key}` : key;
+    first = key === 'g' ? 'g' : '';
+    const action = actionOf(name, pages);
+    if (action && act(action, key) !== false) event.preventDefault();
+  });
+}

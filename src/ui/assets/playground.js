@@ -1,0 +1,280 @@
+// The playground: a form over the public API, and the run it starts in the very same replay component.
+import { ask, copy, h, problem, toast } from './dom.js';
+import { listen } from './keys.js';
+import { Replay } from './replay/view.js';
+import { curlOf, formOf, missing, requestOf } from './request.js';
+
+const SAVED = 'thunder.playground';
+const ROLES = ['system', 'user', 'assistant'];
+
+const form = document.querySelector('[data-ask]');
+const pane = document.querySelector('[data-replay]');
+const state = document.querySelector('[data-state]');
+const problemBox = document.querySelector('[data-problem]');
+const recorded = document.querySelector('[data-recorded]');
+const messages = document.querySelector('[data-messages]');
+const raw = document.querySelector('[data-raw]');
+const mods = document.querySelector('[data-mods]');
+const stopButton = form.querySelector('[data-act=stop]');
+const tabs = [...form.querySelectorAll('[role=tab]')];
+
+let view = null;
+let running = null;
+let previous = null;
+
+// The form as plain data, and back.
+
+function message({ role = 'user', content = '' } = {}) {
+  const number = messages.children.length + 1;
+  const row = h('li', { class: 'message' },
+    h('header', {},
+      h('select', { 'aria-label': `Role of message ${number}` }, ROLES.map((r) => h('option', { value: r }, r))),
+      h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ' Remove message'))),
+    h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'How the model should behave' : 'Write something…' }));
+  if (!ROLES.includes(role)) row.querySelector('select').append(h('option', { value: role }, role));
+  row.querySelector('select').value = role;
+  row.querySelector('textarea').value = content;
+  messages.append(row);
+  return row;
+}
+
+function mod({ name, config = '' }) {
+  const option = form.querySelector(`[data-mod-add] option[value="${CSS.escape(name)}"]`);
+  const id = `mod-${crypto.randomUUID?.() ?? Math.random()}`;
+  const text = h('textarea', { id, rows: '1', spellcheck: 'false', placeholder: 'no configuration', oninput: () => check() });
+  text.value = config;
+  const check = () => {
+    let wrong = '';
+    try { if (text.value.trim()) JSON.parse(text.value); } catch (error) { wrong = error.message; }
+    text.setAttribute('aria-invalid', String(Boolean(wrong)));
+    note.textContent = wrong;
+  };
+  const note = h('p', { class: 'err', role: 'status' });
+  const move = (by) => {
+    const other = by < 0 ? row.previousElementSibling : row.nextElementSibling;
+    if (!other) return;
+    if (by < 0) other.before(row);
+    else other.after(row);
+    save();
+  };
+  const row = h('li', { 'data-mod': name },
+    h('header', {}, h('b', {}, name),
+      h('button', { type: 'button', title: 'Earlier', onclick: () => move(-1) }, '↑', h('span', { class: 'vh' }, ` Move ${name} up`)),
+      h('button', { type: 'button', title: 'Later', onclick: () => move(1) }, '↓', h('span', { class: 'vh' }, ` Move ${name} down`)),
+      h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ` Remove ${name}`))),
+    option?.dataset.description ? h('p', { class: 'hint' }, option.dataset.description) : null,
+    h('label', { class: 'vh', for: id }, `Configuration of ${name}, as JSON`), text, note);
+  mods.append(row);
+  check();
+}
+
+function read() {
+  const field = (name) => form.elements[name];
+  return {
+    tab: tabs[1].getAttribute('aria-selected') === 'true' ? 'raw' : 'chat',
+    messages: [...messages.children].map((row) => ({ role: row.querySelector('select').value, content: row.querySelector('textarea').value })),
+    raw: raw.value,
+    numbers: Object.fromEntries([...form.querySelectorAll('.fields input')].map((input) => [input.name, input.value])),
+    stop: field('stop').value,
+    mods: [...mods.children].map((row) => ({ name: row.dataset.mod, config: row.querySelector('textarea').value })),
+    attention: field('attention').checked,
+    model: form.dataset.model,
+  };
+}
+
+function write(data) {
+  messages.replaceChildren();
+  for (const m of data.messages?.length ? data.messages : [{ role: 'user', content: '' }]) message(m);
+  raw.value = data.raw ?? '';
+  for (const [name, value] of Object.entries(data.numbers ?? {})) if (form.elements[name]) form.elements[name].value = value;
+  form.elements.stop.value = data.stop ?? '';
+  mods.replaceChildren();
+  for (const m of data.mods ?? []) mod(m);
+  form.elements.attention.checked = Boolean(data.attention) && !form.elements.attention.disabled;
+  choose(data.tab === 'raw' ? 1 : 0);
+}
+
+const save = () => localStorage.setItem(SAVED, JSON.stringify(read()));
+form.addEventListener('input', save);
+
+function choose(index, focus = false) {
+  tabs.forEach((tab, i) => {
+    tab.setAttribute('aria-selected', String(i === index));
+    tab.tabIndex = i === index ? 0 : -1;
+    document.getElementById(tab.getAttribute('aria-controls')).hidden = i !== index;
+    if (focus && i === index) tab.focus();
+  });
+}
+tabs.forEach((tab, i) => {
+  tab.addEventListener('click', () => { choose(i); save(); });
+  tab.addEventListener('keydown', (event) => {
+    if (event.key === 'ArrowRight' || event.key === 'ArrowLeft') { choose(1 - i, true); save(); }
+  });
+});
+
+// Runs.
+
+function show(id, options) {
+  view?.close();
+  pane.classList.remove('idle');
+  view = new Replay(pane, id, options);
+  view.open().catch((error) => fail(`The run could not be shown: ${error.message}.`));
+}
+
+function fail(text) {
+  problemBox.hidden = !text;
+  problemBox.textContent = text;
+  if (text) problemBox.scrollIntoView({ block: 'nearest' });
+}
+
+function busy(on) {
+  stopButton.disabled = !on;
+  form.querySelector('[data-act=generate]').setAttribute('aria-busy', String(on));
+}
+
+async function generate() {
+  fail('');
+  const data = read();
+  const why = missing(data);
+  if (why) return fail(why);
+  let request;
+  try { request = requestOf(data); } catch (error) { return fail(error.message); }
+  running?.abort();
+  const mine = new AbortController();
+  running = mine;
+  busy(true);
+  state.textContent = 'Waiting for the model…';
+  const began = performance.now();
+  try {
+    const response = await fetch(request.path, {
+      method: 'POST',
+      headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
+      body: JSON.stringify(request.body),
+      signal: mine.signal,
+    });
+    if (!response.ok) throw await problem(response);
+    const id = response.headers.get('x-thunder-run-id');
+    if (id) {
+      recorded.replaceChildren('recorded as ', h('a', { href: `/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · before it ', h('a', { href: `/runs/${encodeURIComponent(previous)}` }, 'the previous run')] : []));
+      previous = id;
+      show(id, {
+        live: true,
+        recorded: Boolean(request.body.attention),
+        state: { ...(view?.state ?? {}), at: null },
+        hooks: {
+          connection: (text, ok) => { if (!ok) state.textContent = `Live view: ${text}.`; },
+          ended: (run) => { if (running === mine || !running) state.textContent = ended(run, began); },
+        },
+      });
+    }
+    state.textContent = 'Generating…';
+    await drain(response);
+  } catch (error) {
+    if (mine.signal.aborted) state.textContent = 'Stopped.';
+    else {
+      state.textContent = '';
+      fail(error.message);
+    }
+  } finally {
+    if (running === mine) {
+      running = null;
+      busy(false);
+      if (state.textContent === 'Generating…') state.textContent = 'Done.';
+    }
+  }
+  return undefined;
+}
+
+/** The replay shows the run; the answer is read all the same, since a client that does not read pauses its run. */
+async function drain(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = '';
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    buffer += value;
+    const lines = buffer.split('\n');
+    buffer = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith('data: {')) continue;
+      const data = JSON.parse(line.slice(6));
+      if (data.error) throw new Error(data.error.message ?? 'The run failed.');
+    }
+  }
+}
+
+function ended(run, began) {
+  if (!run) return 'Done.';
+  const seconds = run.generation_us ? run.generation_us / 1e6 : (performance.now() - began) / 1000;
+  const speed = run.completion_tokens && seconds > 0 ? `, ${(run.completion_tokens / seconds).toFixed(1)} tok/s` : '';
+  return `${run.status ?? 'done'}: ${run.completion_tokens ?? 0} tokens${speed}${run.message ? ` · ${run.message}` : ''}`;
+}
+
+form.addEventListener('submit', (event) => {
+  event.preventDefault();
+  generate();
+});
+
+form.addEventListener('click', (event) => {
+  const action = event.target.closest('[data-act]')?.dataset.act;
+  if (action === 'stop') running?.abort();
+  else if (action === 'addMessage') {
+    const last = messages.lastElementChild?.querySelector('select').value;
+    message({ role: last === 'user' ? 'assistant' : 'user' }).querySelector('textarea').focus();
+    save();
+  } else if (action === 'clearMessages') {
+    write({ ...read(), messages: [] });
+    save();
+    messages.querySelector('textarea').focus();
+  } else if (action === 'addMod') {
+    const option = form.querySelector('[data-mod-add]').selectedOptions[0];
+    if (!option) return toast('No mod is registered on this server.');
+    mod({ name: option.value, config: option.dataset.config === 'null' ? '' : option.dataset.config });
+    save();
+  } else if (action === 'curl') {
+    try { copy(curlOf(requestOf(read()), location.origin), 'curl line'); } catch (error) { fail(error.message); }
+  }
+  return undefined;
+});
+
+listen(['playground', 'replay'], (action, key) => {
+  if (action === 'generate') { generate(); return true; }
+  if (action === 'escape') {
+    if (!running) return false;
+    running.abort();
+    return true;
+  }
+  if (action === 'copy') {
+    if (!previous) return false;
+    copy(`${location.origin}/runs/${previous}`, 'link to the run');
+    return true;
+  }
+  return view ? view.act(action, key) : false;
+});
+
+// Where the form starts: from a run (`?from=`), from what stood here last, or empty.
+async function start() {
+  const from = new URL(location).searchParams.get('from');
+  const saved = localStorage.getItem(SAVED);
+  let data = {};
+  try { if (saved) data = JSON.parse(saved); } catch { /* an older shape: start empty */ }
+  if (!from) return write(data);
+  try {
+    const [summary, items] = await Promise.all([
+      ask(`/api/v1/runs/${encodeURIComponent(from)}`).then((r) => r.json()).catch(() => null),
+      ask(`/api/v1/runs/${encodeURIComponent(from)}/events?from=0&to=1`, { headers: { Accept: 'application/x-ndjson' } }).then((r) => r.text()),
+    ]);
+    const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
+    const given = formOf(event?.details?.prompt, summary?.run);
+    write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
+    show(from, { recorded: Boolean(summary?.run?.has_attention), hooks: {} });
+    recorded.replaceChildren('settings of ', h('a', { href: `/runs/${encodeURIComponent(from)}` }, from));
+    previous = from;
+  } catch (error) {
+    write(data);
+    fail(`The run ${from} could not be read: ${error.message}.`);
+  }
+  return undefined;
+}
+
+start();

@@ -1,0 +1,246 @@
+// Attention of one step over the text, as a strip, and over the whole run as a map.
+import { ask, h, palette, surface } from '../dom.js';
+import { percent } from './why.js';
+import { show } from './glyphs.js';
+
+const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer']];
+
+/**
+ * Splits the sink off a row: the one position that draws most of the mass without carrying meaning, found by its mass
+ * and not by its place. Answers `{sink, peak}`: its index or -1, and the highest of the others. Pure.
+ */
+export function sinkOf(values) {
+  let first = -1;
+  let second = -1;
+  for (let i = 0; i < values.length; i += 1) {
+    if (first < 0 || values[i] > values[first]) {
+      second = first;
+      first = i;
+    } else if (second < 0 || values[i] > values[second]) second = i;
+  }
+  const sink = first >= 0 && values.length > 2 && values[first] > 0.25 && values[first] > 2.5 * values[second] ? first : -1;
+  return { sink, peak: sink >= 0 ? values[second] : first >= 0 ? values[first] : 0 };
+}
+
+/** Bucket 0–7 of a share, on a square-root scale up to `peak`. Pure. */
+export const bucketOf = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
+
+export class Attention {
+  on = false;
+  view = 'mean';
+  section = h('section', { hidden: true });
+  #run;
+  #id;
+  #hooks;
+  #cache = new Map();
+  #now = null;
+  #abort = null;
+  #timer = 0;
+  #layers = [];
+  #map = null;
+  #drawn = '';
+  #strip = h('canvas', { 'aria-hidden': 'true' });
+  #mapCanvas = h('canvas', { 'aria-hidden': 'true' });
+  #select = h('select', { 'aria-label': 'Which attention', onchange: (e) => { this.view = e.target.value; this.#hooks.changed(); } });
+  #facts = h('p', { class: 'hint' });
+  #tops = h('ol', { class: 'tops' });
+  #note = h('p', { class: 'hint' });
+  #mapBox = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.' }, this.#mapCanvas);
+  #stripBox = h('div', { class: 'strip' }, this.#strip);
+  #n = 0;
+
+  /** `hooks`: `recorded`, `changed()`, `painted()`, `go(n)`, `pick(row)`. */
+  constructor(run, id, hooks) {
+    this.#run = run;
+    this.#id = id;
+    this.#hooks = hooks;
+    this.#options();
+    this.section.append(h('h2', {}, 'Attention'),
+      h('div', { class: 'row' }, h('label', { class: 'row' }, h('span', { class: 'hint' }, 'show'), this.#select), this.#facts),
+      this.#stripBox, this.#tops, this.#note, h('h2', {}, 'Steps × positions'), this.#mapBox);
+    this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
+    this.#mapBox.addEventListener('click', (e) => this.#mapClick(e));
+    document.addEventListener('theme', () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); });
+    new ResizeObserver(() => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); }).observe(this.section);
+  }
+
+  #options() {
+    const all = [...VIEWS, ...this.#layers.map((l) => [`layer:${l}`, `layer ${l}`])];
+    this.#select.replaceChildren(...all.map(([value, name]) => h('option', { value }, name)));
+    this.#select.value = this.view;
+  }
+
+  /** The row of the current step by position, or null. */
+  get row() { return this.on ? this.#now : null; }
+
+  /** Moves to event `n`. */
+  at(n) {
+    this.#n = n;
+    this.section.hidden = !this.on;
+    if (!this.on) return;
+    if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Ask for it in the playground, or with "attention": true in a request.');
+    const seq = this.#forwardAt(n);
+    if (seq === null) return this.#none('No step here yet.');
+    const key = `${seq} ${this.view}`;
+    if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
+    clearTimeout(this.#timer);
+    this.#abort?.abort();
+    this.#timer = setTimeout(() => this.#load(seq, key), 60);
+    return undefined;
+  }
+
+  #none(text) {
+    this.#now = null;
+    this.#facts.textContent = '';
+    this.#note.textContent = text;
+    this.#tops.replaceChildren();
+    this.#stripBox.hidden = true;
+    this.#mapBox.hidden = true;
+    this.#mapBox.previousElementSibling.hidden = true;
+    this.#hooks.painted();
+  }
+
+  /** The ForwardPass that decided the token at event `n`. */
+  #forwardAt(n) {
+    const run = this.#run;
+    for (let e = Math.min(n, run.eventCount - 1); e >= 0; e -= 1) if (run.kind(e) === 1) return e;
+    return null;
+  }
+
+  async #load(seq, key) {
+    this.#abort = new AbortController();
+    const [view, layer] = this.view.split(':');
+    const query = new URLSearchParams({ at: seq, view, ...(layer !== undefined && { layer }) });
+    try {
+      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal: this.#abort.signal });
+      const { attention } = await response.json();
+      this.#cache.set(key, attention);
+      if (this.#cache.size > 200) this.#cache.delete(this.#cache.keys().next().value);
+      if (attention.layer_ids && String(attention.layer_ids) !== String(this.#layers)) {
+        this.#layers = attention.layer_ids;
+        this.#options();
+      }
+      this.#set(attention);
+      this.#loadMap();
+    } catch (error) {
+      if (error.name !== 'AbortError') this.#none(error.status === 404 ? 'No attention was recorded for this step.' : `Attention could not be loaded: ${error.message}.`);
+    }
+  }
+
+  #set(attention) {
+    this.#stripBox.hidden = false;
+    const values = attention.values ?? [];
+    const { sink, peak } = sinkOf(values);
+    this.#now = { values, sink, peak, seq: attention.sequence_order };
+    const rows = this.#run.sequence(attention.sequence_order);
+    this.#facts.textContent = `${values.length} positions · ${attention.quality ?? 'exact'}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
+    this.#note.textContent = '';
+    const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, 8);
+    this.#tops.replaceChildren(...top.map(([v, pos]) => h('li', {}, h('span', { class: 'hint' }, String(pos)),
+      h('button', { type: 'button', onclick: () => rows[pos] !== undefined && this.#hooks.pick(rows[pos]) }, rows[pos] === undefined ? `position ${pos}` : show(this.#run.text(rows[pos]))), h('span', {}, percent(v)))));
+    this.#drawStrip();
+    this.#drawMap();
+    this.#hooks.painted();
+  }
+
+  #drawStrip() {
+    const s = this.#now && surface(this.#strip);
+    if (!s) return;
+    const c = palette(['spark', 'line-strong']);
+    const { values, sink, peak } = this.#now;
+    const step = s.w / values.length;
+    s.g.clearRect(0, 0, s.w, s.h);
+    const columns = Math.min(values.length, Math.floor(s.w));
+    for (let x = 0; x < columns; x += 1) {
+      const from = Math.floor((x / columns) * values.length);
+      const to = Math.max(from + 1, Math.floor(((x + 1) / columns) * values.length));
+      let high = 0;
+      for (let i = from; i < to; i += 1) if (i !== sink && values[i] > high) high = values[i];
+      const tall = Math.sqrt(peak > 0 ? high / peak : 0) * (s.h - 4);
+      s.g.fillStyle = c.spark;
+      s.g.fillRect((x / columns) * s.w, s.h - tall, Math.max(1, s.w / columns - 0.5), tall);
+    }
+    if (sink >= 0) {
+      s.g.fillStyle = c['line-strong'];
+      s.g.fillRect(sink * step, 0, Math.max(2, Math.min(step, 4)), s.h);
+    }
+  }
+
+  #stripClick(event) {
+    if (!this.#now) return;
+    const at = this.#stripBox.getBoundingClientRect();
+    const pos = Math.floor(((event.clientX - at.left) / at.width) * this.#now.values.length);
+    const row = this.#run.sequence(this.#now.seq)[pos];
+    if (row !== undefined) this.#hooks.pick(row);
+  }
+
+  /** The map of the run so far, once a length of run. */
+  async #loadMap() {
+    const count = this.#run.eventCount;
+    if (this.#map && (this.#map.count === count || count < this.#map.count * 1.25)) return;
+    this.#map = { count, rows: [] };
+    try {
+      const query = new URLSearchParams({ from: 0, to: count, bins: 256 });
+      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
+      this.#map = { count, ...(await readMap(response)) };
+      this.#drawn = '';
+      this.#drawMap();
+    } catch {
+      this.#map = null;
+      this.#mapBox.hidden = true;
+      this.#mapBox.previousElementSibling.hidden = true;
+    }
+  }
+
+  #drawMap() {
+    const map = this.#map;
+    if (!map?.rows.length || !this.on) return;
+    this.#mapBox.hidden = false;
+    this.#mapBox.previousElementSibling.hidden = false;
+    const key = `${map.count} ${this.#n} ${this.#mapBox.clientWidth} ${document.documentElement.dataset.theme}`;
+    if (key === this.#drawn) return;
+    const s = surface(this.#mapCanvas);
+    if (!s) return;
+    this.#drawn = key;
+    const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'accent', 'erased', 'line-strong', 'spark']);
+    s.g.clearRect(0, 0, s.w, s.h);
+    const tall = s.h / map.rows.length;
+    map.rows.forEach((row, y) => {
+      const wide = s.w / map.width;
+      row.values.forEach((v, x) => {
+        const b = bucketOf(v, map.peak);
+        if (b < 1) return;
+        s.g.fillStyle = b >= 7 ? c.spark : c[`b${b}`];
+        s.g.fillRect(x * wide, y * tall, Math.ceil(wide), Math.ceil(tall));
+      });
+    });
+    const prompt = this.#run.sequence(0).length;
+    s.g.fillStyle = c['line-strong'];
+    if (map.length) s.g.fillRect((prompt / map.length) * s.w, 0, 1, s.h);
+    s.g.fillStyle = c.erased;
+    for (const mark of this.#run.marks) {
+      if (mark.kind !== 'action' || !/^Backtrack/.test(mark.label)) continue;
+      const y = map.rows.findIndex((r) => r.seq >= mark.seq);
+      if (y >= 0) s.g.fillRect(0, y * tall, 6, Math.max(1.5, Math.min(tall, 2)));
+    }
+    const y = map.rows.findLastIndex((r) => r.seq <= this.#n);
+    s.g.fillStyle = c.accent;
+    if (y >= 0) s.g.fillRect(0, y * tall, s.w, 1.5);
+  }
+
+  #mapClick(event) {
+    if (!this.#map?.rows.length) return;
+    const at = this.#mapBox.getBoundingClientRect();
+    const row = this.#map.rows[Math.floor(((event.clientY - at.top) / at.height) * this.#map.rows.length)];
+    if (row) this.#hooks.go(row.seq);
+  }
+}
+
+/** The map as `{rows: [{seq, values}], width, length, peak}`; `length` is the widest row in positions. */
+export async function readMap(response) {
+  const { attention } = await response.json();
+  const rows = (attention.rows ?? attention.steps ?? []).map((r) => ({ seq: r.sequence_order, values: r.values }));
+  const width = attention.bins ?? Math.max(0, ...rows.map((r) => r.values.length));
+  const all = rows.flatMap((r) => [...r.values].sort((a, b) => b - a).slice(1, 2));
+  return { rows, width, length: attention.row_len ?? width, peak: Math.max(1e-6, ...all) };
+}

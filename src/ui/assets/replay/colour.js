@@ -1,0 +1,44 @@
+// The one table of colours: the painter and the legend both read it.
+
+const BIT = Math.LOG2E;
+const edges = (list) => (value) => {
+  let bucket = 0;
+  while (bucket < list.length && value >= list[bucket]) bucket += 1;
+  return bucket;
+};
+
+const SURPRISE = [0.1, 0.5, 1, 2, 4, 6, 9];
+const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
+const RANK = [2, 3, 4, 6, 11, 51, 501];
+const TIME = [10, 20, 40, 80, 160, 320, 1000];
+
+/** Colour modes in the order of keys 1–6. `bucket(run, row)` answers 0–7, or -1 for no colour. */
+export const MODES = [
+  {
+    id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,
+    bucket: (run, i) => (run.logprob(i) === null ? -1 : edges(SURPRISE)(-run.logprob(i) * BIT)),
+  },
+  {
+    id: 'entropy', name: 'Entropy', unit: 'bit', edges: ENTROPY,
+    bucket: (run, i) => (run.entropy(i) === null ? -1 : edges(ENTROPY)(run.entropy(i))),
+  },
+  {
+    id: 'rank', name: 'Rank', unit: '', edges: RANK,
+    bucket: (run, i) => (run.rank(i) === null ? -1 : edges(RANK)(run.rank(i))),
+  },
+  {
+    id: 'time', name: 'Time', unit: 'ms', edges: TIME,
+    bucket: (run, i) => (run.isPrompt(i) ? -1 : edges(TIME)(run.dt(i))),
+  },
+  { id: 'mods', name: 'Mods', unit: '', edges: [], bucket: () => -1 },
+  { id: 'plain', name: 'Plain', unit: '', edges: [], bucket: () => -1 },
+];
+
+/** Surprise of a row in bits, or null where it was not measured. */
+export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
+
+/** From here on a token counts as a surprise. */
+export const SURPRISING = 4;
+
+/** Entries of a mode's legend: `[{bucket, from}]`. */
+export const legend = (mode) => (mode.edges.length ? [0, ...mode.edges].map((from, bucket) => ({ bucket, from })) : []);

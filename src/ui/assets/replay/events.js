@@ -1,0 +1,84 @@
+// What happened at an event in full: the event, its mod calls with logs and actions. Fetched by the block, kept.
+import { ask } from '../dom.js';
+
+const BLOCK = 96;
+const KEPT = 24; // blocks
+const LIVE = 6000; // entries of a live run; older ones are fetched again
+
+/** Items in list order as entries `{event, calls: [{call, logs, actions}]}` by sequence_order. Pure. */
+export class Grouping {
+  entries = new Map();
+  #calls = new Map();
+
+  add(item) {
+    if (item.kind === 'event') this.entries.set(item.sequence_order, { event: item, calls: [] });
+    else if (item.kind === 'mod_call') {
+      const call = { call: item, logs: [], actions: [] };
+      this.#calls.set(item.index, call);
+      this.entries.get(item.event_sequence_order)?.calls.push(call);
+    } else if (item.kind === 'mod_log') this.#calls.get(item.mod_call_sequence)?.logs.push(item);
+    else if (item.kind === 'action') this.#calls.get(item.mod_call_sequence)?.actions.push(item);
+  }
+
+  /** Forgets the oldest entries beyond `most`. */
+  trim(most) {
+    while (this.entries.size > most) {
+      const [seq, entry] = this.entries.entries().next().value;
+      for (const { call } of entry.calls) this.#calls.delete(call.index);
+      this.entries.delete(seq);
+    }
+  }
+}
+
+/** Groups a list of items. */
+export function group(items) {
+  const grouping = new Grouping();
+  for (const item of items) grouping.add(item);
+  return grouping.entries;
+}
+
+export class Events {
+  #id;
+  #blocks = new Map();
+  #waiting = new Map();
+  #live = null;
+
+  constructor(id) { this.#id = id; }
+
+  /** Items of a live run come by themselves. */
+  push(items) {
+    this.#live ??= new Grouping();
+    for (const item of items) this.#live.add(item);
+    this.#live.trim(LIVE);
+  }
+
+  /** The entry of an event if it is here already. */
+  peek(seq) {
+    return this.#live?.entries.get(seq) ?? this.#blocks.get(Math.floor(seq / BLOCK))?.get(seq) ?? null;
+  }
+
+  /** Entries of the events `from..=to`; fails with the server's message. */
+  async get(from, to) {
+    const out = [];
+    for (let seq = from; seq <= to; seq += 1) {
+      if (!this.peek(seq)) await this.#load(Math.floor(seq / BLOCK));
+      const entry = this.peek(seq);
+      if (entry) out.push(entry);
+    }
+    return out;
+  }
+
+  #load(block) {
+    if (!this.#waiting.has(block)) {
+      const work = (async () => {
+        const url = `/api/v1/runs/${encodeURIComponent(this.#id)}/events?from=${block * BLOCK}&to=${(block + 1) * BLOCK}`;
+        const text = await (await ask(url, { headers: { Accept: 'application/x-ndjson' } })).text();
+        const items = text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
+        this.#blocks.set(block, group(items));
+        if (this.#blocks.size > KEPT) this.#blocks.delete(this.#blocks.keys().next().value);
+      })().finally(() => this.#waiting.delete(block));
+      this.#waiting.set(block, work);
+    }
+    return this.#waiting.get(block);
+  }
+}

@@ -1,0 +1,57 @@
+// Follows a run that is being generated: the same items, in the same order, as a stored run holds.
+import { follow } from '../sse.js';
+
+/** Drops items that came before, so that a resumed stream may overlap. Pure. */
+export class Once {
+  #next = { event: 0, mod_call: 0, mod_log: 0, action: 0 };
+
+  /** Whether the item is new. */
+  take(item) {
+    const at = item.kind === 'event' ? item.sequence_order : item.index;
+    if (at === undefined) return true;
+    if (at < (this.#next[item.kind] ?? 0)) return false;
+    this.#next[item.kind] = at + 1;
+    return true;
+  }
+}
+
+/**
+ * Follows run `id`. `onItems(items)` is called at once for the first ones, then at most every 50 ms;
+ * `onEnd(summary)` once; `onState(text, ok)` when the connection is lost or found.
+ */
+export function followRun(id, { onItems, onEnd, onState }) {
+  const stop = new AbortController();
+  const once = new Once();
+  let waiting = [];
+  let timer = 0;
+  const flush = () => {
+    clearTimeout(timer);
+    timer = 0;
+    const items = waiting;
+    waiting = [];
+    if (items.length) onItems(items);
+  };
+  let first = true;
+  follow(`/api/v1/runs/${encodeURIComponent(id)}/events`, {
+    signal: stop.signal,
+    onState,
+    onEvent: ({ event, data }) => {
+      if (event === 'end') {
+        flush();
+        onEnd(JSON.parse(data));
+        return true;
+      }
+      if (event !== 'item' && event !== 'message') return false;
+      const item = JSON.parse(data);
+      if (!once.take(item)) return false;
+      waiting.push(item);
+      if (first) {
+        first = false;
+        queueMicrotask(flush);
+      }
+      timer ||= setTimeout(flush, 50);
+      return false;
+    },
+  });
+  return () => stop.abort();
+}

@@ -1,0 +1,104 @@
+// The page of one run: the replay component, and the address that says what it shows.
+import { ask, copy, toast } from '../dom.js';
+import { listen } from '../keys.js';
+import { Replay } from './view.js';
+
+const root = document.querySelector('[data-replay]');
+const problem = document.querySelector('[data-problem]');
+const params = new URL(location).searchParams;
+const id = root.dataset.run;
+
+const at = params.get('at');
+const state = {
+  at: at !== null && /^\d+$/.test(at) ? Number(at) : null,
+  ...(params.has('color') && { color: params.get('color') }),
+  dead: params.get('erased') === '1',
+  ahead: params.get('ahead') !== '0',
+  attention: params.has('attention'),
+  layer: params.get('attention') || 'mean',
+};
+
+/** The address of a state; everything at its default is left out. */
+function address(s) {
+  const next = new URLSearchParams();
+  if (params.has('q')) next.set('q', params.get('q'));
+  if (s.at !== null) next.set('at', s.at);
+  if (s.color !== 'surprise') next.set('color', s.color);
+  if (s.dead) next.set('erased', '1');
+  if (!s.ahead) next.set('ahead', '0');
+  if (s.attention) next.set('attention', s.layer);
+  const query = next.toString();
+  return `${location.pathname}${query ? `?${query}` : ''}`;
+}
+
+let pending = 0;
+function changed(s) {
+  clearTimeout(pending);
+  // Browsers limit how often the address may change; a held key would pass the limit.
+  pending = setTimeout(() => history.replaceState(null, '', address(s)), 120);
+}
+
+function showProblem(text) {
+  problem.hidden = !text;
+  problem.textContent = text;
+}
+
+const view = new Replay(root, id, {
+  state,
+  live: root.dataset.status === 'running',
+  recorded: root.dataset.attention === 'true',
+  hooks: {
+    changed,
+    connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`),
+    ended: (summary) => {
+      const status = document.querySelector('[data-run-status]');
+      if (summary?.status) {
+        status.textContent = summary.status;
+        status.className = `status st-${summary.status}`;
+        document.querySelector('[data-run-tokens]').textContent = `${summary.completion_tokens ?? 0} tok`;
+        if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
+      }
+    },
+  },
+});
+
+view.open().catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+
+const dialog = document.querySelector('[data-delete-dialog]');
+dialog.addEventListener('close', async () => {
+  if (dialog.returnValue !== 'delete') return;
+  try {
+    await ask(`/api/v1/runs/${encodeURIComponent(id)}`, { method: 'DELETE' });
+    location.assign(params.has('q') ? `/runs?${new URLSearchParams({ q: params.get('q') })}` : '/runs');
+  } catch (error) {
+    toast(`Not deleted: ${error.message}`);
+  }
+});
+
+const follow = (selector) => {
+  const link = document.querySelector(selector);
+  link?.click();
+  return Boolean(link);
+};
+
+function act(action, key) {
+  switch (action) {
+    case 'copy':
+      clearTimeout(pending);
+      history.replaceState(null, '', address({ ...view.state, at: view.atEnd ? null : view.n }));
+      copy(location.href, 'link');
+      return true;
+    case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
+    case 'nextRun': return follow('[data-next]');
+    case 'prevRun': return follow('[data-prev]');
+    case 'fork': return follow('[data-again]');
+    case 'escape': document.activeElement?.blur?.(); document.querySelector('details.more[open]')?.removeAttribute('open'); return true;
+    default: return view.act(action, key);
+  }
+}
+
+listen(['replay'], act);
+document.querySelector('.run-acts').addEventListener('click', (event) => {
+  const button = event.target.closest('[data-act]');
+  if (button) act(button.dataset.act);
+});

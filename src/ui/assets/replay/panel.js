@@ -1,0 +1,173 @@
+// The panel: what happened at the current event. Token, alternatives, sampler stages, attention, mods.
+import { h } from '../dom.js';
+import { surprise } from './colour.js';
+import { NEVER } from './branches.js';
+import { KINDS } from './run.js';
+import { show } from './glyphs.js';
+import { explain, measured, percent } from './why.js';
+
+const SHOWN = 12;
+const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits));
+
+export class Panel {
+  #root;
+  #run;
+  #events;
+  #go;
+  #token = h('section');
+  #alts = h('section', { hidden: true });
+  #mods = h('section');
+  #all = false;
+  #turn = 0;
+  #job = null;
+
+  /** `attention` is a section that another module fills; `go(n)` moves the cursor. */
+  constructor(root, run, events, { go, attention }) {
+    this.#run = run;
+    this.#events = events;
+    this.#go = go;
+    this.#root = root;
+    root.replaceChildren(this.#token, attention, this.#alts, this.#mods);
+  }
+
+  /** Shows event `e` (null when there is none) and, where it is another, the row looked at. */
+  show(e, row) {
+    this.#drawToken(e, row);
+    this.#turn += 1;
+    clearTimeout(this.#job);
+    if (e === null) {
+      this.#alts.hidden = true;
+      this.#mods.hidden = true;
+      return;
+    }
+    const turn = this.#turn;
+    const steps = this.#run.stepEvents(e);
+    if (steps.every((s) => this.#events.peek(s))) {
+      this.#drawStep(e, steps.map((s) => this.#events.peek(s)));
+      return;
+    }
+    // A held key passes many events: only where it stops is worth a request.
+    this.#root.setAttribute('aria-busy', 'true');
+    this.#job = setTimeout(async () => {
+      try {
+        const entries = await this.#events.get(steps[0], steps.at(-1));
+        if (turn === this.#turn) this.#drawStep(e, entries);
+      } catch (error) {
+        if (turn !== this.#turn) return;
+        this.#alts.hidden = true;
+        this.#mods.hidden = false;
+        this.#mods.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
+      } finally {
+        if (turn === this.#turn) this.#root.removeAttribute('aria-busy');
+      }
+    }, 70);
+  }
+
+  /** Opens the sampler's stages and brings them into view. */
+  why() {
+    this.#alts.scrollIntoView({ block: 'nearest' });
+  }
+
+  #drawToken(e, row) {
+    const run = this.#run;
+    const steps = e === null ? [] : run.stepEvents(e);
+    const trail = steps.length ? h('div', { class: 'steps' }, steps.map((s) => h('button', {
+      type: 'button', 'aria-pressed': String(s === e), title: `Event ${s}`, onclick: () => this.#go(s),
+    }, KINDS[run.kind(s)]))) : null;
+    if (row === null) {
+      this.#token.replaceChildren(trail ?? '', h('p', { class: 'hint' }, e === null ? 'Nothing has happened yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
+      return;
+    }
+    const p = run.logprob(row);
+    const s = surprise(run, row);
+    const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
+    const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
+    this.#token.replaceChildren(trail ?? '',
+      h('div', { class: 'tok-head' }, h('span', { class: 'tok-glyph' }, show(run.text(row))), h('span', {}, origin)),
+      h('dl', { class: 'tok-facts' },
+        p === null ? null : fact('probability', percent(Math.exp(p))),
+        s === null ? null : fact('surprise', `${fixed(s)} bit`),
+        run.entropy(row) === null ? null : fact('entropy', `${fixed(run.entropy(row))} bit`),
+        run.rank(row) === null ? null : fact('rank', String(run.rank(row))),
+        fact('position', String(run.pos(row))),
+        fact('token id', String(run.token(row))),
+        run.isPrompt(row) ? null : fact('took', `${run.dt(row)} ms`),
+        fact('born at', `event ${run.born(row)}`),
+        run.died(row) === NEVER ? null : fact('removed at', `event ${run.died(row) - 1}`)));
+  }
+
+  #drawStep(e, entries) {
+    this.#root.removeAttribute('aria-busy');
+    this.#drawAlternatives(entries);
+    this.#drawMods(e, entries);
+  }
+
+  #drawAlternatives(entries) {
+    const { rows, stages, hasMods, hasSampler } = explain(entries);
+    this.#alts.hidden = rows.length === 0;
+    if (!rows.length) return;
+    const shown = this.#all ? rows : rows.filter((r, i) => i < SHOWN || r.chosen);
+    const cell = (p, none) => {
+      const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? none : percent(p));
+      if (p !== null) td.style.setProperty('--p', p.toFixed(4));
+      return td;
+    };
+    const table = h('table', { class: 'alts' },
+      h('caption', { class: 'vh' }, 'Candidates for this token'),
+      h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, 'model'),
+        hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
+        h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
+      h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
+        h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
+        cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
+        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why)))));
+    const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
+    this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
+      rows.length > shown.length || this.#all ? h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`)) : '',
+      chain ?? '');
+  }
+
+  #drawMods(e, entries) {
+    const calls = entries.flatMap(({ event, calls: list }) => list.map((c) => ({ ...c, event })));
+    this.#mods.hidden = false;
+    const here = calls.filter((c) => c.event.sequence_order === e);
+    const rest = calls.filter((c) => c.event.sequence_order !== e && (c.logs.length || c.call.exception_occurred || c.actions.some((a) => a.action_type !== 'Noop')));
+    const stopped = entries.map((x) => measured(x.event).stopped_by).find(Boolean);
+    this.#mods.replaceChildren(
+      stopped ? h('p', {}, 'Stopped by ', h('code', {}, show(stopped))) : '',
+      h('h2', {}, 'Mods at this event'),
+      ...(here.length ? here.map((c) => this.#call(c)) : [h('p', { class: 'hint' }, 'No mod was called here.')]),
+      ...(rest.length ? [h('h2', {}, 'Elsewhere in this step'), ...rest.map((c) => this.#call(c, true))] : []));
+  }
+
+  #call({ call, logs, actions, event }, away = false) {
+    return h('div', { class: 'call' },
+      h('div', { class: 'call-head' }, h('b', {}, call.mod_name),
+        away ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
+        Number.isFinite(call.execution_time_ms) ? h('span', { class: 'hint num' }, call.execution_time_ms < 1 ? `${Math.round(call.execution_time_ms * 1000)} µs` : `${call.execution_time_ms.toFixed(1)} ms`) : null),
+      actions.map((a) => h('div', { class: `act${a.action_type === 'EmitError' ? ' bad' : ''}${a.details?.superseded ? ' lost' : ''}` }, ...this.#action(a))),
+      logs.map((l) => h('div', { class: `log ${l.log_level ?? 'INFO'}` }, h('b', {}, `${(l.log_level ?? 'INFO').toLowerCase()} `), l.log_message)),
+      call.exception_occurred ? h('div', { class: 'act bad' }, call.exception_message ?? 'raised an exception',
+        call.exception_traceback ? h('details', {}, h('summary', {}, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, call.exception_traceback)) : null) : null);
+  }
+
+  #action(a) {
+    const d = a.details ?? {};
+    const texts = Array.isArray(d.texts) ? d.texts.join('') : a.tokens_preview;
+    const quote = (t) => (t ? [' ', h('code', {}, show(t.slice(0, 300)))] : []);
+    const out = [];
+    switch (a.action_type) {
+      case 'Noop': out.push(h('span', { class: 'hint' }, 'no change')); break;
+      case 'Backtrack': out.push(`Backtrack ${d.removed ?? a.backtrack_steps ?? ''}${d.clamped ? ` (asked for ${a.backtrack_steps})` : ''}`, ...(a.backtrack_token_count ? [' and put', ...quote(texts)] : [])); break;
+      case 'ForceTokens': case 'ForceOutput': out.push(`${a.action_type} ${a.token_count ?? ''}`, ...quote(texts)); break;
+      case 'AdjustedPrefill': out.push(`New prompt, ${a.new_length ?? '?'} tokens`, ...(a.adjusted_max_steps ? [`, at most ${a.adjusted_max_steps} steps`] : [])); break;
+      case 'AdjustedLogits': out.push(`Logits edited${Number.isFinite(a.temperature) ? `, temperature ${a.temperature}` : ''}`,
+        ...(Array.isArray(d.moved) && d.moved.length ? [h('table', { class: 'alts' }, h('tbody', {}, d.moved.slice(0, 6).map((m) => h('tr', {}, h('th', { scope: 'row' }, show(m.text ?? `⟨${m.token}⟩`)), h('td', {}, percent(m.before)), h('td', {}, '→'), h('td', {}, percent(m.after))))))] : [])); break;
+      case 'ToolCalls': out.push('Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(a.tool_calls ?? d, null, 2))); break;
+      case 'EmitError': out.push(`Error: ${a.error_message ?? ''}`); break;
+      default: out.push(a.action_type);
+    }
+    if (d.superseded) out.push(' (an earlier mod’s action won)');
+    return out;
+  }
+}

@@ -1,0 +1,39 @@
+// Which part of the conversation a row belongs to. Pure.
+
+/**
+ * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. What the chat template wrote
+ * is dim and goes to the message it belongs to: up to a line end to the one before, the rest to the one after.
+ */
+export function roles(length, spans, texts) {
+  const out = Array.from({ length }, () => ({ role: 'prompt', dim: false }));
+  if (!spans?.length) return out;
+  for (const { role, start, end } of spans) {
+    for (let i = start; i < Math.min(end, length); i += 1) out[i] = { role, dim: role === 'template' };
+  }
+  let before = '';
+  for (let i = 0; i < length; ) {
+    if (!out[i].dim) {
+      before = out[i].role;
+      i += 1;
+      continue;
+    }
+    let end = i;
+    while (end < length && out[end].dim) end += 1;
+    const after = end < length ? out[end].role : 'answer';
+    let cut = i;
+    if (before) {
+      for (let k = i; k < end; k += 1) {
+        if ((texts[k] ?? '').endsWith('\n')) {
+          cut = k + 1;
+          break;
+        }
+      }
+    }
+    for (let k = i; k < end; k += 1) out[k].role = k < cut ? before : after;
+    i = end;
+  }
+  return out;
+}
+
+/** Whether a block of text may end after this row: at a line end after 128 rows, at 512 in any case. */
+export const mayCut = (rows, text) => rows >= 512 || (rows >= 128 && text.endsWith('\n'));

@@ -1,0 +1,84 @@
+// One run as the page sees it: rows, events and marks, from the stored columns or grown item by item.
+import { parseColumns, RunState } from './columns.js';
+
+export class Run {
+  #s;
+
+  constructor(state) {
+    this.#s = state;
+  }
+
+  static stored(buffer) { return new Run(parseColumns(buffer)); }
+  static empty() { return new Run(new RunState()); }
+
+  apply(item) { this.#s.apply(item); }
+
+  /** Rows that ever lived. */
+  get count() { return this.#s.count; }
+  get eventCount() { return this.#s.eventCount; }
+  get marks() { return this.#s.marks; }
+
+  text(i) { return this.#s.text(i); }
+  token(i) { return this.#s.token[i]; }
+  pos(i) { return this.#s.pos[i]; }
+  born(i) { return this.#s.born[i]; }
+  died(i) { return this.#s.died[i]; }
+  dt(i) { return this.#s.dt[i]; }
+  logprob(i) { return this.#s.logprob(i); }
+  entropy(i) { return this.#s.entropy(i); }
+  rank(i) { return this.#s.rank[i] || null; }
+  isPrompt(i) { return (this.#s.flags[i] & 1) !== 0; }
+  isForced(i) { return (this.#s.flags[i] & 2) !== 0; }
+  isStop(i) { return (this.#s.flags[i] & 4) !== 0; }
+  isTouched(i) { return (this.#s.flags[i] & 16) !== 0; }
+  isError(i) { return (this.#s.flags[i] & 32) !== 0; }
+  isSampled(i) { return (this.#s.flags[i] & 64) !== 0; }
+
+  /** Type of an event: 0 Prefilled, 1 ForwardPass, 2 Sampled, 3 Added. */
+  kind(e) { return this.#s.kinds[e]; }
+  step(e) { return this.#s.steps[e]; }
+  /** Milliseconds since the run started. */
+  time(e) { return this.#s.times[e]; }
+
+  /** The row at a position of the sequence as it stands at event `n`, or null. */
+  alive(n, pos) {
+    for (let i = this.count - 1; i >= 0; i -= 1) {
+      if (this.pos(i) === pos && this.born(i) <= n && n < this.died(i)) return i;
+    }
+    return null;
+  }
+
+  /** Rows by position as they stand at event `n`. */
+  sequence(n) {
+    const rows = [];
+    for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i)) rows[this.pos(i)] = i;
+    return rows;
+  }
+
+  /** Events of the step that event `e` belongs to, in order. */
+  stepEvents(e) {
+    if (e < 0 || e >= this.eventCount) return [];
+    const step = this.step(e);
+    let from = e;
+    let to = e;
+    while (from > 0 && this.step(from - 1) === step) from -= 1;
+    while (to + 1 < this.eventCount && this.step(to + 1) === step) to += 1;
+    return Array.from({ length: to - from + 1 }, (_, k) => from + k);
+  }
+
+  /** Rows that an event added, first and one past the last. */
+  bornAt(e) {
+    let lo = 0;
+    let hi = this.count;
+    while (lo < hi) {
+      const mid = (lo + hi) >> 1;
+      if (this.born(mid) < e) lo = mid + 1;
+      else hi = mid;
+    }
+    let end = lo;
+    while (end < this.count && this.born(end) === e) end += 1;
+    return [lo, end];
+  }
+}
+
+export const KINDS = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];

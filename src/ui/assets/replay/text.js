@@ -1,0 +1,211 @@
+// The token text: one span per row that ever lived, in blocks that the browser skips while they are off screen.
+// Moving the cursor only changes classes of rows whose state changes; rows are never built twice.
+import { h } from '../dom.js';
+import { NEVER, branches, chipVisible } from './branches.js';
+import { fill, show } from './glyphs.js';
+import { mayCut, roles } from './parts.js';
+
+const ALIVE = 1;
+const GHOST = 2;
+const DEAD = 3;
+const CLASS = [' f', '', ' g', ' x'];
+
+export class Text {
+  #root;
+  #run;
+  #spans = [];
+  #base = [];
+  #bucket = [];
+  #state = [];
+  #blockOf = [];
+  #blocks = [];
+  #part = null;
+  #role = null;
+  #labels = null;
+  #branches = [];
+  #chips = new Map();
+  #open = new Set();
+  #options = { ahead: true, dead: false };
+  #n = 0;
+  #paint = () => -1;
+  #cursor = null;
+  #selected = null;
+  #hits = [];
+
+  /** `onPick(row)` and `onBranch(died)` hear of clicks. */
+  constructor(root, run, { onPick, onErased }) {
+    this.#root = root;
+    this.#run = run;
+    root.addEventListener('click', (event) => {
+      const chip = event.target.closest('.chip');
+      if (chip) return this.#toggle(chip._died);
+      const token = event.target.closest('.t');
+      if (!token || !getSelection().isCollapsed) return undefined;
+      return this.#state[token._row] === DEAD ? onErased(token._row) : onPick(token._row);
+    });
+  }
+
+  /** The prompt's parts, known once the Prefilled event is. */
+  label(prompt, born) {
+    this.#labels = { born, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
+  }
+
+  /** Builds the rows that came since the last call. */
+  sync() {
+    const run = this.#run;
+    for (let i = this.#spans.length; i < run.count; i += 1) this.#append(i);
+    this.#branches = branches(run.count, (i) => run.died(i));
+    for (const branch of this.#branches) {
+      if (this.#chips.has(branch.died)) continue;
+      const mods = run.marks.filter((m) => m.kind === 'action' && m.seq === branch.died - 1).map((m) => m.mod_name);
+      const chip = h('button', { type: 'button', class: 'chip', title: `${branch.count} tokens removed${mods.length ? ` by ${mods.join(', ')}` : ''}: show or hide them` }, `⌫ ${branch.count}`, h('span', { class: 'vh' }, ' tokens removed'));
+      chip._died = branch.died;
+      chip.hidden = true;
+      this.#chips.set(branch.died, chip);
+      this.#spans[branch.last].after(chip);
+    }
+  }
+
+  #append(i) {
+    const run = this.#run;
+    const text = run.text(i);
+    const { role, dim } = this.#roleOf(i);
+    if (role !== this.#role) {
+      this.#role = role;
+      this.#part = h('div');
+      this.#root.append(h('div', { class: 'part', 'data-role': role }, h('b', {}, role), this.#part));
+      this.#blocks.push(null);
+    }
+    let block = this.#blocks.at(-1);
+    if (!block || mayCut(block.rows, this.#blockText)) {
+      block = { el: h('div', { class: 'blk' }), rows: 0, first: i };
+      this.#part.append(block.el);
+      this.#blocks.push(block);
+    }
+    this.#blockText = text;
+    const span = document.createElement('span');
+    span._row = i;
+    fill(span, text);
+    block.el.append(span);
+    block.rows += 1;
+    this.#blockOf[i] = block;
+    this.#spans[i] = span;
+    this.#base[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${dim || run.isStop(i) ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
+    this.#bucket[i] = this.#bucketClass(i);
+    this.#state[i] = 0;
+    this.#write(i);
+  }
+
+  #blockText = '';
+
+  #roleOf(i) {
+    const run = this.#run;
+    if (!run.isPrompt(i)) return { role: 'answer', dim: false };
+    if (this.#labels && run.born(i) > this.#labels.born) return { role: 'new prompt', dim: false };
+    return this.#labels?.roles[run.pos(i)] ?? { role: 'prompt', dim: false };
+  }
+
+  #bucketClass(i) {
+    const b = this.#paint(i);
+    return b === 'touched' ? ' touched' : b >= 0 ? ` b${b}` : '';
+  }
+
+  #write(i) {
+    const died = this.#run.died(i);
+    const state = this.#state[i];
+    let name = this.#base[i] + (state === ALIVE ? this.#bucket[i] : '') + CLASS[state];
+    if (state === DEAD && this.#open.has(died)) name += ' o';
+    if (i === this.#cursor) name += ' cur';
+    if (i === this.#selected) name += ' sel';
+    if (this.#hits.includes(i)) name += ' hit';
+    this.#spans[i].className = name;
+  }
+
+  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'. */
+  colour(paint) {
+    this.#paint = paint;
+    for (let i = 0; i < this.#spans.length; i += 1) {
+      const next = this.#bucketClass(i);
+      if (next === this.#bucket[i]) continue;
+      this.#bucket[i] = next;
+      if (this.#state[i] === ALIVE) this.#write(i);
+    }
+  }
+
+  /** Shows the text as it stands at event `n`. */
+  show(n, options = this.#options) {
+    const run = this.#run;
+    this.#n = n;
+    this.#options = options;
+    this.#root.dataset.dead = options.dead ? 'show' : 'fold';
+    for (const block of this.#blocks) if (block) block.seen = 0;
+    for (let i = 0; i < this.#spans.length; i += 1) {
+      const died = run.died(i);
+      const state = run.born(i) > n ? (options.ahead && died === NEVER ? GHOST : 0) : died <= n ? DEAD : ALIVE;
+      if (state !== this.#state[i]) {
+        this.#state[i] = state;
+        this.#write(i);
+      }
+      if (state === ALIVE || state === GHOST || (state === DEAD && (options.dead || this.#open.has(died)))) this.#blockOf[i].seen += 1;
+    }
+    for (const branch of this.#branches) {
+      const visible = chipVisible(branch, n, (b) => options.dead || this.#open.has(b.died));
+      const chip = this.#chips.get(branch.died);
+      if (chip.hidden === visible) chip.hidden = !visible;
+      chip.setAttribute('aria-expanded', String(options.dead || this.#open.has(branch.died)));
+      if (visible) this.#blockOf[branch.last].seen += 1;
+    }
+    for (const block of this.#blocks) if (block && block.el.hidden !== (block.seen === 0)) block.el.hidden = block.seen === 0;
+    for (const part of this.#root.children) part.hidden = !part.querySelector('.blk:not([hidden])');
+  }
+
+  #toggle(died) {
+    if (!this.#open.delete(died)) this.#open.add(died);
+    for (let i = 0; i < this.#spans.length; i += 1) if (this.#run.died(i) === died) this.#write(i);
+    this.show(this.#n);
+  }
+
+  /** Marks the row of the current event, and a row looked at beside it. */
+  cursor(row, selected = null, scroll = true) {
+    const old = [this.#cursor, this.#selected];
+    this.#cursor = row;
+    this.#selected = selected;
+    for (const i of new Set([...old, row, selected])) if (i !== null && this.#spans[i]) this.#write(i);
+    const target = this.#spans[selected ?? row ?? -1];
+    if (scroll && target) this.#reveal(target);
+  }
+
+  #reveal(span) {
+    const box = this.#root.getBoundingClientRect();
+    const at = span.getBoundingClientRect();
+    if (at.width === 0 && at.height === 0) return;
+    const room = Math.min(80, box.height / 4);
+    // Only this box scrolls: scrollIntoView would also move the page on small screens.
+    if (at.top < box.top + room) this.#root.scrollTop -= box.top + room - at.top;
+    else if (at.bottom > box.bottom - room) this.#root.scrollTop += at.bottom - box.bottom + room;
+  }
+
+  /** Scrolls to the end, while a live run is followed. */
+  toEnd() {
+    this.#root.scrollTop = this.#root.scrollHeight;
+  }
+
+  /** Rows that are on screen as text now, for find. */
+  isShown(i) {
+    const state = this.#state[i];
+    return state === ALIVE || state === GHOST || (state === DEAD && (this.#options.dead || this.#open.has(this.#run.died(i))));
+  }
+
+  /** Rings the rows of one match. */
+  ring(rows) {
+    const old = this.#hits;
+    this.#hits = rows;
+    for (const i of [...old, ...rows]) this.#write(i);
+    if (rows.length) this.#reveal(this.#spans[rows[0]]);
+  }
+
+  /** A row as it is named outside of the text. */
+  name(i) {
+    return show(this.#run.text(i));
+  }
+}

@@ -1,0 +1,357 @@
+// The replay component: one cursor over the events of a run, and everything that follows it. The replay page and the
+// playground mount the same component; a run that is being generated is one whose events are still coming.
+import { ask, h } from '../dom.js';
+import { Attention, bucketOf } from './attention.js';
+import { MODES, SURPRISING, legend, surprise } from './colour.js';
+import { Events } from './events.js';
+import { find } from './find.js';
+import { Lanes } from './lanes.js';
+import { followRun } from './live.js';
+import { Overview } from './overview.js';
+import { Panel } from './panel.js';
+import { Player } from './player.js';
+import { Run } from './run.js';
+import { Text } from './text.js';
+import { stepping } from './moves.js';
+
+/** Where a view starts: the fields of a link. */
+const FRESH = { at: null, color: 'surprise', dead: false, ahead: true, attention: false, layer: 'mean', q: '' };
+
+export class Replay {
+  n = 0;
+  #root;
+  #id;
+  #run;
+  #events;
+  #parts = {};
+  #state;
+  #hooks;
+  #follow = false;
+  #picked = null;
+  #stop = null;
+  #hits = [];
+  #hit = -1;
+  #recorded;
+
+  /** `hooks.changed(state)` hears of every change that a link should carry, `hooks.ended(summary)` of a live run's end. */
+  constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
+    this.#root = root;
+    this.#id = id;
+    this.#state = { ...FRESH, ...state };
+    this.#hooks = hooks;
+    this.#events = new Events(id);
+    this.#recorded = recorded;
+    this.live = live;
+  }
+
+  /** Loads the run, or begins to follow it. */
+  async open() {
+    if (this.live) {
+      this.#build(Run.empty());
+      this.#follow = this.#state.at === null;
+      this.#stop = followRun(this.#id, {
+        onItems: (items) => this.#grow(items),
+        onEnd: (summary) => this.#ended(summary),
+        onState: (text, ok) => this.#hooks.connection?.(text, ok),
+      });
+      return;
+    }
+    const first = this.#events.get(0, 0).catch(() => []);
+    const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`);
+    const run = Run.stored(await response.arrayBuffer());
+    const [entry] = await first;
+    this.#build(run, entry?.event);
+    this.#seen();
+    const { at } = this.#state;
+    this.go(at === null ? run.eventCount : at, { quiet: true });
+  }
+
+  /** Lets go of everything, before another run takes the place. */
+  close() {
+    this.#stop?.();
+    this.#parts.player?.pause();
+    this.#gone.abort();
+  }
+
+  #gone = new AbortController();
+
+  #el(name) { return this.#root.querySelector(`[data-${name}]`); }
+
+  #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#gone.signal }); }
+
+  #build(run, prefilled) {
+    this.#run = run;
+    const go = (n) => { this.#parts.player.pause(); this.go(n); };
+    const textBox = fresh(this.#el('text'));
+    const text = new Text(textBox, run, {
+      onPick: (row) => this.pick(row),
+      onErased: (row) => go(run.died(row) - 1),
+    });
+    if (prefilled?.details?.prompt) text.label(prefilled.details.prompt, prefilled.sequence_order);
+    const attention = new Attention(run, this.#id, {
+      recorded: () => this.#recorded,
+      changed: () => { this.#state.layer = attention.view; this.#tell(); attention.at(this.n); },
+      painted: () => this.#paint(),
+      go,
+      pick: (row) => this.pick(row),
+    });
+    attention.on = this.#state.attention;
+    attention.view = this.#state.layer;
+    const overviewBox = fresh(this.#el('overview'));
+    overviewBox.querySelector('.cursor')?.remove();
+    this.#parts = {
+      text, attention,
+      textBox,
+      overview: new Overview(overviewBox, run, go),
+      lanes: new Lanes(this.#el('lanes'), run, go),
+      panel: new Panel(this.#el('panel'), run, this.#events, { go, attention: attention.section }),
+      player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#played(playing) }),
+    };
+    this.#controls();
+    this.#seen();
+  }
+
+  #controls() {
+    const scrub = this.#el('scrub');
+    this.#on(scrub, 'input', () => { this.#parts.player.pause(); this.go(Number(scrub.value)); });
+    this.#on(this.#root, 'click', (event) => {
+      const action = event.target.closest('[data-act]')?.dataset.act;
+      if (action) this.act(action);
+    });
+    const speed = this.#el('speed');
+    this.#on(speed, 'change', () => this.#parts.player.setSpeed(speed.value));
+    this.#parts.player.setSpeed(speed.value);
+    this.#el('colours').replaceChildren(h('legend', { class: 'vh' }, 'Colour by'), ...MODES.map((mode, i) => {
+      const input = h('input', { type: 'radio', name: 'colour', value: mode.id, onchange: () => this.colour(mode.id) });
+      input.checked = mode.id === this.#state.color;
+      return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
+    }));
+    const box = this.#el('find');
+    this.#on(box, 'input', () => this.#find(box.value));
+    this.#on(box, 'keydown', (event) => {
+      if (event.key === 'Enter') { event.preventDefault(); this.#nextHit(event.shiftKey ? -1 : 1); }
+      if (event.key === 'Escape') { box.value = ''; this.#find(''); this.#parts.textBox.focus(); event.stopPropagation(); }
+    });
+    this.#paint();
+    this.#toggles();
+  }
+
+  /** Takes up rows, events and marks that are new. */
+  #seen() {
+    const { text, overview, lanes } = this.#parts;
+    text.sync();
+    lanes.sync();
+    overview.draw();
+    this.#el('scrub').max = String(this.#run.eventCount);
+  }
+
+  #grow(items) {
+    for (const item of items) {
+      this.#run.apply(item);
+      if (item.kind === 'event' && item.event_type === 'Prefilled' && item.details?.prompt) this.#parts.text.label(item.details.prompt, item.sequence_order);
+    }
+    this.#events.push(items);
+    this.#seen();
+    this.go(this.#follow ? this.#run.eventCount : this.#state.at ?? this.n, { quiet: this.#follow, live: true });
+  }
+
+  #ended(summary) {
+    this.live = false;
+    this.#recorded = this.#recorded || Boolean(summary?.has_attention);
+    this.#hooks.ended?.(summary);
+    this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
+  }
+
+  /** Moves the cursor to event `n`; `event_count` is the end. */
+  go(n, { quiet = false, playing = false, live = false } = {}) {
+    const run = this.#run;
+    if (!run) return;
+    this.n = Math.max(0, Math.min(run.eventCount, Math.round(n)));
+    if (!live) {
+      this.#picked = null;
+      if (this.live) this.#follow = this.n === run.eventCount;
+    }
+    const { text, overview, lanes, panel, attention } = this.#parts;
+    text.show(this.n, { ahead: this.#state.ahead && !playing && !this.#follow, dead: this.#state.dead });
+    const e = this.#event();
+    const row = this.#row(e);
+    text.cursor(this.n === run.eventCount && this.#picked === null ? null : row, this.#picked, !this.#follow);
+    if (this.#follow || (playing && this.n === run.eventCount)) text.toEnd();
+    overview.at(this.n);
+    lanes.at(this.n);
+    panel.show(e, this.#picked ?? row);
+    attention.at(this.n);
+    this.#where(e, row);
+    if (!live && !playing && !quiet) {
+      this.#state.at = this.n === run.eventCount ? null : this.n;
+      this.#tell();
+    }
+  }
+
+  /** The event that the cursor stands for. A followed run stands at its newest token, not in the middle of a step. */
+  #event() {
+    const run = this.#run;
+    if (!run.eventCount) return null;
+    const e = Math.min(this.n, run.eventCount - 1);
+    if (!this.#follow) return e;
+    for (let back = e; back > Math.max(-1, e - 8); back -= 1) if (run.kind(back) === 3) return back;
+    return e;
+  }
+
+  /** Looks at a row: one of the answer moves the cursor to its birth, one of the prompt is only shown beside it. */
+  pick(row) {
+    this.#parts.player.pause();
+    if (!this.#run.isPrompt(row)) this.go(this.#run.born(row));
+    this.#picked = row;
+    const e = this.#event();
+    this.#parts.text.cursor(this.#row(e), row);
+    this.#parts.panel.show(e, row);
+  }
+
+  /** The row that an event is about: what it added, or what its step is going to add. */
+  #row(e) {
+    if (e === null) return null;
+    for (const step of this.#run.stepEvents(e).filter((s) => s >= e)) {
+      const [from, to] = this.#run.bornAt(step);
+      if (to > from && !this.#run.isPrompt(from)) return to - 1;
+    }
+    return null;
+  }
+
+  #where(e, row) {
+    const run = this.#run;
+    const rows = run.sequence(this.n).filter((i) => i !== undefined && !run.isPrompt(i)).length;
+    const total = run.sequence(run.eventCount).filter((i) => i !== undefined && !run.isPrompt(i)).length;
+    const seconds = e === null ? 0 : run.time(e) / 1000;
+    const end = this.n === run.eventCount;
+    this.#el('where').replaceChildren('token ', h('b', {}, String(rows)), ` / ${total} · event `, h('b', {}, end ? (this.live ? 'live' : 'end') : String(this.n)), ` / ${run.eventCount}${seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : ''}`);
+    const scrub = this.#el('scrub');
+    scrub.value = String(this.n);
+    const p = row === null ? null : run.logprob(row);
+    const words = row === null
+      ? (end ? 'end of the run' : `event ${this.n} of ${run.eventCount}`)
+      : `token ${rows} of ${total}, ${this.#parts.text.name(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
+    scrub.setAttribute('aria-valuetext', words);
+    clearTimeout(this.#saying);
+    if (!this.#follow && !this.#parts.player.playing) this.#saying = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
+  }
+
+  #saying = 0;
+
+  #played(playing) {
+    const button = this.#root.querySelector('[data-act=play]');
+    button.setAttribute('aria-pressed', String(playing));
+    button.querySelector('.vh').textContent = playing ? 'Pause' : 'Play';
+    if (!playing) this.go(this.n);
+  }
+
+  /** Background: attention while it is on, else the chosen metric. */
+  #paint() {
+    const { text, attention } = this.#parts;
+    if (!text) return;
+    const run = this.#run;
+    const row = attention.row;
+    const mode = MODES.find((m) => m.id === this.#state.color) ?? MODES[0];
+    if (this.#state.attention && row) {
+      text.colour((i) => {
+        const pos = run.pos(i);
+        const alive = run.born(i) <= row.seq && row.seq < run.died(i);
+        return alive && pos < row.values.length && pos !== row.sink ? bucketOf(row.values[pos], row.peak) : -1;
+      });
+    } else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
+    else text.colour((i) => mode.bucket(run, i));
+    const box = this.#el('legend');
+    if (this.#state.attention && row) box.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
+    else box.replaceChildren(...legend(mode).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), mode.unit ? h('span', {}, mode.unit) : '');
+  }
+
+  /** Colours the text by a metric. */
+  colour(id) {
+    this.#state.color = id;
+    for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === id;
+    if (this.#state.attention) {
+      this.#state.attention = false;
+      this.#parts.attention.on = false;
+      this.#parts.attention.at(this.n);
+      this.#toggles();
+    }
+    this.#paint();
+    this.#tell();
+  }
+
+  #toggles() {
+    for (const name of ['dead', 'ahead', 'attention']) {
+      this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
+    }
+  }
+
+  #find(needle) {
+    const { text } = this.#parts;
+    this.#state.find = needle;
+    this.#hits = find(needle, this.#run.count, (i) => this.#run.text(i), (i) => text.isShown(i));
+    this.#hit = -1;
+    this.#nextHit(1);
+    if (!this.#hits.length) {
+      text.ring([]);
+      this.#el('found').textContent = needle ? 'none' : '';
+    }
+  }
+
+  #nextHit(step) {
+    if (!this.#hits.length) return;
+    this.#hit = (this.#hit + step + this.#hits.length) % this.#hits.length;
+    const [from, to] = this.#hits[this.#hit];
+    this.#parts.text.ring(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter((i) => this.#parts.text.isShown(i)));
+    this.#el('found').textContent = `${this.#hit + 1}/${this.#hits.length}`;
+  }
+
+  /** What a link to this view carries. */
+  get state() { return { ...this.#state }; }
+
+  /** Whether the cursor is behind the last event. */
+  get atEnd() { return !this.#run || this.n === this.#run.eventCount; }
+
+  #tell() { this.#hooks.changed?.({ ...this.#state }); }
+
+  /** Carries out an action of the key table; answers false when it is none of this component's. */
+  act(action, key) {
+    const { player, panel, attention, textBox } = this.#parts;
+    if (!player) return false;
+    const run = this.#run;
+    const to = stepping(action, run, this.n, (i) => surprise(run, i), SURPRISING);
+    if (to !== undefined) {
+      player.pause();
+      if (to !== null) this.go(to);
+      return true;
+    }
+    switch (action) {
+      case 'play': player.toggle(); return true;
+      case 'faster': case 'slower': {
+        const speed = this.#el('speed');
+        speed.selectedIndex = Math.max(0, Math.min(speed.options.length - 1, speed.selectedIndex + (action === 'faster' ? 1 : -1)));
+        player.setSpeed(speed.value);
+        return true;
+      }
+      case 'colour': this.colour(MODES[Number(key) - 1].id); return true;
+      case 'dead': case 'ahead': case 'attention':
+        this.#state[action] = !this.#state[action];
+        this.#toggles();
+        attention.on = this.#state.attention;
+        this.go(this.n, { live: true });
+        this.#paint();
+        this.#tell();
+        return true;
+      case 'why': panel.why(); return true;
+      case 'find': this.#el('find').focus(); this.#el('find').select(); return true;
+      case 'focus': textBox.focus(); return true;
+      default: return false;
+    }
+  }
+}
+
+/** The element without what an earlier run left on it: children made by code and listeners. */
+function fresh(el) {
+  const copy = el.cloneNode(!el.matches('[data-text]'));
+  el.replaceWith(copy);
+  return copy;
+}

@@ -1,0 +1,68 @@
+// Why this token: joins what the model said, what mods made of it and what the sampler left. Pure.
+
+/** Numbers of an event's measurements, wherever they stand. */
+export const measured = (event) => (event && typeof event.details === 'object' && event.details) || {};
+
+/** Candidates in any of the known shapes as `[{token, text, prob}]`, highest first. */
+export function candidates(list) {
+  if (!Array.isArray(list)) return [];
+  return list
+    .filter((c) => c && typeof c === 'object' && Number.isFinite(c.prob))
+    .map((c) => ({ token: c.token, text: typeof c.text === 'string' ? c.text : `⟨${c.token}⟩`, prob: c.prob }))
+    .sort((a, b) => b.prob - a.prob);
+}
+
+/**
+ * The rows of the table for one step. `entries` are the step's `{event, calls}`.
+ * A row: `{token, text, model, mods, sampler, chosen, why, byMod}`; probabilities are null where not among the recorded ones.
+ */
+export function explain(entries) {
+  const last = (type) => entries.findLast((e) => e.event.event_type === type);
+  const forward = last('ForwardPass');
+  const sampled = last('Sampled');
+  const model = candidates(measured(forward?.event).model ?? forward?.event.top_tokens);
+  const afterMods = candidates(measured(sampled?.event).after_mods);
+  const afterSampler = candidates(measured(sampled?.event).after_sampler);
+  const stages = Array.isArray(measured(sampled?.event).stages) ? measured(sampled.event).stages : [];
+  const chosen = sampled?.event.sampled_token ?? null;
+  const editor = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
+  const moved = editor?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
+  const base = afterMods.length ? afterMods : model;
+  const rows = new Map();
+  for (const [name, list] of [['model', model], ['mods', afterMods], ['sampler', afterSampler]]) {
+    for (const c of list) {
+      const row = rows.get(c.token) ?? { token: c.token, text: c.text, model: null, mods: null, sampler: null };
+      row[name] = c.prob;
+      rows.set(c.token, row);
+    }
+  }
+  if (chosen !== null && !rows.has(chosen)) {
+    rows.set(chosen, { token: chosen, text: sampled.event.token_text ?? `⟨${chosen}⟩`, model: null, mods: null, sampler: null });
+  }
+  const place = new Map(base.map((c, i) => [c.token, i + 1]));
+  const out = [...rows.values()].map((row) => {
+    const result = { ...row, chosen: row.token === chosen, why: '', byMod: false };
+    if (afterMods.length && row.model !== null && !(row.mods > 0)) {
+      // Absent from the recorded candidates is not yet masked: only the action knows what became of the token.
+      const after = moved.find((m) => m.token === row.token)?.after;
+      result.why = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editor?.call.mod_name ?? 'a mod'}`;
+      result.byMod = true;
+    } else if (afterSampler.length && row.sampler === null && stages.length) {
+      const rank = place.get(row.token) ?? Infinity;
+      result.why = stages.find((s) => s.left < rank)?.name ?? '';
+    }
+    return result;
+  });
+  const best = (r) => Math.max(r.sampler ?? 0, r.mods ?? 0, r.model ?? 0);
+  out.sort((a, b) => (b.model ?? -1) - (a.model ?? -1) || best(b) - best(a));
+  return { rows: out, stages, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: measured(forward?.event).entropy ?? null };
+}
+
+/** A probability as people read it. */
+export function percent(p) {
+  if (p === null || p === undefined) return '';
+  if (p >= 0.9995) return '100 %';
+  if (p >= 0.1) return `${(p * 100).toFixed(1)} %`;
+  if (p >= 0.0001) return `${(p * 100).toFixed(2)} %`;
+  return p > 0 ? '< 0.01 %' : '0';
+}

@@ -1,0 +1,66 @@
+// What the playground's form asks of the public API. Pure: `form` is plain data, the answer is what is posted.
+
+const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'presence_penalty', 'frequency_penalty', 'seed', 'max_tokens'];
+
+/**
+ * The path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, model}`.
+ * Empty numbers are left to the server; a mod's configuration must be JSON, else this throws and names the mod.
+ */
+export function requestOf(form) {
+  const body = { model: form.model || undefined };
+  if (form.tab === 'raw') body.prompt = form.raw;
+  else body.messages = form.messages.filter((m) => m.content !== '').map(({ role, content }) => ({ role, content }));
+  for (const name of NUMBERS) {
+    const text = String(form.numbers[name] ?? '').trim();
+    if (text === '') continue;
+    const value = Number(text);
+    if (!Number.isFinite(value)) throw new Error(`${name} must be a number, not “${text}”.`);
+    body[name] = value;
+  }
+  const stop = form.stop.split('\n').filter(Boolean);
+  if (stop.length) body.stop = stop;
+  if (form.mods.length) {
+    body.mods = form.mods.map(({ name, config }) => {
+      if (!config.trim()) return { name };
+      try {
+        return { name, config: JSON.parse(config) };
+      } catch (error) {
+        throw new Error(`The configuration of ${name} is not JSON: ${error.message}.`);
+      }
+    });
+  }
+  if (form.attention) body.attention = true;
+  body.stream = true;
+  return { path: form.tab === 'raw' ? '/v1/completions' : '/v1/chat/completions', body };
+}
+
+/** Why a form cannot be sent, or null. */
+export function missing(form) {
+  if (form.tab === 'raw') return form.raw ? null : 'Write some text for the model to continue.';
+  return form.messages.some((m) => m.content !== '') ? null : 'Write a message first.';
+}
+
+/** The same request as a line for a shell. */
+export function curlOf({ path, body }, origin) {
+  const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  return `curl -N ${origin}${path} \\\n  -H 'Content-Type: application/json' \\\n  -d '${json}'`;
+}
+
+/** The form of a recorded run: what its Prefilled event kept of the request. */
+export function formOf(prompt, run) {
+  const form = { numbers: {}, mods: [] };
+  const p = prompt?.parameters ?? {};
+  const flat = { ...p, ...p.sampling, ...p.limits };
+  for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = flat[name];
+  if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
+  const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];
+  form.mods = mods.map((m) => (typeof m === 'string' ? { name: m, config: '' } : { name: m.name, config: m.config ? JSON.stringify(m.config) : '' }));
+  if (Array.isArray(prompt?.conversation)) {
+    form.tab = 'chat';
+    form.messages = prompt.conversation.map((m) => ({ role: m.role ?? 'user', content: typeof m.content === 'string' ? m.content : JSON.stringify(m.content) }));
+  } else if (prompt?.texts) {
+    form.tab = 'raw';
+    form.raw = prompt.texts.join('');
+  }
+  return form;
+}

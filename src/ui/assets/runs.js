@@ -1,0 +1,173 @@
+// The list of runs: filters as you type, keeps the address in step, and tells of new runs without moving any row.
+import { ask, copy } from './dom.js';
+import { follow } from './sse.js';
+import { listen } from './keys.js';
+import { localise } from './shell.js';
+
+const box = document.querySelector('#q');
+const results = document.querySelector('[data-results]');
+const busy = document.querySelector('[data-busy]');
+const news = document.querySelector('[data-news]');
+const age = document.querySelector('[data-age]');
+const liveText = document.querySelector('[data-live-text]');
+const dot = document.querySelector('[data-live-dot]');
+
+let loadedAt = Date.now();
+let request = null;
+const fresh = new Set();
+
+/** Fetches the list for an address and puts it in place; a bad filter leaves the old rows, greyed. */
+async function load(url, { push = true } = {}) {
+  request?.abort();
+  request = new AbortController();
+  const { signal } = request;
+  const began = performance.now();
+  results.setAttribute('aria-busy', 'true');
+  const tick = setInterval(() => { busy.textContent = `${Math.round(performance.now() - began)} ms`; }, 100);
+  try {
+    const response = await fetch(url, { headers: { 'X-Fragment': 'list' }, signal });
+    const next = document.createElement('div');
+    next.innerHTML = await response.text(); // the server's own escaped template, same origin
+    const error = next.querySelector('#filter-error');
+    if (error && !error.hidden) {
+      results.querySelector('#filter-error').replaceWith(error);
+      results.classList.add('stale');
+      box.setAttribute('aria-invalid', 'true');
+    } else if (response.ok) {
+      results.replaceChildren(...next.childNodes);
+      results.classList.remove('stale');
+      box.removeAttribute('aria-invalid');
+      results.querySelectorAll('time[datetime]').forEach(localise);
+      loadedAt = Date.now();
+      fresh.clear();
+      showNews();
+    } else throw new Error(`${response.status} ${response.statusText}`);
+    if (push) history.replaceState(null, '', url);
+    const q = new URL(url, location).searchParams.get('q') ?? '';
+    for (const view of document.querySelectorAll('.views a')) {
+      if (view.dataset.q === q) view.setAttribute('aria-current', 'true');
+      else view.removeAttribute('aria-current');
+    }
+    busy.textContent = `${Math.round(performance.now() - began)} ms`;
+  } catch (error) {
+    if (signal.aborted) return;
+    busy.textContent = '';
+    const place = results.querySelector('#filter-error');
+    place.hidden = false;
+    place.textContent = `The list could not be loaded: ${error.message}.`;
+    results.classList.add('stale');
+  } finally {
+    clearInterval(tick);
+    if (request?.signal === signal) results.removeAttribute('aria-busy');
+  }
+}
+
+const address = (q) => (q ? `/runs?${new URLSearchParams({ q })}` : '/runs');
+
+let typed = 0;
+box.addEventListener('input', () => {
+  clearTimeout(typed);
+  typed = setTimeout(() => load(address(box.value.trim())), 220);
+});
+box.form.addEventListener('submit', (event) => {
+  event.preventDefault();
+  clearTimeout(typed);
+  load(address(box.value.trim()));
+});
+
+document.addEventListener('click', (event) => {
+  const link = event.target.closest('a[data-q]');
+  if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  box.value = link.dataset.q;
+  load(address(link.dataset.q));
+});
+
+// Runs that began or ended since the list was loaded. Status of visible rows changes in place; rows never move.
+function showNews() {
+  news.hidden = fresh.size === 0;
+  news.textContent = `${fresh.size} new run${fresh.size === 1 ? '' : 's'} — show (n)`;
+}
+const showNew = () => (news.hidden ? false : load(address(box.value.trim())));
+news.addEventListener('click', showNew);
+
+const stop = new AbortController();
+follow('/api/v1/runs/live', {
+  signal: stop.signal,
+  onState: (text, ok) => {
+    dot.className = `dot ${ok ? 'on' : 'off'}`;
+    liveText.textContent = ok ? 'live' : text;
+  },
+  onEvent: ({ data }) => {
+    let change;
+    try { change = JSON.parse(data); } catch { return; }
+    const id = change.run_id ?? change.run?.run_id;
+    const status = change.status ?? change.run?.status;
+    if (!id) return;
+    const row = results.querySelector(`[data-run="${CSS.escape(id)}"]`);
+    if (row) {
+      const cell = row.querySelector('.run-status');
+      cell.textContent = status;
+      cell.className = `run-status st-${status}`;
+      if (status !== 'running' && row.dataset.status === 'running') refreshRow(row, id);
+      row.dataset.status = status;
+    } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !box.value) {
+      load(address('')); // the empty state turns into the list by itself
+    } else {
+      fresh.add(id);
+      showNews();
+    }
+  },
+});
+addEventListener('pagehide', () => stop.abort());
+
+/** A run that just ended has its final numbers: fetch the same list and swap this one row. */
+async function refreshRow(row, id) {
+  try {
+    const response = await ask(location.href, { headers: { 'X-Fragment': 'list' } });
+    const page = document.createElement('div');
+    page.innerHTML = await response.text();
+    const next = page.querySelector(`[data-run="${CSS.escape(id)}"]`);
+    if (next) {
+      next.querySelectorAll('time[datetime]').forEach(localise);
+      row.replaceWith(next);
+    }
+  } catch { /* the row keeps its old numbers; the next load corrects it */ }
+}
+
+setInterval(() => {
+  const s = Math.round((Date.now() - loadedAt) / 1000);
+  age.textContent = s < 2 ? 'updated just now' : `updated ${s < 90 ? `${s} s` : `${Math.round(s / 60)} min`} ago`;
+}, 1000);
+
+const links = () => [...results.querySelectorAll('.run-text a')];
+function focusRow(step) {
+  const all = links();
+  if (!all.length) return false;
+  const at = all.indexOf(document.activeElement);
+  const to = step === -Infinity ? 0 : step === Infinity ? all.length - 1 : at < 0 ? (step > 0 ? 0 : all.length - 1) : at + step;
+  const link = all[Math.max(0, Math.min(all.length - 1, to))];
+  link.focus();
+  link.closest('.run').scrollIntoView({ block: 'nearest' });
+  return true;
+}
+
+listen(['runs'], (action, key) => {
+  switch (action) {
+    case 'find': box.focus(); box.select(); return true;
+    case 'nextRow': return focusRow(1);
+    case 'prevRow': return focusRow(-1);
+    case 'firstRow': return focusRow(-Infinity);
+    case 'lastRow': return focusRow(Infinity);
+    case 'openTab': return links().includes(document.activeElement) ? void window.open(document.activeElement.href, '_blank', 'noopener') : false;
+    case 'view': document.querySelectorAll('.views a')[Number(key) - 1]?.click(); return true;
+    case 'news': return showNew() !== false;
+    case 'older': return results.querySelector('[data-older]')?.click() ?? false;
+    case 'copy': copy(location.href, 'link'); return true;
+    case 'escape':
+      if (document.activeElement === box) box.blur();
+      else document.activeElement?.blur?.();
+      return true;
+    default: return false;
+  }
+});

@@ -1,0 +1,64 @@
+// What every page has: theme, help, and the keys that mean the same everywhere.
+import { h } from './dom.js';
+import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
+
+const THEMES = ['system', 'light', 'dark'];
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  document.querySelector('[data-theme-name]').textContent = theme;
+  document.cookie = `thunder_theme=${theme}; path=/; max-age=31536000; samesite=lax`;
+  document.dispatchEvent(new CustomEvent('theme'));
+}
+
+document.querySelector('[data-theme-button]').addEventListener('click', () => {
+  const now = THEMES.indexOf(document.documentElement.dataset.theme);
+  setTheme(THEMES[(now + 1) % THEMES.length]);
+});
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => document.dispatchEvent(new CustomEvent('theme')));
+
+let help = null;
+
+function showHelp() {
+  if (!help) {
+    const toggle = h('input', { type: 'checkbox', onchange: (e) => setEnabled(e.target.checked) });
+    toggle.checked = enabled();
+    help = h('dialog', { class: 'dialog', 'aria-labelledby': 'help-title' },
+      h('h2', { id: 'help-title' }, 'Keyboard'),
+      h('div', { class: 'keys' }, TABLE.map(([title, rows]) => [
+        h('h3', {}, title),
+        h('dl', {}, rows.map(([keys, what]) => h('div', {},
+          h('dt', {}, what),
+          h('dd', {}, (keys.length > 2 ? [h('kbd', {}, keys[0]), '…', h('kbd', {}, keys.at(-1))] : keys.flatMap((k, i) => [i ? ' ' : null, ...k.split(' g ').map((p) => h('kbd', {}, label(p)))])))))),
+      ])),
+      h('form', { method: 'dialog', class: 'links' },
+        h('label', { class: 'check' }, toggle, 'Single-key shortcuts'),
+        h('button', { autofocus: true }, 'Close')));
+    document.body.append(help);
+    help.addEventListener('click', (e) => { if (e.target === help) help.close(); });
+  }
+  help.showModal();
+}
+
+document.querySelector('[data-help-button]').addEventListener('click', showHelp);
+
+listen(['anywhere'], (action) => {
+  if (action === 'help') showHelp();
+  else if (action === 'goRuns') location.assign('/runs');
+  else if (action === 'goPlayground') location.assign('/playground');
+  else return false;
+  return true;
+});
+
+for (const time of document.querySelectorAll('time[datetime]')) localise(time);
+
+/** Shows a time in the reader's own zone; the server can only write UTC. */
+export function localise(el) {
+  const at = new Date(el.dateTime);
+  if (Number.isNaN(at.getTime())) return;
+  const today = new Date().toDateString() === at.toDateString();
+  const clock = at.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false });
+  const day = at.toLocaleDateString([], { day: 'numeric', month: 'short', ...(at.getFullYear() !== new Date().getFullYear() && { year: 'numeric' }) });
+  el.textContent = today ? clock : `${clock}\n${day}`;
+  el.title = at.toString();
+}

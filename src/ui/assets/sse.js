@@ -1,0 +1,72 @@
+// Server-sent events over fetch: unlike EventSource it sends a Last-Event-ID of our choosing and shows the server's errors.
+import { ask } from './dom.js';
+
+/** Splits a stream of text into events. `push(chunk)` answers the events completed by it: `{event, data, id}`. */
+export class SseParser {
+  #buffer = '';
+  #event = { event: 'message', data: [], id: null };
+
+  push(chunk) {
+    const events = [];
+    this.#buffer += chunk;
+    // A CR at the end may be half of a CRLF: wait for the rest.
+    const held = this.#buffer.endsWith('\r') ? '\r' : '';
+    const lines = this.#buffer.slice(0, this.#buffer.length - held.length).split(/\r\n|\n|\r/);
+    this.#buffer = lines.pop() + held;
+    for (const line of lines) {
+      if (line === '') {
+        if (this.#event.data.length) events.push({ ...this.#event, data: this.#event.data.join('\n') });
+        this.#event = { event: 'message', data: [], id: null };
+        continue;
+      }
+      const colon = line.indexOf(':');
+      if (colon === 0) continue;
+      const field = colon < 0 ? line : line.slice(0, colon);
+      const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
+      if (field === 'data') this.#event.data.push(value);
+      else if (field === 'event') this.#event.event = value;
+      else if (field === 'id') this.#event.id = value;
+    }
+    return events;
+  }
+}
+
+/** Reads the events of one response until it ends. */
+export async function read(response, onEvent) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const parser = new SseParser();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    for (const event of parser.push(value)) onEvent(event);
+  }
+}
+
+/**
+ * Follows an address and reconnects until `onEvent` answers true or the signal aborts.
+ * `onState(text, ok)` hears of lost and found connections.
+ */
+export async function follow(url, { signal, onEvent, onState = () => {} }) {
+  let last = null;
+  let wait = 1;
+  let finished = false;
+  while (!finished && !signal.aborted) {
+    try {
+      const headers = { Accept: 'text/event-stream', ...(last !== null && { 'Last-Event-ID': last }) };
+      const response = await ask(url, { headers, signal, cache: 'no-store' });
+      onState('live', true);
+      wait = 1;
+      await read(response, (event) => {
+        if (event.id !== null) last = event.id;
+        finished = onEvent(event) === true || finished;
+      });
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error.status >= 400 && error.status < 500) return onState(error.message, false);
+    }
+    if (finished || signal.aborted) return;
+    onState(`connection lost, trying again in ${wait} s`, false);
+    await new Promise((resolve) => setTimeout(resolve, wait * 1000));
+    wait = Math.min(wait * 2, 15);
+  }
+}

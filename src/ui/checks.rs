@@ -1,0 +1,43 @@
+//! What holds for every rendered page; used by the pages' tests.
+
+/// Panics when a page breaks a rule that all pages keep.
+pub(super) fn page(html: &str) {
+    assert_eq!(html.matches("<h1").count(), 1, "one h1");
+    assert!(html.contains("lang=\"en\"") && html.contains("<title>"), "language and title");
+    for tag in tags(html) {
+        assert!(!tag.contains(" style="), "inline style: {tag}");
+        assert!(
+            !tag.split_whitespace().any(|word| word.starts_with("on") && word.contains("=\"")),
+            "inline handler: {tag}"
+        );
+        if tag.starts_with("<script") {
+            assert!(tag.contains(" src="), "inline script: {tag}");
+        }
+    }
+    labels(html);
+}
+
+/// Every field has a label: around it, by `for`, or by `aria-label`.
+fn labels(html: &str) {
+    let mut depth = 0;
+    for tag in tags(html) {
+        if tag.starts_with("<label") {
+            depth += 1;
+        } else if tag.starts_with("</label") {
+            depth -= 1;
+        } else if tag.starts_with("<input") || tag.starts_with("<select") || tag.starts_with("<textarea") {
+            let id = tag.split("id=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let named = id.is_some_and(|id| html.contains(&format!("for=\"{id}\"")));
+            assert!(depth > 0 || named || tag.contains("aria-label"), "no label: {tag}");
+        }
+    }
+}
+
+/// The tags of a page; none of our attributes holds a raw `>`.
+fn tags(html: &str) -> impl Iterator<Item = &str> {
+    html.split('<').skip(1).filter_map(move |part| {
+        let end = part.find('>')?;
+        let start = part.as_ptr() as usize - html.as_ptr() as usize - 1;
+        html.get(start..start + end + 2)
+    })
+}

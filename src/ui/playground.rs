@@ -1,0 +1,86 @@
+//! The playground: a form over the public API beside the replay of what it starts.
+
+use super::error::show;
+use super::replay::Pane;
+use super::shell::{Shell, curl_chat};
+use crate::api::App;
+use crate::mods::Description;
+use askama::Template;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+
+#[derive(Template)]
+#[template(path = "playground.html")]
+struct PlaygroundPage {
+    shell: Shell,
+    /// Why nothing can be generated yet; empty when it can.
+    not_ready: String,
+    model: String,
+    /// Whether the server can capture attention.
+    attention: bool,
+    mods: Vec<ModView>,
+    curl_chat: String,
+    pane: Pane,
+}
+
+struct ModView {
+    name: String,
+    description: String,
+    /// An example of its configuration as JSON, `null` when it takes none.
+    config: String,
+}
+
+impl From<Description> for ModView {
+    fn from(known: Description) -> Self {
+        Self { name: known.name, description: known.description, config: known.config.to_string() }
+    }
+}
+
+/// `GET /playground`.
+pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
+    let (model, not_ready) = match app.engine() {
+        Ok(engine) => (engine.model().name().to_owned(), String::new()),
+        Err(error) => (String::new(), super::error::sentence(&error.problem().detail)),
+    };
+    let page = PlaygroundPage {
+        shell: Shell::new(&headers, "playground"),
+        not_ready,
+        model,
+        attention: app.config().engine.attention,
+        mods: app.registry().list().into_iter().map(ModView::from).collect(),
+        curl_chat: curl_chat(&headers),
+        pane: Pane::default(),
+    };
+    show(StatusCode::OK, &page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_form_offers_what_the_server_has() {
+        let known = Description {
+            name: "ban".into(),
+            description: "Takes \"it\" back.".into(),
+            language: "rust".into(),
+            version: "1".into(),
+            config: json!({"phrase": "<x>"}),
+        };
+        let page = PlaygroundPage {
+            shell: Shell::new(&HeaderMap::new(), "playground"),
+            not_ready: String::new(),
+            model: "demo".into(),
+            attention: false,
+            mods: vec![known.into()],
+            curl_chat: String::new(),
+            pane: Pane::default(),
+        };
+        let html = page.render().unwrap();
+        crate::ui::checks::page(&html);
+        assert!(html.contains("--attention on"));
+        assert!(!html.contains("<x>"));
+    }
+}

@@ -1,0 +1,158 @@
+//! The page of one run.
+
+use super::error::{self, show};
+use super::replay_text;
+use super::run::{Banner, RunView, banners};
+use super::shell::{Shell, encoded, runs_href};
+use crate::api::{ApiError, App};
+use crate::store::{RunQuery, RunSummary};
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+
+#[derive(Template)]
+#[template(path = "replay.html")]
+struct ReplayPage {
+    shell: Shell,
+    run: RunView,
+    banners: Vec<Banner>,
+    prev_href: String,
+    next_href: String,
+    pane: Pane,
+}
+
+/// The fields of the replay component.
+#[derive(Default)]
+pub(super) struct Pane {
+    /// Empty where a script will say which run it shows.
+    pub(super) run_id: String,
+    pub(super) status: &'static str,
+    pub(super) attention: bool,
+}
+
+/// Query of the page; what the scripts read from the address themselves is not here.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Asked {
+    #[serde(default)]
+    q: String,
+    #[serde(default)]
+    view: String,
+    from: Option<i32>,
+}
+
+/// `GET /runs/{id}`: the replay; `?view=text` as plain text and a table of events.
+pub(super) async fn page(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
+    let run = match find(&app, &id).await {
+        Ok(run) => run,
+        Err(error) => return error::render(&app, &headers, &error),
+    };
+    if asked.view == "text" {
+        return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
+    }
+    show(StatusCode::OK, &ReplayPage::new(&run, &asked.q, &headers))
+}
+
+async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
+    let found = app.store()?.find(id).await.map_err(error::failed)?;
+    found.ok_or_else(|| ApiError::not_found("run", id))
+}
+
+impl ReplayPage {
+    fn new(run: &RunSummary, q: &str, headers: &HeaderMap) -> Self {
+        let id = run.run_id;
+        let beside = |way: &str| match q {
+            "" => format!("/runs/{id}/{way}"),
+            q => format!("/runs/{id}/{way}?q={}", encoded(q)),
+        };
+        Self {
+            shell: Shell::new(headers, "runs"),
+            banners: banners(run),
+            prev_href: beside("newer"),
+            next_href: beside("older"),
+            pane: Pane { run_id: id.to_string(), status: run.status.as_str(), attention: run.has_attention },
+            run: RunView::new(run, q),
+        }
+    }
+}
+
+/// `GET /runs/{id}/older`: to the next run of the list that `q` filters.
+pub(super) async fn older(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
+    beside(&app, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&app, &headers, &error))
+}
+
+/// `GET /runs/{id}/newer`: to the run before it in the list that `q` filters.
+pub(super) async fn newer(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
+    beside(&app, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&app, &headers, &error))
+}
+
+/// Leads to the neighbour of a run, or to the list where there is none.
+async fn beside(app: &App, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
+    let run = find(app, id).await?;
+    let store = app.store()?;
+    let neighbour = if older {
+        let query = RunQuery { q: q.to_owned(), before: Some(run.run_id), limit: 1 };
+        store.runs(&query).await.map_err(error::failed)?.runs.into_iter().next()
+    } else {
+        // The list only runs towards the past: look for the run on its newest pages, and stop looking in time.
+        newer_in_pages(app, q, &run).await?
+    };
+    let href = neighbour.map_or_else(|| runs_href(q), |run| RunView::new(&run, q).href);
+    Ok(Redirect::to(&href).into_response())
+}
+
+async fn newer_in_pages(app: &App, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
+    const PAGES: usize = 10;
+    let store = app.store()?;
+    let mut before = None;
+    let mut last = None;
+    for _ in 0..PAGES {
+        let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
+        let page = store.runs(&query).await.map_err(error::failed)?;
+        for other in page.runs {
+            if (other.created_at, other.run_id) <= (run.created_at, run.run_id) {
+                return Ok(last);
+            }
+            last = Some(other);
+        }
+        before = page.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::run::sample;
+
+    #[test]
+    fn the_page_names_its_run_and_escapes_it() {
+        let html = ReplayPage::new(&sample(), "status:failed", &HeaderMap::new()).render().unwrap();
+        crate::ui::checks::page(&html);
+        assert!(
+            html.contains("This run failed: Mod &#39;x&#39; raised") || html.contains("This run failed: Mod"),
+            "{html}"
+        );
+        assert!(html.contains("data-run=\"0192f0c4-0000-7000-8000-000000000001\""));
+        assert!(html.contains("/older?q=status%3Afailed"));
+    }
+}

@@ -1,0 +1,213 @@
+//! A run as plain text and a table of events: what the replay falls back to without JavaScript.
+
+use super::error::{self, show};
+use super::run::{Banner, RunView, banners};
+use super::shell::Shell;
+use crate::api::{ApiError, App};
+use crate::events::{Action, ActionType, Event, EventType, Item, RunId};
+use crate::store::RunSummary;
+use crate::trace::columns;
+use crate::trace::fold::{NEVER, flags};
+use askama::Template;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+
+/// Events on one page.
+const PAGE: i32 = 300;
+
+/// Candidates written for a forward pass.
+const CANDIDATES: usize = 3;
+
+#[derive(Template)]
+#[template(path = "replay_text.html")]
+struct TextPage {
+    shell: Shell,
+    run: RunView,
+    banners: Vec<Banner>,
+    prompt: String,
+    answer: String,
+    from: i32,
+    to: i32,
+    events: Vec<EventView>,
+    earlier_href: String,
+    later_href: String,
+}
+
+struct EventView {
+    seq: i32,
+    href: String,
+    step: i32,
+    kind: &'static str,
+    what: String,
+    mods: Vec<Line>,
+}
+
+struct Line {
+    tone: &'static str,
+    text: String,
+}
+
+/// Renders events from `from` on.
+pub(super) async fn page(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Response {
+    match read(app, run, from.clamp(0, run.events.max(0)), headers).await {
+        Ok(page) => show(StatusCode::OK, &page),
+        Err(error) => error::render(app, headers, &error),
+    }
+}
+
+async fn read(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Result<TextPage, ApiError> {
+    let store = app.store()?;
+    let to = from.saturating_add(PAGE).min(run.events);
+    let items = store.items(run.run_id, from..to).await.map_err(error::failed)?;
+    let columns = store.columns(run.run_id).await.map_err(error::failed)?;
+    let (prompt, answer) = match columns.as_deref().map(columns::decode).transpose() {
+        Ok(columns) => columns.map(|columns| texts(&columns)).unwrap_or_default(),
+        Err(error) => return Err(ApiError::internal(error)),
+    };
+    let link = |from: i32| format!("/runs/{}?view=text&from={from}", run.run_id);
+    Ok(TextPage {
+        shell: Shell::new(headers, "runs"),
+        banners: banners(run),
+        prompt: if prompt.is_empty() { run.prompt_preview.clone() } else { prompt },
+        answer: if answer.is_empty() { run.output_preview.clone() } else { answer },
+        from,
+        to: (to - 1).max(from),
+        events: table(run.run_id, &items),
+        earlier_href: if from > 0 { link((from - PAGE).max(0)) } else { String::new() },
+        later_href: if to < run.events { link(to) } else { String::new() },
+        run: RunView::new(run, ""),
+    })
+}
+
+/// Prompt and answer as they stand at the end.
+fn texts(columns: &columns::Columns) -> (String, String) {
+    let mut prompt = String::new();
+    let mut answer = String::new();
+    for row in columns.rows.iter().filter(|row| row.died == NEVER) {
+        if row.flags & flags::PROMPT != 0 { prompt.push_str(&row.text) } else { answer.push_str(&row.text) }
+    }
+    (prompt, answer)
+}
+
+fn table(run: RunId, items: &[Item]) -> Vec<EventView> {
+    let mut rows: Vec<EventView> = Vec::new();
+    let mut caller = "";
+    for item in items {
+        if let Item::Event(event) = item {
+            rows.push(EventView {
+                seq: event.sequence_order,
+                href: format!("/runs/{run}?at={}", event.sequence_order),
+                step: event.step,
+                kind: event.event_type.as_str(),
+                what: what(event),
+                mods: Vec::new(),
+            });
+            continue;
+        }
+        let Some(row) = rows.last_mut() else { continue };
+        match item {
+            Item::ModCall(call) => {
+                caller = &call.mod_name;
+                if call.exception_occurred {
+                    let message = call.exception_message.as_deref().unwrap_or("raised an exception");
+                    row.mods.push(Line { tone: "err", text: format!("{caller}: {message}") });
+                }
+            }
+            Item::ModLog(log) => {
+                row.mods.push(Line { tone: "hint", text: format!("{}: {}", log.mod_name, log.log_message) })
+            }
+            Item::Action(action) if action.action_type != ActionType::Noop => {
+                row.mods.push(Line { tone: "", text: format!("{caller}: {}", action_text(action)) });
+            }
+            _ => {}
+        }
+    }
+    rows
+}
+
+fn what(event: &Event) -> String {
+    let measured = event.measured.as_deref();
+    match event.event_type {
+        EventType::Prefilled => match event.prompt_length {
+            Some(length) => format!("prompt of {length} tokens"),
+            None => String::new(),
+        },
+        EventType::ForwardPass => measured
+            .map(|measured| {
+                let candidate = |c: &crate::events::Alternative| format!("{:?} {:.1} %", c.text, c.prob * 100.0);
+                measured.model.iter().take(CANDIDATES).map(candidate).collect::<Vec<_>>().join("  ")
+            })
+            .unwrap_or_default(),
+        EventType::Sampled => match (&event.token_text, event.sampled_token) {
+            (Some(text), _) => format!("{text:?}"),
+            (None, Some(token)) => format!("token {token}"),
+            (None, None) => String::new(),
+        },
+        EventType::Added => {
+            let text: String = measured.map(|m| m.tokens.iter().map(|t| t.text.as_str()).collect()).unwrap_or_default();
+            let forced = if event.forced == Some(true) { "forced " } else { "" };
+            if text.is_empty() {
+                format!("{forced}{} tokens", event.added_tokens.as_ref().map_or(0, Vec::len))
+            } else {
+                format!("{forced}{text:?}")
+            }
+        }
+    }
+}
+
+fn action_text(action: &Action) -> String {
+    let name = action.action_type.as_str();
+    match action.action_type {
+        ActionType::Backtrack => format!("{name} {}", action.backtrack_steps.unwrap_or(0)),
+        ActionType::ForceTokens | ActionType::ForceOutput => {
+            format!("{name} {}", action.tokens_preview.as_deref().map(|text| format!("{text:?}")).unwrap_or_default())
+        }
+        ActionType::EmitError => format!("{name}: {}", action.error_message.as_deref().unwrap_or_default()),
+        _ => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::ModCall;
+    use crate::ui::run::sample;
+
+    #[test]
+    fn events_are_written_out() {
+        let mut sampled = Event::new(EventType::Sampled, 1, 0, None);
+        sampled.token_text = Some(" <b>\u{202e}".into());
+        let call = ModCall {
+            event_sequence_order: 0,
+            mod_name: "ban".into(),
+            event_type: EventType::Sampled,
+            step: 1,
+            created_at: None,
+            execution_time_ms: None,
+            exception_occurred: false,
+            exception_message: None,
+            exception_traceback: None,
+        };
+        let mut back = Action::new(0, ActionType::Backtrack, None);
+        back.backtrack_steps = Some(3);
+        let run = sample();
+        let events = table(run.run_id, &[Item::Event(sampled), Item::ModCall(call), Item::Action(back)]);
+        assert_eq!(events[0].what, "\" <b>\\u{202e}\"");
+        assert_eq!(events[0].mods[0].text, "ban: Backtrack 3");
+        let page = TextPage {
+            shell: Shell::new(&HeaderMap::new(), "runs"),
+            banners: banners(&run),
+            prompt: "a".into(),
+            answer: "<i>".into(),
+            from: 0,
+            to: 0,
+            events,
+            earlier_href: String::new(),
+            later_href: String::new(),
+            run: RunView::new(&run, ""),
+        };
+        let html = page.render().unwrap();
+        crate::ui::checks::page(&html);
+        assert!(!html.contains("<i>"));
+    }
+}

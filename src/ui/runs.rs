@@ -1,0 +1,214 @@
+//! The list of runs, with its filter.
+
+use super::error::{self, show};
+use super::run::RunView;
+use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
+use crate::api::App;
+use crate::events::RunId;
+use crate::store::{BadFilter, Error, RunPage, RunQuery};
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+
+/// Built-in views, in the order of keys 1–5.
+const VIEWS: [(&str, &str); 5] = [
+    ("All", ""),
+    ("Running", "status:running"),
+    ("Errors", "errors>0"),
+    ("Backtracked", "backtracks>0"),
+    ("Forced", "forced>0"),
+];
+
+const PAGE: u32 = 50;
+
+#[derive(Template)]
+#[template(path = "runs.html")]
+struct RunsPage {
+    shell: Shell,
+    views: Vec<View>,
+    list: List,
+}
+
+/// The part of the page that a new filter replaces.
+#[derive(Template)]
+#[template(path = "runs_list.html")]
+struct Fragment {
+    list: List,
+}
+
+struct List {
+    q: String,
+    bad: Bad,
+    /// `rows`, `empty` (no runs at all), `no-match`, or "" when the filter is wrong.
+    state: &'static str,
+    runs: Vec<RunView>,
+    newest_href: String,
+    older_href: String,
+    curl_chat: String,
+    curl_ingest: String,
+}
+
+struct View {
+    name: &'static str,
+    q: &'static str,
+    href: String,
+    current: bool,
+}
+
+/// A wrong filter, cut into what surrounds the wrong word; all empty when there is none.
+#[derive(Default)]
+struct Bad {
+    message: String,
+    suggestion: String,
+    suggestion_q: String,
+    suggestion_href: String,
+    before: String,
+    wrong: String,
+    after: String,
+    indent: String,
+    caret: String,
+}
+
+impl Bad {
+    fn new(q: &str, error: &BadFilter) -> Self {
+        let chars: Vec<char> = q.chars().collect();
+        let start = error.at.min(chars.len());
+        let end = (error.at + error.len).clamp(start, chars.len());
+        let (before, wrong, after): (String, String, String) =
+            (chars[..start].iter().collect(), chars[start..end].iter().collect(), chars[end..].iter().collect());
+        let suggestion = error.did_you_mean.clone().unwrap_or_default();
+        let fixed = format!("{before}{suggestion}{after}");
+        Self {
+            message: error::sentence(&error.message),
+            suggestion_href: runs_href(&fixed),
+            suggestion_q: fixed,
+            suggestion,
+            indent: " ".repeat(start),
+            caret: "^".repeat((end - start).max(1)),
+            before,
+            wrong,
+            after,
+        }
+    }
+}
+
+/// Query of the page.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Asked {
+    #[serde(default)]
+    q: String,
+    before: Option<RunId>,
+}
+
+/// `GET /`: to the runs, or to the playground while there are none.
+pub(super) async fn start(State(app): State<App>) -> Redirect {
+    let query = RunQuery { limit: 1, ..RunQuery::default() };
+    let none = match app.store() {
+        Ok(store) => store.runs(&query).await.is_ok_and(|page| page.runs.is_empty()),
+        Err(_) => false,
+    };
+    Redirect::temporary(if none { "/playground" } else { "/runs" })
+}
+
+/// `GET /runs`: the list; with `X-Fragment: list` only the part that a filter changes.
+pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
+    let store = match app.store() {
+        Ok(store) => store,
+        Err(error) => return error::render(&app, &headers, &error),
+    };
+    let q = asked.q.trim().to_owned();
+    let query = RunQuery { q: q.clone(), before: asked.before, limit: PAGE };
+    let found = match store.runs(&query).await {
+        Ok(page) => Ok(page),
+        Err(Error::BadFilter(bad)) => Err(bad),
+        Err(error) => return error::render(&app, &headers, &error::failed(error)),
+    };
+    let status = if found.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+    let list = List::new(q, asked.before.is_some(), found, &headers);
+    if headers.contains_key("x-fragment") {
+        return show(status, &Fragment { list });
+    }
+    let page = RunsPage { shell: Shell::new(&headers, "runs"), views: views(&list.q), list };
+    show(status, &page).into_response()
+}
+
+fn views(q: &str) -> Vec<View> {
+    VIEWS.iter().map(|&(name, view)| View { name, q: view, href: runs_href(view), current: view == q }).collect()
+}
+
+impl List {
+    fn new(q: String, paged: bool, found: Result<RunPage, BadFilter>, headers: &HeaderMap) -> Self {
+        let (page, bad) = match found {
+            Ok(page) => (Some(page), Bad::default()),
+            Err(error) => (None, Bad::new(&q, &error)),
+        };
+        let state = match &page {
+            None => "",
+            Some(page) if !page.runs.is_empty() => "rows",
+            Some(_) if q.is_empty() && !paged => "empty",
+            Some(_) => "no-match",
+        };
+        let next = page.as_ref().and_then(|page| page.next);
+        let older_href = next.map_or_else(String::new, |before| match q.as_str() {
+            "" => format!("/runs?before={before}"),
+            q => format!("/runs?q={}&before={before}", encoded(q)),
+        });
+        Self {
+            bad,
+            state,
+            runs: page.iter().flat_map(|page| &page.runs).map(|run| RunView::new(run, &q)).collect(),
+            newest_href: if paged { runs_href(&q) } else { String::new() },
+            older_href,
+            curl_chat: curl_chat(headers),
+            curl_ingest: format!(
+                "curl {}/ingest -H 'Content-Type: application/json' -d @sample_payload.json",
+                origin(headers)
+            ),
+            q,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::run::sample;
+
+    fn rendered(q: &str, found: Result<RunPage, BadFilter>) -> String {
+        let headers = HeaderMap::new();
+        let list = List::new(q.to_owned(), false, found, &headers);
+        RunsPage { shell: Shell::new(&headers, "runs"), views: views(q), list }.render().unwrap()
+    }
+
+    #[test]
+    fn text_of_runs_is_escaped() {
+        let html = rendered("", Ok(RunPage { runs: vec![sample()], next: None }));
+        crate::ui::checks::page(&html);
+        assert!(!html.contains("<script>alert"));
+        assert!(!html.contains("<b>KeyError"));
+    }
+
+    #[test]
+    fn a_wrong_filter_is_marked() {
+        let bad = BadFilter {
+            at: 2,
+            len: 5,
+            message: "there is no field 'modle'".into(),
+            did_you_mean: Some("model".into()),
+        };
+        let html = rendered("a modle:x", Err(bad));
+        crate::ui::checks::page(&html);
+        assert!(html.contains("<mark>modle</mark>:x\n  <b>^^^^^</b>"), "{html}");
+        assert!(html.contains("/runs?q=a%20model%3Ax"));
+    }
+
+    #[test]
+    fn an_empty_list_says_what_to_do() {
+        let html = rendered("", Ok(RunPage { runs: vec![], next: None }));
+        crate::ui::checks::page(&html);
+        assert!(html.contains("No runs yet") && html.contains("/v1/chat/completions"));
+        assert!(rendered("x", Ok(RunPage { runs: vec![], next: None })).contains("No run matches"));
+    }
+}

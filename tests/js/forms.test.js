@@ -1,0 +1,70 @@
+// Pure modules of the shell, the run list and the playground. Run: node --test tests/js
+import test from 'node:test';
+import assert from 'node:assert/strict';
+import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
+import { SseParser } from '../../src/ui/assets/sse.js';
+import { curlOf, formOf, missing, requestOf } from '../../src/ui/assets/request.js';
+
+test('events arrive whole, however the stream is cut', () => {
+  const text = ': hello\r\n\r\nevent: item\nid: 3\ndata: {"a":\ndata: 1}\n\ndata: x\r\r';
+  for (let size = 1; size < text.length; size += 1) {
+    const parser = new SseParser();
+    const events = [];
+    for (let i = 0; i < text.length; i += size) events.push(...parser.push(text.slice(i, i + size)));
+    events.push(...parser.push('\n'));
+    assert.deepEqual(events, [{ event: 'item', id: '3', data: '{"a":\n1}' }, { event: 'message', id: null, data: 'x' }], `cut by ${size}`);
+  }
+});
+
+test('a key means one thing on a page', () => {
+  for (const page of ['runs', 'replay', 'playground']) {
+    const seen = new Set();
+    for (const [, rows] of TABLE) {
+      for (const [keys, , , on] of rows) {
+        if (on && on !== page) continue;
+        for (const key of keys) {
+          assert.ok(!seen.has(key), `${key} on ${page}`);
+          seen.add(key);
+        }
+      }
+    }
+  }
+  assert.equal(actionOf('j', ['runs']), 'nextRow');
+  assert.equal(actionOf('j', ['replay']), 'nextRun');
+  assert.equal(actionOf('?', ['anywhere']), 'help');
+  assert.equal(actionOf('z', ['replay']), null);
+  assert.equal(label('Shift+ArrowRight'), 'Shift →');
+  assert.equal(label('+'), '+');
+});
+
+const form = {
+  tab: 'chat', raw: '', stop: 'a\n\nb', attention: true, model: 'm',
+  messages: [{ role: 'user', content: 'hi' }, { role: 'user', content: '' }],
+  numbers: { temperature: '0.5', seed: '' },
+  mods: [{ name: 'x', config: '{"a": 1}' }, { name: 'y', config: ' ' }],
+};
+
+test('the form becomes a request of the public API', () => {
+  const { path, body } = requestOf(form);
+  assert.equal(path, '/v1/chat/completions');
+  assert.deepEqual(body, {
+    model: 'm', messages: [{ role: 'user', content: 'hi' }], temperature: 0.5, stop: ['a', 'b'],
+    mods: [{ name: 'x', config: { a: 1 } }, { name: 'y' }], attention: true, stream: true,
+  });
+  assert.equal(requestOf({ ...form, tab: 'raw', raw: 'Once' }).body.prompt, 'Once');
+  assert.throws(() => requestOf({ ...form, mods: [{ name: 'x', config: '{' }] }), /configuration of x/);
+  assert.equal(missing({ ...form, messages: [] }), 'Write a message first.');
+  assert.equal(missing(form), null);
+});
+
+test('a curl line survives quotes', () => {
+  const line = curlOf({ path: '/v1/completions', body: { prompt: "it's" } }, 'http://h:1');
+  assert.ok(line.includes("it'\\''s") && line.startsWith('curl -N http://h:1/v1/completions'));
+});
+
+test('a recorded run fills the form', () => {
+  const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'] });
+  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }] });
+  assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
+  assert.equal(formOf(undefined).tab, undefined);
+});

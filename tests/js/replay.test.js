@@ -1,0 +1,147 @@
+// Pure modules of the replay. Run: node --test tests/js
+import test from 'node:test';
+import assert from 'node:assert/strict';
+import { NEVER, branches, chipVisible } from '../../src/ui/assets/replay/branches.js';
+import { MODES, legend, surprise } from '../../src/ui/assets/replay/colour.js';
+import { bucketOf, sinkOf } from '../../src/ui/assets/replay/attention.js';
+import { find } from '../../src/ui/assets/replay/find.js';
+import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
+import { group } from '../../src/ui/assets/replay/events.js';
+import { Once } from '../../src/ui/assets/replay/live.js';
+import { stepping } from '../../src/ui/assets/replay/moves.js';
+import { mayCut, roles } from '../../src/ui/assets/replay/parts.js';
+import { explain, percent } from '../../src/ui/assets/replay/why.js';
+
+test('characters that would hide or reorder text are named', () => {
+  assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { mark: 'U+202E' }, { text: 'b' }]);
+  assert.deepEqual(pieces('\u0007'), [{ mark: '\u2407' }]);
+  assert.deepEqual(pieces('line\n\tend'), [{ text: 'line\n\tend' }]);
+  assert.deepEqual(pieces('\u{e0041}'), [{ mark: 'U+E0041' }]);
+  assert.equal(pieces('👩\u200d🚀').length, 1, 'a joiner inside an emoji stays');
+  assert.deepEqual(pieces('\u200d'), [{ mark: 'U+200D' }]);
+  assert.equal(show(' the\n'), '␣the↵');
+  assert.equal(show(''), '∅');
+});
+
+test('branches nest, and a folded branch hides the chips inside it', () => {
+  // Rows 1–5 die at 50, but 2–3 of them had died at 30 already.
+  const died = [NEVER, 50, 30, 30, 50, 50, NEVER];
+  const all = branches(died.length, (i) => died[i]);
+  assert.deepEqual(all.map((b) => [b.died, b.first, b.last, b.count]), [[30, 2, 3, 2], [50, 1, 5, 3]]);
+  const inner = all[0];
+  assert.equal(inner.parent, all[1]);
+  assert.equal(chipVisible(inner, 29, () => false), false, 'not dead yet');
+  assert.equal(chipVisible(inner, 40, () => false), true);
+  assert.equal(chipVisible(inner, 60, () => false), false, 'inside a folded branch');
+  assert.equal(chipVisible(inner, 60, () => true), true);
+});
+
+test('find crosses tokens and skips what is not shown', () => {
+  const texts = ['The', ' oc', 'ean', ' Ocean'];
+  const at = (i) => texts[i];
+  assert.deepEqual(find('ocean', 4, at, () => true), [[1, 2], [3, 3]]);
+  assert.deepEqual(find('ocean', 4, at, (i) => i !== 2), [[3, 3]]);
+  assert.deepEqual(find('', 4, at, () => true), []);
+});
+
+test('what the template wrote goes to the message it belongs to', () => {
+  const texts = ['<s>', 'user', '\n', 'Hi', '<e>', '\n', '<s>', 'assistant', '\n'];
+  const spans = [{ role: 'template', start: 0, end: 3 }, { role: 'user', start: 3, end: 4 }, { role: 'template', start: 4, end: 9 }];
+  assert.deepEqual(roles(9, spans, texts).map((r) => r.role), ['user', 'user', 'user', 'user', 'user', 'user', 'answer', 'answer', 'answer']);
+  assert.equal(roles(9, spans, texts)[3].dim, false);
+  assert.equal(roles(2, undefined, []).length, 2);
+  assert.equal(mayCut(100, '\n'), false);
+  assert.equal(mayCut(128, 'x\n'), true);
+  assert.equal(mayCut(512, 'x'), true);
+});
+
+const run = {
+  eventCount: 7,
+  count: 3,
+  kinds: [0, 1, 2, 3, 1, 2, 3],
+  kind(e) { return this.kinds[e]; },
+  born: (i) => [0, 3, 6][i],
+  died: (i) => [NEVER, 5, NEVER][i],
+  isPrompt: (i) => i === 0,
+  marks: [{ seq: 4, kind: 'action' }, { seq: 2, kind: 'error' }],
+  logprob: (i) => [null, -Math.LN2 * 5, -0.01][i],
+};
+
+test('keys move to tokens, marks, backtracks and surprises', () => {
+  const go = (action, n) => stepping(action, run, n, (i) => surprise(run, i), 4);
+  assert.equal(go('nextToken', 0), 3);
+  assert.equal(go('nextToken', 6), 7, 'behind the last token is the end');
+  assert.equal(go('prevToken', 7), 6);
+  assert.equal(go('prevToken', 3), 0);
+  assert.equal(go('nextEvent', 7), 7);
+  assert.equal(go('nextAction', 0), 4);
+  assert.equal(go('nextAction', 4), null);
+  assert.equal(go('prevError', 7), 2);
+  assert.equal(go('nextBacktrack', 0), 4);
+  assert.equal(go('nextSurprise', 0), 3);
+  assert.equal(go('nextSurprise', 3), null);
+  assert.equal(go('colour', 3), undefined);
+});
+
+test('the legend is the painter’s own table', () => {
+  for (const mode of MODES.filter((m) => m.edges.length)) {
+    assert.deepEqual(legend(mode).map((l) => l.bucket), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert.equal(mode.edges.length, 7);
+  }
+  assert.equal(MODES[0].bucket(run, 1), 5, 'five bits');
+  assert.equal(MODES[0].bucket(run, 0), -1, 'not measured');
+});
+
+test('a sink is found by its mass and left out of the scale', () => {
+  assert.deepEqual(sinkOf([0.1, 0.7, 0.1, 0.1]), { sink: 1, peak: 0.1 });
+  assert.deepEqual(sinkOf([0.3, 0.3, 0.4]), { sink: -1, peak: 0.4 });
+  assert.deepEqual(sinkOf([]), { sink: -1, peak: 0 });
+  assert.equal(bucketOf(0, 0.5), 0);
+  assert.equal(bucketOf(0.5, 0.5), 7);
+  assert.equal(bucketOf(1, 0.5), 7);
+});
+
+const event = (o) => ({ kind: 'event', ...o });
+
+test('items group under their events across batches', () => {
+  const map = group([
+    event({ sequence_order: 4, event_type: 'Added' }),
+    { kind: 'mod_call', index: 9, event_sequence_order: 4, mod_name: 'm' },
+    { kind: 'mod_log', index: 0, mod_call_sequence: 9, log_message: 'x' },
+    { kind: 'action', index: 0, mod_call_sequence: 9, action_type: 'Noop' },
+    event({ sequence_order: 5, event_type: 'ForwardPass' }),
+    { kind: 'action', index: 1, mod_call_sequence: 77, action_type: 'Noop' },
+  ]);
+  assert.equal(map.get(4).calls[0].logs.length, 1);
+  assert.equal(map.get(4).calls[0].actions.length, 1);
+  assert.equal(map.get(5).calls.length, 0);
+});
+
+test('a resumed stream may overlap', () => {
+  const once = new Once();
+  assert.equal(once.take(event({ sequence_order: 0 })), true);
+  assert.equal(once.take({ kind: 'mod_call', index: 0 }), true);
+  assert.equal(once.take(event({ sequence_order: 0 })), false);
+  assert.equal(once.take({ kind: 'mod_call', index: 0 }), false);
+  assert.equal(once.take({ kind: 'mod_call', index: 1 }), true);
+});
+
+test('the panel says which stage or mod removed a candidate', () => {
+  const entries = [
+    {
+      event: event({ event_type: 'ForwardPass', details: { model: [{ token: 1, text: 'a', prob: 0.5 }, { token: 2, text: 'b', prob: 0.3 }, { token: 3, text: 'c', prob: 0.1 }] } }),
+      calls: [{ call: { mod_name: 'ban' }, logs: [], actions: [{ action_type: 'AdjustedLogits', details: { moved: [{ token: 2, after: 0 }] } }] }],
+    },
+    {
+      event: event({ event_type: 'Sampled', sampled_token: 1, token_text: 'a', details: { after_mods: [{ token: 1, text: 'a', prob: 0.8 }, { token: 3, text: 'c', prob: 0.2 }], after_sampler: [{ token: 1, text: 'a', prob: 1 }], stages: [{ name: 'top-k', left: 2 }, { name: 'min-p', left: 1 }] } }),
+      calls: [],
+    },
+  ];
+  const { rows } = explain(entries);
+  assert.deepEqual(rows.map((r) => [r.token, r.why, r.chosen]), [[1, '', true], [2, 'masked by ban', false], [3, 'min-p', false]]);
+  const foreign = explain([{ event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }, 'junk', null] }), calls: [] }]);
+  assert.deepEqual(foreign.rows.map((r) => r.text), ['⟨7⟩']);
+  assert.equal(explain([]).rows.length, 0);
+  assert.equal(percent(0.5), '50.0 %');
+  assert.equal(percent(0.00001), '< 0.01 %');
+});
