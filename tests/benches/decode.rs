@@ -188,11 +188,19 @@ fn median(values: &mut [f64]) -> f64 {
 
 fn main() {
     let setup = setup();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     let folder = std::env::temp_dir().join(format!("thunder-bench-{}", std::process::id()));
-    println!("model {}, {} thread(s), {} tokens, median of {} rounds", setup.model.display(), setup.threads, setup.tokens, setup.rounds);
+    println!(
+        "model {}, {} thread(s), {} tokens, median of {} rounds",
+        setup.model.display(),
+        setup.threads,
+        setup.tokens,
+        setup.rounds
+    );
     runtime.block_on(async {
-        let store = Store::open(Database::Embedded { data_dir: folder.clone() }, |_| {}).await.expect("the store opens");
+        let store =
+            Store::open(Database::Embedded { data_dir: folder.clone() }, |_| {}).await.expect("the store opens");
         let (recorder, _live) = store.recorder();
         for streams in [1, 8] {
             let plain = engine(&setup, streams, false, recorder.clone()).await;
@@ -210,7 +218,11 @@ fn main() {
             let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
             let rate = |seconds: f64| f64::from(setup.tokens * streams) / seconds;
             let ratios = |name: &str, side: usize, base: usize| {
-                println!("{streams} stream(s)  {name:<46} {:>9.1} tokens/s   ratio {:.3}", rate(medians[side]), medians[base] / medians[side]);
+                println!(
+                    "{streams} stream(s)  {name:<46} {:>9.1} tokens/s   ratio {:.3}",
+                    rate(medians[side]),
+                    medians[base] / medians[side]
+                );
             };
             ratios("bare llama_decode and sampling, --attention off", 0, 0);
             ratios("thunder, recorded, --attention off", 1, 0);
