@@ -273,7 +273,7 @@ def edit(event, actions, tokenizer):
 "#,
     );
     let mut scene = scene(&factory);
-    let mut next = |scene: &mut Scene| {
+    let next = |scene: &mut Scene| {
         let reply = scene.forward(&logits());
         scene.sequence.push(65);
         reply
