@@ -6,5 +6,6 @@ mod cli;
 mod engine;
 mod harness;
 mod health;
+mod mods;
 mod openai;
 mod security;
