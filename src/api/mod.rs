@@ -8,6 +8,8 @@ mod app;
 mod error;
 pub mod extract;
 mod health;
+mod ingest;
+mod native;
 pub mod openai;
 mod security;
 mod server;
@@ -48,6 +50,8 @@ struct Document;
 pub fn router(app: &App) -> Router {
     let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(health::router())
+        .merge(ingest::router())
+        .merge(native::router())
         .merge(openai::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());

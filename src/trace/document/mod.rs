@@ -100,7 +100,8 @@ impl Document {
         Sha256::digest(&canonical).into()
     }
 
-    /// The run as one list: each event, then for each of its mod calls the call, its logs, its actions.
+    /// The run as one list: each event, then for each of its mod calls the call, its logs, its actions. Calls are numbered
+    /// in this order, which is the document's own unless it lists calls before those of earlier events.
     #[must_use]
     pub fn items(&self) -> Vec<Item> {
         let mut calls_of = vec![Vec::new(); self.events.len()];
@@ -123,12 +124,22 @@ impl Document {
         }
         let total = self.events.len() + self.mod_calls.len() + self.mod_logs.len() + self.actions.len();
         let mut items = Vec::with_capacity(total);
+        let mut number = 0;
         for (event, calls) in self.events.iter().zip(&calls_of) {
             items.push(Item::Event(event.clone()));
             for &call in calls {
                 items.push(Item::ModCall(self.mod_calls[call].clone()));
-                items.extend(logs_of[call].iter().map(|&log| Item::ModLog(self.mod_logs[log].clone())));
-                items.extend(actions_of[call].iter().map(|&action| Item::Action(self.actions[action].clone())));
+                items.extend(
+                    logs_of[call]
+                        .iter()
+                        .map(|&log| Item::ModLog(ModLog { mod_call_sequence: number, ..self.mod_logs[log].clone() })),
+                );
+                items.extend(
+                    actions_of[call].iter().map(|&action| {
+                        Item::Action(Action { mod_call_sequence: number, ..self.actions[action].clone() })
+                    }),
+                );
+                number += 1;
             }
         }
         items

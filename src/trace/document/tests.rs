@@ -103,6 +103,29 @@ fn raw_fields_stay_byte_for_byte() {
 }
 
 #[test]
+fn an_item_is_one_line_whatever_its_raw_fields_look_like() {
+    let payload = "{\"request\":{\"request_id\":\"r\"},\"events\":[{\"event_type\":\"ForwardPass\",\"step\":0,\
+                   \"sequence_order\":0,\"details\":{\r\n  \"a\": \"x\\ny\"\n}}]}";
+    let lines = json_items(&Document::parse(payload.as_bytes()).unwrap());
+    assert!(!lines[0].contains(['\n', '\r']), "{}", lines[0]);
+    assert_eq!(serde_json::from_str::<Value>(&lines[0]).unwrap()["details"], json!({"a": "x\ny"}));
+}
+
+#[test]
+fn calls_are_numbered_in_the_order_of_events() {
+    let mut payload = sample();
+    payload["mod_calls"].as_array_mut().unwrap().reverse();
+    let lines = json_items(&Document::parse(payload.to_string().as_bytes()).unwrap());
+    let actions: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let links: Vec<_> = actions
+        .iter()
+        .filter(|item| item["kind"] == "action")
+        .map(|item| (item["index"].as_u64().unwrap(), item["mod_call_sequence"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(links, [(0, 0), (1, 1)]);
+}
+
+#[test]
 fn our_own_details_are_read_back() {
     let details = json!({"elapsed_us": 1500, "tokens": [{"token": 7, "text": "a", "logprob": -0.5}]});
     let document = parse_with("/events/3/details", details).unwrap();
