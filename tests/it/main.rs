@@ -6,5 +6,8 @@ mod cli;
 mod engine;
 mod harness;
 mod health;
+mod ingest;
+mod native;
 mod openai;
 mod security;
+mod store;
