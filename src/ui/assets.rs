@@ -5,9 +5,9 @@
 //! source tree at run time, and nothing is kept.
 
 use super::error;
-use crate::api::{ApiError, App};
+use crate::api::ApiError;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use rust_embed::{EmbeddedFile, RustEmbed};
@@ -38,13 +38,17 @@ pub(super) fn version() -> &'static str {
     })
 }
 
+/// The modules of the replay component, for pages to load at once instead of import by import.
+pub(super) fn replay_modules() -> Vec<String> {
+    let mut names: Vec<_> =
+        Assets::iter().filter(|name| name.starts_with("replay/") && name != "replay/page.js").collect();
+    names.sort();
+    names.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
+}
+
 /// `GET /assets/{version}/{path}`: one file. A version that is not this binary's gets the file all the same, since
 /// an open page of the version before may still ask, but nobody keeps it.
-pub(super) async fn file(
-    State(app): State<App>,
-    Path((asked, path)): Path<(String, String)>,
-    headers: HeaderMap,
-) -> Response {
+pub(super) async fn file(Path((asked, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
     match Assets::get(&path) {
         Some(file) => serve(&path, &file, &headers, asked == version()),
         None => error::render(&headers, &ApiError::not_found("asset", path)),

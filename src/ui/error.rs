@@ -46,7 +46,7 @@ pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
 }
 
 /// The page for an address that does not exist.
-pub async fn not_found(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Response {
+pub async fn not_found(_app: State<App>, headers: HeaderMap, uri: Uri) -> Response {
     render(&headers, &ApiError::not_found("page", uri.path()))
 }
 

@@ -1,5 +1,6 @@
 //! The page of one run.
 
+use super::assets;
 use super::error::{self, show};
 use super::replay_text;
 use super::run::{Banner, RunView, banners};
@@ -24,12 +25,20 @@ struct ReplayPage {
 }
 
 /// The fields of the replay component.
-#[derive(Default)]
 pub(super) struct Pane {
     /// Empty where a script will say which run it shows.
     pub(super) run_id: String,
     pub(super) status: &'static str,
     pub(super) attention: bool,
+    /// Addresses of the component's modules.
+    pub(super) modules: Vec<String>,
+}
+
+impl Pane {
+    /// A component that waits for a script to say which run it shows.
+    pub(super) fn idle() -> Self {
+        Self { run_id: String::new(), status: "", attention: false, modules: assets::replay_modules() }
+    }
 }
 
 /// Query of the page; what the scripts read from the address themselves is not here.
@@ -77,7 +86,12 @@ impl ReplayPage {
             banners: banners(run),
             prev_href: beside("newer"),
             next_href: beside("older"),
-            pane: Pane { run_id: id.to_string(), status: run.status.as_str(), attention: run.has_attention },
+            pane: Pane {
+                run_id: id.to_string(),
+                status: run.status.as_str(),
+                attention: run.has_attention,
+                ..Pane::idle()
+            },
             run: RunView::new(run, q),
         }
     }

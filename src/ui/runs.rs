@@ -16,7 +16,7 @@ use serde::Deserialize;
 const VIEWS: [(&str, &str); 5] = [
     ("All", ""),
     ("Running", "status:running"),
-    ("Errors", "errors>0"),
+    ("Errors", "error>0"),
     ("Backtracked", "backtracks>0"),
     ("Forced", "forced>0"),
 ];

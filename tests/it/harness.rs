@@ -6,8 +6,8 @@
 use futures::StreamExt;
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to be ready, also while other tests use all cores.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Mods of the shared server, beside the built-in ones.
+const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
 
 /// The model of all tests; its weights are random.
 pub fn model() -> PathBuf {
@@ -55,7 +58,7 @@ pub struct Server {
 
 /// The server that all tests share which change nothing about it.
 pub async fn server() -> &'static Server {
-    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&[]));
+    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--mods-dir", MODS]));
     // Starting blocks; the test's own thread must not.
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }

@@ -16,6 +16,26 @@ fn forced(text: &str) -> Value {
     json!([{ "name": "force-prefix", "config": { "text": text } }])
 }
 
+/// The answer, with what differs from run to run replaced by what it is.
+fn redacted(answer: &Value) -> Value {
+    let mut answer = answer.clone();
+    for (pointer, what) in [
+        ("/id", "[id]"),
+        ("/created", "[time]"),
+        ("/system_fingerprint", "[release]"),
+        ("/choices/0/message/content", "[text]"),
+        ("/timings", "[timings]"),
+        ("/usage/prompt_tokens", "[count]"),
+        ("/usage/total_tokens", "[count]"),
+        ("/usage/prompt_tokens_details/cached_tokens", "[count]"),
+        ("/thunder/run_id", "[id]"),
+        ("/thunder/replay", "[path]"),
+    ] {
+        *answer.pointer_mut(pointer).unwrap() = what.into();
+    }
+    answer
+}
+
 fn chunks(events: &[String]) -> Vec<Value> {
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     events[..events.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect()
@@ -28,13 +48,7 @@ fn content(chunks: &[Value]) -> String {
 #[tokio::test]
 async fn a_chat_is_answered_in_openais_shape() {
     let answer = server().await.answer(CHAT, &chat(json!({"ignore_eos": true}))).await;
-    insta::assert_json_snapshot!(answer, {
-        ".id" => "[id]", ".created" => "[time]", ".system_fingerprint" => "[release]",
-        ".choices[0].message.content" => "[text]", ".timings" => "[timings]",
-        ".usage.prompt_tokens" => "[count]", ".usage.total_tokens" => "[count]",
-        ".usage.prompt_tokens_details.cached_tokens" => "[count]",
-        ".thunder.run_id" => "[id]", ".thunder.replay" => "[path]",
-    }, @r#"
+    insta::assert_json_snapshot!(redacted(&answer), @r#"
     {
       "id": "[id]",
       "object": "chat.completion",
@@ -123,16 +137,19 @@ async fn a_mod_is_named_in_a_field_or_behind_the_model() {
 #[tokio::test]
 async fn an_unknown_mod_is_an_error_that_lists_the_known() {
     let server = server().await;
-    for (further, param) in
-        [(json!({"mods": ["nope"]}), "mods"), (json!({"model": "tiny/nope"}), "model"), (json!({"mods": [{"name": "nope"}]}), "mods")]
-    {
+    for (further, param) in [
+        (json!({"mods": ["nope"]}), "mods"),
+        (json!({"model": "tiny/nope"}), "model"),
+        (json!({"mods": [{"name": "nope"}]}), "mods"),
+    ] {
         let (status, answer) = server.post(CHAT, &chat(further)).await;
         let error = &answer["error"];
         assert_eq!((status, error["param"].as_str(), error["code"].as_str()), (400, Some(param), Some("unknown_mod")));
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("'nope'") && message.contains("force-prefix"), "{message}");
     }
-    let (status, answer) = server.post(CHAT, &chat(json!({"mods": [{"name": "force-prefix", "config": {"txt": "a"}}]}))).await;
+    let (status, answer) =
+        server.post(CHAT, &chat(json!({"mods": [{"name": "force-prefix", "config": {"txt": "a"}}]}))).await;
     assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
 }
 
@@ -152,7 +169,8 @@ async fn a_stop_text_ends_the_answer_before_it() {
 #[tokio::test]
 async fn log_probabilities_come_with_their_alternatives() {
     let server = server().await;
-    let body = chat(json!({"logprobs": true, "top_logprobs": 3, "temperature": 0, "ignore_eos": true, "max_tokens": 4}));
+    let body =
+        chat(json!({"logprobs": true, "top_logprobs": 3, "temperature": 0, "ignore_eos": true, "max_tokens": 4}));
     let answer = server.answer(CHAT, &body).await;
     let entries = answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
     assert_eq!(entries.len(), 4);
@@ -161,13 +179,15 @@ async fn log_probabilities_come_with_their_alternatives() {
         assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 3);
         assert!(entry["bytes"].is_array() && entry["id"].is_number());
     }
-    let bytes: Vec<u8> = entries.iter().flat_map(|e| e["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
+    let bytes: Vec<u8> =
+        entries.iter().flat_map(|e| e["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
     assert_eq!(String::from_utf8_lossy(&bytes), answer["choices"][0]["message"]["content"].as_str().unwrap());
 
     let mut streamed = body;
     streamed["stream"] = true.into();
     let chunks = chunks(&server.stream(CHAT, &streamed).await);
-    let count: usize = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).map(Vec::len).sum();
+    let count: usize =
+        chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).map(Vec::len).sum();
     assert_eq!(count, 4);
 
     let completion = json!({"prompt": "Once", "logprobs": 2, "max_tokens": 3, "ignore_eos": true});
@@ -189,12 +209,9 @@ async fn a_text_is_continued_from_text_or_tokens() {
     assert_eq!(listed["choices"][0]["text"], answer["choices"][0]["text"]);
     let tokens = server.answer("/v1/completions", &body(json!([20, 30, 40]))).await;
     assert_eq!(tokens["usage"]["prompt_tokens"], 3);
-    let events = server.stream("/v1/completions", &{
-        let mut streamed = body("Once there was".into());
-        streamed["stream"] = true.into();
-        streamed
-    });
-    let chunks = chunks(&events.await);
+    let mut streamed = body("Once there was".into());
+    streamed["stream"] = true.into();
+    let chunks = chunks(&server.stream("/v1/completions", &streamed).await);
     let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, answer["choices"][0]["text"].as_str().unwrap());
 }
@@ -207,10 +224,16 @@ async fn a_banned_token_never_comes() {
         body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
         body
     };
-    let text = async |further: Value| server.answer("/v1/completions", &body(further)).await["choices"][0]["text"].as_str().unwrap().to_owned();
+    let text = async |further: Value| {
+        server.answer("/v1/completions", &body(further)).await["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
     let chat = chat(json!({"temperature": 0, "logprobs": true, "max_tokens": 1, "ignore_eos": true}));
     let first = server.answer(CHAT, &chat).await["choices"][0]["logprobs"]["content"][0]["id"].as_i64().unwrap();
-    for ban in [json!({"banned_tokens": [first]}), json!({"logit_bias": {first.to_string(): -100}}), json!({"logit_bias": [[first, false]]})] {
+    for ban in [
+        json!({"banned_tokens": [first]}),
+        json!({"logit_bias": {first.to_string(): -100}}),
+        json!({"logit_bias": [[first, false]]}),
+    ] {
         let mut chat = chat.clone();
         chat.as_object_mut().unwrap().extend(ban.as_object().unwrap().clone());
         let answer = server.answer(CHAT, &chat).await;
@@ -260,7 +283,8 @@ async fn a_wrong_field_is_named() {
 
 #[tokio::test]
 async fn unknown_and_null_fields_are_ignored() {
-    let body = chat(json!({"max_tokens": 1, "frobnicate": [1], "stop": null, "temperature": null, "n": 1, "user": "u"}));
+    let body =
+        chat(json!({"max_tokens": 1, "frobnicate": [1], "stop": null, "temperature": null, "n": 1, "user": "u"}));
     server().await.answer(CHAT, &body).await;
 }
 
@@ -335,4 +359,73 @@ async fn the_model_is_listed() {
     let (status, error) = server.get("/v1/models/huge").await;
     assert_eq!((status, error["error"]["code"].as_str()), (404, Some("model_not_found")));
     assert_eq!(server.get("/models").await.1, list);
+}
+
+#[tokio::test]
+async fn a_mod_can_refuse_a_run() {
+    let server = server().await;
+    for stream in [false, true] {
+        let response = server
+            .request(reqwest::Method::POST, CHAT)
+            .json(&chat(json!({"mods": ["refuse"], "stream": stream})))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status().as_u16(), 422);
+        let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["message"], "not today");
+        assert_eq!(server.finished(&run_id).await["run"]["status"], "failed");
+    }
+    let late = chat(json!({"mods": ["refuse_late"], "stream": true, "max_tokens": 30, "ignore_eos": true}));
+    let events = server.stream(CHAT, &late).await;
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["message"], "enough");
+    assert!(events.len() > 2, "the error came before any text");
+}
+
+#[tokio::test]
+async fn a_mod_can_end_a_run_with_tool_calls() {
+    let server = server().await;
+    let body = chat(json!({"mods": ["call_tool"]}));
+    let answer = server.answer(CHAT, &body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["content"], Value::Null);
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("get_weather")));
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"city": "Oakford"}));
+
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let chunks = chunks(&server.stream(CHAT, &streamed).await);
+    let deltas: Vec<&Value> =
+        chunks.iter().map(|c| &c["choices"][0]["delta"]["tool_calls"][0]).filter(|d| !d.is_null()).collect();
+    assert_eq!(deltas[0]["function"]["name"], "get_weather");
+    assert!(deltas[0]["id"].is_string() && deltas[1].get("id").is_none());
+    let arguments: String = deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+    assert_eq!(serde_json::from_str::<Value>(&arguments).unwrap(), json!({"city": "Oakford"}));
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[tokio::test]
+async fn what_a_mod_takes_back_is_taken_back_from_the_stream() {
+    let server = server().await;
+    let body = chat(json!({"mods": ["take_back"], "max_tokens": 16, "ignore_eos": true}));
+    let whole = server.answer(CHAT, &body).await["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert!(whole.starts_with("Instead"), "{whole}");
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let mut text = String::new();
+    for chunk in chunks(&server.stream(CHAT, &streamed).await) {
+        if let Some(chars) = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64) {
+            assert_eq!(chunk["choices"][0]["delta"]["content"], "");
+            for _ in 0..chars {
+                text.pop().unwrap();
+            }
+        }
+        text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    assert_eq!(text, whole);
 }

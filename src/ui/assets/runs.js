@@ -87,7 +87,7 @@ document.addEventListener('click', (event) => {
 // Runs that began or ended since the list was loaded. Status of visible rows changes in place; rows never move.
 function showNews() {
   news.hidden = fresh.size === 0;
-  news.textContent = `${fresh.size} new run${fresh.size === 1 ? '' : 's'} — show (n)`;
+  news.textContent = fresh.has('missed') ? 'The list has changed — show (n)' : `${fresh.size} new run${fresh.size === 1 ? '' : 's'} — show (n)`;
 }
 const showNew = () => (news.hidden ? false : load(address(box.value.trim())));
 news.addEventListener('click', showNew);
@@ -99,7 +99,13 @@ follow('/api/v1/runs/live', {
     dot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
-  onEvent: ({ data }) => {
+  onEvent: ({ event, data }) => {
+    if (event === 'missed') {
+      // Too much happened to hear of each change: the list may be out of date.
+      fresh.add('missed');
+      showNews();
+      return;
+    }
     let change;
     try { change = JSON.parse(data); } catch { return; }
     const id = change.run_id ?? change.run?.run_id;
