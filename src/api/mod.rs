@@ -8,6 +8,8 @@ mod app;
 mod error;
 pub mod extract;
 mod health;
+mod ingest;
+mod native;
 pub mod openai;
 mod security;
 mod server;
@@ -19,8 +21,9 @@ pub use health::Health;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 
+use crate::ui;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::{DefaultBodyLimit, Request, State as Shared};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
@@ -47,6 +50,8 @@ struct Document;
 pub fn router(app: &App) -> Router {
     let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(health::router())
+        .merge(ingest::router())
+        .merge(native::router())
         .merge(openai::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
@@ -57,6 +62,7 @@ pub fn router(app: &App) -> Router {
             get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
         )
         .merge(session::router())
+        .merge(ui::router())
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(app.config().server.max_body_bytes))
@@ -89,8 +95,11 @@ async fn identify(request: Request, next: Next) -> Response {
     response
 }
 
-async fn unknown_path(request: Request) -> Response {
+async fn unknown_path(app: Shared<App>, request: Request) -> Response {
     let path = request.uri().path();
+    if security::wants_page(&request) {
+        return ui::not_found(app, request.headers().clone(), request.uri().clone()).await;
+    }
     security::in_dialect(path, ApiError::new(Kind::NotFound, format!("there is nothing at {path}")))
 }
 

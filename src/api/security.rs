@@ -74,7 +74,8 @@ fn is_public(path: &str) -> bool {
     matches!(path, "/health" | "/healthz" | "/v1/health" | session::PATH)
 }
 
-fn wants_page(request: &Request) -> bool {
+/// Whether a person in a browser asks.
+pub(super) fn wants_page(request: &Request) -> bool {
     let accepts = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     request.method() == Method::GET && accepts.is_some_and(|value| value.contains("text/html"))
 }

@@ -118,7 +118,7 @@ pub(super) async fn items(
     actions.retain_mut(|(_, action)| {
         renumber(action.mod_call_sequence).inspect(|new| action.mod_call_sequence = *new).is_some()
     });
-    actions.sort_by_key(|(index, action)| (action.mod_call_sequence, action.action_order, *index));
+    actions.sort_by_key(|(index, action)| (action.mod_call_sequence, *index));
 
     let mut items = Vec::with_capacity(events.len() + calls.len() + logs.len() + actions.len());
     let mut calls = calls.into_iter().map(|(_, call)| call).zip(before.mod_calls.cast_signed()..).peekable();

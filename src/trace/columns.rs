@@ -4,11 +4,43 @@
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `ui/assets/replay/columns.js` reads it.
 
 use super::fold::{EventPoint, Fold, Mark, Row};
+use std::collections::HashMap;
+
+const MAGIC: [u8; 4] = *b"RUNC";
+const VERSION: u16 = 1;
+/// Magic, version, flags and three counts.
+const HEADER_BYTES: usize = 20;
+/// Id, offset and length.
+const ENTRY_BYTES: usize = 12;
+const ALIGNMENT: usize = 8;
+/// Steps per nat and per bit.
+const SCALE: f32 = 2048.0;
+/// Largest number that a u16 column holds; beyond it comes "unknown".
+const MOST: f32 = 65_534.0;
+
+/// Section ids.
+mod section {
+    pub const TEXT: u32 = 1;
+    pub const TOKEN: u32 = 2;
+    pub const POS: u32 = 3;
+    pub const BORN: u32 = 4;
+    pub const DIED: u32 = 5;
+    pub const LOGPROB: u32 = 6;
+    pub const ENTROPY: u32 = 7;
+    pub const RANK: u32 = 8;
+    pub const FLAGS: u32 = 9;
+    pub const DT: u32 = 10;
+    pub const STRINGS: u32 = 11;
+    pub const MARKS: u32 = 12;
+    pub const EVENT_KIND: u32 = 13;
+    pub const EVENT_STEP: u32 = 14;
+    pub const EVENT_TIME: u32 = 15;
+}
 
 /// What a file of columns holds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Columns {
-    /// Token instances; `logprob` and `entropy` as the format rounds them.
+    /// Token instances; `logprob`, `entropy` and `rank` as the format rounds them.
     pub rows: Vec<Row>,
     /// Actions, exceptions, log lines.
     pub marks: Vec<Mark>,
@@ -27,16 +59,279 @@ pub enum Error {
     Section(u32),
 }
 
+/// −ln p in steps of 1/2048, saturating; 65535 where unknown.
+#[must_use]
+pub fn quantise_logprob(logprob: Option<f32>) -> u16 {
+    quantise(logprob.map(|logprob| -logprob))
+}
+
+/// Bits in steps of 1/2048, saturating; 65535 where unknown.
+#[must_use]
+pub fn quantise_entropy(entropy: Option<f32>) -> u16 {
+    quantise(entropy)
+}
+
+fn quantise(value: Option<f32>) -> u16 {
+    value.filter(|value| !value.is_nan()).map_or(u16::MAX, |value| (value * SCALE).round().clamp(0.0, MOST) as u16)
+}
+
 /// Codes the fold as it stands.
 #[must_use]
-pub fn encode(_fold: &Fold) -> Vec<u8> {
-    todo!()
+pub fn encode(fold: &Fold) -> Vec<u8> {
+    let (rows, events) = (fold.rows(), fold.events());
+    let (text, strings) = string_table(rows);
+    let marks = serde_json::to_vec(fold.marks()).expect("marks are plain JSON");
+    let sections = [
+        (section::TEXT, text),
+        (section::TOKEN, column(rows, |row| row.token.to_le_bytes())),
+        (section::POS, column(rows, |row| row.pos.to_le_bytes())),
+        (section::BORN, column(rows, |row| row.born.to_le_bytes())),
+        (section::DIED, column(rows, |row| row.died.to_le_bytes())),
+        (section::LOGPROB, column(rows, |row| quantise_logprob(row.logprob).to_le_bytes())),
+        (section::ENTROPY, column(rows, |row| quantise_entropy(row.entropy).to_le_bytes())),
+        (section::RANK, column(rows, |row| (row.rank.unwrap_or(0).min(u32::from(u16::MAX)) as u16).to_le_bytes())),
+        (section::FLAGS, column(rows, |row| [row.flags])),
+        (section::DT, column(rows, |row| row.dt_ms.to_le_bytes())),
+        (section::STRINGS, strings),
+        (section::MARKS, marks),
+        (section::EVENT_KIND, column(events, |event| [event.kind])),
+        (section::EVENT_STEP, column(events, |event| event.step.to_le_bytes())),
+        (section::EVENT_TIME, column(events, |event| event.time_ms.to_le_bytes())),
+    ];
+
+    let body: usize = sections.iter().map(|(_, bytes)| bytes.len() + ALIGNMENT).sum();
+    let mut out = Vec::with_capacity(HEADER_BYTES + ENTRY_BYTES * sections.len() + body);
+    out.extend(MAGIC);
+    out.extend(VERSION.to_le_bytes());
+    out.extend(0_u16.to_le_bytes());
+    for count in [rows.len(), events.len(), sections.len()] {
+        out.extend((count as u32).to_le_bytes());
+    }
+    let mut offset = (HEADER_BYTES + ENTRY_BYTES * sections.len()).next_multiple_of(ALIGNMENT);
+    for (id, bytes) in &sections {
+        for number in [*id, offset as u32, bytes.len() as u32] {
+            out.extend(number.to_le_bytes());
+        }
+        offset = (offset + bytes.len()).next_multiple_of(ALIGNMENT);
+    }
+    for (_, bytes) in &sections {
+        out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+        out.extend(bytes);
+    }
+    out
+}
+
+fn column<T, const N: usize>(list: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
+    list.iter().flat_map(bytes).collect()
+}
+
+/// The column of text indexes, and the table they point into: u32 count, u32 offsets[count + 1], UTF-8.
+fn string_table(rows: &[Row]) -> (Vec<u8>, Vec<u8>) {
+    let mut known: HashMap<&str, u32> = HashMap::new();
+    let mut offsets = vec![0_u32];
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut indexes = Vec::with_capacity(rows.len() * 4);
+    for row in rows {
+        let index = *known.entry(&row.text).or_insert_with(|| {
+            bytes.extend(row.text.as_bytes());
+            offsets.push(bytes.len() as u32);
+            offsets.len() as u32 - 2
+        });
+        indexes.extend(index.to_le_bytes());
+    }
+    let mut table = Vec::with_capacity(4 + offsets.len() * 4 + bytes.len());
+    table.extend((known.len() as u32).to_le_bytes());
+    table.extend(offsets.iter().flat_map(|offset| offset.to_le_bytes()));
+    table.extend(bytes);
+    (indexes, table)
 }
 
 /// Reads what [`encode`] wrote.
 ///
 /// # Errors
 /// The bytes are damaged or something else.
-pub fn decode(_bytes: &[u8]) -> Result<Columns, Error> {
-    todo!()
+pub fn decode(bytes: &[u8]) -> Result<Columns, Error> {
+    let header = bytes.get(..HEADER_BYTES).ok_or(Error::Format)?;
+    if header[..4] != MAGIC || header[4..6] != VERSION.to_le_bytes() {
+        return Err(Error::Format);
+    }
+    let counts = numbers(&header[8..]);
+    let (rows, events) = (counts[0] as usize, counts[1] as usize);
+    let table_end = (counts[2] as usize).checked_mul(ENTRY_BYTES).and_then(|table| table.checked_add(HEADER_BYTES));
+    let table = table_end.and_then(|end| bytes.get(HEADER_BYTES..end)).ok_or(Error::Format)?;
+    let file = File { bytes, table: numbers(table) };
+
+    let strings = file.strings()?;
+    let text = file.u32s(section::TEXT, rows)?;
+    let token = file.u32s(section::TOKEN, rows)?;
+    let pos = file.u32s(section::POS, rows)?;
+    let born = file.u32s(section::BORN, rows)?;
+    let died = file.u32s(section::DIED, rows)?;
+    let logprob = file.u16s(section::LOGPROB, rows)?;
+    let entropy = file.u16s(section::ENTROPY, rows)?;
+    let rank = file.u16s(section::RANK, rows)?;
+    let flags = file.section(section::FLAGS, Some(rows))?;
+    let dt = file.u16s(section::DT, rows)?;
+    let known = |value: u16| (value != u16::MAX).then(|| f32::from(value) / SCALE);
+    let rows = (0..rows)
+        .map(|i| {
+            Ok(Row {
+                token: token[i] as i32,
+                text: (*strings.get(text[i] as usize).ok_or(Error::Section(section::TEXT))?).to_owned(),
+                pos: pos[i],
+                born: born[i],
+                died: died[i],
+                logprob: known(logprob[i]).map(|nats| -nats),
+                rank: (rank[i] != 0).then(|| rank[i].into()),
+                entropy: known(entropy[i]),
+                flags: flags[i],
+                dt_ms: dt[i],
+            })
+        })
+        .collect::<Result<_, _>>()?;
+
+    let marks = serde_json::from_slice(file.section(section::MARKS, None)?);
+    let kind = file.section(section::EVENT_KIND, Some(events))?;
+    let step = file.u32s(section::EVENT_STEP, events)?;
+    let time = file.u32s(section::EVENT_TIME, events)?;
+    Ok(Columns {
+        rows,
+        marks: marks.map_err(|_| Error::Section(section::MARKS))?,
+        events: (0..events).map(|i| EventPoint { kind: kind[i], step: step[i], time_ms: time[i] }).collect(),
+    })
+}
+
+struct File<'a> {
+    bytes: &'a [u8],
+    /// Id, offset and length of one section after the other.
+    table: Vec<u32>,
+}
+
+impl<'a> File<'a> {
+    fn section(&self, id: u32, length: Option<usize>) -> Result<&'a [u8], Error> {
+        let entry = self.table.chunks_exact(3).find(|entry| entry[0] == id).ok_or(Error::Section(id))?;
+        let (from, len) = (entry[1] as usize, entry[2] as usize);
+        let bytes = from.checked_add(len).and_then(|to| self.bytes.get(from..to)).ok_or(Error::Section(id))?;
+        if length.is_some_and(|length| length != len) { Err(Error::Section(id)) } else { Ok(bytes) }
+    }
+
+    fn u32s(&self, id: u32, count: usize) -> Result<Vec<u32>, Error> {
+        let length = count.checked_mul(4).ok_or(Error::Section(id))?;
+        Ok(numbers(self.section(id, Some(length))?))
+    }
+
+    fn u16s(&self, id: u32, count: usize) -> Result<Vec<u16>, Error> {
+        let length = count.checked_mul(2).ok_or(Error::Section(id))?;
+        let bytes = self.section(id, Some(length))?;
+        Ok(bytes.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair)).collect())
+    }
+
+    fn strings(&self) -> Result<Vec<&'a str>, Error> {
+        let damaged = || Error::Section(section::STRINGS);
+        let bytes = self.section(section::STRINGS, None)?;
+        let count = numbers(bytes.get(..4).ok_or_else(damaged)?)[0] as usize;
+        let texts_at = count.checked_add(2).and_then(|n| n.checked_mul(4)).ok_or_else(damaged)?;
+        let offsets = numbers(bytes.get(4..texts_at).ok_or_else(damaged)?);
+        let texts = std::str::from_utf8(&bytes[texts_at..]).map_err(|_| damaged())?;
+        offsets.windows(2).map(|ends| texts.get(ends[0] as usize..ends[1] as usize).ok_or_else(damaged)).collect()
+    }
+}
+
+fn numbers(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Error, decode, encode, quantise_entropy, quantise_logprob};
+    use crate::events::{Event, EventType, Item, Measured, TokenMeasure};
+    use crate::trace::document::Document;
+    use crate::trace::fold::{Fold, Row};
+    use proptest::prelude::*;
+
+    fn fold_of(tokens: &[(i32, String, Option<f32>, Option<u32>)]) -> Fold {
+        let mut fold = Fold::new();
+        for (seq, (token, text, logprob, rank)) in tokens.iter().enumerate() {
+            let mut event = Event::new(EventType::Added, seq as i32, seq as i32, None);
+            event.added_tokens = Some(vec![*token]);
+            let measure = TokenMeasure {
+                token: *token,
+                text: text.clone(),
+                logprob: *logprob,
+                rank: *rank,
+                entropy: logprob.map(|logprob| -logprob),
+            };
+            event.measured = Some(Box::new(Measured {
+                tokens: vec![measure],
+                elapsed_us: Some(seq as u64 * 2500),
+                ..Measured::default()
+            }));
+            fold.apply(&Item::Event(event));
+        }
+        fold
+    }
+
+    #[test]
+    fn rounding() {
+        assert_eq!(quantise_logprob(Some(-0.5)), 1024);
+        assert_eq!(quantise_logprob(Some(f32::NEG_INFINITY)), 65_534);
+        assert_eq!(quantise_logprob(Some(f32::NAN)), 65_535);
+        assert_eq!(quantise_entropy(Some(0.0)), 0);
+        assert_eq!(quantise_entropy(None), 65_535);
+    }
+
+    #[test]
+    fn sections_are_aligned_and_strings_shared() {
+        let fold = fold_of(&[(1, "a".into(), None, None), (2, "ß".into(), None, None), (1, "a".into(), None, None)]);
+        let bytes = encode(&fold);
+        for entry in bytes[20..20 + 15 * 12].chunks_exact(12) {
+            assert_eq!(entry[4] % 8, 0);
+        }
+        assert_eq!(bytes.windows(3).filter(|window| window == b"a\xc3\x9f").count(), 1);
+        assert_eq!(decode(&bytes).unwrap().rows, fold.rows());
+        assert_eq!(decode(b"RUNC\x02\0"), Err(Error::Format));
+    }
+
+    #[test]
+    fn an_empty_run() {
+        assert_eq!(decode(&encode(&Fold::new())).unwrap(), super::Columns::default());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_coded_is_read(tokens in prop::collection::vec(
+            (any::<i32>(), ".{0,4}", prop::option::of(-31.0_f32..0.0), prop::option::of(1_u32..100_000)), 0..40))
+        {
+            let fold = fold_of(&tokens);
+            let columns = decode(&encode(&fold)).unwrap();
+            prop_assert_eq!(&columns.events, fold.events());
+            for (found, row) in columns.rows.iter().zip(fold.rows()) {
+                let close = |a: Option<f32>, b: Option<f32>| match (a, b) {
+                    (Some(a), Some(b)) => (a - b).abs() <= 1.0 / 4096.0,
+                    (a, b) => a == b,
+                };
+                prop_assert!(close(found.logprob, row.logprob) && close(found.entropy, row.entropy));
+                let exact = |row: &Row| Row { logprob: None, entropy: None, rank: row.rank.map(|rank| rank.min(65_535)), ..row.clone() };
+                prop_assert_eq!(exact(found), exact(row));
+            }
+        }
+
+        #[test]
+        fn hostile_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode(&bytes);
+            let _ = decode(&[b"RUNC\x01\0\0\0", &bytes[..]].concat());
+        }
+
+        #[test]
+        fn damaged_columns_never_panic(at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
+            let document = Document::parse(include_bytes!("../../fixtures/sample_payload.json")).unwrap();
+            let mut fold = Fold::new();
+            document.items().iter().for_each(|item| fold.apply(item));
+            let mut bytes = encode(&fold);
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = decode(&bytes);
+            let _ = decode(&bytes[..cut.index(bytes.len())]);
+        }
+    }
 }

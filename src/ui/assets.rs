@@ -5,9 +5,9 @@
 //! source tree at run time, and nothing is kept.
 
 use super::error;
-use crate::api::{ApiError, App};
+use crate::api::ApiError;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use rust_embed::{EmbeddedFile, RustEmbed};
@@ -31,23 +31,27 @@ pub(super) fn version() -> &'static str {
         for name in names {
             if let Some(file) = Assets::get(&name) {
                 // Writing to a String cannot fail.
-                let _ = write!(all, "{name} {:?}\n", file.metadata.sha256_hash());
+                let _ = writeln!(all, "{name} {:?}", file.metadata.sha256_hash());
             }
         }
         format!("{:016x}", xxh3_64(all.as_bytes()))
     })
 }
 
+/// The modules of the replay component, for pages to load at once instead of import by import.
+pub(super) fn replay_modules() -> Vec<String> {
+    let mut names: Vec<_> =
+        Assets::iter().filter(|name| name.starts_with("replay/") && name != "replay/page.js").collect();
+    names.sort();
+    names.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
+}
+
 /// `GET /assets/{version}/{path}`: one file. A version that is not this binary's gets the file all the same, since
 /// an open page of the version before may still ask, but nobody keeps it.
-pub(super) async fn file(
-    State(app): State<App>,
-    Path((asked, path)): Path<(String, String)>,
-    headers: HeaderMap,
-) -> Response {
+pub(super) async fn file(Path((asked, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
     match Assets::get(&path) {
         Some(file) => serve(&path, &file, &headers, asked == version()),
-        None => error::render(&app, &headers, &ApiError::not_found("asset", path)),
+        None => error::render(&headers, &ApiError::not_found("asset", path)),
     }
 }
 

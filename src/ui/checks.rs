@@ -1,5 +1,39 @@
 //! What holds for every rendered page; used by the pages' tests.
 
+use crate::api::App;
+use crate::config::Config;
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::mods::Registry;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use chrono::Utc;
+use clap::Parser;
+use std::sync::Arc;
+use tower::ServiceExt;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// A server that is still starting: no database and no model.
+pub(super) fn app() -> App {
+    let line = Line::parse_from(["thunder", "--data-dir", "/tmp/thunder-ui-checks"]);
+    let config = Config::new(line.engine, line.data, &line.server).unwrap();
+    App::new(Arc::new(config), Arc::new(Registry::with_builtin()), Utc::now)
+}
+
+/// What the dashboard alone answers to an address.
+pub(super) async fn status(path: &str) -> StatusCode {
+    let request = Request::get(path).header("host", "localhost").body(Body::empty()).unwrap();
+    super::router().with_state(app()).oneshot(request).await.unwrap().status()
+}
+
 /// Panics when a page breaks a rule that all pages keep.
 pub(super) fn page(html: &str) {
     assert_eq!(html.matches("<h1").count(), 1, "one h1");
@@ -15,6 +49,21 @@ pub(super) fn page(html: &str) {
         }
     }
     labels(html);
+    links(html);
+}
+
+/// Every address of ours leads somewhere; the database being away is somewhere.
+fn links(html: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for attribute in [" href=\"", " src=\""] {
+        for rest in html.split(attribute).skip(1) {
+            let path = rest.split('"').next().unwrap().replace("&#38;", "&").replace("&amp;", "&");
+            if path.starts_with('/') && !path.starts_with("/api/") {
+                let status = runtime.block_on(status(&path));
+                assert!(status != StatusCode::NOT_FOUND && status != StatusCode::BAD_REQUEST, "{path}: {status}");
+            }
+        }
+    }
 }
 
 /// Every field has a label: around it, by `for`, or by `aria-label`.

@@ -30,7 +30,7 @@ pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
 }
 
 /// An error as a page.
-pub(super) fn render(_app: &App, headers: &HeaderMap, error: &ApiError) -> Response {
+pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
     let problem = error.problem();
     let status = error.kind().status();
     let page = ErrorPage {
@@ -46,8 +46,8 @@ pub(super) fn render(_app: &App, headers: &HeaderMap, error: &ApiError) -> Respo
 }
 
 /// The page for an address that does not exist.
-pub async fn not_found(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Response {
-    render(&app, &headers, &ApiError::not_found("page", uri.path()))
+pub async fn not_found(_app: State<App>, headers: HeaderMap, uri: Uri) -> Response {
+    render(&headers, &ApiError::not_found("page", uri.path()))
 }
 
 /// What a failure of the store means to somebody who wanted a page.
@@ -65,4 +65,47 @@ pub(super) fn sentence(text: &str) -> String {
     let first = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
     let stop = if text.ends_with(['.', '?', '!']) { "" } else { "." };
     format!("{first}{}{stop}", chars.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ui::checks;
+    use axum::body::{Body, to_bytes};
+    use axum::http::{Request, StatusCode, header};
+    use tower::ServiceExt;
+
+    async fn get(path: &str, tag: Option<&str>) -> (StatusCode, axum::http::HeaderMap, String) {
+        let mut request = Request::get(path);
+        if let Some(tag) = tag {
+            request = request.header(header::IF_NONE_MATCH, tag);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let response = crate::ui::router().with_state(checks::app()).oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        (parts.status, parts.headers, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn a_server_that_is_starting_says_so_and_asks_again() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (status, headers, html) = runtime.block_on(get("/runs", None));
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap().contains("default-src 'self'"));
+        assert!(html.contains("http-equiv=\"refresh\""));
+        checks::page(&html);
+    }
+
+    #[tokio::test]
+    async fn assets_are_checked_by_their_tag() {
+        let path = format!("/assets/{}/replay/view.js", crate::ui::assets::version());
+        let (status, headers, _) = get(&path, None).await;
+        assert_eq!(
+            (status, &headers[header::CONTENT_TYPE]),
+            (StatusCode::OK, &"text/javascript; charset=utf-8".parse().unwrap())
+        );
+        let tag = headers[header::ETAG].to_str().unwrap();
+        assert_eq!(get(&path, Some(tag)).await.0, StatusCode::NOT_MODIFIED);
+        assert_eq!(get("/assets/x/../mod.rs", None).await.0, StatusCode::NOT_FOUND);
+    }
 }

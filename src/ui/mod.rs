@@ -7,6 +7,7 @@
 mod assets;
 #[cfg(test)]
 mod checks;
+mod compare;
 mod error;
 mod playground;
 mod replay;
@@ -35,6 +36,7 @@ pub fn router() -> Router<App> {
         .route("/runs/{id}", get(replay::page))
         .route("/runs/{id}/older", get(replay::older))
         .route("/runs/{id}/newer", get(replay::newer))
+        .route("/compare", get(compare::page))
         .route("/playground", get(playground::page))
         .route("/assets/{version}/{*path}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))

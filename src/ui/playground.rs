@@ -50,7 +50,7 @@ pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response
         attention: app.config().engine.attention,
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         curl_chat: curl_chat(&headers),
-        pane: Pane::default(),
+        pane: Pane::idle(),
     };
     show(StatusCode::OK, &page)
 }
@@ -76,7 +76,7 @@ mod tests {
             attention: false,
             mods: vec![known.into()],
             curl_chat: String::new(),
-            pane: Pane::default(),
+            pane: Pane::idle(),
         };
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);

@@ -1,5 +1,6 @@
 //! The page of one run.
 
+use super::assets;
 use super::error::{self, show};
 use super::replay_text;
 use super::run::{Banner, RunView, banners};
@@ -24,12 +25,20 @@ struct ReplayPage {
 }
 
 /// The fields of the replay component.
-#[derive(Default)]
 pub(super) struct Pane {
     /// Empty where a script will say which run it shows.
     pub(super) run_id: String,
     pub(super) status: &'static str,
     pub(super) attention: bool,
+    /// Addresses of the component's modules.
+    pub(super) modules: Vec<String>,
+}
+
+impl Pane {
+    /// A component that waits for a script to say which run it shows.
+    pub(super) fn idle() -> Self {
+        Self { run_id: String::new(), status: "", attention: false, modules: assets::replay_modules() }
+    }
 }
 
 /// Query of the page; what the scripts read from the address themselves is not here.
@@ -51,7 +60,7 @@ pub(super) async fn page(
 ) -> Response {
     let run = match find(&app, &id).await {
         Ok(run) => run,
-        Err(error) => return error::render(&app, &headers, &error),
+        Err(error) => return error::render(&headers, &error),
     };
     if asked.view == "text" {
         return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
@@ -59,7 +68,8 @@ pub(super) async fn page(
     show(StatusCode::OK, &ReplayPage::new(&run, &asked.q, &headers))
 }
 
-async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
+/// The run of an id or a request id.
+pub(super) async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
     let found = app.store()?.find(id).await.map_err(error::failed)?;
     found.ok_or_else(|| ApiError::not_found("run", id))
 }
@@ -76,7 +86,12 @@ impl ReplayPage {
             banners: banners(run),
             prev_href: beside("newer"),
             next_href: beside("older"),
-            pane: Pane { run_id: id.to_string(), status: run.status.as_str(), attention: run.has_attention },
+            pane: Pane {
+                run_id: id.to_string(),
+                status: run.status.as_str(),
+                attention: run.has_attention,
+                ..Pane::idle()
+            },
             run: RunView::new(run, q),
         }
     }
@@ -89,7 +104,7 @@ pub(super) async fn older(
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&app, &headers, &error))
+    beside(&app, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// `GET /runs/{id}/newer`: to the run before it in the list that `q` filters.
@@ -99,7 +114,7 @@ pub(super) async fn newer(
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&app, &headers, &error))
+    beside(&app, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// Leads to the neighbour of a run, or to the list where there is none.

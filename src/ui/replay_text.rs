@@ -51,7 +51,7 @@ struct Line {
 pub(super) async fn page(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Response {
     match read(app, run, from.clamp(0, run.events.max(0)), headers).await {
         Ok(page) => show(StatusCode::OK, &page),
-        Err(error) => error::render(app, headers, &error),
+        Err(error) => error::render(headers, &error),
     }
 }
 
@@ -114,7 +114,7 @@ fn table(run: RunId, items: &[Item]) -> Vec<EventView> {
                 }
             }
             Item::ModLog(log) => {
-                row.mods.push(Line { tone: "hint", text: format!("{}: {}", log.mod_name, log.log_message) })
+                row.mods.push(Line { tone: "hint", text: format!("{}: {}", log.mod_name, log.log_message) });
             }
             Item::Action(action) if action.action_type != ActionType::Noop => {
                 row.mods.push(Line { tone: "", text: format!("{caller}: {}", action_text(action)) });

@@ -16,7 +16,7 @@ use serde::Deserialize;
 const VIEWS: [(&str, &str); 5] = [
     ("All", ""),
     ("Running", "status:running"),
-    ("Errors", "errors>0"),
+    ("Errors", "error>0"),
     ("Backtracked", "backtracks>0"),
     ("Forced", "forced>0"),
 ];
@@ -116,14 +116,14 @@ pub(super) async fn start(State(app): State<App>) -> Redirect {
 pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
     let store = match app.store() {
         Ok(store) => store,
-        Err(error) => return error::render(&app, &headers, &error),
+        Err(error) => return error::render(&headers, &error),
     };
     let q = asked.q.trim().to_owned();
     let query = RunQuery { q: q.clone(), before: asked.before, limit: PAGE };
     let found = match store.runs(&query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
-        Err(error) => return error::render(&app, &headers, &error::failed(error)),
+        Err(error) => return error::render(&headers, &error::failed(error)),
     };
     let status = if found.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
     let list = List::new(q, asked.before.is_some(), found, &headers);

@@ -1,4 +1,11 @@
-//! All integration tests, in one binary.
+//! All integration tests, in one binary: one file a surface, on one real server ([`harness`]).
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod architecture;
+mod cli;
 mod engine;
+mod harness;
+mod health;
 mod mods;
+mod openai;
+mod security;

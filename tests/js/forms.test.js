@@ -17,7 +17,7 @@ test('events arrive whole, however the stream is cut', () => {
 });
 
 test('a key means one thing on a page', () => {
-  for (const page of ['runs', 'replay', 'playground']) {
+  for (const page of ['runs', 'replay', 'compare', 'playground']) {
     const seen = new Set();
     for (const [, rows] of TABLE) {
       for (const [keys, , , on] of rows) {

@@ -37,5 +37,6 @@ pub fn router() -> OpenApiRouter<App> {
 
 /// Whether the path's clients expect OpenAI's errors.
 pub(super) fn owns(path: &str) -> bool {
-    path.starts_with("/v1/") || matches!(path, "/v1" | "/chat/completions" | "/completions" | "/models")
+    (path.starts_with("/v1/") && path != "/v1/ingest")
+        || matches!(path, "/v1" | "/chat/completions" | "/completions" | "/models")
 }

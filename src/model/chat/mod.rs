@@ -16,8 +16,9 @@ use minijinja::{Environment, Value as Jinja, context};
 use serde_json::{Map, Value};
 
 /// The template of a model that has none.
-const CHATML: &str = "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
-                      {%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}";
+const CHATML: &str = "{% for message in messages %}\
+    {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Instructions that one rendering may take; a conversation of a thousand messages takes some 50 000.
 const FUEL: u64 = 5_000_000;

@@ -1,6 +1,6 @@
 use super::{Error, Options, Rendered, Template};
 use crate::model::Vocabulary;
-use chrono::{DateTime, Utc};
+use chrono::DateTime;
 use serde_json::{Map, Value, json};
 
 fn options() -> Options {

@@ -91,15 +91,17 @@ impl Document {
     }
 
     /// SHA-256 over a canonical form: equal for payloads that differ only in white space, in the order of our keys or
-    /// of the events, in unknown fields or in how they spell a time; different for everything else.
+    /// of the events, in unknown fields, or in how they spell times, numbers and texts; different for everything else.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
-        let mut hasher = Sha256::new();
-        raw::hash(&mut hasher, &String::from_utf8_lossy(&self.write()));
-        hasher.finalize().into()
+        let json = self.write();
+        let mut canonical = Vec::with_capacity(json.len() * 2);
+        raw::canonical(&String::from_utf8_lossy(&json), &mut canonical);
+        Sha256::digest(&canonical).into()
     }
 
-    /// The run as one list: each event, then for each of its mod calls the call, its logs, its actions.
+    /// The run as one list: each event, then for each of its mod calls the call, its logs, its actions. Calls are numbered
+    /// in this order, which is the document's own unless it lists calls before those of earlier events.
     #[must_use]
     pub fn items(&self) -> Vec<Item> {
         let mut calls_of = vec![Vec::new(); self.events.len()];
@@ -122,12 +124,22 @@ impl Document {
         }
         let total = self.events.len() + self.mod_calls.len() + self.mod_logs.len() + self.actions.len();
         let mut items = Vec::with_capacity(total);
+        let mut number = 0;
         for (event, calls) in self.events.iter().zip(&calls_of) {
             items.push(Item::Event(event.clone()));
             for &call in calls {
                 items.push(Item::ModCall(self.mod_calls[call].clone()));
-                items.extend(logs_of[call].iter().map(|&log| Item::ModLog(self.mod_logs[log].clone())));
-                items.extend(actions_of[call].iter().map(|&action| Item::Action(self.actions[action].clone())));
+                items.extend(
+                    logs_of[call]
+                        .iter()
+                        .map(|&log| Item::ModLog(ModLog { mod_call_sequence: number, ..self.mod_logs[log].clone() })),
+                );
+                items.extend(
+                    actions_of[call].iter().map(|&action| {
+                        Item::Action(Action { mod_call_sequence: number, ..self.actions[action].clone() })
+                    }),
+                );
+                number += 1;
             }
         }
         items

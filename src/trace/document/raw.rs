@@ -1,6 +1,4 @@
-//! JSON that is kept as it was given: whether PostgreSQL can hold it, and how it is hashed.
-
-use sha2::{Digest, Sha256};
+//! JSON that is kept as it was given: whether PostgreSQL can hold it, and when two are the same.
 
 /// Deepest nesting that is taken; `serde_json`'s own limit, far below where PostgreSQL's parser gives up.
 const MOST_DEPTH: usize = 128;
@@ -103,27 +101,81 @@ fn lone(unit: u32) -> (String, String) {
     ("complete UTF-16 surrogate pairs".into(), format!("a lone \\u{unit:04x}"))
 }
 
-/// Hashes a JSON text without the white space between its tokens, so that reformatting does not change the hash.
-pub fn hash(hasher: &mut Sha256, json: &str) {
+/// Appends a form of the JSON text that does not depend on white space, on how numbers are spelled or on which characters
+/// are escaped. The order of keys stays: every JSON library we know of writes them as it read them.
+pub fn canonical(json: &str, out: &mut Vec<u8>) {
     let bytes = json.as_bytes();
-    let (mut from, mut in_string, mut escaped) = (0, false, false);
-    for (at, &byte) in bytes.iter().enumerate() {
-        if in_string {
-            (in_string, escaped) = (escaped || byte != b'"', !escaped && byte == b'\\');
-        } else if byte == b'"' {
-            in_string = true;
-        } else if matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
-            hasher.update(&bytes[from..at]);
-            from = at + 1;
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        let from = at;
+        at += 1;
+        match byte {
+            b' ' | b'\n' | b'\r' | b'\t' => {}
+            b'"' => {
+                let mut escapes = false;
+                while let Some(&byte) = bytes.get(at).filter(|&&byte| byte != b'"') {
+                    escapes |= byte == b'\\';
+                    at += if byte == b'\\' { 2 } else { 1 };
+                }
+                let text = &bytes[from + 1..at.min(bytes.len())];
+                at += 1;
+                let read = escapes.then(|| serde_json::from_slice::<String>(&bytes[from..at.min(bytes.len())]).ok());
+                let read = read.flatten();
+                let text = read.as_ref().map_or(text, |read| read.as_bytes());
+                // With its length in front, so that no text can pass for two.
+                out.push(b'"');
+                out.extend((text.len() as u64).to_le_bytes());
+                out.extend(text);
+            }
+            b'-' | b'0'..=b'9' => {
+                let more = |&byte: &u8| matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-');
+                at += bytes[at..].iter().take_while(|&byte| more(byte)).count();
+                number(&json[from..at], out);
+            }
+            _ => out.push(byte),
         }
     }
-    hasher.update(&bytes[from..]);
-    hasher.update([0]);
+}
+
+fn number(digits: &str, out: &mut Vec<u8>) {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let float = digits.bytes().any(|byte| matches!(byte, b'.' | b'e' | b'E')).then(|| digits.parse::<f64>().ok());
+    match float.flatten() {
+        Some(float) if float.fract() == 0.0 && float.abs() < EXACT => {
+            out.extend((float as i64).to_string().as_bytes());
+        }
+        Some(float) => {
+            out.push(b'#');
+            out.extend(float.to_le_bytes());
+        }
+        None => out.extend(digits.as_bytes()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::problem;
+    use super::{canonical, problem};
+
+    #[test]
+    fn the_same_in_another_spelling() {
+        let of = |json: &str| {
+            let mut out = Vec::new();
+            canonical(json, &mut out);
+            out
+        };
+        assert_eq!(of(r#"{"a" : [1.50, 2.0, "\u00e9\"", -0.1e1]}"#), of(r#"{"a":[1.5,2,"é\"",-1]}"#));
+        assert_eq!(of("9007199254740993"), of("9007199254740993"));
+        for (a, b) in [
+            ("9007199254740993", "9007199254740992"),
+            (r#"["a","b"]"#, r#"["a\",\"b"]"#),
+            ("[1,2]", "[12]"),
+            (r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#),
+            ("1.5", "1.25"),
+            ("1", r#""1""#),
+        ] {
+            assert_ne!(of(a), of(b), "{a} {b}");
+        }
+    }
 
     #[test]
     fn what_postgresql_cannot_hold() {

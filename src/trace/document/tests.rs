@@ -70,7 +70,7 @@ fn writing_and_parsing_again_changes_nothing() {
 fn what_the_fingerprint_sees() {
     let fingerprint = |payload: &Value| Document::parse(payload.to_string().as_bytes()).unwrap().fingerprint();
     let original = Document::parse(SAMPLE).unwrap().fingerprint();
-    assert_eq!(fingerprint(&sample()), original, "white space");
+    assert_eq!(fingerprint(&sample()), original, "white space and spelling of numbers");
 
     let mut same = sample();
     same["events"].as_array_mut().unwrap().reverse();
@@ -100,6 +100,29 @@ fn raw_fields_stay_byte_for_byte() {
     let document = Document::parse(payload).unwrap();
     assert_eq!(document.events[0].details.as_ref().unwrap().get(), r#"{"b" : 1.50, "a":"\u00e9"}"#);
     assert_eq!(document.events[0].top_tokens.as_ref().unwrap().get(), "[ ]");
+}
+
+#[test]
+fn an_item_is_one_line_whatever_its_raw_fields_look_like() {
+    let payload = "{\"request\":{\"request_id\":\"r\"},\"events\":[{\"event_type\":\"ForwardPass\",\"step\":0,\
+                   \"sequence_order\":0,\"details\":{\r\n  \"a\": \"x\\ny\"\n}}]}";
+    let lines = json_items(&Document::parse(payload.as_bytes()).unwrap());
+    assert!(!lines[0].contains(['\n', '\r']), "{}", lines[0]);
+    assert_eq!(serde_json::from_str::<Value>(&lines[0]).unwrap()["details"], json!({"a": "x\ny"}));
+}
+
+#[test]
+fn calls_are_numbered_in_the_order_of_events() {
+    let mut payload = sample();
+    payload["mod_calls"].as_array_mut().unwrap().reverse();
+    let lines = json_items(&Document::parse(payload.to_string().as_bytes()).unwrap());
+    let actions: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let links: Vec<_> = actions
+        .iter()
+        .filter(|item| item["kind"] == "action")
+        .map(|item| (item["index"].as_u64().unwrap(), item["mod_call_sequence"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(links, [(0, 0), (1, 1)]);
 }
 
 #[test]

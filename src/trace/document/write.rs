@@ -62,6 +62,9 @@ fn tagged(head: String, object: &impl Serialize) -> String {
     let brace = line.len();
     serialise(&mut line, object);
     line[brace] = b',';
+    // Raw JSON of a foreign payload may be spread over lines. Inside of strings line ends are escaped, so these are
+    // white space.
+    line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
     String::from_utf8(line).expect("serde_json writes UTF-8")
 }
 

@@ -9,7 +9,7 @@ export function h(tag, props, ...children) {
     else if (name === 'value') el.value = value;
     else el.setAttribute(name, value === true ? '' : value);
   }
-  el.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  el.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));
   return el;
 }
 

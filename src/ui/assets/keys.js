@@ -16,6 +16,8 @@ export const TABLE = [
     [['Home'], 'first row', 'firstRow', 'runs'],
     [['End'], 'last row', 'lastRow', 'runs'],
     [['1', '2', '3', '4', '5'], 'built-in views', 'view', 'runs'],
+    [['x'], 'select the row', 'pick', 'runs'],
+    [['c'], 'compare the two selected', 'compare', 'runs'],
     [['n'], 'show new runs', 'news', 'runs'],
     [[']'], 'older', 'older', 'runs'],
     [['y'], 'copy a link to this list', 'copy', 'runs'],
@@ -49,6 +51,11 @@ export const TABLE = [
     [['w'], 'why this token: to the sampler stages', 'why', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
     [['f'], 'take the prompt to the playground', 'fork', 'replay'],
+  ]],
+  ['Compare', [
+    [['.'], 'next difference', 'nextChange', 'compare'],
+    [[','], 'previous difference', 'prevChange', 'compare'],
+    [['o'], 'only differences', 'only', 'compare'],
   ]],
   ['Playground', [
     [['Ctrl+Enter'], 'generate', 'generate', 'playground'],

@@ -51,7 +51,8 @@ export function formOf(prompt, run) {
   const form = { numbers: {}, mods: [] };
   const p = prompt?.parameters ?? {};
   const flat = { ...p, ...p.sampling, ...p.limits };
-  for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = flat[name];
+  for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = name === 'seed' ? flat[name] : Number(flat[name].toPrecision(6)); // f32 on the way
+  if (typeof p.attention === 'boolean') form.attention = p.attention;
   if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
   const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];
   form.mods = mods.map((m) => (typeof m === 'string' ? { name: m, config: '' } : { name: m.name, config: m.config ? JSON.stringify(m.config) : '' }));

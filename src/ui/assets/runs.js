@@ -35,6 +35,7 @@ async function load(url, { push = true } = {}) {
       box.setAttribute('aria-invalid', 'true');
     } else if (response.ok) {
       results.replaceChildren(...next.childNodes);
+      clearPicked();
       results.classList.remove('stale');
       box.removeAttribute('aria-invalid');
       results.querySelectorAll('time[datetime]').forEach(localise);
@@ -86,7 +87,7 @@ document.addEventListener('click', (event) => {
 // Runs that began or ended since the list was loaded. Status of visible rows changes in place; rows never move.
 function showNews() {
   news.hidden = fresh.size === 0;
-  news.textContent = `${fresh.size} new run${fresh.size === 1 ? '' : 's'} — show (n)`;
+  news.textContent = fresh.has('missed') ? 'The list has changed — show (n)' : `${fresh.size} new run${fresh.size === 1 ? '' : 's'} — show (n)`;
 }
 const showNew = () => (news.hidden ? false : load(address(box.value.trim())));
 news.addEventListener('click', showNew);
@@ -98,7 +99,13 @@ follow('/api/v1/runs/live', {
     dot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
-  onEvent: ({ data }) => {
+  onEvent: ({ event, data }) => {
+    if (event === 'missed') {
+      // Too much happened to hear of each change: the list may be out of date.
+      fresh.add('missed');
+      showNews();
+      return;
+    }
     let change;
     try { change = JSON.parse(data); } catch { return; }
     const id = change.run_id ?? change.run?.run_id;
@@ -140,6 +147,36 @@ setInterval(() => {
   age.textContent = s < 2 ? 'updated just now' : `updated ${s < 90 ? `${s} s` : `${Math.round(s / 60)} min`} ago`;
 }, 1000);
 
+// Two selected runs can be compared; the older one is A.
+const bulk = document.querySelector('[data-bulk]');
+const picked = new Set();
+
+function showPicked() {
+  bulk.hidden = picked.size === 0;
+  bulk.querySelector('[data-bulk-text]').textContent = picked.size === 2 ? '2 runs selected' : `${picked.size} selected; two can be compared`;
+  const link = bulk.querySelector('[data-bulk-compare]');
+  link.hidden = picked.size !== 2;
+  const [a, b] = [...picked].sort();
+  if (picked.size === 2) link.href = `/compare?${new URLSearchParams({ a, b })}`;
+}
+
+function pick(id, on) {
+  if (on) picked.add(id);
+  else picked.delete(id);
+  showPicked();
+}
+
+results.addEventListener('change', (event) => {
+  if (event.target.matches('[data-pick]')) pick(event.target.value, event.target.checked);
+});
+
+function clearPicked() {
+  picked.clear();
+  results.querySelectorAll('[data-pick]:checked').forEach((box) => { box.checked = false; });
+  showPicked();
+}
+bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearPicked);
+
 const links = () => [...results.querySelectorAll('.run-text a')];
 function focusRow(step) {
   const all = links();
@@ -161,11 +198,23 @@ listen(['runs'], (action, key) => {
     case 'lastRow': return focusRow(Infinity);
     case 'openTab': return links().includes(document.activeElement) ? void window.open(document.activeElement.href, '_blank', 'noopener') : false;
     case 'view': document.querySelectorAll('.views a')[Number(key) - 1]?.click(); return true;
+    case 'pick': {
+      const check = document.activeElement?.closest?.('.run')?.querySelector('[data-pick]');
+      if (!check) return false;
+      check.checked = !check.checked;
+      pick(check.value, check.checked);
+      return true;
+    }
+    case 'compare':
+      if (picked.size !== 2) return false;
+      bulk.querySelector('[data-bulk-compare]').click();
+      return true;
     case 'news': return showNew() !== false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;
     case 'copy': copy(location.href, 'link'); return true;
     case 'escape':
       if (document.activeElement === box) box.blur();
+      else if (picked.size) clearPicked();
       else document.activeElement?.blur?.();
       return true;
     default: return false;

@@ -1,5 +1,5 @@
 // What every page has: theme, help, and the keys that mean the same everywhere.
-import { h } from './dom.js';
+import { copy, h } from './dom.js';
 import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
 
 const THEMES = ['system', 'light', 'dark'];
@@ -51,6 +51,11 @@ listen(['anywhere'], (action) => {
 });
 
 for (const time of document.querySelectorAll('time[datetime]')) localise(time);
+
+for (const pre of document.querySelectorAll('pre.curl')) {
+  const line = pre.textContent.trim();
+  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(line, 'line') }, 'Copy'));
+}
 
 /** Shows a time in the reader's own zone; the server can only write UTC. */
 export function localise(el) {

@@ -44,9 +44,11 @@ export async function read(response, onEvent) {
 
 /**
  * Follows an address and reconnects until `onEvent` answers true or the signal aborts.
- * `onState(text, ok)` hears of lost and found connections.
+ * `onState(text, ok)` hears of lost and found connections. What is not found is asked for again for `patience` ms:
+ * a run has its address a moment before it is in the database.
  */
-export async function follow(url, { signal, onEvent, onState = () => {} }) {
+export async function follow(url, { signal, onEvent, onState = () => {}, patience = 0 }) {
+  const began = performance.now();
   let last = null;
   let wait = 1;
   let finished = false;
@@ -62,6 +64,10 @@ export async function follow(url, { signal, onEvent, onState = () => {} }) {
       });
     } catch (error) {
       if (signal.aborted) return;
+      if (error.status === 404 && performance.now() - began < patience) {
+        await new Promise((resolve) => setTimeout(resolve, 120));
+        continue;
+      }
       if (error.status >= 400 && error.status < 500) return onState(error.message, false);
     }
     if (finished || signal.aborted) return;

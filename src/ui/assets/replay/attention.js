@@ -45,6 +45,8 @@ export class Attention {
   #facts = h('p', { class: 'hint' });
   #tops = h('ol', { class: 'tops' });
   #note = h('p', { class: 'hint' });
+  #way = h('select', { 'aria-label': 'Direction', onchange: () => this.#hooks.painted() }, h('option', { value: 'back' }, 'this step looks at'), h('option', { value: 'forth' }, 'later steps look at this token'));
+  #subject = null;
   #mapBox = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.' }, this.#mapCanvas);
   #stripBox = h('div', { class: 'strip' }, this.#strip);
   #n = 0;
@@ -56,7 +58,7 @@ export class Attention {
     this.#hooks = hooks;
     this.#options();
     this.section.append(h('h2', {}, 'Attention'),
-      h('div', { class: 'row' }, h('label', { class: 'row' }, h('span', { class: 'hint' }, 'show'), this.#select), this.#facts),
+      h('div', { class: 'row' }, this.#way, this.#select), this.#facts,
       this.#stripBox, this.#tops, this.#note, h('h2', {}, 'Steps × positions'), this.#mapBox);
     this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
     this.#mapBox.addEventListener('click', (e) => this.#mapClick(e));
@@ -70,8 +72,45 @@ export class Attention {
     this.#select.value = this.view;
   }
 
-  /** The row of the current step by position, or null. */
-  get row() { return this.on ? this.#now : null; }
+  /** The bucket of every row of the run, as a function of the row; null while there is nothing to show. */
+  get shading() {
+    if (!this.on || !this.#now) return null;
+    if (this.isForth) return this.#forth();
+    const { values, sink, peak, seq } = this.#now;
+    const run = this.#run;
+    return (i) => {
+      const pos = run.pos(i);
+      const stood = run.born(i) <= seq && seq < run.died(i);
+      return stood && pos < values.length && pos !== sink ? bucketOf(values[pos], peak) : -1;
+    };
+  }
+
+  /** Whether the view is from later steps onto one token. */
+  get isForth() { return this.#way.value === 'forth'; }
+
+  /** How much the steps after it looked at one token, read down its column of the map. */
+  #forth() {
+    const run = this.#run;
+    const i = this.#subject;
+    if (i === null || !this.#map?.rows.length) return () => -1;
+    const shares = column(this.#map, run.pos(i));
+    const by = new Map();
+    for (const { seq, value } of shares) {
+      if (seq < run.born(i) || seq >= run.died(i)) continue;
+      for (const e of run.stepEvents(seq)) {
+        const [from, to] = run.bornAt(e);
+        for (let row = from; row < to; row += 1) if (!run.isPrompt(row)) by.set(row, value);
+      }
+    }
+    const peak = Math.max(0, ...by.values());
+    return (row) => (by.has(row) ? bucketOf(by.get(row), peak) : -1);
+  }
+
+  /** The token that is looked at, for the view from later steps. */
+  about(row) {
+    this.#subject = row;
+    if (this.on && this.isForth) this.#hooks.painted();
+  }
 
   /** Moves to event `n`. */
   at(n) {
@@ -185,6 +224,7 @@ export class Attention {
       this.#map = { count, ...(await readMap(response)) };
       this.#drawn = '';
       this.#drawMap();
+      if (this.isForth) this.#hooks.painted();
     } catch {
       this.#map = null;
       this.#mapBox.hidden = true;
@@ -234,6 +274,12 @@ export class Attention {
     const row = this.#map.rows[Math.floor(((event.clientY - at.top) / at.height) * this.#map.rows.length)];
     if (row) this.#hooks.go(row.seq);
   }
+}
+
+/** One position of every row of a map that has it: `[{seq, value}]`. Pure. */
+export function column(map, pos) {
+  const bin = Math.floor((pos * map.width) / Math.max(1, map.length));
+  return map.rows.filter((r) => bin < r.values.length).map((r) => ({ seq: r.seq, value: r.values[bin] }));
 }
 
 /** The map as `{rows: [{seq, values}], width, length, peak}`; `length` is the widest row in positions. */

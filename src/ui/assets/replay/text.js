@@ -28,6 +28,7 @@ export class Text {
   #options = { ahead: true, dead: false };
   #n = 0;
   #paint = () => -1;
+  #ghosts = false;
   #cursor = null;
   #selected = null;
   #hits = [];
@@ -113,7 +114,8 @@ export class Text {
   #write(i) {
     const died = this.#run.died(i);
     const state = this.#state[i];
-    let name = this.#base[i] + (state === ALIVE ? this.#bucket[i] : '') + CLASS[state];
+    const shadedGhost = state === GHOST && this.#ghosts && this.#bucket[i];
+    let name = this.#base[i] + (state === ALIVE || shadedGhost ? this.#bucket[i] : '') + (shadedGhost ? '' : CLASS[state]);
     if (state === DEAD && this.#open.has(died)) name += ' o';
     if (i === this.#cursor) name += ' cur';
     if (i === this.#selected) name += ' sel';
@@ -121,14 +123,16 @@ export class Text {
     this.#spans[i].className = name;
   }
 
-  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'. */
-  colour(paint) {
+  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `ghosts` says whether what follows is coloured too. */
+  colour(paint, ghosts = false) {
+    const all = ghosts !== this.#ghosts;
     this.#paint = paint;
+    this.#ghosts = ghosts;
     for (let i = 0; i < this.#spans.length; i += 1) {
       const next = this.#bucketClass(i);
-      if (next === this.#bucket[i]) continue;
+      if (next === this.#bucket[i] && !all) continue;
       this.#bucket[i] = next;
-      if (this.#state[i] === ALIVE) this.#write(i);
+      if (this.#state[i] === ALIVE || this.#state[i] === GHOST) this.#write(i);
     }
   }
 

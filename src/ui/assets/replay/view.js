@@ -1,10 +1,11 @@
 // The replay component: one cursor over the events of a run, and everything that follows it. The replay page and the
 // playground mount the same component; a run that is being generated is one whose events are still coming.
 import { ask, h } from '../dom.js';
-import { Attention, bucketOf } from './attention.js';
+import { Attention } from './attention.js';
 import { MODES, SURPRISING, legend, surprise } from './colour.js';
 import { Events } from './events.js';
 import { find } from './find.js';
+import { hover } from './hover.js';
 import { Lanes } from './lanes.js';
 import { followRun } from './live.js';
 import { Overview } from './overview.js';
@@ -99,6 +100,7 @@ export class Replay {
     attention.view = this.#state.layer;
     const overviewBox = fresh(this.#el('overview'));
     overviewBox.querySelector('.cursor')?.remove();
+    hover(textBox, run, this.#gone.signal);
     this.#parts = {
       text, attention,
       textBox,
@@ -180,6 +182,7 @@ export class Replay {
     overview.at(this.n);
     lanes.at(this.n);
     panel.show(e, this.#picked ?? row);
+    attention.about(this.#picked ?? row);
     attention.at(this.n);
     this.#where(e, row);
     if (!live && !playing && !quiet) {
@@ -206,6 +209,7 @@ export class Replay {
     const e = this.#event();
     this.#parts.text.cursor(this.#row(e), row);
     this.#parts.panel.show(e, row);
+    this.#parts.attention.about(row);
   }
 
   /** The row that an event is about: what it added, or what its step is going to add. */
@@ -250,18 +254,13 @@ export class Replay {
     const { text, attention } = this.#parts;
     if (!text) return;
     const run = this.#run;
-    const row = attention.row;
     const mode = MODES.find((m) => m.id === this.#state.color) ?? MODES[0];
-    if (this.#state.attention && row) {
-      text.colour((i) => {
-        const pos = run.pos(i);
-        const alive = run.born(i) <= row.seq && row.seq < run.died(i);
-        return alive && pos < row.values.length && pos !== row.sink ? bucketOf(row.values[pos], row.peak) : -1;
-      });
-    } else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
+    const shading = this.#state.attention ? attention.shading : null;
+    if (shading) text.colour(shading, attention.isForth);
+    else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
     else text.colour((i) => mode.bucket(run, i));
     const box = this.#el('legend');
-    if (this.#state.attention && row) box.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
+    if (shading) box.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
     else box.replaceChildren(...legend(mode).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), mode.unit ? h('span', {}, mode.unit) : '');
   }
 

@@ -1,0 +1,100 @@
+//! `POST /ingest`: a whole run of somebody else's engine, as `specs` of the `/ingest` document has it.
+//!
+//! The body is JSON whatever its content type says, plain or compressed. An answer of 201 has an empty body and means
+//! that the run is committed. Posting the same document again is answered with 201 again, so that a client which lost the
+//! answer can simply repeat; another document under the same `request_id` is a conflict.
+
+use super::{ApiError, App, Kind, Problem};
+use crate::trace::document::{Document, DocumentError};
+use axum::body::{Body, BodyDataStream};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use futures::StreamExt;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Largest document, decompressed.
+const MOST_BYTES: usize = 64 * 1024 * 1024;
+/// How much of a document that is too large is read and thrown away: a client that is still sending would see a broken
+/// connection instead of the answer.
+const MOST_DISCARDED: usize = 4 * MOST_BYTES;
+/// Documents above it are parsed off the threads that serve connections.
+const LARGE_BYTES: usize = 256 * 1024;
+
+/// The routes.
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(ingest)).route("/v1/ingest", axum::routing::post(ingest))
+}
+
+/// Takes a whole run of another engine. `/v1/ingest` is the same.
+#[utoipa::path(post, path = "/ingest", tag = "ingest",
+    request_body(content = Object, content_type = "application/json",
+        description = "`{request, events, mod_calls, mod_logs, actions}`; gzip and zstd by Content-Encoding; at most 64 MiB decompressed"),
+    responses(
+        (status = 201, description = "Stored, or the same document was stored before; the body is empty"),
+        (status = 400, body = Problem, description = "Not JSON, a wrong type or a broken link; `pointer` is its JSON path"),
+        (status = 409, body = Problem, description = "Another document has this request_id"),
+        (status = 413, body = Problem), (status = 503, body = Problem, description = "The database is away; see Retry-After")))]
+async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<StatusCode, ApiError> {
+    let store = app.store()?;
+    let payload = read(&headers, body).await?;
+    let document = if payload.len() > LARGE_BYTES {
+        tokio::task::spawn_blocking(move || Document::parse(&payload)).await.map_err(ApiError::internal)?
+    } else {
+        Document::parse(&payload)
+    }?;
+    store.ingest(document).await?;
+    Ok(StatusCode::CREATED)
+}
+
+async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, ApiError> {
+    let number = |name| headers.get(name).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let length = number(header::CONTENT_LENGTH).unwrap_or(0);
+    // Who asks first has sent nothing yet, and need not.
+    if length > MOST_BYTES && headers.contains_key(header::EXPECT) {
+        return Err(too_large());
+    }
+    let mut chunks = body.into_data_stream();
+    let mut payload = Vec::with_capacity(length.min(MOST_BYTES));
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| unreadable(&error))?;
+        if payload.len() + chunk.len() > MOST_BYTES {
+            drop(payload);
+            discard(chunks).await;
+            return Err(too_large());
+        }
+        payload.extend_from_slice(&chunk);
+    }
+    Ok(payload)
+}
+
+async fn discard(mut chunks: BodyDataStream) {
+    let mut discarded = 0;
+    while let Some(Ok(chunk)) = chunks.next().await {
+        discarded += chunk.len();
+        if discarded > MOST_DISCARDED {
+            return;
+        }
+    }
+}
+
+fn too_large() -> ApiError {
+    ApiError::new(Kind::TooLarge, format!("a document may have {} MiB, decompressed", MOST_BYTES >> 20))
+}
+
+fn unreadable(error: &axum::Error) -> ApiError {
+    let mut reason = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        reason = cause.to_string();
+        source = cause.source();
+    }
+    ApiError::bad_request(format!("the body cannot be read: {reason}; is it compressed as Content-Encoding says?"))
+}
+
+impl From<DocumentError> for ApiError {
+    fn from(error: DocumentError) -> Self {
+        let detail = format!("expected {}, found {}", error.expected, error.found);
+        Self::invalid(error.path, detail)
+    }
+}

@@ -1,0 +1,162 @@
+//! `/api/v1/runs/{id}/attention`: one step's row, or the map of many steps.
+
+use super::{event_range, find, map};
+use crate::api::extract::{Path, Query};
+use crate::api::{ApiError, App, Problem};
+use crate::events::{AttentionStep, RunId};
+use crate::store::Store;
+use crate::trace::attention::{self, HeadStat};
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+/// A step has at most three events: its attention lies at most two before the event that a client looks at.
+const EVENTS_BACK: i32 = 2;
+
+/// Which attention.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ShowAttention {
+    /// An event: the `ForwardPass` of a step, or what followed from it.
+    at: Option<i32>,
+    /// How the heads are put together; `mean` when absent.
+    #[serde(default)]
+    #[param(inline)]
+    view: View,
+    /// For the view `layer`: its number, one of `layer_ids`.
+    layer: Option<u16>,
+    /// Instead of `at`, a map: its first event.
+    from: Option<i32>,
+    /// One past the last event of the map.
+    to: Option<i32>,
+    /// Most columns of the map, 1 … 4096; positions beyond it share a column, which shows the largest. 256 when absent.
+    bins: Option<usize>,
+}
+
+/// How the heads of a step are put together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum View {
+    /// Mean over all heads of all layers.
+    #[default]
+    Mean,
+    /// Maximum over all heads of all layers.
+    Max,
+    /// Mean over the heads of the last layer.
+    Last,
+    /// Mean over the heads of one layer.
+    Layer,
+}
+
+/// The attention of one step.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct OneStep {
+    /// The step.
+    attention: Row,
+}
+
+/// The attention of one step.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Row {
+    /// Its `ForwardPass`.
+    sequence_order: i32,
+    /// Positions attended to.
+    row_len: u32,
+    /// Layers that have attention.
+    layer_ids: Vec<u16>,
+    /// Heads per layer.
+    heads: u16,
+    /// How the heads are put together.
+    view: View,
+    /// How exact the values are: `f16`, or `u8` on a square-root scale.
+    quality: &'static str,
+    /// One value per position.
+    values: Vec<f32>,
+    /// The position with the largest mean.
+    sink: u32,
+    /// Statistics of every head.
+    stats: Vec<Stat>,
+}
+
+/// Statistics of one head.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Stat {
+    /// Its layer.
+    layer: u16,
+    /// Its number within the layer.
+    head: u16,
+    /// `entropy` in bits, `sink_mass`, `peak`, `peak_position`.
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    stat: HeadStat,
+}
+
+/// Shows the attention of one step (`at`), or a map of steps × positions (`from`, `to`, `bins`).
+#[utoipa::path(get, path = "/api/v1/runs/{id}/attention", tag = "runs",
+    params(("id" = String, Path, description = "`run_id` or `request_id`"), ShowAttention), responses(
+    (status = 200, body = OneStep, description = "With `at`; a map is `{attention: {row_len, bins, view, rows: [{sequence_order, values}]}}`"),
+    (status = 400, body = Problem), (status = 404, body = Problem, description = "No run, or none of its attention")))]
+pub async fn show(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Query(query): Query<ShowAttention>,
+) -> Result<Response, ApiError> {
+    let run = find(&app, &id).await?;
+    let store = app.store()?;
+    if let Some(at) = query.at {
+        return Ok(Json(OneStep { attention: row(store, run.run_id, at, &query).await? }).into_response());
+    }
+    if query.from.is_none() && query.to.is_none() {
+        return Err(ApiError::invalid("at", "either at, an event, or from and to, a range of events, must be given"));
+    }
+    let events = event_range(query.from, query.to)?;
+    let events = events.start..events.end.min(run.events);
+    let bins = query.bins.unwrap_or(map::BINS);
+    if !(1..=map::MOST_BINS).contains(&bins) {
+        return Err(ApiError::invalid("bins", format!("bins must be 1 to {}", map::MOST_BINS)));
+    }
+    if query.view == View::Layer {
+        return Err(ApiError::invalid("view", "a map has the views mean, max and last"));
+    }
+    Ok(Json(map::read(store, run.run_id, events, query.view, bins).await?).into_response())
+}
+
+async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Result<Row, ApiError> {
+    let with_t1 = query.view == View::Layer;
+    let range = at.saturating_sub(EVENTS_BACK).max(0)..at.saturating_add(1);
+    let step = store.attention_range(run_id, range, with_t1).await?.pop();
+    let step = step.ok_or_else(|| {
+        ApiError::new(crate::api::Kind::NotFound, format!("no attention was recorded at event {at} of this run"))
+    })?;
+    let damaged = |error: attention::Error| ApiError::internal(format!("run {run_id}, event {at}: {error}"));
+    let overview = attention::decode_t0(&step.t0).map_err(damaged)?;
+    let AttentionStep { sequence_order, row_len, layer_ids, heads, .. } = &step;
+    let (quality, values) = match query.view {
+        View::Mean => ("f16", overview.mean),
+        View::Max => ("f16", overview.max),
+        View::Last => ("f16", overview.last_layer),
+        View::Layer => {
+            let wanted = query.layer;
+            let index = wanted.and_then(|wanted| layer_ids.iter().position(|&layer| layer == wanted));
+            let index = index
+                .ok_or_else(|| ApiError::invalid("layer", format!("view=layer needs layer, one of {layer_ids:?}")))?;
+            ("u8", attention::decode_t1(&step.t1, index).map_err(damaged)?)
+        }
+    };
+    let names = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
+    let stats = names.zip(overview.stats).map(|((layer, head), stat)| Stat { layer, head, stat }).collect();
+    Ok(Row {
+        sequence_order: *sequence_order,
+        row_len: *row_len,
+        layer_ids: layer_ids.to_vec(),
+        heads: *heads,
+        view: query.view,
+        quality,
+        values,
+        sink: overview.sink,
+        stats,
+    })
+}

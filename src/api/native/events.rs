@@ -1,0 +1,86 @@
+//! `/api/v1/runs/{id}/events`: the items of a run, as lines of JSON or as server-sent events.
+
+use super::{event_range, find, follow};
+use crate::api::extract::{Path, Query};
+use crate::api::{ApiError, App, Problem};
+use crate::store::{Error, RunSummary, Store};
+use crate::trace::document::item_to_json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{Stream, stream};
+use serde::Deserialize;
+use std::ops::Range;
+use utoipa::IntoParams;
+
+/// Events that are read at a time, so that a long run is never in memory as a whole.
+pub(super) const PAGE: i32 = 1000;
+
+/// Which events.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListEvents {
+    /// First event, by `sequence_order`; 0 when absent.
+    from: Option<i32>,
+    /// One past the last event; the end of the run when absent. Not for a stream of server-sent events.
+    to: Option<i32>,
+}
+
+/// Lists what happened, in order: each event, then for each of its mod calls the call, its logs, its actions.
+///
+/// With `Accept: text/event-stream` the answer is a stream of `item` events that goes on while the run does, and ends
+/// with an `end` event that carries the run's summary. Its ids are `sequence_order`s. A client that comes back with
+/// `Last-Event-ID` gets the items of that event again, in case it has not seen all of them.
+#[utoipa::path(get, path = "/api/v1/runs/{id}/events", tag = "runs",
+    params(("id" = String, Path, description = "`run_id` or `request_id`"), ListEvents), responses(
+    (status = 200, description = "One item a line", content_type = "application/x-ndjson"),
+    (status = 400, body = Problem), (status = 404, body = Problem)))]
+pub async fn list(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Query(query): Query<ListEvents>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let range = event_range(query.from, query.to)?;
+    let run = find(&app, &id).await?;
+    let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    if header(header::ACCEPT).is_some_and(|accept| accept.contains("text/event-stream")) {
+        let from = match header(header::HeaderName::from_static("last-event-id")) {
+            Some(last) => last.trim().parse().ok().filter(|&last: &i32| last >= 0).ok_or_else(|| {
+                ApiError::bad_request(format!("Last-Event-ID must be a sequence_order, got '{last}'"))
+            })?,
+            None => range.start,
+        };
+        return follow::respond(&app, run.run_id, from);
+    }
+    let lines = lines(app.store()?.clone(), run, range);
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
+}
+
+/// The items as lines, a page of events at a time. An error in the middle cuts the answer off, which clients notice.
+fn lines(store: Store, run: RunSummary, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
+    stream::try_unfold(range, move |range| {
+        let (store, run_id) = (store.clone(), run.run_id);
+        async move {
+            if range.is_empty() {
+                return Ok(None);
+            }
+            let end = range.end.min(range.start.saturating_add(PAGE));
+            let read = store.numbered_items(run_id, range.start..end).await;
+            let (mut numbering, items) =
+                read.inspect_err(|error| tracing::error!(run.id = %run_id, %error, "a list of items broke off"))?;
+            if items.is_empty() {
+                return Ok(None);
+            }
+            let mut text = String::new();
+            for line in items.iter().filter_map(|item| item_to_json(item, &mut numbering)) {
+                text.push_str(&line);
+                text.push('\n');
+            }
+            Ok(Some((Bytes::from(text), end..range.end)))
+        }
+    })
+}

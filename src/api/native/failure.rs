@@ -1,0 +1,37 @@
+//! What a failure of the store means to a client.
+
+use crate::api::ApiError;
+use crate::store::{Error, IngestError};
+
+/// When to try again while the database is away, in seconds.
+const RETRY_AFTER_S: u64 = 2;
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::BadFilter(bad) => {
+                let at = format!("{} (at character {} of the filter)", bad.message, bad.at + 1);
+                Self::invalid("q", at).did_you_mean(bad.did_you_mean)
+            }
+            Error::StillRunning(_) => Self::conflict(error.to_string()),
+            Error::Unavailable(_) => {
+                tracing::warn!(%error, "the database is away");
+                Self::unavailable("the database cannot be reached").retry_after(RETRY_AFTER_S)
+            }
+            error => Self::internal(error),
+        }
+    }
+}
+
+impl From<IngestError> for ApiError {
+    fn from(error: IngestError) -> Self {
+        match &error {
+            IngestError::Conflict { .. } => Self::conflict(error.to_string()).at("$.request.request_id"),
+            IngestError::Unavailable { retry_after_s } => {
+                Self::unavailable(error.to_string()).retry_after(u64::from(*retry_after_s))
+            }
+            IngestError::Refused(_) => Self::bad_request(error.to_string()),
+            IngestError::Database(_) => Self::internal(error),
+        }
+    }
+}

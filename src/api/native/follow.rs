@@ -1,0 +1,159 @@
+//! A run as server-sent events: what is stored, then what happens, until it is over.
+
+use super::events::PAGE;
+use crate::api::{ApiError, App};
+use crate::events::{Item, RunId, RunStatus};
+use crate::store::LiveUpdate;
+use crate::trace::document::{Numbering, item_to_json};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use std::convert::Infallible;
+use std::time::Duration;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Proxies close connections that are silent for longer.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How often a run that another server generates is looked at.
+const POLL: Duration = Duration::from_millis(500);
+/// Events that wait for a slow client; more stay where they are.
+const WAITING: usize = 64;
+
+/// The response that follows a run from the event `from` on.
+pub(super) fn respond(app: &App, run_id: RunId, from: i32) -> Result<Response, ApiError> {
+    // Asked here, so that a server without its database answers with a status instead of an empty stream.
+    app.store()?;
+    let (out, events) = mpsc::channel(WAITING);
+    let cursor = Cursor { event: from, items: 0 };
+    let follower =
+        Follower { app: app.clone(), run_id, cursor, numbering: Numbering::default(), event: -1, item: 0, out };
+    tokio::spawn(follower.run());
+    let sse = Sse::new(ReceiverStream::new(events)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
+    // nginx would otherwise hold events back until its buffer is full.
+    Ok(([("x-accel-buffering", "no")], sse).into_response())
+}
+
+/// The first item that the client has not got: the `items`-th that belongs to `event`, the event itself being the 0th.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Cursor {
+    event: i32,
+    items: u32,
+}
+
+struct Follower {
+    app: App,
+    run_id: RunId,
+    cursor: Cursor,
+    /// Numbers of the item at `event`, `item`.
+    numbering: Numbering,
+    event: i32,
+    item: u32,
+    out: mpsc::Sender<Result<Event, Infallible>>,
+}
+
+/// Why following ends.
+enum Stop {
+    /// The client has gone, or the server stops.
+    Gone,
+    /// The store failed. The stream breaks off, and the client comes back with what it saw last.
+    Failed(ApiError),
+}
+
+impl<E: Into<ApiError>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let (app, out) = (self.app.clone(), self.out.clone());
+        let ended = tokio::select! {
+            ended = self.follow() => ended,
+            () = out.closed() => Err(Stop::Gone),
+            () = app.stopped() => Err(Stop::Gone),
+        };
+        if let Err(Stop::Failed(error)) = ended {
+            tracing::warn!(run.id = %self.run_id, error = %error.problem().detail, "a followed run broke off");
+        }
+    }
+
+    async fn follow(&mut self) -> Result<(), Stop> {
+        loop {
+            if let Some((backlog, updates)) = self.app.live()?.subscribe(self.run_id) {
+                let begin = backlog.iter().find_map(|item| match item {
+                    Item::Event(event) => Some(event.sequence_order),
+                    _ => None,
+                });
+                if let Some(begin) = begin {
+                    self.stored(self.cursor.event.min(begin), begin).await?;
+                }
+                self.take(&backlog).await?;
+                self.updates(updates).await?;
+                continue;
+            }
+            // It runs on another server, or is over, or has just ended: in the last case everything is stored.
+            let run = self.app.store()?.find(&self.run_id.to_string()).await?;
+            self.stored(self.cursor.event, i32::MAX).await?;
+            match run {
+                Some(run) if run.status == RunStatus::Running => tokio::time::sleep(POLL).await,
+                Some(run) => {
+                    let summary = serde_json::to_string(&run).map_err(ApiError::internal)?;
+                    return self.send(Event::default().event("end").data(summary)).await;
+                }
+                None => return Err(Stop::Gone),
+            }
+        }
+    }
+
+    /// Sends the stored items of the events `from..to`; what is taken next is numbered from there, also when the range is
+    /// empty.
+    async fn stored(&mut self, from: i32, to: i32) -> Result<(), Stop> {
+        let mut from = from;
+        loop {
+            let end = to.min(from.saturating_add(PAGE));
+            let (numbering, items) = self.app.store()?.numbered_items(self.run_id, from..end).await?;
+            self.numbering = numbering;
+            self.take(&items).await?;
+            from = end;
+            if items.is_empty() || from >= to {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn updates(&mut self, mut updates: Receiver<LiveUpdate>) -> Result<(), Stop> {
+        loop {
+            match updates.recv().await {
+                Ok(LiveUpdate::Items(items)) => self.take(&items).await?,
+                // A client that lagged is served from the store and catches up.
+                Ok(LiveUpdate::Ended(_)) | Err(RecvError::Lagged(_) | RecvError::Closed) => return Ok(()),
+            }
+        }
+    }
+
+    /// Walks over the next items and sends those from the cursor on.
+    async fn take(&mut self, items: &[Item]) -> Result<(), Stop> {
+        for item in items {
+            match item {
+                Item::Attention(_) => continue,
+                Item::Event(event) => (self.event, self.item) = (event.sequence_order, 0),
+                _ => self.item += 1,
+            }
+            let at = Cursor { event: self.event, items: self.item };
+            if at < self.cursor {
+                self.numbering.skip(item);
+            } else if let Some(json) = item_to_json(item, &mut self.numbering) {
+                self.cursor = Cursor { event: self.event, items: self.item + 1 };
+                self.send(Event::default().event("item").id(self.event.to_string()).data(json)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&self, event: Event) -> Result<(), Stop> {
+        self.out.send(Ok(event)).await.map_err(|_| Stop::Gone)
+    }
+}

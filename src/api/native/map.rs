@@ -1,0 +1,124 @@
+//! The map of steps × positions: many rows of attention, made small enough for a screen.
+
+use super::attention::View;
+use crate::api::{ApiError, Kind};
+use crate::events::{AttentionStep, RunId};
+use crate::store::Store;
+use crate::trace::attention::decode_t0;
+use serde::Serialize;
+use std::ops::Range;
+
+/// Columns when a client does not say.
+pub(super) const BINS: usize = 256;
+/// Most columns.
+pub(super) const MOST_BINS: usize = 4096;
+/// Most rows; of a longer run evenly spread steps are shown. Reading all of 10 000 steps would be some 300 MB.
+const MOST_ROWS: i32 = 512;
+/// Events per step at most, so that a window of this length holds one forward pass wherever one is.
+const STEP_EVENTS: i32 = 3;
+/// Events that are read at a time.
+const CHUNK: i32 = 96;
+
+/// The answer.
+#[derive(Debug, Serialize)]
+pub(super) struct Answer {
+    attention: Map,
+}
+
+#[derive(Debug, Serialize)]
+struct Map {
+    /// Positions of the longest row.
+    row_len: usize,
+    /// Columns of that row; shorter rows have fewer.
+    bins: usize,
+    view: View,
+    quality: &'static str,
+    /// Whether steps were left out.
+    sampled: bool,
+    rows: Vec<MapRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct MapRow {
+    sequence_order: i32,
+    row_len: usize,
+    values: Vec<f32>,
+}
+
+/// Reads the map of a range of events.
+pub(super) async fn read(
+    store: &Store,
+    run_id: RunId,
+    events: Range<i32>,
+    view: View,
+    bins: usize,
+) -> Result<Answer, ApiError> {
+    let sampled = events.len() as i64 > i64::from(MOST_ROWS * STEP_EVENTS);
+    let mut rows: Vec<MapRow> = Vec::new();
+    for window in windows(&events, sampled) {
+        let mut steps = store.attention_range(run_id, window, false).await?;
+        if sampled {
+            steps.truncate(1);
+        }
+        let decoded: Result<Vec<_>, _> = steps.into_iter().map(|step| decode(&step, view)).collect();
+        rows.extend(decoded?);
+    }
+    let row_len = rows.iter().map(|row| row.row_len).max().unwrap_or(0);
+    if row_len == 0 {
+        return Err(ApiError::new(Kind::NotFound, "no attention was recorded in this range of events"));
+    }
+    let bins = bins.min(row_len);
+    rows.iter_mut().for_each(|row| row.values = binned(&row.values, row_len, bins));
+    Ok(Answer { attention: Map { row_len, bins, view, quality: "f16", sampled, rows } })
+}
+
+fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
+    let (start, len) = (events.start, events.len() as i64);
+    if sampled {
+        let begin = |row: i32| start + (len * i64::from(row) / i64::from(MOST_ROWS)) as i32;
+        return (0..MOST_ROWS).map(|row| begin(row)..begin(row) + STEP_EVENTS).collect();
+    }
+    let chunks = (start..events.end).step_by(CHUNK as usize);
+    chunks.map(|from| from..events.end.min(from + CHUNK)).collect()
+}
+
+fn decode(step: &AttentionStep, view: View) -> Result<MapRow, ApiError> {
+    let overview = decode_t0(&step.t0).map_err(ApiError::internal)?;
+    let values = match view {
+        View::Max => overview.max,
+        View::Last => overview.last_layer,
+        View::Mean | View::Layer => overview.mean,
+    };
+    Ok(MapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
+}
+
+/// The largest value of every bin, `row_len` positions wide in `bins` columns, to four digits.
+fn binned(values: &[f32], row_len: usize, bins: usize) -> Vec<f32> {
+    let column = |position: usize| position * bins / row_len;
+    let mut out = vec![0.0_f32; values.len().checked_sub(1).map_or(0, |last| column(last) + 1)];
+    for (position, &value) in values.iter().enumerate() {
+        let bin = &mut out[column(position)];
+        *bin = bin.max((value * 1e4).round() / 1e4);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{binned, windows};
+
+    #[test]
+    fn bins_show_the_largest_of_their_positions() {
+        assert_eq!(binned(&[0.1, 0.5, 0.2, 0.15, 0.05], 5, 2), [0.5, 0.15]);
+        assert_eq!(binned(&[0.1, 0.5], 5, 2), [0.5]);
+        assert_eq!(binned(&[0.1, 0.5], 5, 5), [0.1, 0.5]);
+        assert_eq!(binned(&[], 5, 5), [0.0; 0]);
+    }
+
+    #[test]
+    fn windows_cover_the_range_or_spread_over_it() {
+        assert_eq!(windows(&(0..200), false), [0..96, 96..192, 192..200]);
+        let spread = windows(&(0..60_000), true);
+        assert_eq!((spread.len(), spread[0].clone(), spread[511].clone()), (512, 0..3, 59_882..59_885));
+    }
+}

@@ -1,0 +1,124 @@
+//! `/api/v1/runs`: the list, one run as a whole, and its removal.
+
+use super::find;
+use crate::api::extract::{Path, Query};
+use crate::api::{ApiError, App, Problem};
+use crate::events::RunId;
+use crate::store::{MAX_PAGE, RunQuery, RunSummary};
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+use utoipa::{IntoParams, ToSchema};
+
+/// Which runs to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListRuns {
+    /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each negated by `-`.
+    #[serde(default)]
+    q: String,
+    /// Only runs older than the one with this `run_id`.
+    #[param(value_type = Option<String>)]
+    before: Option<RunId>,
+    /// Most runs on the page, 1 … 500; 50 when absent.
+    limit: Option<u32>,
+}
+
+/// A page of runs, newest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RunList {
+    /// The runs.
+    #[schema(value_type = Vec<Object>)]
+    runs: Vec<RunSummary>,
+    /// Where the list goes on.
+    meta: PageMeta,
+}
+
+/// Where a list goes on.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PageMeta {
+    /// The query string of the next page, with its question mark; `null` on the last page.
+    next: Option<String>,
+}
+
+/// Lists runs, newest first.
+#[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRuns), responses(
+    (status = 200, body = RunList), (status = 400, body = Problem, description = "The filter or the query is wrong")))]
+pub async fn list(State(app): State<App>, Query(query): Query<ListRuns>) -> Result<Json<RunList>, ApiError> {
+    if query.limit.is_some_and(|limit| !(1..=MAX_PAGE).contains(&limit)) {
+        return Err(ApiError::invalid("limit", format!("limit must be 1 to {MAX_PAGE}")));
+    }
+    let limit = query.limit.unwrap_or(0);
+    let page = app.store()?.runs(&RunQuery { q: query.q.clone(), before: query.before, limit }).await?;
+    let next = page.next.map(|before| {
+        let mut next = String::from("?");
+        if !query.q.is_empty() {
+            let _ = write!(next, "q={}&", escaped(&query.q));
+        }
+        let _ = write!(next, "before={before}");
+        if limit > 0 {
+            let _ = write!(next, "&limit={limit}");
+        }
+        next
+    });
+    Ok(Json(RunList { runs: page.runs, meta: PageMeta { next } }))
+}
+
+/// The text as a value of a query string.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
+            _ => {
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+    }
+    out
+}
+
+/// Shows one run as a whole: its summary as `run`, beside the sections of an `/ingest` document.
+#[utoipa::path(get, path = "/api/v1/runs/{id}", tag = "runs",
+    params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
+    (status = 200, description = "`{run, request, events, mod_calls, mod_logs, actions}`", content_type = "application/json"),
+    (status = 404, body = Problem)))]
+pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
+    let run = find(&app, &id).await?;
+    let document = app.store()?.document(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
+    let write = move || {
+        let mut json = br#"{"run":"#.to_vec();
+        serde_json::to_writer(&mut json, &run).map_err(ApiError::internal)?;
+        // The document is an object: its opening brace becomes the comma behind the run.
+        json.push(b',');
+        json.extend_from_slice(&document.write()[1..]);
+        Ok::<_, ApiError>(json)
+    };
+    let json = tokio::task::spawn_blocking(write).await.map_err(ApiError::internal)??;
+    Ok(([(header::CONTENT_TYPE, "application/json")], json))
+}
+
+/// Removes a run and everything recorded of it.
+#[utoipa::path(delete, path = "/api/v1/runs/{id}", tag = "runs",
+    params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
+    (status = 204), (status = 404, body = Problem),
+    (status = 409, body = Problem, description = "The run is still running")))]
+pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    let run = find(&app, &id).await?;
+    match app.store()?.delete(run.run_id).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(ApiError::not_found("run", id)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_filter_survives_the_query_string() {
+        assert_eq!(super::escaped("model:a b&c=\"ü\""), "model%3Aa%20b%26c%3D%22%C3%BC%22");
+    }
+}

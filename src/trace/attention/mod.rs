@@ -1,0 +1,185 @@
+//! Coding of attention rows: tiers T0 and T1.
+//!
+//! One step's attention is `[layer][head][position]` probabilities. T0 is what every view needs at once: mean, maximum
+//! and last-layer vectors in f16, and per-head statistics. T1 is the head-mean of every layer as u8 on a square-root
+//! scale, compressed. Both carry their own header and version. The encoder runs next to the decode loop and allocates
+//! nothing but its results.
+//!
+//! T0: `ATT0`, u16 version, u16 heads, u32 layers, u32 positions, u32 sink; then f16 mean\[positions\],
+//! max\[positions\], last layer\[positions\]; then for every head of every layer f16 entropy, f16 sink mass, f16 peak
+//! and u32 peak position, as four arrays. T1: `ATT1`, u16 version, u16 zero, u32 layers, u32 positions; then per layer f32
+//! maximum, u32 offset and u32 length of its section; then the sections, each a zstd frame of one u8 per position. All
+//! numbers are little-endian.
+
+mod encode;
+mod reduce;
+
+pub use encode::Encoder;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+const T0_MAGIC: [u8; 4] = *b"ATT0";
+const T1_MAGIC: [u8; 4] = *b"ATT1";
+const VERSION: u16 = 1;
+const T0_HEADER: usize = 20;
+const T1_HEADER: usize = 16;
+const T1_ENTRY: usize = 12;
+/// Steps of the square-root scale.
+const STEPS: f32 = 255.0;
+/// Longest row: far beyond every context, small enough that sizes cannot overflow.
+const MOST_POSITIONS: usize = 1 << 24;
+
+/// Why attention could not be coded or read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// `rows` is not layers × heads × row length, or one of them is 0 or beyond the format.
+    #[error("{values} values are not {layers} layers × {heads} heads × {row_len} positions")]
+    Shape {
+        /// Values given.
+        values: usize,
+        /// Layers.
+        layers: usize,
+        /// Heads per layer.
+        heads: usize,
+        /// Positions.
+        row_len: usize,
+    },
+    /// The bytes are damaged, of another version or something else.
+    #[error("not attention of tier {tier}, version 1, or damaged")]
+    Damaged {
+        /// 0 or 1.
+        tier: u8,
+    },
+    /// The layer is not there.
+    #[error("layer index {layer} is not among the {layers} stored layers")]
+    NoLayer {
+        /// Index asked for.
+        layer: usize,
+        /// Layers stored.
+        layers: usize,
+    },
+}
+
+/// Statistics of one head's row.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct HeadStat {
+    /// In bits.
+    pub entropy: f32,
+    /// Share of the row on the sink: the position with the largest mean over all heads of all layers.
+    pub sink_mass: f32,
+    /// Largest value of the row.
+    pub peak: f32,
+    /// Where it is.
+    pub peak_position: u32,
+}
+
+/// Tier T0, decoded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Overview {
+    /// Positions of each vector.
+    pub row_len: usize,
+    /// Layers of `stats`.
+    pub layers: usize,
+    /// Heads per layer of `stats`.
+    pub heads: usize,
+    /// The position with the largest mean.
+    pub sink: u32,
+    /// Mean over all heads of all layers.
+    pub mean: Vec<f32>,
+    /// Maximum over all heads of all layers.
+    pub max: Vec<f32>,
+    /// Mean over the heads of the last layer.
+    pub last_layer: Vec<f32>,
+    /// `[layer][head]`, flattened.
+    pub stats: Vec<HeadStat>,
+}
+
+/// Codes one step; [`Encoder`] for many.
+///
+/// # Errors
+/// [`Error::Shape`].
+pub fn encode(rows: &[f32], layers: usize, heads: usize, row_len: usize) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    Encoder::new().encode(rows, layers, heads, row_len)
+}
+
+/// Reads tier T0.
+///
+/// # Errors
+/// [`Error::Damaged`].
+pub fn decode_t0(t0: &[u8]) -> Result<Overview, Error> {
+    overview(t0).ok_or(Error::Damaged { tier: 0 })
+}
+
+fn overview(t0: &[u8]) -> Option<Overview> {
+    let header =
+        t0.get(..T0_HEADER).filter(|header| header[..4] == T0_MAGIC && header[4..6] == VERSION.to_le_bytes())?;
+    let heads = u16::from_le_bytes([header[6], header[7]]) as usize;
+    let (layers, row_len, sink) = (u32_at(header, 8)? as usize, u32_at(header, 12)? as usize, u32_at(header, 16)?);
+    let stats = layers.checked_mul(heads)?;
+    let expected = row_len.checked_mul(6)?.checked_add(stats.checked_mul(10)?)?.checked_add(T0_HEADER)?;
+    if t0.len() != expected || row_len == 0 || row_len > MOST_POSITIONS || sink as usize >= row_len {
+        return None;
+    }
+    let mut at = T0_HEADER;
+    let mut halves = |count: usize| {
+        let values: Vec<f16> = pairs(&t0[at..at + 2 * count]).map(f16::from_le_bytes).collect();
+        at += 2 * count;
+        values.to_f32_vec()
+    };
+    let (mean, max, last_layer) = (halves(row_len), halves(row_len), halves(row_len));
+    let (entropy, sink_mass, peak) = (halves(stats), halves(stats), halves(stats));
+    let stats = (0..stats)
+        .map(|i| {
+            let peak_position = u32_at(t0, at + 4 * i)?;
+            Some(HeadStat { entropy: entropy[i], sink_mass: sink_mass[i], peak: peak[i], peak_position })
+        })
+        .collect::<Option<_>>()?;
+    Some(Overview { row_len, layers, heads, sink, mean, max, last_layer, stats })
+}
+
+/// Reads the head-mean of the layer with this index out of tier T1; one value per position. It is exact to 0.002 of the
+/// row's maximum for values up to a quarter of the maximum, to 0.004 for the largest.
+///
+/// # Errors
+/// [`Error::Damaged`], [`Error::NoLayer`].
+pub fn decode_t1(t1: &[u8], layer: usize) -> Result<Vec<f32>, Error> {
+    let damaged = || Error::Damaged { tier: 1 };
+    let header = t1.get(..T1_HEADER).ok_or_else(damaged)?;
+    if header[..4] != T1_MAGIC || header[4..6] != VERSION.to_le_bytes() {
+        return Err(damaged());
+    }
+    let layers = u32_at(header, 8).ok_or_else(damaged)? as usize;
+    if layer >= layers {
+        return Err(Error::NoLayer { layer, layers });
+    }
+    head_mean(t1, header, layer).ok_or_else(damaged)
+}
+
+fn head_mean(t1: &[u8], header: &[u8], layer: usize) -> Option<Vec<f32>> {
+    let row_len = u32_at(header, 12).map(|len| len as usize).filter(|len| (1..=MOST_POSITIONS).contains(len))?;
+    let entry = layer.checked_mul(T1_ENTRY)?.checked_add(T1_HEADER)?;
+    let max = f32::from_bits(u32_at(t1, entry)?);
+    let (from, len) = (u32_at(t1, entry + 4)? as usize, u32_at(t1, entry + 8)? as usize);
+    let section = t1.get(from..from.checked_add(len)?)?;
+    // A damaged frame may claim any size: it gets room for what the header says, and no more.
+    let mut codes = vec![0; row_len];
+    let written = zstd::bulk::decompress_to_buffer(section, &mut codes).ok()?;
+    if written != row_len || !max.is_finite() {
+        return None;
+    }
+    let scale = max / (STEPS * STEPS);
+    Some(codes.iter().map(|&code| f32::from(code) * f32::from(code) * scale).collect())
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let four = bytes.get(at..at.checked_add(4)?)?;
+    four.try_into().ok().map(u32::from_le_bytes)
+}
+
+fn pairs(bytes: &[u8]) -> impl Iterator<Item = [u8; 2]> + '_ {
+    bytes.as_chunks::<2>().0.iter().copied()
+}
+
+#[cfg(test)]
+mod tests;

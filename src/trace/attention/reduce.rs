@@ -1,0 +1,112 @@
+//! The loops over raw attention. Written over fixed-size blocks, so that they compile to vector code.
+
+/// Values per block: one 512-bit register, or a few smaller ones.
+const LANES: usize = 16;
+
+/// Adds `row` to `sum` and raises `max` to it.
+pub fn accumulate(row: &[f32], sum: &mut [f32], max: &mut [f32]) {
+    for ((value, sum), max) in row.iter().zip(sum).zip(max) {
+        *sum += value;
+        *max = if *value > *max { *value } else { *max };
+    }
+}
+
+/// Adds `row` to `sum`.
+pub fn add(row: &[f32], sum: &mut [f32]) {
+    for (value, sum) in row.iter().zip(sum) {
+        *sum += value;
+    }
+}
+
+/// Multiplies every value.
+pub fn scale(row: &mut [f32], factor: f32) {
+    for value in row {
+        *value *= factor;
+    }
+}
+
+/// The largest value; 0 for an empty row.
+pub fn largest(row: &[f32]) -> f32 {
+    let (blocks, rest) = row.as_chunks::<LANES>();
+    let mut lanes = [0.0_f32; LANES];
+    for block in blocks {
+        for (lane, &value) in lanes.iter_mut().zip(block) {
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).fold(0.0, |most, &value| if value > most { value } else { most })
+}
+
+/// Where `value` first stands in the row; 0 if nowhere.
+pub fn position_of(row: &[f32], value: f32) -> usize {
+    let (blocks, _) = row.as_chunks::<LANES>();
+    // A block without the value is passed over without a branch per value.
+    let hit = |block: &[f32; LANES]| block.iter().fold(false, |found, &other| found | (other >= value));
+    let from = blocks.iter().position(hit).unwrap_or(blocks.len()) * LANES;
+    from + row[from..].iter().position(|&other| other >= value).unwrap_or(0)
+}
+
+/// −Σ p log₂ p, in bits.
+pub fn entropy(row: &[f32]) -> f32 {
+    let (blocks, rest) = row.as_chunks::<LANES>();
+    let mut lanes = [0.0_f32; LANES];
+    for block in blocks {
+        for (lane, &p) in lanes.iter_mut().zip(block) {
+            *lane += p * log2(p);
+        }
+    }
+    let sum: f32 = lanes.iter().sum::<f32>() + rest.iter().map(|&p| p * log2(p)).sum::<f32>();
+    (-sum).max(0.0)
+}
+
+/// log₂ of a positive number, to 4e-5, without a call and without a branch; some −127 for 0.
+///
+/// The exponent is read off the bits; the mantissa m in [1, 2) goes through the series of atanh in (m − 1) / (m + 1).
+#[inline]
+fn log2(x: f32) -> f32 {
+    let bits = x.to_bits() as i32;
+    let exponent = ((bits >> 23) - 127) as f32;
+    let mantissa = f32::from_bits((bits & 0x007f_ffff | 0x3f80_0000) as u32);
+    let t = (mantissa - 1.0) / (mantissa + 1.0);
+    let square = t * t;
+    // 2 / ln 2 · (t + t³/3 + t⁵/5 + t⁷/7)
+    let series = t * (2.885_39 + square * (0.961_796_7 + square * (0.577_078 + square * 0.412_198_6)));
+    exponent + series
+}
+
+/// Codes a row on a square-root scale from 0 to its maximum; negative values and NaN count as 0.
+pub fn quantise(row: &[f32], max: f32, codes: &mut Vec<u8>) {
+    let scale = if max > 0.0 { super::STEPS * super::STEPS / max } else { 0.0 };
+    codes.clear();
+    // The value under the root is at most STEPS², so that the cast neither saturates nor has to check.
+    codes.extend(row.iter().map(|&value| {
+        let positive = if value > 0.0 { value } else { 0.0 };
+        ((positive * scale).sqrt() + 0.5) as u8
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{entropy, largest, log2, position_of};
+
+    #[test]
+    fn the_logarithm_is_close_enough() {
+        for i in 1..100_000 {
+            let x = i as f32 / 100_000.0;
+            assert!((log2(x) - x.log2()).abs() < 4e-5, "{x}: {} instead of {}", log2(x), x.log2());
+        }
+        assert_eq!(log2(1.0), 0.0);
+        assert!((0.0 * log2(0.0)) == 0.0);
+    }
+
+    #[test]
+    fn blocks_and_rest_are_seen_alike() {
+        for len in [1, 15, 16, 17, 100] {
+            let mut row = vec![0.25; len];
+            row[len - 1] = 0.5;
+            assert_eq!((largest(&row), position_of(&row, 0.5)), (0.5, len - 1));
+            let expected = 0.5 * (len as f32 - 1.0) + 0.5;
+            assert!((entropy(&row) - expected).abs() < 1e-3 * len as f32);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What an action does to the rows.
+
+use super::{Fold, MarkKind, flags};
+use crate::events::{Action, ActionType, EventType, TokenId};
+use serde::Deserialize;
+
+/// The part of an action's `details` that our engine writes and the fold needs; anything else reads as empty.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    tokens: Vec<TokenId>,
+    texts: Vec<String>,
+    removed: Option<u32>,
+    superseded: bool,
+}
+
+impl Fold {
+    pub(super) fn action(&mut self, action: &Action) {
+        let kind = action.action_type;
+        if kind == ActionType::Noop {
+            return;
+        }
+        let details: Details =
+            action.details.as_ref().and_then(|details| serde_json::from_str(details.get()).ok()).unwrap_or_default();
+        self.counters.actions += 1;
+        let suffix = if details.superseded { " (superseded)" } else { "" };
+        let label = format!("{}{suffix}", label(action, &details));
+        self.mark(MarkKind::Action, &label, action.mod_call_sequence as u32);
+        if details.superseded || self.newest.is_none() {
+            return;
+        }
+        let after = self.event_count();
+        match kind {
+            ActionType::Noop | ActionType::ForceTokens => {}
+            ActionType::AdjustedLogits => self.step.pending |= flags::TOUCHED,
+            ActionType::Backtrack => {
+                let asked = action.backtrack_steps.unwrap_or(0).max(0) as u32;
+                // A token that was only drawn counts for the mod, and was never appended.
+                let drawn = u32::from(self.newest == Some(EventType::Sampled));
+                let removed = details.removed.unwrap_or_else(|| asked.saturating_sub(drawn)) as usize;
+                let removed = removed.min(self.alive.len() - self.prompt_rows);
+                self.end_rows(removed, after);
+                self.counters.backtracked += removed as u32;
+            }
+            ActionType::ForceOutput => self.end_rows(self.alive.len() - self.prompt_rows, after),
+            ActionType::AdjustedPrefill => self.adjust_prefill(action, &details, after),
+            ActionType::ToolCalls => self.touch_last(flags::TOUCHED),
+            ActionType::EmitError => {
+                self.counters.errors += 1;
+                self.touch_last(flags::TOUCHED | flags::ERROR);
+            }
+        }
+    }
+
+    fn adjust_prefill(&mut self, action: &Action, details: &Details, after: u32) {
+        if !details.tokens.is_empty() {
+            return self.replace_prompt(&details.tokens, &details.texts, after, flags::TOUCHED);
+        }
+        let length = action.new_length.unwrap_or_else(|| i32::from(action.new_prompt.is_some())).max(0) as u32;
+        match self.invent(length) {
+            Some(count) => {
+                let mut texts = vec![String::new(); count as usize];
+                if let Some(first) = texts.first_mut() {
+                    *first = action.new_prompt.clone().unwrap_or_default();
+                }
+                self.replace_prompt(&vec![-1; count as usize], &texts, after, flags::TOUCHED);
+            }
+            None => {
+                self.replace_prompt(&[], &[], after, 0);
+                self.base = length;
+            }
+        }
+    }
+
+    /// Flags the last generated token that stands.
+    fn touch_last(&mut self, bits: u8) {
+        if let Some(&row) = self.alive[self.prompt_rows..].last() {
+            self.rows[row as usize].flags |= bits;
+        }
+    }
+}
+
+fn label(action: &Action, details: &Details) -> String {
+    let name = action.action_type.as_str();
+    let count = match action.action_type {
+        ActionType::Backtrack => action.backtrack_steps.or_else(|| details.removed.map(|removed| removed as i32)),
+        ActionType::ForceTokens | ActionType::ForceOutput => {
+            action.token_count.or_else(|| Some(details.tokens.len() as i32))
+        }
+        ActionType::AdjustedPrefill => action.new_length.or_else(|| Some(details.tokens.len() as i32)),
+        _ => None,
+    };
+    match (count, &action.error_message) {
+        (Some(count), _) => format!("{name} {count}"),
+        (None, Some(message)) => format!("{name}: {message}"),
+        (None, None) => name.to_owned(),
+    }
+}

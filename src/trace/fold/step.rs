@@ -1,0 +1,68 @@
+//! What one step shows before its tokens are appended.
+
+use crate::events::{Event, TokenId};
+use serde::Deserialize;
+
+/// From a `ForwardPass` to its `Added`.
+#[derive(Debug, Clone, Default)]
+pub struct Step {
+    /// Flags for the rows that this step appends.
+    pub pending: u8,
+    /// Entropy of the model's distribution, in bits.
+    entropy: Option<f32>,
+    /// The candidates that a foreign trace names.
+    candidates: Vec<Candidate>,
+    /// The draw, and the step it belongs to.
+    drawn: Option<(i32, Drawn)>,
+}
+
+/// A token that was drawn.
+#[derive(Debug, Clone)]
+pub struct Drawn {
+    pub token: Option<TokenId>,
+    pub text: Option<String>,
+    pub logprob: Option<f32>,
+    pub rank: Option<u32>,
+    pub entropy: Option<f32>,
+}
+
+/// An entry of `top_tokens` in the form the specification shows; anything else is passed over.
+#[derive(Debug, Clone, Deserialize)]
+struct Candidate {
+    token: TokenId,
+    prob: f64,
+}
+
+impl Step {
+    /// Takes a `ForwardPass`.
+    pub fn begin(event: &Event) -> Self {
+        let measured = event.measured.as_ref();
+        let top = event.top_tokens.as_ref().filter(|_| measured.is_none_or(|measured| measured.model.is_empty()));
+        Self {
+            entropy: measured.and_then(|measured| measured.entropy),
+            candidates: top.and_then(|top| serde_json::from_str(top.get()).ok()).unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+
+    /// Takes a `Sampled`.
+    pub fn sampled(&mut self, event: &Event) {
+        let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
+        let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));
+        let candidate = self.candidates.iter().find(|candidate| Some(candidate.token) == token && candidate.prob > 0.0);
+        let above = |prob: f64| self.candidates.iter().filter(|other| other.prob > prob).count() as u32;
+        let drawn = Drawn {
+            token,
+            text: event.token_text.clone().or_else(|| measure.map(|measure| measure.text.clone())),
+            logprob: measure.and_then(|m| m.logprob).or_else(|| candidate.map(|c| c.prob.ln().min(0.0) as f32)),
+            rank: measure.and_then(|m| m.rank).or_else(|| candidate.map(|c| 1 + above(c.prob))),
+            entropy: measure.and_then(|m| m.entropy).or(self.entropy),
+        };
+        self.drawn = Some((event.step, drawn));
+    }
+
+    /// What was drawn in this step.
+    pub fn drawn(&self, step: i32) -> Option<Drawn> {
+        self.drawn.as_ref().filter(|(of, _)| *of == step).map(|(_, drawn)| drawn.clone())
+    }
+}

@@ -1,0 +1,256 @@
+use super::{Fold, NEVER, flags};
+use crate::events::{Action, ActionType, Event, EventType, Item, ModCall};
+use crate::trace::columns;
+use crate::trace::document::{Document, item_from_json};
+use base64::Engine as _;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// The rows that stand after event `n`, by position.
+fn visible(fold: &Fold, n: u32) -> Vec<usize> {
+    let mut rows: Vec<usize> =
+        (0..fold.rows().len()).filter(|&i| fold.rows()[i].born <= n && n < fold.rows()[i].died).collect();
+    rows.sort_by_key(|&i| fold.rows()[i].pos);
+    rows
+}
+
+fn fold_of(items: &[Item]) -> Fold {
+    let mut fold = Fold::new();
+    items.iter().for_each(|item| fold.apply(item));
+    fold
+}
+
+/// What a fixture expects, in the form both folds can be compared in: numbers as the columns round them.
+fn expectation(fold: &Fold) -> Value {
+    let unknown = u16::MAX;
+    let rows: Vec<Value> = fold
+        .rows()
+        .iter()
+        .map(|row| {
+            json!({
+                "token": row.token, "text": row.text, "pos": row.pos, "born": row.born,
+                "died": (row.died != NEVER).then_some(row.died),
+                "logprob_q": columns::quantise_logprob(row.logprob), "rank": row.rank.unwrap_or(0),
+                "entropy_q": columns::quantise_entropy(row.entropy), "flags": row.flags, "dt_ms": row.dt_ms,
+            })
+        })
+        .collect();
+    let visible: Vec<Value> = (0..=fold.event_count()).map(|n| json!(visible(fold, n))).collect();
+    let events: Vec<Value> = fold.events().iter().map(|e| json!([e.kind, e.step, e.time_ms])).collect();
+    json!({
+        "unknown_q": unknown, "events": events, "rows": rows, "marks": fold.marks(), "visible": visible,
+        "counters": fold.counters(), "answer": fold.answer_text(),
+    })
+}
+
+/// `fixtures/folds/*.json` hold this fold and the one in the browser to the same results. With
+/// `THUNDER_UPDATE_FIXTURES=1` their `expected` is written anew, to be read before it is committed.
+#[test]
+fn fixtures() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/folds");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let mut fixture: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let lines = fixture["items"].as_array().unwrap();
+        let items: Vec<Item> = lines.iter().map(|line| item_from_json(line.to_string().as_bytes()).unwrap()).collect();
+        let fold = fold_of(&items);
+        let found = expectation(&fold);
+        let columns = base64::engine::general_purpose::STANDARD.encode(columns::encode(&fold));
+        if std::env::var_os("THUNDER_UPDATE_FIXTURES").is_some() {
+            fixture["expected"] = found;
+            fixture["columns"] = columns.into();
+            std::fs::write(&path, readable(&fixture)).unwrap();
+        } else {
+            let expected = &fixture["expected"];
+            assert_eq!(&found, expected, "{}\n{found:#}", path.display());
+            assert_eq!(fixture["columns"], columns, "{}", path.display());
+        }
+        seen += 1;
+    }
+    assert!(seen >= 6);
+}
+
+/// JSON with one line per item and per row.
+fn readable(fixture: &Value) -> String {
+    let lines = |list: &Value| {
+        list.as_array().unwrap().iter().map(|entry| format!("    {entry}")).collect::<Vec<_>>().join(",\n")
+    };
+    let expected: Vec<String> = fixture["expected"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(name, value)| match name.as_str() {
+            "rows" | "marks" if value != &json!([]) => format!("    \"{name}\": [\n{}\n    ]", lines(value)),
+            _ => format!("    \"{name}\": {value}"),
+        })
+        .collect();
+    format!(
+        "{{\n  \"about\": {},\n  \"items\": [\n{}\n  ],\n  \"expected\": {{\n{}\n  }},\n  \"columns\": {}\n}}\n",
+        fixture["about"],
+        lines(&fixture["items"]),
+        expected.join(",\n"),
+        fixture["columns"]
+    )
+}
+
+#[test]
+fn the_example_of_the_specification() {
+    let document = Document::parse(include_bytes!("../../../fixtures/sample_payload.json")).unwrap();
+    let fold = fold_of(&document.items());
+    assert_eq!(fold.answer_text(), " there");
+    let row = &fold.rows()[0];
+    assert_eq!(
+        (row.pos, row.born, row.died, row.rank, row.flags),
+        (150, 3, NEVER, Some(1), flags::SAMPLED | flags::TOUCHED)
+    );
+    assert!((row.logprob.unwrap() - 0.85_f32.ln()).abs() < 1e-6);
+    assert_eq!((fold.counters().actions, fold.counters().prompt_tokens), (1, 150));
+}
+
+#[test]
+fn a_short_payload_cannot_claim_billions_of_rows() {
+    let mut added = Event::new(EventType::Added, 0, 1, None);
+    added.added_token_count = Some(i32::MAX);
+    let mut call = ModCall {
+        event_sequence_order: 0,
+        mod_name: "m".into(),
+        event_type: EventType::Prefilled,
+        step: 0,
+        created_at: None,
+        execution_time_ms: None,
+        exception_occurred: false,
+        exception_message: None,
+        exception_traceback: None,
+    };
+    let mut adjust = Action::new(0, ActionType::AdjustedPrefill, None);
+    adjust.new_length = Some(i32::MAX);
+    call.event_sequence_order = 0;
+    let fold = fold_of(&[
+        Item::Event(Event::new(EventType::Prefilled, 0, 0, None)),
+        Item::ModCall(call),
+        Item::Action(adjust),
+        Item::Event(added),
+    ]);
+    assert!(fold.rows().len() <= super::MOST_INVENTED as usize);
+    assert_eq!(fold.counters().prompt_tokens, i32::MAX as u32);
+}
+
+#[test]
+fn ten_thousand_tokens_and_as_many_backtracks() {
+    let mut fold = Fold::new();
+    let began = std::time::Instant::now();
+    for seq in 0..40_000 {
+        let mut added = Event::new(EventType::Added, seq, seq, None);
+        added.added_tokens = Some(vec![seq]);
+        fold.apply(&Item::Event(added));
+        let mut back = Action::new(0, ActionType::Backtrack, None);
+        back.backtrack_steps = Some(seq % 2);
+        fold.apply(&Item::Action(back));
+    }
+    assert_eq!(fold.counters().tokens_out, 20_000);
+    assert!(began.elapsed().as_secs() < 2, "{:?}", began.elapsed());
+}
+
+/// A step of an arbitrary run.
+#[derive(Debug, Clone)]
+enum Move {
+    Event(EventType, Vec<i32>, bool),
+    Action(ActionType, i32, bool, Vec<i32>),
+    Raise,
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let event = (prop::sample::select(&EventType::ALL[..]), prop::collection::vec(0..50, 0..4), any::<bool>());
+    let action = (
+        prop::sample::select(&ActionType::ALL[..]),
+        -1..6,
+        prop::bool::weighted(0.2),
+        prop::collection::vec(0..50, 0..3),
+    );
+    let step = prop_oneof![
+        4 => event.prop_map(|(kind, tokens, forced)| Move::Event(kind, tokens, forced)),
+        3 => action.prop_map(|(kind, n, superseded, tokens)| Move::Action(kind, n, superseded, tokens)),
+        1 => Just(Move::Raise),
+    ];
+    prop::collection::vec(step, 0..80)
+}
+
+fn items_of(moves: &[Move]) -> Vec<Item> {
+    let (mut seq, mut calls) = (0, 0);
+    let mut items = Vec::new();
+    for step in moves {
+        match step {
+            Move::Event(kind, tokens, forced) => {
+                // A second `Prefilled` starts over, which would hide everything before it: keep it rare.
+                let kind = if seq > 0 && *kind == EventType::Prefilled { EventType::Added } else { *kind };
+                let mut event = Event::new(kind, seq / 3, seq, None);
+                event.forced = Some(*forced);
+                event.added_tokens = (kind == EventType::Added).then(|| tokens.clone());
+                event.sampled_token = tokens.first().copied();
+                event.prompt_length = Some(tokens.len() as i32);
+                items.push(Item::Event(event));
+                seq += 1;
+            }
+            Move::Action(..) | Move::Raise => {
+                items.push(Item::ModCall(ModCall {
+                    event_sequence_order: seq - 1,
+                    mod_name: "m".into(),
+                    event_type: EventType::Added,
+                    step: 0,
+                    created_at: None,
+                    execution_time_ms: None,
+                    exception_occurred: matches!(step, Move::Raise),
+                    exception_message: None,
+                    exception_traceback: None,
+                }));
+                if let Move::Action(kind, n, superseded, tokens) = step {
+                    let mut action = Action::new(calls, *kind, None);
+                    action.backtrack_steps = Some(*n);
+                    action.new_length = Some(*n);
+                    let details = json!({"superseded": superseded, "tokens": tokens});
+                    action.details = Some(serde_json::value::to_raw_value(&details).unwrap());
+                    items.push(Item::Action(action));
+                }
+                calls += 1;
+            }
+        }
+    }
+    items
+}
+
+proptest! {
+    /// The state after event `n` does not depend on what comes later, but for flags and times of death.
+    #[test]
+    fn folding_a_part_shows_the_same_as_the_whole(moves in moves(), part: prop::sample::Index) {
+        let items = items_of(&moves);
+        let whole = fold_of(&items);
+        let cut = part.index(items.len() + 1);
+        let before = fold_of(&items[..cut]);
+        let mut resumed = before.clone();
+        items[cut..].iter().for_each(|item| resumed.apply(item));
+        prop_assert_eq!(resumed.rows(), whole.rows());
+        prop_assert_eq!(resumed.marks(), whole.marks());
+        prop_assert_eq!(resumed.counters(), whole.counters());
+        for n in 0..before.event_count() {
+            prop_assert_eq!(visible(&before, n), visible(&whole, n));
+        }
+    }
+
+    /// After every event, the positions that stand are 0, 1, 2 … behind a prompt known only by its length.
+    #[test]
+    fn alive_positions_have_no_holes(moves in moves()) {
+        let items = items_of(&moves);
+        let fold = fold_of(&items);
+        for n in 0..=fold.event_count() {
+            let positions: Vec<u32> = visible(&fold, n).iter().map(|&row| fold.rows()[row].pos).collect();
+            let base = positions.first().copied().unwrap_or(0);
+            prop_assert_eq!(&positions, &(base..base + positions.len() as u32).collect::<Vec<_>>(), "at {}", n);
+        }
+        for row in fold.rows() {
+            prop_assert!(row.born <= row.died);
+        }
+        let standing = fold.rows().iter().filter(|row| row.died == NEVER && row.flags & flags::PROMPT == 0).count();
+        prop_assert_eq!(standing as u32, fold.counters().tokens_out);
+    }
+}

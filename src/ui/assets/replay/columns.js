@@ -1,0 +1,72 @@
+// The binary first paint: reads what src/trace/columns.rs writes, without copying the columns. Pure.
+import { RunState } from './fold.js';
+
+export { RunState };
+
+const MAGIC = 0x434e5552; // "RUNC", little-endian
+const VERSION = 1;
+const HEADER_BYTES = 20;
+const ENTRY_BYTES = 12;
+
+const ROWS = {
+  textIndex: [1, Uint32Array],
+  token: [2, Int32Array],
+  pos: [3, Uint32Array],
+  born: [4, Uint32Array],
+  died: [5, Uint32Array],
+  logprobs: [6, Uint16Array],
+  entropies: [7, Uint16Array],
+  rank: [8, Uint16Array],
+  flags: [9, Uint8Array],
+  dt: [10, Uint16Array],
+};
+const STRINGS = 11;
+const MARKS = 12;
+const EVENTS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, Uint32Array] };
+
+/** A run from its columns. Throws an Error that says what is wrong with the bytes. */
+export function parseColumns(buffer) {
+  const view = new DataView(buffer);
+  const ours = buffer.byteLength >= HEADER_BYTES && view.getUint32(0, true) === MAGIC;
+  if (!ours || view.getUint16(4, true) !== VERSION) throw new Error(`not the columns of a run, version ${VERSION}`);
+  const count = view.getUint32(8, true);
+  const eventCount = view.getUint32(12, true);
+  const sections = new Map();
+  for (let i = 0; i < view.getUint32(16, true); i += 1) {
+    const at = HEADER_BYTES + i * ENTRY_BYTES;
+    if (at + ENTRY_BYTES > buffer.byteLength) throw new Error('the columns end within their table');
+    sections.set(view.getUint32(at, true), [view.getUint32(at + 4, true), view.getUint32(at + 8, true)]);
+  }
+  const section = (id) => {
+    const [offset, length] = sections.get(id) ?? [];
+    if (offset === undefined || offset + length > buffer.byteLength) throw new Error(`section ${id} is missing`);
+    return [offset, length];
+  };
+  const columns = (table, entries) => Object.fromEntries(Object.entries(table).map(([name, [id, Type]]) => {
+    const [offset, length] = section(id);
+    if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${id} has ${length} bytes`);
+    return [name, new Type(buffer, offset, entries)];
+  }));
+  return new RunState({
+    count,
+    eventCount,
+    rows: columns(ROWS, count),
+    events: columns(EVENTS, eventCount),
+    strings: strings(view, buffer, ...section(STRINGS)),
+    marks: JSON.parse(decoder.decode(new Uint8Array(buffer, ...section(MARKS)))),
+  });
+}
+
+const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
+
+/** u32 count, u32 offsets[count + 1], UTF-8 bytes. */
+function strings(view, buffer, offset, length) {
+  const count = length >= 4 ? view.getUint32(offset, true) : 0;
+  const texts = offset + 4 + (count + 1) * 4;
+  if (texts > offset + length) throw new Error('the table of texts is damaged');
+  const ends = new Uint32Array(buffer, offset + 4, count + 1);
+  return Array.from({ length: count }, (_, i) => {
+    if (texts + ends[i + 1] > offset + length) throw new Error('the table of texts is damaged');
+    return decoder.decode(new Uint8Array(buffer, texts + ends[i], ends[i + 1] - ends[i]));
+  });
+}

@@ -1,0 +1,51 @@
+// A small card beside the token under the pointer. Nothing is only here: the panel says the same by keyboard.
+import { h } from '../dom.js';
+import { NEVER } from './branches.js';
+import { surprise } from './colour.js';
+import { show } from './glyphs.js';
+import { percent } from './why.js';
+
+const DELAY = 120;
+
+/** What the card says of a row; pure. */
+export function lines(run, i) {
+  const p = run.logprob(i);
+  const bits = surprise(run, i);
+  const origin = run.isPrompt(i) ? 'prompt' : run.isForced(i) ? 'forced' : 'sampled';
+  return [
+    p === null ? origin : `${origin} at ${percent(Math.exp(p))}`,
+    bits === null ? '' : `${bits.toFixed(2)} bit`,
+    run.rank(i) === null ? '' : `rank ${run.rank(i)}`,
+    run.died(i) === NEVER ? '' : `removed at event ${run.died(i) - 1}`,
+  ].filter(Boolean);
+}
+
+/** Shows the card over the tokens of `root` until the signal aborts. */
+export function hover(root, run, signal) {
+  const card = h('div', { class: 'card', 'aria-hidden': 'true' });
+  card.hidden = true;
+  document.body.append(card);
+  signal.addEventListener('abort', () => card.remove());
+  let timer = 0;
+  const hide = () => {
+    clearTimeout(timer);
+    card.hidden = true;
+  };
+  root.addEventListener('pointerover', (event) => {
+    hide();
+    const token = event.target.closest('.t');
+    if (!token || event.pointerType !== 'mouse' || event.buttons) return;
+    timer = setTimeout(() => {
+      const i = token._row;
+      card.replaceChildren(h('b', {}, show(run.text(i))), ...lines(run, i).map((text) => h('span', {}, text)));
+      card.hidden = false;
+      const at = token.getClientRects()[0] ?? token.getBoundingClientRect();
+      const left = Math.min(at.left, innerWidth - card.offsetWidth - 8);
+      const below = at.bottom + 6 + card.offsetHeight < innerHeight;
+      card.style.left = `${Math.max(8, left)}px`;
+      card.style.top = `${below ? at.bottom + 6 : at.top - 6 - card.offsetHeight}px`;
+    }, DELAY);
+  }, { signal });
+  root.addEventListener('pointerleave', hide, { signal });
+  root.addEventListener('scroll', hide, { signal, passive: true });
+}

@@ -1,0 +1,109 @@
+//! Two runs beside each other: what differs in their settings, and, by script, in their tokens.
+
+use super::error::{self, show};
+use super::replay::find;
+use super::run::RunView;
+use super::shell::Shell;
+use crate::api::{ApiError, App};
+use crate::store::RunSummary;
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde::Deserialize;
+
+#[derive(Template)]
+#[template(path = "compare.html")]
+struct ComparePage {
+    shell: Shell,
+    a: RunView,
+    b: RunView,
+    settings: Vec<Setting>,
+    swap_href: String,
+}
+
+/// A setting or number in which the runs differ.
+struct Setting {
+    name: &'static str,
+    a: String,
+    b: String,
+}
+
+/// Query of the page: ids or request ids.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Asked {
+    #[serde(default)]
+    a: String,
+    #[serde(default)]
+    b: String,
+}
+
+/// `GET /compare?a=&b=`.
+pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
+    let both = async {
+        if asked.a.is_empty() || asked.b.is_empty() {
+            return Err(ApiError::bad_request("a comparison needs two runs: /compare?a=…&b=…"));
+        }
+        Ok((find(&app, &asked.a).await?, find(&app, &asked.b).await?))
+    };
+    match both.await {
+        Ok((a, b)) => show(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),
+        Err(error) => error::render(&headers, &error),
+    }
+}
+
+impl ComparePage {
+    fn new(a: &RunSummary, b: &RunSummary, headers: &HeaderMap) -> Self {
+        Self {
+            shell: Shell::new(headers, "runs"),
+            settings: settings(a, b),
+            swap_href: format!("/compare?a={}&b={}", b.run_id, a.run_id),
+            a: RunView::new(a, ""),
+            b: RunView::new(b, ""),
+        }
+    }
+}
+
+/// What differs; equal settings are left out.
+fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
+    let of = |run: &RunSummary| {
+        let view = RunView::new(run, "");
+        let number = |value: Option<i64>| value.map(|value| value.to_string()).unwrap_or_default();
+        [
+            ("began", view.created_text.replace('\n', ", ")),
+            ("model", view.model),
+            ("surface", view.surface),
+            ("prompt", view.prompt),
+            ("mods", run.mods.join(" → ")),
+            ("temperature", run.temperature.map(|value| value.to_string()).unwrap_or_default()),
+            ("seed", number(run.seed.map(i64::from))),
+            ("max tokens", number(run.max_tokens.map(i64::from))),
+            ("status", format!("{} {}", view.status, view.reason)),
+            ("tokens", run.completion_tokens.to_string()),
+            ("backtracked", run.backtracked.to_string()),
+            ("forced", run.forced.to_string()),
+            ("errors", run.errors.to_string()),
+            ("speed", view.speed),
+        ]
+    };
+    let pairs = of(a).into_iter().zip(of(b));
+    pairs.filter(|((_, a), (_, b))| a != b).map(|((name, a), (_, b))| Setting { name, a, b }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::run::sample;
+
+    #[test]
+    fn only_what_differs_is_listed() {
+        let (a, mut b) = (sample(), sample());
+        b.seed = Some(43);
+        b.mods = vec!["x".into(), "<y>".into()];
+        let names: Vec<_> = settings(&a, &b).iter().map(|row| row.name).collect();
+        assert_eq!(names, ["mods", "seed"]);
+        let html = ComparePage::new(&a, &b, &HeaderMap::new()).render().unwrap();
+        crate::ui::checks::page(&html);
+        assert!(!html.contains("<y>"));
+    }
+}

@@ -1,0 +1,237 @@
+// The dashboard in a real browser against a real server: THUNDER_URL says which, CHROMIUM which browser.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { chromium } from 'playwright-core';
+import { document as sample } from './document.mjs';
+
+const URL_ = process.env.THUNDER_URL;
+if (!URL_) throw new Error('THUNDER_URL must name a running server, e.g. http://127.0.0.1:6767');
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+const requestId = `browser-${process.pid}-${Date.now()}`;
+
+let browser;
+let runId;
+const complaints = [];
+
+before(async () => {
+  browser = await chromium.launch({
+    executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+  });
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(requestId, 30)) });
+  assert.equal(response.status, 201, await response.text());
+  const found = await (await fetch(`${URL_}/api/v1/runs/${requestId}`)).json();
+  runId = found.run.run_id;
+});
+
+after(() => browser?.close());
+
+/** A page that remembers what the console complained about. */
+async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
+  const page = await context.newPage();
+  const note = (what) => { if (!expected(what)) complaints.push(`${path}: ${what}`); };
+  page.on('console', (message) => { if (['error', 'warning'].includes(message.type())) note(message.text()); });
+  page.on('pageerror', (error) => note(error.stack ?? error.message));
+  await page.goto(URL_ + path);
+  return page;
+}
+
+async function quiet() {
+  assert.deepEqual(complaints.splice(0), []);
+}
+
+const ready = (page) => page.waitForFunction(() => document.querySelectorAll('.text .t').length > 3);
+
+test('the list searches on the server, and a wrong filter keeps the rows', async () => {
+  const page = await open('/runs', { expected: (what) => what.includes('400') });
+  await page.waitForSelector('.run');
+  await page.keyboard.press('/');
+  await page.keyboard.type(`request:${requestId}`);
+  await page.waitForFunction(() => document.querySelectorAll('.run').length === 1);
+  assert.match(page.url(), /q=request/);
+  assert.match(await page.textContent('.run-marks'), /⌫/);
+  await page.fill('#q', 'modle:x');
+  await page.waitForSelector('#filter-error [role=alert]');
+  assert.match(await page.textContent('#filter-error'), /model/);
+  assert.equal(await page.locator('.run').count(), 1, 'the previous rows stay');
+  assert.ok(await page.locator('#results.stale').count());
+  await page.click('#filter-error a');
+  await page.waitForFunction(() => !document.querySelector('#filter-error [role=alert]'));
+  await page.reload();
+  assert.equal(await page.inputValue('#q'), 'model:x', 'the filter survives a reload');
+  await page.context().close();
+  await quiet();
+});
+
+test('the list is walked by keyboard and opens a run', async () => {
+  const page = await open(`/runs?q=request:${requestId}`);
+  await page.keyboard.press('j');
+  await page.keyboard.press('Enter');
+  await page.waitForURL(/\/runs\/[0-9a-f-]{36}/);
+  await ready(page);
+  await page.context().close();
+  await quiet();
+});
+
+test('the replay steps by keyboard: position, struck-out tokens, panel, link', async () => {
+  const page = await open(`/runs/${runId}`);
+  await ready(page);
+  const where = () => page.textContent('[data-where]');
+  assert.match(await where(), /event end/);
+  assert.equal(await page.evaluate(() => document.querySelectorAll('.text img').length), 0, 'token text is never markup');
+  assert.match(await page.textContent('.text u'), /U\+202E/);
+  const answer = () => page.evaluate(() => [...document.querySelectorAll('.t:not(.p):not(.f):not(.g):not(.x)')].map((e) => e.textContent).join(''));
+  assert.match(await answer(), /^The sky is blue because/, 'what a backtrack took is not in the answer');
+  assert.ok(await page.locator('.chip:visible').count() >= 1);
+
+  await page.keyboard.press('Home');
+  assert.match(await where(), /event 0/);
+  await page.keyboard.press('ArrowRight');
+  assert.match(await where(), /token 1 .*event 3/);
+  assert.equal(await answer(), 'The');
+  await page.keyboard.press('Shift+ArrowRight');
+  assert.match(await where(), /event 4/);
+  await page.keyboard.press('b');
+  assert.match(await answer(), /^The sky is the ocean$/, 'at the backtrack the tokens still stand');
+  await page.waitForSelector('.panel .act');
+  assert.match(await page.textContent('.panel'), /Backtrack 2/);
+  assert.match(await page.textContent('.panel'), /saw "ocean", going back <b>two<\/b>/);
+  await page.keyboard.press('Shift+ArrowRight');
+  assert.match(await answer(), /^The sky is$/);
+  await page.keyboard.press('d');
+  assert.equal(await page.evaluate(() => [...document.querySelectorAll('.t.x')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
+  await page.keyboard.press('e');
+  await page.waitForSelector('.panel .act.bad');
+  assert.match(await page.textContent('.panel'), /KeyError/);
+  await page.waitForSelector('.panel .alts tr.won');
+  assert.match(await page.textContent('.panel .alts'), /min-p/);
+  await page.waitForFunction(() => /[?&]at=\d+/.test(location.search) && /erased=1/.test(location.search));
+  const before_ = await where();
+  await page.keyboard.press('2');
+  await page.waitForFunction(() => /color=entropy/.test(location.search));
+  await page.reload();
+  await ready(page);
+  assert.equal(await where(), before_, 'the link says where');
+  assert.ok(await page.isChecked('input[value=entropy]'));
+  await page.context().close();
+  await quiet();
+});
+
+test('find, help and play', async () => {
+  const page = await open(`/runs/${runId}`);
+  await ready(page);
+  await page.keyboard.press('/');
+  await page.keyboard.type('sky is');
+  assert.match(await page.textContent('[data-found]'), /1\/\d/);
+  assert.ok(await page.locator('.t.hit').count() >= 2, 'a match crosses tokens');
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('?');
+  assert.ok(await page.isVisible('dialog .keys'));
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('Home');
+  await page.selectOption('[data-speed]', '100');
+  await page.locator('.text').focus();
+  await page.keyboard.press(' ');
+  await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent), null, { timeout: 5000 });
+  assert.equal(await page.getAttribute('[data-act=play]', 'aria-pressed'), 'false', 'it stops at the end');
+  await page.context().close();
+  await quiet();
+});
+
+test('the playground shows the run that it starts, live, and its attention', async (t) => {
+  const page = await open('/playground');
+  await page.fill('.message textarea', 'Say something about rain.');
+  await page.fill('input[name=max_tokens]', '24');
+  await page.fill('input[name=seed]', '7');
+  await page.click('summary:has-text("More")');
+  const attention = await page.isEnabled('input[name=attention]');
+  if (attention) await page.check('input[name=attention]');
+  await page.keyboard.press('Control+Enter');
+  await page.waitForSelector('[data-recorded] a', { timeout: 30000 });
+  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length >= 1, null, { timeout: 60000 });
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
+  const href = await page.getAttribute('[data-recorded] a', 'href');
+  const live = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
+  await page.goto(URL_ + href);
+  await ready(page);
+  const stored = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
+  assert.equal(stored, live, 'live and stored are one');
+  if (attention) {
+    await page.keyboard.press('ArrowLeft');
+    await page.keyboard.press('a');
+    await page.waitForSelector('.tops li');
+    assert.ok(await page.locator('.t.b7').count() >= 1, 'the text is shaded by the row');
+    await page.waitForFunction(() => /attention=mean/.test(location.search));
+    await page.waitForSelector('.map:visible');
+  } else t.diagnostic('SKIPPED: the server runs without attention');
+  await page.context().close();
+  await quiet();
+});
+
+test('a run that does not exist has ways out', async () => {
+  const page = await open('/runs/nothing-here', { expected: (what) => what.includes('404') });
+  assert.match(await page.textContent('h1'), /not found/i);
+  await page.click('text=All runs');
+  await page.context().close();
+  await quiet();
+});
+
+test('a run is read without JavaScript', async () => {
+  const context = await browser.newContext({ javaScriptEnabled: false });
+  const page = await context.newPage();
+  await page.goto(`${URL_}/runs/${runId}`);
+  await page.waitForURL(/view=text/);
+  assert.match(await page.textContent('.prose >> nth=1'), /The sky is blue/);
+  assert.ok(await page.locator('tbody tr').count() > 20);
+  await context.close();
+});
+
+for (const scheme of ['light', 'dark']) {
+  test(`no page has accessibility violations (${scheme})`, async () => {
+    for (const path of ['/runs', `/runs/${runId}?at=12&erased=1`, `/runs/${runId}?view=text`, '/playground']) {
+      const page = await open(path, { scheme });
+      await page.waitForTimeout(600);
+      // Playwright evaluates outside of the page's policy, so the policy itself stays strict.
+      await page.evaluate(axe);
+      const { violations } = await page.evaluate(() => window.axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
+      assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
+      await page.context().close();
+    }
+    await quiet();
+  });
+}
+
+test('nothing is cut off at 320 pixels', async () => {
+  for (const path of ['/runs', `/runs/${runId}`, `/runs/${runId}?view=text`, '/playground']) {
+    const page = await open(path, { width: 320, height: 640 });
+    await page.waitForTimeout(300);
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
+    await page.context().close();
+  }
+  await quiet();
+});
+
+test('ten thousand tokens are painted and steppable within budget', async (t) => {
+  const id = `${requestId}-large`;
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 10000)) });
+  assert.equal(response.status, 201);
+  const { run } = await (await fetch(`${URL_}/api/v1/runs?q=request:${id}`)).json().then((p) => ({ run: p.runs[0] }));
+  const page = await open(`/runs/${run.run_id}`);
+  await page.waitForFunction(() => document.querySelectorAll('.t').length > 9000, null, { timeout: 20000 });
+  const painted = await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))));
+  const step = await page.evaluate(async () => {
+    const began = performance.now();
+    for (let i = 0; i < 20; i += 1) {
+      document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft', bubbles: true }));
+      await new Promise(requestAnimationFrame);
+    }
+    return (performance.now() - began) / 20;
+  });
+  t.diagnostic(`painted after ${Math.round(painted)} ms, a step takes ${step.toFixed(1)} ms`);
+  assert.ok(painted < 5000 && step < 150, `painted ${painted} ms, step ${step} ms`);
+  await page.context().close();
+  await quiet();
+});

@@ -1,0 +1,144 @@
+//! The rules of the source: who may import whom, and where the dangerous things are.
+
+use std::path::{Path, PathBuf};
+
+/// Each folder and what of ours it may name; `cli`, which puts everything together, may name all.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("events", &[]),
+    ("config", &[]),
+    ("model", &["events"]),
+    ("mods", &["events", "model"]),
+    ("engine", &["events", "model", "mods"]),
+    ("trace", &["events"]),
+    ("store", &["events", "trace"]),
+    ("api", &["events", "model", "mods", "engine", "trace", "store", "config", "ui"]),
+    ("ui", &["events", "model", "mods", "engine", "trace", "store", "config", "api"]),
+    ("cli", &["events", "model", "mods", "engine", "trace", "store", "config", "api"]),
+];
+
+/// Crates that one place each may name.
+const HOMES: &[(&str, &[&str])] = &[
+    ("sqlx", &["store/"]),
+    ("refinery", &["store/"]),
+    ("llama_cpp_2", &["model/llama/"]),
+    ("llama_cpp_sys_2", &["model/llama/"]),
+    ("axum", &["api/", "ui/"]),
+    ("anyhow", &["cli/", "main.rs"]),
+    ("clap", &["cli/", "config/"]),
+    ("minijinja", &["model/chat/"]),
+    ("askama", &["ui/"]),
+];
+
+/// Names that say nothing about what is inside.
+const EMPTY_NAMES: &[&str] = &["utils", "util", "helpers", "helper", "common", "misc", "manager", "service", "core"];
+
+/// Lines of a file without its tests.
+const LONGEST: usize = 520;
+
+struct Source {
+    /// Below `src/`, with forward slashes.
+    path: String,
+    /// Without comments and without inline tests.
+    code: String,
+}
+
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    files
+        .into_iter()
+        .map(|file| {
+            let text = std::fs::read_to_string(&file).unwrap();
+            let production = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+            let code = production.lines().filter(|line| !line.trim_start().starts_with("//"));
+            Source {
+                path: file.strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/"),
+                code: code.collect::<Vec<_>>().join("\n"),
+            }
+        })
+        .collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+/// Whether the code names `word` as a path's first part, e.g. `sqlx::`.
+fn names(code: &str, word: &str) -> bool {
+    code.match_indices(word).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        let after = &code[at + word.len()..];
+        !before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':' || c == '.' || c == '"')
+            && after.starts_with("::")
+    })
+}
+
+#[test]
+fn imports_go_one_way() {
+    let modules: Vec<&str> = IMPORTS.iter().map(|(module, _)| *module).collect();
+    for source in sources() {
+        let own = source.path.split(['/', '.']).next().unwrap();
+        let Some((_, allowed)) = IMPORTS.iter().find(|(module, _)| *module == own) else { continue };
+        for module in modules.iter().filter(|&&module| module != own) {
+            if names(&source.code.replace("crate::", "\n"), module)
+                && source.code.contains(&format!("crate::{module}::"))
+            {
+                assert!(allowed.contains(module), "src/{} imports {module}, which `{own}` must not", source.path);
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_are_only_put_in_by_the_router() {
+    for source in sources().iter().filter(|source| source.path.starts_with("api/") && source.path != "api/mod.rs") {
+        assert!(!source.code.contains("crate::ui"), "src/{} imports ui", source.path);
+    }
+    for source in sources().iter().filter(|source| source.path.starts_with("ui/")) {
+        for contract in ["api::native", "api::ingest", "api::openai"] {
+            assert!(!source.code.contains(contract), "src/{} imports {contract}", source.path);
+        }
+    }
+}
+
+#[test]
+fn every_crate_with_a_home_stays_there() {
+    for source in sources().iter().filter(|source| !source.path.ends_with("tests.rs")) {
+        for (name, homes) in HOMES {
+            if names(&source.code, name) {
+                assert!(homes.iter().any(|home| source.path.starts_with(home)), "src/{} names {name}", source.path);
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_in_one_file() {
+    for source in sources().iter().filter(|source| source.path != "model/llama/ffi.rs") {
+        for (number, line) in source.code.lines().enumerate() {
+            let is_unsafe = line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
+            assert!(!is_unsafe || line.contains('"'), "src/{}:{}: {line}", source.path, number + 1);
+        }
+    }
+}
+
+#[test]
+fn files_are_short_and_their_names_say_something() {
+    for source in sources() {
+        if !source.path.ends_with("tests.rs") {
+            let lines = source.code.lines().count();
+            assert!(lines <= LONGEST, "src/{} has {lines} lines; split it by responsibility", source.path);
+        }
+        for part in source.path.trim_end_matches(".rs").split('/') {
+            assert!(!EMPTY_NAMES.contains(&part), "src/{}: '{part}' says nothing", source.path);
+        }
+    }
+}

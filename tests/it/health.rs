@@ -1,0 +1,113 @@
+//! The life of a server: loading, ready, stopping.
+
+use super::harness::{Server, folder, free_port, model, server, thunder};
+use std::time::{Duration, Instant};
+
+#[tokio::test]
+async fn a_server_answers_at_once_and_says_what_it_waits_for() {
+    let server = Server::start(&[]);
+    let begun = Instant::now();
+    let mut reasons = Vec::new();
+    loop {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", server.log());
+        let Ok(response) = reqwest::get(format!("{}/health", server.base)).await else {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            continue;
+        };
+        let status = response.status().as_u16();
+        let health: serde_json::Value = response.json().await.unwrap();
+        assert_eq!(health["server"], "thunder");
+        if status == 200 {
+            assert_eq!(health["status"], "ok");
+            break;
+        }
+        assert_eq!((status, health["status"].as_str()), (503, Some("loading")));
+        reasons.push(health["reason"].as_str().unwrap().to_owned());
+        let (status, error) = server.post("/v1/chat/completions", &serde_json::json!({})).await;
+        if status == 503 {
+            assert_eq!(error["error"]["type"], "unavailable_error");
+        }
+    }
+    assert!(!reasons.is_empty(), "the server was never seen loading");
+    assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
+    let leftover = std::fs::read_dir(&server.data_dir).unwrap().flatten().map(|entry| entry.path());
+    for path in leftover.filter(|path| path.is_dir()) {
+        assert!(!path.join("postmaster.pid").exists(), "PostgreSQL was left behind in {}", path.display());
+    }
+}
+
+#[tokio::test]
+async fn every_health_address_is_the_same() {
+    let server = server().await;
+    for path in ["/health", "/healthz", "/v1/health"] {
+        assert_eq!(server.get(path).await.0, 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_running_answer_is_finished_before_the_server_stops() {
+    let server = Server::start(&["--shutdown-grace", "30"]);
+    server.wait_ready().await;
+    let body = serde_json::json!({"prompt": "Once", "max_tokens": 64, "ignore_eos": true, "stream": true});
+    let stream = server.stream("/v1/completions", &body);
+    let stopping = async {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        server.stop("TERM").await
+    };
+    let (events, code) = tokio::join!(stream, stopping);
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    assert_eq!(code, Some(0), "{}", server.log());
+}
+
+#[tokio::test]
+async fn an_answer_that_takes_too_long_is_cut_off() {
+    let server = Server::start(&["--shutdown-grace", "0"]);
+    server.wait_ready().await;
+    let body = serde_json::json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
+    let stream = server.stream("/v1/completions", &body);
+    let stopping = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.stop("INT").await
+    };
+    let (events, code) = tokio::join!(stream, stopping);
+    let last = events.last().unwrap();
+    assert!(last == "[DONE]" || last.contains("stopping"), "{last}");
+    assert_eq!(code, Some(0), "{}", server.log());
+}
+
+#[test]
+fn an_address_in_use_is_an_error_with_a_way_out() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = thunder().args(["serve", "--listen", &address, "--data-dir"]).arg(folder()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains(&address) && said.contains("--listen"), "{said}");
+}
+
+#[test]
+fn what_is_not_a_model_is_an_error_that_names_the_file() {
+    let data_dir = folder();
+    let file = data_dir.join("not-a-model.gguf");
+    std::fs::write(&file, "hello").unwrap();
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut command = thunder();
+    command.args(["serve", "--listen", &listen, "--data-dir"]).arg(&data_dir).arg("-m").arg(&file);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("not-a-model.gguf") && said.contains("GGUF"), "{said}");
+}
+
+#[tokio::test]
+async fn two_servers_on_one_folder_are_refused() {
+    let server = server().await;
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut command = thunder();
+    command.args(["serve", "--listen", &listen, "--data-dir"]).arg(&server.data_dir).arg("-m").arg(model());
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("in use"), "{said}");
+    assert_eq!(server.get("/healthz").await.0, 200);
+}

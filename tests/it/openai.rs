@@ -1,0 +1,351 @@
+//! The OpenAI-compatible routes on a real model. Its weights are random: where a text must be known, a mod forces it.
+
+use super::harness::server;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(further: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 12, "seed": 7});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+fn forced(text: &str) -> Value {
+    json!([{ "name": "force-prefix", "config": { "text": text } }])
+}
+
+fn chunks(events: &[String]) -> Vec<Value> {
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    events[..events.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+fn content(chunks: &[Value]) -> String {
+    chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_chat_is_answered_in_openais_shape() {
+    let answer = server().await.answer(CHAT, &chat(json!({"ignore_eos": true}))).await;
+    insta::assert_json_snapshot!(answer, {
+        ".id" => "[id]", ".created" => "[time]", ".system_fingerprint" => "[release]",
+        ".choices[0].message.content" => "[text]", ".timings" => "[timings]",
+        ".usage.prompt_tokens" => "[count]", ".usage.total_tokens" => "[count]",
+        ".usage.prompt_tokens_details.cached_tokens" => "[count]",
+        ".thunder.run_id" => "[id]", ".thunder.replay" => "[path]",
+    }, @r#"
+    {
+      "id": "[id]",
+      "object": "chat.completion",
+      "created": "[time]",
+      "model": "tiny",
+      "system_fingerprint": "[release]",
+      "choices": [
+        {
+          "index": 0,
+          "message": {
+            "role": "assistant",
+            "content": "[text]"
+          },
+          "logprobs": null,
+          "finish_reason": "length"
+        }
+      ],
+      "usage": {
+        "prompt_tokens": "[count]",
+        "completion_tokens": 12,
+        "total_tokens": "[count]",
+        "prompt_tokens_details": {
+          "cached_tokens": "[count]"
+        }
+      },
+      "timings": "[timings]",
+      "thunder": {
+        "run_id": "[id]",
+        "replay": "[path]"
+      }
+    }
+    "#);
+    let run_id = answer["thunder"]["run_id"].as_str().unwrap();
+    assert_eq!(answer["id"], format!("chatcmpl-{run_id}"));
+    assert_eq!(answer["thunder"]["replay"], format!("/runs/{run_id}"));
+}
+
+#[tokio::test]
+async fn a_stream_is_the_same_answer_in_pieces() {
+    let server = server().await;
+    let body = chat(json!({"ignore_eos": true, "max_tokens": 20}));
+    let whole = server.answer(CHAT, &body).await;
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    streamed["stream_options"] = json!({"include_usage": true});
+    let chunks = chunks(&server.stream(CHAT, &streamed).await);
+
+    let first = &chunks[0];
+    assert_eq!(first["object"], "chat.completion.chunk");
+    assert_eq!(first["choices"][0]["delta"], json!({"role": "assistant", "content": null}));
+    assert!(first["thunder"]["run_id"].is_string());
+    assert!(chunks[1..].iter().all(|chunk| chunk["choices"][0]["delta"].get("role").is_none()));
+    assert_eq!(content(&chunks), whole["choices"][0]["message"]["content"].as_str().unwrap());
+
+    let [.., finish, usage] = &chunks[..] else { panic!("too few chunks") };
+    assert_eq!(finish["choices"][0]["delta"], json!({}));
+    assert_eq!(finish["choices"][0]["finish_reason"], "length");
+    assert_eq!(usage["choices"], json!([]));
+    assert_eq!(usage["usage"]["completion_tokens"], 20);
+    assert!(usage["timings"]["predicted_per_second"].is_number());
+    assert!(chunks.iter().all(|chunk| chunk["id"] == first["id"]));
+}
+
+#[tokio::test]
+async fn the_same_seed_gives_the_same_answer() {
+    let server = server().await;
+    let text = async |seed: i64| {
+        let answer = server.answer(CHAT, &chat(json!({"seed": seed, "ignore_eos": true, "temperature": 2.0}))).await;
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let (a, again, other) = (text(1).await, text(1).await, text(2).await);
+    assert_eq!(a, again);
+    assert_ne!(a, other);
+}
+
+#[tokio::test]
+async fn a_mod_is_named_in_a_field_or_behind_the_model() {
+    let server = server().await;
+    let answer = server.answer(CHAT, &chat(json!({"mods": forced("The baker sells bread.")}))).await;
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("The baker sells bread."));
+    let named = server.answer(CHAT, &chat(json!({"model": "tiny/log-top"}))).await;
+    let run = server.finished(named["thunder"]["run_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["mods"], json!(["log-top"]));
+}
+
+#[tokio::test]
+async fn an_unknown_mod_is_an_error_that_lists_the_known() {
+    let server = server().await;
+    for (further, param) in [
+        (json!({"mods": ["nope"]}), "mods"),
+        (json!({"model": "tiny/nope"}), "model"),
+        (json!({"mods": [{"name": "nope"}]}), "mods"),
+    ] {
+        let (status, answer) = server.post(CHAT, &chat(further)).await;
+        let error = &answer["error"];
+        assert_eq!((status, error["param"].as_str(), error["code"].as_str()), (400, Some(param), Some("unknown_mod")));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("'nope'") && message.contains("force-prefix"), "{message}");
+    }
+    let (status, answer) =
+        server.post(CHAT, &chat(json!({"mods": [{"name": "force-prefix", "config": {"txt": "a"}}]}))).await;
+    assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
+}
+
+#[tokio::test]
+async fn a_stop_text_ends_the_answer_before_it() {
+    let server = server().await;
+    let body = chat(json!({"mods": forced("One, two, three, four"), "stop": [" three", ""], "max_tokens": 40}));
+    let answer = server.answer(CHAT, &body).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "One, two,");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    streamed["stop"] = " three".into();
+    assert_eq!(content(&chunks(&server.stream(CHAT, &streamed).await)), "One, two,");
+}
+
+#[tokio::test]
+async fn log_probabilities_come_with_their_alternatives() {
+    let server = server().await;
+    let body =
+        chat(json!({"logprobs": true, "top_logprobs": 3, "temperature": 0, "ignore_eos": true, "max_tokens": 4}));
+    let answer = server.answer(CHAT, &body).await;
+    let entries = answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    assert_eq!(entries.len(), 4);
+    for entry in &entries {
+        assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
+        assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 3);
+        assert!(entry["bytes"].is_array() && entry["id"].is_number());
+    }
+    let bytes: Vec<u8> =
+        entries.iter().flat_map(|e| e["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
+    assert_eq!(String::from_utf8_lossy(&bytes), answer["choices"][0]["message"]["content"].as_str().unwrap());
+
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let chunks = chunks(&server.stream(CHAT, &streamed).await);
+    let count: usize =
+        chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).map(Vec::len).sum();
+    assert_eq!(count, 4);
+
+    let completion = json!({"prompt": "Once", "logprobs": 2, "max_tokens": 3, "ignore_eos": true});
+    let answer = server.answer("/v1/completions", &completion).await;
+    let logprobs = &answer["choices"][0]["logprobs"];
+    for field in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(logprobs[field].as_array().unwrap().len(), 3, "{field}: {logprobs}");
+    }
+}
+
+#[tokio::test]
+async fn a_text_is_continued_from_text_or_tokens() {
+    let server = server().await;
+    let body = |prompt: Value| json!({"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": true});
+    let answer = server.answer("/v1/completions", &body("Once there was".into())).await;
+    assert_eq!(answer["object"], "text_completion");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let listed = server.answer("/v1/completions", &body(json!(["Once there was"]))).await;
+    assert_eq!(listed["choices"][0]["text"], answer["choices"][0]["text"]);
+    let tokens = server.answer("/v1/completions", &body(json!([20, 30, 40]))).await;
+    assert_eq!(tokens["usage"]["prompt_tokens"], 3);
+    let events = server.stream("/v1/completions", &{
+        let mut streamed = body("Once there was".into());
+        streamed["stream"] = true.into();
+        streamed
+    });
+    let chunks = chunks(&events.await);
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, answer["choices"][0]["text"].as_str().unwrap());
+}
+
+#[tokio::test]
+async fn a_banned_token_never_comes() {
+    let server = server().await;
+    let body = |further: Value| {
+        let mut body = json!({"prompt": "Once", "max_tokens": 8, "temperature": 0, "logprobs": 1, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        body
+    };
+    let text = async |further: Value| {
+        server.answer("/v1/completions", &body(further)).await["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let chat = chat(json!({"temperature": 0, "logprobs": true, "max_tokens": 1, "ignore_eos": true}));
+    let first = server.answer(CHAT, &chat).await["choices"][0]["logprobs"]["content"][0]["id"].as_i64().unwrap();
+    for ban in [
+        json!({"banned_tokens": [first]}),
+        json!({"logit_bias": {first.to_string(): -100}}),
+        json!({"logit_bias": [[first, false]]}),
+    ] {
+        let mut chat = chat.clone();
+        chat.as_object_mut().unwrap().extend(ban.as_object().unwrap().clone());
+        let answer = server.answer(CHAT, &chat).await;
+        assert_ne!(answer["choices"][0]["logprobs"]["content"][0]["id"], first, "{ban}");
+    }
+    assert_eq!(text(json!({})).await, text(json!({"banned_tokens": []})).await);
+}
+
+#[tokio::test]
+async fn a_wrong_field_is_named() {
+    let server = server().await;
+    for (further, param) in [
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"temperature": -1}), "temperature"),
+        (json!({"top_p": 1.5}), "top_p"),
+        (json!({"min_p": -0.1}), "min_p"),
+        (json!({"top_k": 1.5}), "top_k"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": "many"}), "max_tokens"),
+        (json!({"seed": "lucky"}), "seed"),
+        (json!({"stream": "yes"}), "stream"),
+        (json!({"stop": 5}), "stop"),
+        (json!({"stop": ["a", 5]}), "stop"),
+        (json!({"n": 2}), "n"),
+        (json!({"logit_bias": {"1": 101}}), "logit_bias"),
+        (json!({"logit_bias": {"999999": 1}}), "logit_bias"),
+        (json!({"banned_tokens": [999_999]}), "banned_tokens"),
+        (json!({"stop_tokens": "a"}), "stop_tokens"),
+        (json!({"top_logprobs": 3}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"mods": "force-prefix"}), "mods"),
+        (json!({"mods": [{"config": {}}]}), "mods"),
+        (json!({"record": "sometimes"}), "record"),
+        (json!({"request_id": ""}), "request_id"),
+        (json!({"attention": 1}), "attention"),
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": null}), "messages"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content"),
+        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+    ] {
+        let (status, answer) = server.post(CHAT, &chat(further.clone())).await;
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{further}: {answer}");
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+    }
+}
+
+#[tokio::test]
+async fn unknown_and_null_fields_are_ignored() {
+    let body =
+        chat(json!({"max_tokens": 1, "frobnicate": [1], "stop": null, "temperature": null, "n": 1, "user": "u"}));
+    server().await.answer(CHAT, &body).await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_json_is_the_clients_fault() {
+    let server = server().await;
+    for body in ["", "{", "[]", "\"text\"", "{\"messages\": [}"] {
+        let response = server.request(reqwest::Method::POST, CHAT).body(body).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 400, "{body}");
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["type"], "invalid_request_error", "{body}");
+    }
+    let (status, answer) = server.get(CHAT).await;
+    assert_eq!((status, answer["error"]["type"].as_str()), (405, Some("invalid_request_error")));
+    assert_eq!(server.get("/v1/nowhere").await.0, 404);
+}
+
+#[tokio::test]
+async fn a_prompt_that_does_not_fit_is_refused() {
+    let body = json!({"prompt": "bread ".repeat(6000), "max_tokens": 1});
+    let (status, answer) = server().await.post("/v1/completions", &body).await;
+    assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");
+    let (status, _) = server().await.post("/v1/completions", &json!({"prompt": [], "max_tokens": 1})).await;
+    assert_eq!(status, 400);
+}
+
+#[tokio::test]
+async fn a_request_id_names_one_run() {
+    let server = server().await;
+    let id = format!("mine/{}", uuid::Uuid::now_v7());
+    let body = chat(json!({"request_id": id, "max_tokens": 2}));
+    let answer = server.answer(CHAT, &body).await;
+    server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    let (status, answer) = server.post(CHAT, &body).await;
+    assert_eq!((status, answer["error"]["param"].as_str()), (409, Some("request_id")), "{answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_cancels_its_run() {
+    let server = server().await;
+    let body = json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
+    let response = server.request(reqwest::Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+    drop(response);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let run = server.finished(&run_id).await;
+    assert_eq!(run["run"]["status"], "cancelled");
+    assert!(run["run"]["completion_tokens"].as_i64().unwrap() < 4000);
+}
+
+#[tokio::test]
+async fn every_answer_is_recorded_unless_it_is_not_wanted() {
+    let server = server().await;
+    let answer = server.answer(CHAT, &chat(json!({"user": "somebody"}))).await;
+    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["surface"], "openai");
+    assert_eq!(run["run"]["user_label"], "somebody");
+    assert_eq!(run["run"]["prompt_preview"], "Hello!");
+    let off = server.answer(CHAT, &chat(json!({"record": false}))).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let path = format!("/api/v1/runs/{}", off["thunder"]["run_id"].as_str().unwrap());
+    assert_eq!(server.get(&path).await.0, 404);
+}
+
+#[tokio::test]
+async fn the_model_is_listed() {
+    let server = server().await;
+    let (status, list) = server.get("/v1/models").await;
+    assert_eq!((status, list["data"][0]["id"].as_str()), (200, Some("tiny")));
+    assert!(list["data"][0]["meta"]["n_ctx"].as_u64().unwrap() > 0);
+    assert_eq!(server.get("/v1/models/tiny").await.0, 200);
+    let (status, error) = server.get("/v1/models/huge").await;
+    assert_eq!((status, error["error"]["code"].as_str()), (404, Some("model_not_found")));
+    assert_eq!(server.get("/models").await.1, list);
+}

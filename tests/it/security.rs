@@ -1,0 +1,158 @@
+//! The gates before every route: host, origin, key.
+
+use super::harness::{Server, folder, server, thunder};
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
+
+const KEY: &str = "correct-horse-battery";
+
+async fn send(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response {
+    let mut request = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap().request(
+        if path.starts_with("/v1/chat") { Method::POST } else { Method::GET },
+        format!("{}{path}", server.base),
+    );
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body("{}").send().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_ours_is_refused() {
+    let server = server().await;
+    for (host, status) in [
+        ("evil.example", 403),
+        ("evil.example:6767", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost", 200),
+        ("LOCALHOST:1234", 200),
+        ("thunder.localhost", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:6767", 200),
+    ] {
+        let response = send(server, "/v1/models", &[("host", host)]).await;
+        assert_eq!(response.status().as_u16(), status, "{host}");
+    }
+    let refused: Value = send(server, "/v1/models", &[("host", "evil.example")]).await.json().await.unwrap();
+    assert_eq!(refused["error"]["type"], "permission_error");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("--trusted-host evil.example"), "{refused}");
+    let native: Value = send(server, "/api/v1/openapi.json", &[("host", "evil.example")]).await.json().await.unwrap();
+    assert_eq!(native["type"], "/problems/forbidden");
+}
+
+#[tokio::test]
+async fn a_page_of_another_origin_changes_nothing() {
+    let server = server().await;
+    let own = server.base.clone();
+    let path = "/v1/chat/completions";
+    for (headers, status) in [
+        (vec![("origin", "https://evil.example")], 403),
+        (vec![("origin", "null")], 403),
+        (vec![("sec-fetch-site", "cross-site")], 403),
+        // The same machine, but another program's page.
+        (vec![("origin", "http://127.0.0.1:1")], 403),
+        (vec![("origin", own.as_str())], 400),
+        (vec![("sec-fetch-site", "same-origin")], 400),
+        (vec![], 400),
+    ] {
+        assert_eq!(send(server, path, &headers).await.status().as_u16(), status, "{headers:?}");
+    }
+    let read = send(server, "/v1/models", &[("origin", "https://evil.example")]).await;
+    assert_eq!(read.status().as_u16(), 200);
+    assert!(read.headers().get("access-control-allow-origin").is_none(), "a page could read the answer");
+}
+
+#[tokio::test]
+async fn keys_open_everything_but_health() {
+    let server = Server::start(&["--api-key", KEY, "--api-key", "second", "--cors-origin", "https://app.example"]);
+    server.wait_ready().await;
+    let bearer = format!("Bearer {KEY}");
+    for (path, headers, status) in [
+        ("/health", vec![], 200),
+        ("/v1/models", vec![], 401),
+        ("/v1/models", vec![("authorization", "Bearer wrong")], 401),
+        ("/v1/models", vec![("authorization", "Basic c2Vjb25k")], 401),
+        ("/v1/models", vec![("authorization", bearer.as_str())], 200),
+        ("/v1/models", vec![("authorization", "bearer second")], 200),
+        ("/v1/models", vec![("x-api-key", "second")], 200),
+        ("/api/v1/openapi.json", vec![], 401),
+        ("/nowhere", vec![], 401),
+        ("/", vec![("accept", "text/html")], 303),
+        ("/login", vec![], 200),
+        ("/v1/models", vec![("cookie", "thunder_session=0")], 401),
+    ] {
+        let response = send(&server, path, &headers).await;
+        assert_eq!(response.status().as_u16(), status, "{path} {headers:?}");
+    }
+    let refused = send(&server, "/v1/models", &[]).await;
+    assert_eq!(refused.headers()["www-authenticate"], "Bearer");
+    let refused: Value = refused.json().await.unwrap();
+    assert_eq!(refused["error"]["type"], "authentication_error");
+
+    a_browser_logs_in(&server).await;
+    the_named_origin_may_call(&server).await;
+    let answer = server.answer("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).await;
+    assert!(answer["thunder"]["run_id"].is_string());
+    assert!(!server.log().contains(KEY), "the key is in the log");
+}
+
+async fn a_browser_logs_in(server: &Server) {
+    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let login = |key: &str| {
+        let form = format!("key={key}");
+        client
+            .post(format!("{}/login", server.base))
+            .header("content-type", "application/x-www-form-urlencoded")
+            .header("origin", &server.base)
+            .body(form)
+            .send()
+    };
+    assert_eq!(login("wrong").await.unwrap().status().as_u16(), 401);
+    let response = login(KEY).await.unwrap();
+    assert_eq!(response.status().as_u16(), 303);
+    let cookie = response.headers()["set-cookie"].to_str().unwrap();
+    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+    let cookie = cookie.split(';').next().unwrap();
+    assert!(!cookie.contains(KEY));
+    assert_eq!(send(server, "/v1/models", &[("cookie", cookie)]).await.status().as_u16(), 200);
+}
+
+async fn the_named_origin_may_call(server: &Server) {
+    let preflight = reqwest::Client::new()
+        .request(Method::OPTIONS, format!("{}/v1/chat/completions", server.base))
+        .header("origin", "https://app.example")
+        .header("access-control-request-method", "POST")
+        .header("access-control-request-headers", "content-type,authorization")
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(preflight.status().as_u16(), 200);
+    assert_eq!(preflight.headers()["access-control-allow-origin"], "https://app.example");
+    // An error must be readable too, or the page's author sees none.
+    let refused = send(server, "/v1/chat/completions", &[("origin", "https://app.example")]).await;
+    assert_eq!(refused.status().as_u16(), 401);
+    assert_eq!(refused.headers()["access-control-allow-origin"], "https://app.example");
+    let other = send(server, "/v1/models", &[("origin", "https://evil.example")]).await;
+    assert!(other.headers().get("access-control-allow-origin").is_none());
+}
+
+#[tokio::test]
+async fn every_answer_has_the_headers_and_its_id() {
+    let server = server().await;
+    for path in ["/healthz", "/v1/models", "/nowhere", "/api/v1/openapi.json"] {
+        let response = send(server, path, &[("x-request-id", "mine-1")]).await;
+        assert_eq!(response.headers()["x-content-type-options"], "nosniff", "{path}");
+        assert!(response.headers().contains_key("referrer-policy"), "{path}");
+        assert_eq!(response.headers()["x-request-id"], "mine-1", "{path}");
+    }
+    let response = send(server, "/healthz", &[]).await;
+    assert!(!response.headers()["x-request-id"].is_empty());
+}
+
+#[test]
+fn other_machines_are_not_served_without_a_key() {
+    let output = thunder().args(["serve", "--listen", "0.0.0.0:0", "--data-dir"]).arg(folder()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("--api-key") && said.contains("--allow-unauthenticated"), "{said}");
+}

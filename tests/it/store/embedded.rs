@@ -1,0 +1,144 @@
+use super::{Data, Live, document, kill, psql};
+use std::time::{Duration, Instant};
+use thunder::events::RunStatus;
+use thunder::store::{Database, EmbeddedError, Error, Store};
+
+#[tokio::test]
+async fn two_starts_on_one_directory_are_refused() {
+    let data = Data::new();
+    let starts: Vec<_> =
+        (0..6).map(|_| data.database()).map(|database| tokio::spawn(Store::open(database, |_| {}))).collect();
+    let mut opened = Vec::new();
+    for start in starts {
+        match start.await.unwrap() {
+            Ok(store) => opened.push(store),
+            Err(error @ Error::Embedded(EmbeddedError::InUse { .. })) => {
+                let text = error.to_string();
+                assert!(text.contains(&data.0.display().to_string()) && text.contains("--data-dir"), "{text}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(opened.len(), 1);
+    opened.pop().unwrap().close().await;
+    data.open().await.close().await;
+}
+
+#[tokio::test]
+async fn data_survives_a_stop_and_stays_private() {
+    let data = Data::new();
+    let store = data.open().await;
+    let run_id = store.ingest(document("kept", 5)).await.unwrap().run_id;
+    let url = data.url();
+    assert_eq!(psql(&url, "show fsync").await, "on");
+    assert_eq!(psql(&url, "show listen_addresses").await, "");
+    let socket = psql(&url, "show unix_socket_directories").await;
+    let mode = std::process::Command::new("stat").args(["-c", "%a", &socket]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&mode.stdout).trim(), "700");
+    store.close().await;
+    assert!(!data.0.join("postgres/data/postmaster.pid").exists(), "the server was stopped");
+    let begin = Instant::now();
+    let store = data.open().await;
+    println!("warm start in {:?}", begin.elapsed());
+    assert_eq!(store.find("kept").await.unwrap().unwrap().run_id, run_id);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
+    let data = Data::new();
+    std::fs::create_dir_all(data.0.join("postgres/data.new/base")).unwrap();
+    if nix::unistd::geteuid().is_root() {
+        let user = nix::unistd::User::from_name("postgres").unwrap().unwrap();
+        nix::unistd::chown(&data.0.join("postgres"), Some(user.uid), Some(user.gid)).unwrap();
+    }
+    let store = data.open().await;
+    store.ingest(document("kept", 5)).await.unwrap();
+    store.close().await;
+    // the number of a process that lives and is not PostgreSQL: our own
+    let pid_file = format!("{}\n{}\n1\n5432\n/tmp\n*\n", std::process::id(), data.0.join("postgres/data").display());
+    std::fs::write(data.0.join("postgres/data/postmaster.pid"), pid_file).unwrap();
+    let store = data.open().await;
+    assert!(store.find("kept").await.unwrap().is_some());
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_server_is_started_again() {
+    let data = Data::new();
+    let store = data.open().await;
+    store.ingest(document("kept", 5)).await.unwrap();
+    for _ in 0..2 {
+        let killed = data.postmaster();
+        kill(killed, "-9");
+        let begin = Instant::now();
+        while store.find("kept").await.is_err() || data.postmaster() == killed {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it did not come back");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        println!("back after {:?}", begin.elapsed());
+    }
+    store.close().await;
+}
+
+#[tokio::test]
+async fn migrations_of_several_starts_at_once_are_applied_once() {
+    let data = Data::new();
+    let first = data.open().await;
+    let url = data.url();
+    psql(&url, "create database empty").await;
+    let empty = url.replace("/thunder", "/empty");
+    let starts: Vec<_> = (0..6)
+        .map(|number| Database::Url { url: empty.clone(), data_dir: data.0.join(number.to_string()) })
+        .map(|database| tokio::spawn(Store::open(database, |_| {})))
+        .collect();
+    for start in starts {
+        start.await.unwrap().unwrap().close().await;
+    }
+    assert_eq!(psql(&empty, "select count(*) from refinery_schema_history").await, "1");
+    // three days of six tables, and the default ones
+    assert_eq!(psql(&empty, "select count(*) from pg_inherits where inhparent::regclass in ('events', 'mod_calls', 'mod_logs', 'actions', 'attention', 'run_columns')").await, "24");
+    assert_eq!(psql(&empty, "select make_partitions((now() at time zone 'utc')::date + 1, 5)").await, "18");
+    first.close().await;
+}
+
+#[tokio::test]
+async fn rows_of_a_day_without_partition_are_caught_and_stay() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    let id = psql(&url, "select first_run_id('2020-02-03')").await;
+    psql(&url, &format!("insert into mod_logs values ('{id}', 0, 0, 'm', 'x', 'INFO')")).await;
+    assert_eq!(psql(&url, "select make_partitions('2020-02-03', 1)").await, "5");
+    assert_eq!(psql(&url, "select log_message from mod_logs_default").await, "x");
+    assert_eq!(store.damaged_links().await.unwrap().len(), 1);
+    store.close().await;
+}
+
+/// A run whose server is dead becomes `interrupted`; that of a living server on the same database is left alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_runs_of_dead_servers_are_interrupted() {
+    let data = Data::new();
+    let first = data.open().await;
+    let url = |folder: &str| Database::Url { url: data.url(), data_dir: data.0.join(folder) };
+    let dying = Store::open(url("a"), |_| {}).await.unwrap();
+    let (mut dead, mut alive) = (Live::new("dead"), Live::new("alive"));
+    for (store, run) in [(&dying, &mut dead), (&first, &mut alive)] {
+        let (recorder, _) = store.recorder();
+        for signal in [run.started(), run.prefilled(), run.token(" a")] {
+            recorder.send(signal).await.unwrap();
+        }
+        while store.find(&run.run_id().to_string()).await.unwrap().is_none_or(|run| run.events < 4) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    dying.close().await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let next = Store::open(url("a"), |_| {}).await.unwrap();
+    let status = async |name: &str| next.find(name).await.unwrap().unwrap().status;
+    assert_eq!(status("dead").await, RunStatus::Interrupted);
+    assert_eq!(status("alive").await, RunStatus::Running);
+    assert!(next.columns(dead.run_id()).await.unwrap().is_some());
+    next.close().await;
+    first.close().await;
+}

@@ -1,0 +1,152 @@
+use super::{Data, document, kill, payload, psql};
+use std::time::{Duration, Instant};
+use thunder::events::RunStatus;
+use thunder::store::IngestError;
+use thunder::trace::document::Document;
+
+#[tokio::test]
+async fn a_document_comes_back_as_it_was_given() {
+    let data = Data::new();
+    let store = data.open().await;
+    let text = r#"{"request":{"request_id":"r1","temperature":0.30000000000000004,"mod_text":"def f():\n  pass"},
+        "events":[
+            {"event_type":"Sampled","step":1,"sequence_order":1,"sampled_token":-3,"token_text":"é",
+             "details":{ "z":1.0,"z":2, "a":{"b" : [1E2,-0.0]},"n":12345678901234567890123 }},
+            {"event_type":"Prefilled","step":0,"sequence_order":0,"prompt_length":3,"top_tokens":{"any": "shape"}},
+            {"event_type":"Added","step":1,"sequence_order":2,"added_tokens":[],"added_token_count":0,"forced":true,"created_at":1764613800.25}],
+        "mod_calls":[
+            {"event_sequence_order":2,"mod_name":"late","event_type":"Added","step":1,"exception_occurred":true,"exception_message":"boom","exception_traceback":"line 1"},
+            {"event_sequence_order":0,"mod_name":"early","event_type":"Prefilled","step":0,"execution_time_ms":2.5}],
+        "mod_logs":[{"mod_call_sequence":1,"mod_name":"early","log_message":"hello"},{"mod_call_sequence":0,"mod_name":"late","log_message":"x","log_level":"ERROR"}],
+        "actions":[{"mod_call_sequence":0,"action_type":"ToolCalls","action_order":1,"has_tool_calls":true,"tool_calls":[ {"name":"f"} ]},
+            {"mod_call_sequence":0,"action_type":"Backtrack","action_order":0,"backtrack_steps":1,"details":{"b":1, "a":2}}]}"#;
+    let given = Document::parse(text.as_bytes()).unwrap();
+    let ingested = store.ingest(given.clone()).await.unwrap();
+    assert!(ingested.created);
+    let mut back = store.document(ingested.run_id).await.unwrap().unwrap();
+    assert!(back.request.created_at.is_some(), "defaults to the time of ingestion");
+    back.request.created_at = None;
+    assert_eq!(format!("{given:#?}"), format!("{back:#?}"));
+
+    let run = store.find("r1").await.unwrap().unwrap();
+    assert_eq!((run.run_id, run.status, run.events), (ingested.run_id, RunStatus::Done, 3));
+    assert_eq!(run.mods, ["early", "late"]);
+    assert_eq!(store.find(&run.run_id.to_string()).await.unwrap().unwrap(), run);
+
+    let (numbering, items) = store.numbered_items(run.run_id, 2..3).await.unwrap();
+    assert_eq!((numbering.mod_calls, numbering.mod_logs, items.len()), (1, 1, 5));
+    assert_eq!(store.items(run.run_id, 0..i32::MAX).await.unwrap().len(), 9);
+    assert!(store.columns(run.run_id).await.unwrap().unwrap().starts_with(b"RUNC"));
+    assert!(store.damaged_links().await.unwrap().is_empty());
+
+    assert!(store.delete(run.run_id).await.unwrap());
+    assert!(!store.delete(run.run_id).await.unwrap());
+    assert!(store.find("r1").await.unwrap().is_none());
+    assert!(store.document(run.run_id).await.unwrap().is_none());
+    assert!(store.columns(run.run_id).await.unwrap().is_none());
+    assert_eq!(psql(&data.url(), "select (select count(*) from events) + (select count(*) from run_keys)").await, "0");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn the_same_document_is_one_run_and_another_one_is_a_conflict() {
+    let data = Data::new();
+    let store = data.open().await;
+    let posts = (0..8).map(|_| {
+        let store = store.clone();
+        tokio::spawn(async move { store.ingest(document("same", 20)).await })
+    });
+    let mut created = 0;
+    let mut ids = Vec::new();
+    for post in posts.collect::<Vec<_>>() {
+        let ingested = post.await.unwrap().unwrap();
+        created += u32::from(ingested.created);
+        ids.push(ingested.run_id);
+    }
+    ids.dedup();
+    assert_eq!((created, ids.len()), (1, 1));
+    let conflict = store.ingest(document("same", 21)).await.unwrap_err();
+    assert!(matches!(&conflict, IngestError::Conflict { request_id } if request_id == "same"), "{conflict}");
+    assert_eq!(psql(&data.url(), "select count(*) from runs").await, "1");
+    assert_eq!(psql(&data.url(), "select count(*) from events where tableoid = 'events_default'::regclass").await, "0");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_document_that_json_nests_too_deeply_is_refused_and_leaves_nothing() {
+    let data = Data::new();
+    let store = data.open().await;
+    let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
+    let text = format!(
+        r#"{{"request":{{"request_id":"deep"}},"events":[{{"event_type":"Prefilled","step":0,"sequence_order":0,"details":{deep}}}]}}"#
+    );
+    if let Ok(document) = Document::parse(text.as_bytes()) {
+        let refused = store.ingest(document).await.unwrap_err();
+        assert!(matches!(refused, IngestError::Refused(_)), "{refused}");
+    }
+    assert!(store.find("deep").await.unwrap().is_none());
+    store.close().await;
+}
+
+/// Posters that are told 201 find their run after the server was killed; the others can post again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_survives_a_killed_database() {
+    let data = Data::new();
+    let store = data.open().await;
+    let until = Instant::now() + Duration::from_secs(4);
+    let posters: Vec<_> = (0..3)
+        .map(|poster| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let (mut acknowledged, mut failed) = (Vec::new(), 0);
+                for number in 0.. {
+                    if Instant::now() > until {
+                        break;
+                    }
+                    let request_id = format!("p{poster}-{number}");
+                    match store.ingest(document(&request_id, 30)).await {
+                        Ok(_) => acknowledged.push(request_id),
+                        Err(IngestError::Unavailable { .. }) => {
+                            failed += 1;
+                            tokio::time::sleep(Duration::from_millis(50)).await;
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                (acknowledged, failed)
+            })
+        })
+        .collect();
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        kill(data.postmaster(), "-9");
+    }
+    let mut all = Vec::new();
+    for poster in posters {
+        all.extend(poster.await.unwrap().0);
+    }
+    assert!(all.len() > 10, "{} documents only", all.len());
+    let back = Instant::now();
+    while store.ready().await.is_err() {
+        assert!(back.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for request_id in &all {
+        assert!(store.find(request_id).await.unwrap().is_some(), "{request_id} was acknowledged and is lost");
+    }
+    assert!(store.damaged_links().await.unwrap().is_empty());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn large_documents_go_in_several_statements() {
+    let data = Data::new();
+    let store = data.open().await;
+    let payload = payload("large", 9000);
+    let document = Document::parse(&payload).unwrap();
+    let (events, calls) = (document.events.len(), document.mod_calls.len());
+    let run_id = store.ingest(document).await.unwrap().run_id;
+    let back = store.document(run_id).await.unwrap().unwrap();
+    assert_eq!((back.events.len(), back.mod_calls.len()), (events, calls));
+    store.close().await;
+}

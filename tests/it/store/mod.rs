@@ -1,0 +1,295 @@
+//! The store on a real PostgreSQL server that it starts itself.
+
+mod embedded;
+mod ingest;
+mod recorder;
+mod runs;
+
+use chrono::Utc;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thunder::events::{
+    Action, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, Item, LogLevel, Measured,
+    ModCall, ModLog, Prompt, RunEnd, RunId, RunStart, RunStatus, Signal, Stage, Surface, TokenMeasure, Usage,
+};
+use thunder::store::{Database, Error, Store};
+use thunder::trace::document::Document;
+use tokio::process::Command;
+
+/// A data directory that goes away with the test.
+struct Data(PathBuf);
+
+impl Data {
+    fn new() -> Self {
+        Self(std::env::temp_dir().join(format!("thunder-test-{}", RunId::now())))
+    }
+
+    fn database(&self) -> Database {
+        Database::Embedded { data_dir: self.0.clone() }
+    }
+
+    async fn open(&self) -> Store {
+        self.try_open().await.unwrap()
+    }
+
+    async fn try_open(&self) -> Result<Store, Error> {
+        Store::open(self.database(), |_| {}).await
+    }
+
+    /// Process id of the database server.
+    fn postmaster(&self) -> i32 {
+        let file = std::fs::read_to_string(self.0.join("postgres/data/postmaster.pid")).unwrap();
+        file.lines().next().unwrap().parse().unwrap()
+    }
+
+    /// Address of the running server for a second, independent client.
+    fn url(&self) -> String {
+        let file = std::fs::read_to_string(self.0.join("postgres/data/postmaster.pid")).unwrap();
+        let socket = file.lines().nth(4).unwrap().replace('/', "%2F");
+        format!("postgres://thunder@{socket}/thunder")
+    }
+
+    fn spool_files(&self) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(self.0.join("spool")).unwrap();
+        files.map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn kill(pid: i32, signal: &str) {
+    let done = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
+    assert!(done.success());
+}
+
+/// One value by an independent client.
+async fn psql(url: &str, sql: &str) -> String {
+    let bin = ["/usr/lib/postgresql/15/bin/psql", "psql"].into_iter().find(|path| Path::new(path).exists());
+    let output = Command::new(bin.unwrap_or("psql")).args([url, "-Atc", sql]).output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// A payload of that many generated tokens with one mod; 256 of them make some 2500 rows.
+fn payload(request_id: &str, tokens: i32) -> Vec<u8> {
+    let mut events = vec![json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 12,
+        "tokens_so_far_len": 0, "max_steps": tokens, "created_at": "2025-12-01T18:30:00Z"})];
+    for step in 1..=tokens {
+        let top: Vec<_> = (0..10).map(|i| json!({"token": step * 10 + i, "prob": 0.5 / f64::from(i + 1)})).collect();
+        let order = events.len();
+        events.push(json!({"event_type": "ForwardPass", "step": step, "sequence_order": order,
+            "input_text": "Once upon a time there was a small engine that could", "top_tokens": top,
+            "created_at": "2025-12-01T18:30:01.5Z"}));
+        events.push(json!({"event_type": "Sampled", "step": step, "sequence_order": order + 1, "sampled_token": step,
+            "token_text": format!(" w{step}"), "details": {"z": 1.0, "a": [1e2, "ä"], "step": step}}));
+        events.push(json!({"event_type": "Added", "step": step, "sequence_order": order + 2, "added_tokens": [step],
+            "added_token_count": 1, "forced": false}));
+    }
+    let calls: Vec<_> = events
+        .iter()
+        .map(|event| {
+            json!({"event_sequence_order": event["sequence_order"], "mod_name": "watcher", "event_type": event["event_type"],
+                "step": event["step"], "execution_time_ms": 0.25, "exception_occurred": false})
+        })
+        .collect();
+    let logs: Vec<_> = (0..calls.len())
+        .step_by(4)
+        .map(|call| json!({"mod_call_sequence": call, "mod_name": "watcher", "log_message": format!("call {call}"), "log_level": "DEBUG"}))
+        .collect();
+    let actions: Vec<_> = (0..calls.len())
+        .map(|call| json!({"mod_call_sequence": call, "action_type": "Noop", "action_order": 0}))
+        .collect();
+    serde_json::to_vec(&json!({
+        "request": {"request_id": request_id, "created_at": "2025-12-01T18:30:00Z", "completed_at": "2025-12-01T18:30:05Z",
+            "model": "gemini-2.0-flash", "user_api_key": "user_789", "max_tokens": 1000, "temperature": 0.7,
+            "mod_text": "watcher.py"},
+        "events": events, "mod_calls": calls, "mod_logs": logs, "actions": actions,
+    }))
+    .unwrap()
+}
+
+fn document(request_id: &str, tokens: i32) -> Document {
+    Document::parse(&payload(request_id, tokens)).unwrap()
+}
+
+/// A run of our own engine, as its signals.
+struct Live {
+    start: Arc<RunStart>,
+    next_event: i32,
+    next_call: i32,
+    step: i32,
+}
+
+impl Live {
+    fn new(request_id: &str) -> Self {
+        let start = RunStart {
+            run_id: RunId::now(),
+            request_id: request_id.to_owned(),
+            created_at: now(),
+            surface: Surface::Openai,
+            model: "tiny".into(),
+            user_label: Some("me".into()),
+            max_tokens: Some(100),
+            temperature: Some(0.7),
+            seed: Some(u32::MAX),
+            mods: vec!["watcher".into()],
+            prompt_preview: "Why is the sky blue?".into(),
+        };
+        Self { start: Arc::new(start), next_event: 0, next_call: 0, step: 0 }
+    }
+
+    fn run_id(&self) -> RunId {
+        self.start.run_id
+    }
+
+    fn started(&self) -> Signal {
+        Signal::Started(Arc::clone(&self.start))
+    }
+
+    fn event(&mut self, kind: EventType, measured: Measured) -> Event {
+        let mut event = Event::new(kind, self.step, self.next_event, Some(now()));
+        event.measured = Some(Box::new(measured));
+        self.next_event += 1;
+        event
+    }
+
+    fn prefilled(&mut self) -> Signal {
+        let prompt = Prompt {
+            tokens: vec![1, 2, 3],
+            texts: vec!["Why".into(), " is".into(), " blue\0".into()],
+            parameters: Some(json!({"z": 1, "a": 0.5})),
+            ..Prompt::default()
+        };
+        let measured = Measured { position: Some(0), prompt: Some(Box::new(prompt)), ..Measured::default() };
+        let mut event = self.event(EventType::Prefilled, measured);
+        event.prompt_length = Some(3);
+        event.tokens_so_far_len = Some(0);
+        event.max_steps = Some(100);
+        Signal::Items(self.run_id(), Arc::new(vec![Item::Event(event)]))
+    }
+
+    /// One token with a mod call, a log line and attention.
+    fn token(&mut self, text: &str) -> Signal {
+        self.step += 1;
+        let token = 100 + self.step;
+        let position = self.step.cast_unsigned() + 2;
+        let alternative = |token, prob| Alternative { token, text: format!("t{token}"), prob };
+        let measure =
+            TokenMeasure { token, text: text.to_owned(), logprob: Some(-0.25), rank: Some(1), entropy: Some(1.5) };
+        let mut forward = self.event(
+            EventType::ForwardPass,
+            Measured {
+                position: Some(position),
+                entropy: Some(1.5),
+                model: (0..10).map(|i| alternative(token + i, 0.5 / f32::from(i as i16 + 1))).collect(),
+                elapsed_us: Some(1000),
+                ..Measured::default()
+            },
+        );
+        forward.input_text = Some("the end of the text".into());
+        let step = AttentionStep {
+            sequence_order: forward.sequence_order,
+            row_len: position,
+            layer_ids: vec![0, 1, 5].into(),
+            heads: 2,
+            t0: vec![1, 2, 3],
+            t1: vec![4; 5000],
+        };
+        let call = ModCall {
+            event_sequence_order: forward.sequence_order,
+            mod_name: "watcher".into(),
+            event_type: EventType::ForwardPass,
+            step: self.step,
+            created_at: Some(now()),
+            execution_time_ms: Some(0.5),
+            exception_occurred: false,
+            exception_message: None,
+            exception_traceback: None,
+        };
+        let log = ModLog {
+            mod_call_sequence: self.next_call,
+            mod_name: "watcher".into(),
+            log_message: "NUL \0 in a log".into(),
+            log_level: LogLevel::Warning,
+            created_at: None,
+        };
+        let action = Action::new(self.next_call, ActionType::Noop, Some(now()));
+        self.next_call += 1;
+        let mut sampled = self.event(
+            EventType::Sampled,
+            Measured {
+                position: Some(position),
+                tokens: vec![measure.clone()],
+                after_sampler: vec![alternative(token, 1.0)],
+                stages: vec![Stage { name: "top-k".into(), left: 40 }],
+                ..Measured::default()
+            },
+        );
+        sampled.sampled_token = Some(token);
+        sampled.token_text = Some(text.to_owned());
+        let mut added = self.event(
+            EventType::Added,
+            Measured {
+                position: Some(position),
+                tokens: vec![measure],
+                stopped_by: (text == ".").then(|| ".".into()),
+                ..Measured::default()
+            },
+        );
+        added.added_tokens = Some(vec![token]);
+        added.added_token_count = Some(1);
+        added.forced = Some(false);
+        let items = vec![
+            Item::Event(forward),
+            Item::ModCall(call),
+            Item::ModLog(log),
+            Item::Action(action),
+            Item::Attention(step),
+            Item::Event(sampled),
+            Item::Event(added),
+        ];
+        Signal::Items(self.run_id(), Arc::new(items))
+    }
+
+    fn ended(&self) -> Signal {
+        let finish = Finish {
+            reason: FinishReason::Stop,
+            message: None,
+            stop_string: Some(".".into()),
+            text: "done".into(),
+            tool_calls: None,
+            usage: Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: self.step.cast_unsigned() },
+            first_token_us: Some(10),
+            prompt_us: 5,
+            generation_us: 20,
+        };
+        Signal::Ended(self.run_id(), Arc::new(RunEnd { completed_at: now(), status: RunStatus::Done, finish }))
+    }
+
+    /// Everything of a short run.
+    fn all(&mut self, tokens: usize) -> Vec<Signal> {
+        let mut signals = vec![self.started(), self.prefilled()];
+        signals.extend((0..tokens).map(|_| self.token(" sky")).collect::<Vec<_>>());
+        signals.push(self.ended());
+        signals
+    }
+}
+
+/// The time as PostgreSQL keeps it.
+fn now() -> chrono::DateTime<Utc> {
+    chrono::DateTime::from_timestamp_micros(Utc::now().timestamp_micros()).unwrap()
+}
+
+/// What the signals say, without attention, with the text PostgreSQL can hold.
+fn spoken(signals: &[Signal]) -> String {
+    let items =
+        signals.iter().filter_map(|signal| if let Signal::Items(_, items) = signal { Some(items) } else { None });
+    let items: Vec<&Item> =
+        items.flat_map(|items| items.iter()).filter(|item| !matches!(item, Item::Attention(_))).collect();
+    format!("{items:#?}").replace("NUL \\0", "NUL \u{2400}")
+}

@@ -1,0 +1,215 @@
+use super::{Data, Live, document, kill, psql, spoken};
+use std::time::{Duration, Instant};
+use thunder::events::{Item, RunId, RunStatus, Signal};
+use thunder::store::{Database, LiveUpdate, Store};
+use tokio::sync::broadcast::error::RecvError;
+
+async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
+    let begin = Instant::now();
+    loop {
+        if let Ok(Some(run)) = store.find(&run_id.to_string()).await
+            && run.status == status
+        {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "run {run_id} never became {status:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_appears_grows_and_comes_back_complete() {
+    let data = Data::new();
+    let store = data.open().await;
+    let (recorder, live) = store.recorder();
+    let mut changes = live.runs();
+    let mut run = Live::new("live");
+    let mut sent = vec![run.started(), run.prefilled(), run.token(" sky")];
+    for signal in &sent {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    wait_for(&store, run.run_id(), RunStatus::Running).await;
+    assert_eq!(changes.recv().await.unwrap().status, RunStatus::Running);
+    while store.items(run.run_id(), 0..100).await.unwrap().len() < 7 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(store.delete(run.run_id()).await.is_err(), "it is still running");
+    assert!(store.columns(run.run_id()).await.unwrap().is_some(), "also of a running run");
+
+    // a subscriber misses nothing and sees nothing twice, whatever is stored in the meantime
+    let (mut seen, mut updates) = live.subscribe(run.run_id()).unwrap();
+    let Some(Item::Event(first)) = seen.first().cloned() else { panic!("{seen:?}") };
+    let mut all = store.items(run.run_id(), 0..first.sequence_order).await.unwrap();
+    for text in [" is", " blue", "."] {
+        let signal = run.token(text);
+        recorder.send(signal.clone()).await.unwrap();
+        sent.push(signal);
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    let end = run.ended();
+    recorder.send(end.clone()).await.unwrap();
+    sent.push(end);
+    loop {
+        match updates.recv().await {
+            Ok(LiveUpdate::Items(items)) => seen.extend(items.iter().cloned()),
+            Ok(LiveUpdate::Ended(status)) => break assert_eq!(status, RunStatus::Done),
+            Err(RecvError::Lagged(_)) => panic!("lagged"),
+            Err(RecvError::Closed) => panic!("closed"),
+        }
+    }
+    seen.retain(|item| !matches!(item, Item::Attention(_)));
+    all.extend(seen);
+    let stored = store.items(run.run_id(), 0..i32::MAX).await.unwrap();
+    assert_eq!(format!("{stored:#?}"), spoken(&sent));
+    assert_eq!(format!("{all:#?}").replace("NUL \\0", "NUL \u{2400}"), spoken(&sent));
+
+    let summary = store.find("live").await.unwrap().unwrap();
+    assert_eq!(summary.status, RunStatus::Done);
+    assert_eq!((summary.events, summary.completion_tokens, summary.seed), (13, 4, Some(u32::MAX)));
+    assert_eq!(summary.output_preview, " sky is blue.");
+    assert!(summary.has_attention && summary.surprise_strip == [8, 8, 8, 8]);
+    let step = store.attention(run.run_id(), 1).await.unwrap().unwrap();
+    assert_eq!((step.row_len, step.heads, &step.layer_ids[..], step.t1.len()), (3, 2, &[0, 1, 5][..], 5000));
+    let steps = store.attention_range(run.run_id(), 2..100, false).await.unwrap();
+    assert_eq!(steps.len(), 3);
+    assert!(steps.iter().all(|step| step.t1.is_empty() && step.t0 == [1, 2, 3]));
+    assert_eq!(
+        psql(&data.url(), "select distinct attstorage from pg_attribute where attname in ('t0', 't1')").await,
+        "e"
+    );
+    assert_eq!(
+        psql(&data.url(), "select max(entropy) || ' ' || min(logprob) || ' ' || max(rank) from events").await,
+        "1.5 -0.25 1"
+    );
+    assert!(store.damaged_links().await.unwrap().is_empty());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_request_id_that_is_taken_does_not_lose_the_run() {
+    let data = Data::new();
+    let store = data.open().await;
+    let (recorder, _) = store.recorder();
+    let (mut first, mut second) = (Live::new("twice"), Live::new("twice"));
+    for signal in first.all(1).into_iter().chain(second.all(1)) {
+        recorder.send(signal).await.unwrap();
+    }
+    wait_for(&store, first.run_id(), RunStatus::Done).await;
+    wait_for(&store, second.run_id(), RunStatus::Done).await;
+    assert_eq!(store.find("twice").await.unwrap().unwrap().run_id, first.run_id());
+    let other = store.find(&second.run_id().to_string()).await.unwrap().unwrap();
+    assert_eq!(other.request_id, format!("twice~{}", second.run_id()));
+    store.close().await;
+}
+
+/// A database elsewhere that goes away and comes back, while runs begin, grow and end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
+    let (server, client) = (Data::new(), Data::new());
+    let database = server.open().await;
+    let url = Database::Url { url: server.url(), data_dir: client.0.clone() };
+    let store = Store::open(url.clone(), |_| {}).await.unwrap();
+    let (recorder, live) = store.recorder();
+    let (mut before, mut during) = (Live::new("before"), Live::new("during"));
+    let mut sent = vec![before.started(), before.prefilled(), before.token(" a")];
+    for signal in &sent {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    wait_for(&store, before.run_id(), RunStatus::Running).await;
+    database.close().await;
+
+    let mut ends = live.runs();
+    for _ in 0..3 {
+        sent.push(before.token(" b"));
+        recorder.send(sent.last().unwrap().clone()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    let sent_during = during.all(3);
+    for signal in &sent_during {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    while ends.recv().await.unwrap().status != RunStatus::Done {}
+    assert!(client.spool_files().iter().any(|path| path.metadata().unwrap().len() > 0), "nothing was spooled");
+    assert!(matches!(
+        store.ingest(document("away", 3)).await,
+        Err(thunder::store::IngestError::Unavailable { retry_after_s }) if retry_after_s > 0
+    ));
+
+    let database = server.open().await;
+    wait_for(&store, during.run_id(), RunStatus::Done).await;
+    sent.push(before.token(" c"));
+    sent.push(before.ended());
+    for signal in &sent[sent.len() - 2..] {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    wait_for(&store, before.run_id(), RunStatus::Done).await;
+    for (run, sent) in [(&before, &sent), (&during, &sent_during)] {
+        let stored = store.items(run.run_id(), 0..i32::MAX).await.unwrap();
+        assert_eq!(format!("{stored:#?}"), spoken(sent));
+        let steps = store.attention_range(run.run_id(), 0..i32::MAX, true).await.unwrap();
+        assert_eq!(steps.len(), sent.len() - 3);
+    }
+    assert_eq!(store.find("during").await.unwrap().unwrap().completion_tokens, 3);
+    store.close().await;
+    assert!(client.spool_files().is_empty(), "a drained spool file goes away");
+    database.close().await;
+}
+
+/// What a Thunder leaves in its spool file when both it and the database die is stored by the next one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
+    let (server, client) = (Data::new(), Data::new());
+    let database = server.open().await;
+    let url = Database::Url { url: server.url(), data_dir: client.0.clone() };
+    let store = Store::open(url.clone(), |_| {}).await.unwrap();
+    let (recorder, live) = store.recorder();
+    let mut ends = live.runs();
+    database.close().await;
+    let (mut whole, mut half) = (Live::new("whole"), Live::new("half"));
+    let half_sent: Vec<Signal> = half.all(2).into_iter().take(4).collect();
+    let whole_sent = whole.all(2);
+    for signal in half_sent.iter().chain(&whole_sent) {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    while ends.recv().await.unwrap().status != RunStatus::Done {}
+    // as if killed: nothing is drained any more, and the lock on the file is gone
+    store.close().await;
+    assert_eq!(client.spool_files().len(), 1);
+
+    let database = server.open().await;
+    let store = Store::open(url, |_| {}).await.unwrap();
+    let run = store.find("whole").await.unwrap().unwrap();
+    assert_eq!((run.status, run.completion_tokens), (RunStatus::Done, 2));
+    let stored = store.items(whole.run_id(), 0..i32::MAX).await.unwrap();
+    assert_eq!(format!("{stored:#?}"), spoken(&whole_sent));
+    let run = store.find("half").await.unwrap().unwrap();
+    assert_eq!((run.status, run.completion_tokens, run.events), (RunStatus::Interrupted, 2, 7));
+    store.close().await;
+    database.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_database_comes_back_while_a_run_is_recorded() {
+    let data = Data::new();
+    let store = data.open().await;
+    let (recorder, _) = store.recorder();
+    let mut run = Live::new("survivor");
+    let mut sent = vec![run.started(), run.prefilled()];
+    for signal in &sent {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    for number in 0..40 {
+        if number % 15 == 10 {
+            kill(data.postmaster(), "-9");
+        }
+        sent.push(run.token(" x"));
+        recorder.send(sent.last().unwrap().clone()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    sent.push(run.ended());
+    recorder.send(sent.last().unwrap().clone()).await.unwrap();
+    wait_for(&store, run.run_id(), RunStatus::Done).await;
+    let stored = store.items(run.run_id(), 0..i32::MAX).await.unwrap();
+    assert_eq!(format!("{stored:#?}"), spoken(&sent));
+    store.close().await;
+}

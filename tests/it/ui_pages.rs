@@ -1,0 +1,119 @@
+//! The dashboard's pages as the real server renders them.
+
+use crate::harness::{Server, server};
+use reqwest::Method;
+use serde_json::json;
+use std::collections::BTreeSet;
+
+struct Page {
+    status: u16,
+    policy: String,
+    html: String,
+}
+
+async fn page(server: &Server, path: &str) -> Page {
+    let response = server.request(Method::GET, path).header("accept", "text/html").send().await.unwrap();
+    let status = response.status().as_u16();
+    let policy = response.headers().get("content-security-policy").map(|value| value.to_str().unwrap().to_owned());
+    Page { status, policy: policy.unwrap_or_default(), html: response.text().await.unwrap() }
+}
+
+/// A small run of another engine, with text that must not become markup.
+async fn ingest(server: &Server, request_id: &str) -> String {
+    let document = json!({
+        "request": {"request_id": request_id, "model": "<i>other</i>"},
+        "events": [
+            {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 2},
+            {"event_type": "ForwardPass", "step": 1, "sequence_order": 1, "top_tokens": [{"token": 5, "prob": 0.5}]},
+            {"event_type": "Sampled", "step": 1, "sequence_order": 2, "sampled_token": 5, "token_text": "<script>x</script>"},
+            {"event_type": "Added", "step": 1, "sequence_order": 3, "added_tokens": [5], "added_token_count": 1, "forced": false}
+        ],
+        "mod_calls": [{"event_sequence_order": 3, "mod_name": "m", "event_type": "Added", "step": 1, "exception_occurred": true, "exception_message": "<b>boom</b>"}],
+        "mod_logs": [{"mod_call_sequence": 0, "mod_name": "m", "log_message": "<u>line</u>"}],
+        "actions": [{"mod_call_sequence": 0, "action_type": "Noop", "action_order": 0}]
+    });
+    let (status, answer) = server.post("/ingest", &document).await;
+    assert_eq!(status, 201, "{answer}");
+    let (_, found) = server.get(&format!("/api/v1/runs/{request_id}")).await;
+    found["run"]["run_id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn every_page_keeps_the_rules_and_its_links_lead_somewhere() {
+    let server = server().await;
+    let run = ingest(server, "ui-pages").await;
+    let other = ingest(server, "ui-pages-other").await;
+    let pages = [
+        "/runs".to_owned(),
+        "/runs?q=request:ui-pages".to_owned(),
+        "/runs?q=request:nothing-has-this-id".to_owned(),
+        format!("/runs/{run}"),
+        "/runs/ui-pages".to_owned(),
+        format!("/runs/{run}?view=text"),
+        format!("/compare?a={run}&b={other}"),
+        "/playground".to_owned(),
+    ];
+    let mut links = BTreeSet::new();
+    for path in &pages {
+        let Page { status, policy, html } = page(server, path).await;
+        assert_eq!(status, 200, "{path}: {html}");
+        assert!(policy.contains("default-src 'self'") && !policy.contains("unsafe"), "{path}: {policy}");
+        assert_eq!(html.matches("<h1").count(), 1, "{path}");
+        assert!(!html.contains(" style=") && !html.contains("<script>") && !html.contains("<b>boom"), "{path}");
+        for attribute in [" href=\"", " src=\""] {
+            let found = html.split(attribute).skip(1).filter_map(|rest| rest.split('"').next());
+            links.extend(found.filter(|link| link.starts_with('/')).map(|link| link.replace("&#38;", "&")));
+        }
+    }
+    for link in links {
+        let Page { status, html, .. } = page(server, &link).await;
+        assert!(status < 400, "{link}: {status} {html}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_filter_is_explained_in_the_page() {
+    let found = page(server().await, "/runs?q=modle:x").await;
+    assert_eq!(found.status, 400);
+    assert!(found.html.contains("<mark>") && found.html.contains("model"), "{}", found.html);
+}
+
+#[tokio::test]
+async fn an_unknown_run_or_page_has_ways_out() {
+    for path in ["/runs/nothing-has-this-id", "/nowhere"] {
+        let found = page(server().await, path).await;
+        assert_eq!(found.status, 404);
+        assert!(found.html.contains("href=\"/runs\""), "{}", found.html);
+    }
+}
+
+#[tokio::test]
+async fn the_list_alone_is_served_to_scripts() {
+    let server = server().await;
+    ingest(server, "ui-fragment").await;
+    let response = server.request(Method::GET, "/runs?q=request:ui-fragment").header("x-fragment", "list").send().await;
+    let html = response.unwrap().text().await.unwrap();
+    assert!(!html.contains("<html") && html.contains("data-run="), "{html}");
+}
+
+#[tokio::test]
+async fn neighbours_follow_the_filter() {
+    let server = server().await;
+    let first = ingest(server, "ui-neighbour-1").await;
+    let second = ingest(server, "ui-neighbour-2").await;
+    let filter = "request:ui-neighbour";
+    let older = server.request(Method::GET, &format!("/runs/{second}/older?q={filter}")).send().await.unwrap();
+    assert!(older.url().path().ends_with(&first), "{}", older.url());
+    let newer = server.request(Method::GET, &format!("/runs/{first}/newer?q={filter}")).send().await.unwrap();
+    assert!(newer.url().path().ends_with(&second), "{}", newer.url());
+    let beyond = server.request(Method::GET, &format!("/runs/{first}/older?q={filter}")).send().await.unwrap();
+    assert_eq!(beyond.url().path(), "/runs");
+}
+
+#[tokio::test]
+async fn the_first_page_is_the_list_once_there_are_runs() {
+    let server = server().await;
+    ingest(server, "ui-start").await;
+    let response = server.request(Method::GET, "/").send().await.unwrap();
+    assert_eq!(response.url().path(), "/runs");
+}

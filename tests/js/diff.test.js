@@ -1,0 +1,37 @@
+// The alignment behind the comparison of two runs.
+import test from 'node:test';
+import assert from 'node:assert/strict';
+import { align } from '../../src/ui/assets/replay/diff.js';
+
+const longestCommon = (a, b) => {
+  const m = Array.from({ length: a.length + 1 }, () => Array(b.length + 1).fill(0));
+  for (let i = 1; i <= a.length; i += 1) for (let j = 1; j <= b.length; j += 1) m[i][j] = a[i - 1] === b[j - 1] ? m[i - 1][j - 1] + 1 : Math.max(m[i - 1][j], m[i][j - 1]);
+  return m[a.length][b.length];
+};
+
+test('an alignment covers both lists and is as long as can be', () => {
+  let seed = 11;
+  const next = (n) => {
+    seed = (seed * 1103515245 + 12345) & 0x7fffffff;
+    return (seed >> 8) % n;
+  };
+  const list = () => Array.from({ length: next(14) }, () => next(4));
+  for (let round = 0; round < 2000; round += 1) {
+    const [a, b] = [list(), list()];
+    let [x, y, equal] = [0, 0, 0];
+    for (const block of align(a, b)) {
+      assert.deepEqual([block.a[0], block.b[0]], [x, y]);
+      [x, y] = [block.a[1], block.b[1]];
+      if (!block.same) continue;
+      assert.deepEqual(a.slice(...block.a), b.slice(...block.b));
+      equal += block.a[1] - block.a[0];
+    }
+    assert.deepEqual([x, y, equal], [a.length, b.length, longestCommon(a, b)], JSON.stringify([a, b]));
+  }
+});
+
+test('texts with nothing in common end soon', () => {
+  const a = Array.from({ length: 20000 }, (_, i) => i);
+  const blocks = align(a, a.map((x) => -x - 1));
+  assert.equal(blocks.length, 1);
+});

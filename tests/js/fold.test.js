@@ -1,0 +1,107 @@
+// The fold and the columns in the browser. Run: node --test tests/js
+import test from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync, readdirSync } from 'node:fs';
+import { NEVER, RunState } from '../../src/ui/assets/replay/fold.js';
+import { parseColumns } from '../../src/ui/assets/replay/columns.js';
+
+const folder = new URL('../../fixtures/folds/', import.meta.url);
+const fixtures = readdirSync(folder).filter((name) => name.endsWith('.json'));
+const read = (name) => JSON.parse(readFileSync(new URL(name, folder), 'utf8'));
+
+/** The state in the form of the fixtures' `expected`. */
+function expectation(state) {
+  const { count, eventCount } = state;
+  const range = (n) => Array.from({ length: n }, (_, i) => i);
+  return {
+    unknown_q: 65535,
+    events: range(eventCount).map((e) => [state.kinds[e], state.steps[e], state.times[e]]),
+    rows: range(count).map((i) => ({
+      token: state.token[i],
+      text: state.text(i),
+      pos: state.pos[i],
+      born: state.born[i],
+      died: state.died[i] === NEVER ? null : state.died[i],
+      logprob_q: state.logprobs[i],
+      rank: state.rank[i],
+      entropy_q: state.entropies[i],
+      flags: state.flags[i],
+      dt_ms: state.dt[i],
+    })),
+    marks: state.marks,
+    visible: range(eventCount + 1).map((n) => state.visibleAt(n)),
+    counters: state.counters,
+    answer: state.answer,
+  };
+}
+
+for (const name of fixtures) {
+  test(`fixture ${name}`, () => {
+    const { items, expected, columns } = read(name);
+    const state = new RunState();
+    items.forEach((item) => state.apply(item));
+    assert.deepEqual(expectation(state), expected);
+
+    const bytes = Buffer.from(columns, 'base64');
+    const stored = parseColumns(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
+    const { counters: _, ...kept } = expected;
+    const { counters: __, ...found } = expectation(stored);
+    assert.deepEqual(found, kept, 'read from columns');
+  });
+}
+
+test('what toggles between two events is what differs', () => {
+  for (const name of fixtures) {
+    const state = new RunState();
+    read(name).items.forEach((item) => state.apply(item));
+    for (let a = 0; a <= state.eventCount; a += 1) {
+      for (let b = a; b <= state.eventCount; b += 1) {
+        const before = new Set(state.visibleAt(a));
+        const after = new Set(state.visibleAt(b));
+        const differs = (i) => before.has(i) !== after.has(i);
+        const expected = Array.from({ length: state.count }, (_, i) => i).filter(differs);
+        assert.deepEqual(state.toggledBetween(a, b), expected, `${name} ${a} ${b}`);
+      }
+    }
+  }
+});
+
+test('a run read from its columns goes on', () => {
+  const { items, columns } = read('force_output.json');
+  const bytes = Buffer.from(columns, 'base64');
+  const state = parseColumns(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
+  const count = state.count;
+  const added = { ...items.findLast((item) => item.event_type === 'Added') };
+  state.apply({ ...added, sequence_order: state.eventCount, added_tokens: [9], details: undefined, forced: false });
+  assert.equal(state.count, count + 1);
+  assert.equal(state.pos[count], state.pos[count - 1] + 1);
+  assert.equal(state.text(count), '⟨9⟩');
+});
+
+test('two hundred thousand tokens grow in place', () => {
+  const state = new RunState();
+  const began = performance.now();
+  for (let seq = 0; seq < 200_000; seq += 1) {
+    state.apply({ kind: 'event', event_type: 'Added', step: seq, sequence_order: seq, added_tokens: [seq % 100] });
+  }
+  assert.equal(state.count, 200_000);
+  assert.ok(performance.now() - began < 2000);
+});
+
+test('damaged columns are an error in words', () => {
+  const { columns } = read('foreign.json');
+  const whole = Buffer.from(columns, 'base64');
+  for (let cut = 0; cut < whole.length; cut += 7) {
+    const bytes = new Uint8Array(whole.subarray(0, cut)).buffer;
+    assert.throws(() => parseColumns(bytes), Error);
+  }
+  for (let at = 0; at < whole.length; at += 1) {
+    const bytes = new Uint8Array(whole);
+    bytes[at] ^= 0x55;
+    try {
+      parseColumns(bytes.buffer);
+    } catch (error) {
+      assert.ok(error instanceof Error);
+    }
+  }
+});
