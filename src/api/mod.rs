@@ -21,8 +21,8 @@ pub use health::Health;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 
-use axum::Router;
 use crate::ui;
+use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State as Shared};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};

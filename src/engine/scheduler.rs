@@ -248,7 +248,11 @@ impl<'model> Scheduler<'model> {
                     Err(TrySendError::Closed(_)) => {}
                 }
             }
-            if live.run.end.is_some() && (live.run.outbox.is_empty() || live.client.is_closed()) {
+            // Behind what the recorder had no room for: a run's end is its last signal.
+            if live.run.end.is_some()
+                && self.unrecorded.is_empty()
+                && (live.run.outbox.is_empty() || live.client.is_closed())
+            {
                 self.clear(index);
             }
         }
@@ -268,8 +272,8 @@ impl<'model> Scheduler<'model> {
             if let Some(end) = live.run.end.clone() {
                 let signal = Signal::Ended(live.run.id, end);
                 match &self.capture {
-                    // Behind the rows of attention that are still being coded, and behind what the recorder had no room for.
-                    Some(capture) if live.run.request.attention && self.unrecorded.is_empty() => capture.pass(signal),
+                    // Behind the rows of attention that are still being coded.
+                    Some(capture) if live.run.request.attention => capture.pass(signal),
                     _ => self.signal(signal),
                 }
             }

@@ -26,7 +26,7 @@ pub struct Measured {
     /// `Sampled`: the same after mods edited the logits; empty when none did.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_mods: Vec<Alternative>,
-    /// `Sampled`: the distribution that was drawn from, after penalties, filters and temperature.
+    /// `Sampled`: the distribution that was drawn from, after penalties, filters and temperature; the drawn token is always there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_sampler: Vec<Alternative>,
     /// `Sampled`: the sampler's stages in order and how many candidates each left.
@@ -118,5 +118,32 @@ impl Measured {
     #[must_use]
     pub fn from_details(details: &RawJson) -> Self {
         serde_json::from_str(details.get()).unwrap_or_default()
+    }
+
+    /// Whether nothing was measured, as in the `details` of somebody else's engine.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            position,
+            prompt,
+            tokens,
+            entropy,
+            model,
+            after_mods,
+            after_sampler,
+            stages,
+            stopped_by,
+            elapsed_us,
+        } = self;
+        position.is_none()
+            && prompt.is_none()
+            && tokens.is_empty()
+            && entropy.is_none()
+            && model.is_empty()
+            && after_mods.is_empty()
+            && after_sampler.is_empty()
+            && stages.is_empty()
+            && stopped_by.is_none()
+            && elapsed_us.is_none()
     }
 }

@@ -98,7 +98,7 @@ impl Store {
                 .acquire_timeout(Duration::from_secs(wait))
                 .connect_lazy_with(options.clone())
         };
-        let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 2));
+        let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 1));
         let server_id = Uuid::now_v7();
         let announced = upkeep::announce(&options, server_id).await?;
         let folder = data_dir.join("spool");

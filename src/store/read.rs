@@ -70,10 +70,13 @@ impl Store {
     /// The database failed, or what is stored is damaged.
     pub async fn columns(&self, run_id: RunId) -> Result<Option<Vec<u8>>, Error> {
         let mut connection = self.inner.pool.acquire().await?;
-        let packed: Option<Vec<u8>> = sqlx::query_scalar("select columns from run_columns where run_id = $1")
-            .bind(run_id.0)
-            .fetch_optional(&mut *connection)
-            .await?;
+        let packed: Option<Vec<u8>> = sqlx::query_scalar(
+            "select c.columns from run_columns c join runs r on r.run_id = $1
+            where c.run_id = $1 and r.status <> 'running'",
+        )
+        .bind(run_id.0)
+        .fetch_optional(&mut *connection)
+        .await?;
         if let Some(packed) = packed {
             let columns = zstd::decode_all(packed.as_slice()).map_err(|error| damaged(run_id, error))?;
             return Ok(Some(columns));
@@ -183,7 +186,8 @@ async fn events(connection: &mut PgConnection, run_id: RunId, range: Range<i32>)
 
 fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     let mut details = raw(row, "details")?;
-    let mut measured = details.as_ref().map(|details| Box::new(Measured::from_details(details)));
+    let given = details.as_ref().map(Measured::from_details);
+    let mut measured = given.filter(|measured| !measured.is_empty()).map(Box::new);
     if let Some(coded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
         let mut ours = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
         // one of ours: details hold only what the coding leaves out

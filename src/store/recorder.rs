@@ -88,7 +88,7 @@ pub async fn record(
     let mut flight: Option<JoinHandle<Landed>> = None;
     let mut tick = interval(FLUSH);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut open = true;
+    let (mut open, mut lost) = (true, false);
     loop {
         let mut due = false;
         tokio::select! {
@@ -99,6 +99,7 @@ pub async fn record(
             landed = async { flight.as_mut()?.await.ok() }, if flight.is_some() => {
                 flight = None;
                 if let Some(landed) = landed {
+                    lost = landed.fate == Fate::Lost;
                     spool_file = Some(recorder.landed(landed));
                 }
             }
@@ -108,20 +109,20 @@ pub async fn record(
             }
             _ = tick.tick() => due = true,
         }
+        if flight.is_some() {
+            continue;
+        }
+        // what is spooled by the end is for the next Thunder
+        if !open && (recorder.pending_items == 0 || lost) {
+            break;
+        }
         let waits = recorder.pending_items > 0 || spool_file.as_ref().is_some_and(|spool| !spool.is_drained());
-        if flight.is_none() {
-            if waits && (due || !open || recorder.pending_items >= BATCH) {
-                if let Some(spool) = spool_file.take() {
-                    let overload = recorder.pending_items >= MOST_WAITING;
-                    flight = Some(tokio::spawn(land(recorder.target.pool.clone(), spool, recorder.batch(), overload)));
-                }
-            } else if !open && recorder.pending_items == 0 {
-                break;
-            }
-            // at the end one try is enough: the next Thunder drains the rest
-            if !open && flight.is_none() {
-                break;
-            }
+        if waits
+            && (due || !open || recorder.pending_items >= BATCH)
+            && let Some(spool) = spool_file.take()
+        {
+            let overload = recorder.pending_items >= MOST_WAITING;
+            flight = Some(tokio::spawn(land(recorder.target.pool.clone(), spool, recorder.batch(), overload)));
         }
     }
     if let Some(spool) = spool_file.filter(Spool::is_drained) {

@@ -76,6 +76,9 @@ impl Spool {
 
     /// Appends records; they are on the disk when this returns.
     pub fn append(&mut self, records: &[Record]) -> Result<(), Error> {
+        if records.is_empty() {
+            return Ok(());
+        }
         let mut bytes = Vec::new();
         for record in records {
             encode(record, &mut bytes);

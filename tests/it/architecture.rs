@@ -88,7 +88,9 @@ fn imports_go_one_way() {
         let own = source.path.split(['/', '.']).next().unwrap();
         let Some((_, allowed)) = IMPORTS.iter().find(|(module, _)| *module == own) else { continue };
         for module in modules.iter().filter(|&&module| module != own) {
-            if names(&source.code.replace("crate::", "\n"), module) && source.code.contains(&format!("crate::{module}::")) {
+            if names(&source.code.replace("crate::", "\n"), module)
+                && source.code.contains(&format!("crate::{module}::"))
+            {
                 assert!(allowed.contains(module), "src/{} imports {module}, which `{own}` must not", source.path);
             }
         }

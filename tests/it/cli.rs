@@ -68,7 +68,11 @@ async fn run_says_what_is_wrong() {
 async fn run_needs_no_server() {
     let data_dir = folder();
     let mut command = thunder();
-    command.args(["run", "Hello!", "-n", "6", "--threads", "1", "--raw", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
+    command
+        .args(["run", "Hello!", "-n", "6", "--threads", "1", "--raw", "--data-dir"])
+        .arg(&data_dir)
+        .arg("-m")
+        .arg(model());
     let told = output(command).await;
     let said = text(&told.stderr);
     assert!(told.status.success(), "{said}");
@@ -153,7 +157,8 @@ fn the_readme_lists_every_flag_of_serve() {
         let env = flag.get_env().map(|env| format!("`{}`", env.to_string_lossy())).unwrap_or_default();
         let takes_value = flag.get_action().takes_values();
         let default: Vec<_> = flag.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-        let default = if default.is_empty() || !takes_value { String::new() } else { format!("`{}`", default.join(",")) };
+        let default =
+            if default.is_empty() || !takes_value { String::new() } else { format!("`{}`", default.join(",")) };
         let meaning = flag.get_help().unwrap().to_string().replace('\n', " ").replace('|', "\\|");
         table.push_str(&format!("| {short}`--{long}` | {env} | {default} | {meaning} |\n"));
     }

@@ -6,8 +6,8 @@
 use futures::StreamExt;
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};

@@ -123,16 +123,19 @@ async fn a_mod_is_named_in_a_field_or_behind_the_model() {
 #[tokio::test]
 async fn an_unknown_mod_is_an_error_that_lists_the_known() {
     let server = server().await;
-    for (further, param) in
-        [(json!({"mods": ["nope"]}), "mods"), (json!({"model": "tiny/nope"}), "model"), (json!({"mods": [{"name": "nope"}]}), "mods")]
-    {
+    for (further, param) in [
+        (json!({"mods": ["nope"]}), "mods"),
+        (json!({"model": "tiny/nope"}), "model"),
+        (json!({"mods": [{"name": "nope"}]}), "mods"),
+    ] {
         let (status, answer) = server.post(CHAT, &chat(further)).await;
         let error = &answer["error"];
         assert_eq!((status, error["param"].as_str(), error["code"].as_str()), (400, Some(param), Some("unknown_mod")));
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("'nope'") && message.contains("force-prefix"), "{message}");
     }
-    let (status, answer) = server.post(CHAT, &chat(json!({"mods": [{"name": "force-prefix", "config": {"txt": "a"}}]}))).await;
+    let (status, answer) =
+        server.post(CHAT, &chat(json!({"mods": [{"name": "force-prefix", "config": {"txt": "a"}}]}))).await;
     assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
 }
 
@@ -152,7 +155,8 @@ async fn a_stop_text_ends_the_answer_before_it() {
 #[tokio::test]
 async fn log_probabilities_come_with_their_alternatives() {
     let server = server().await;
-    let body = chat(json!({"logprobs": true, "top_logprobs": 3, "temperature": 0, "ignore_eos": true, "max_tokens": 4}));
+    let body =
+        chat(json!({"logprobs": true, "top_logprobs": 3, "temperature": 0, "ignore_eos": true, "max_tokens": 4}));
     let answer = server.answer(CHAT, &body).await;
     let entries = answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
     assert_eq!(entries.len(), 4);
@@ -161,13 +165,15 @@ async fn log_probabilities_come_with_their_alternatives() {
         assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 3);
         assert!(entry["bytes"].is_array() && entry["id"].is_number());
     }
-    let bytes: Vec<u8> = entries.iter().flat_map(|e| e["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
+    let bytes: Vec<u8> =
+        entries.iter().flat_map(|e| e["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
     assert_eq!(String::from_utf8_lossy(&bytes), answer["choices"][0]["message"]["content"].as_str().unwrap());
 
     let mut streamed = body;
     streamed["stream"] = true.into();
     let chunks = chunks(&server.stream(CHAT, &streamed).await);
-    let count: usize = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).map(Vec::len).sum();
+    let count: usize =
+        chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).map(Vec::len).sum();
     assert_eq!(count, 4);
 
     let completion = json!({"prompt": "Once", "logprobs": 2, "max_tokens": 3, "ignore_eos": true});
@@ -207,10 +213,16 @@ async fn a_banned_token_never_comes() {
         body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
         body
     };
-    let text = async |further: Value| server.answer("/v1/completions", &body(further)).await["choices"][0]["text"].as_str().unwrap().to_owned();
+    let text = async |further: Value| {
+        server.answer("/v1/completions", &body(further)).await["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
     let chat = chat(json!({"temperature": 0, "logprobs": true, "max_tokens": 1, "ignore_eos": true}));
     let first = server.answer(CHAT, &chat).await["choices"][0]["logprobs"]["content"][0]["id"].as_i64().unwrap();
-    for ban in [json!({"banned_tokens": [first]}), json!({"logit_bias": {first.to_string(): -100}}), json!({"logit_bias": [[first, false]]})] {
+    for ban in [
+        json!({"banned_tokens": [first]}),
+        json!({"logit_bias": {first.to_string(): -100}}),
+        json!({"logit_bias": [[first, false]]}),
+    ] {
         let mut chat = chat.clone();
         chat.as_object_mut().unwrap().extend(ban.as_object().unwrap().clone());
         let answer = server.answer(CHAT, &chat).await;
@@ -260,7 +272,8 @@ async fn a_wrong_field_is_named() {
 
 #[tokio::test]
 async fn unknown_and_null_fields_are_ignored() {
-    let body = chat(json!({"max_tokens": 1, "frobnicate": [1], "stop": null, "temperature": null, "n": 1, "user": "u"}));
+    let body =
+        chat(json!({"max_tokens": 1, "frobnicate": [1], "stop": null, "temperature": null, "n": 1, "user": "u"}));
     server().await.answer(CHAT, &body).await;
 }
 

@@ -7,11 +7,10 @@ use serde_json::{Value, json};
 const KEY: &str = "correct-horse-battery";
 
 async fn send(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response {
-    let mut request = reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .build()
-        .unwrap()
-        .request(if path.starts_with("/v1/chat") { Method::POST } else { Method::GET }, format!("{}{path}", server.base));
+    let mut request = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap().request(
+        if path.starts_with("/v1/chat") { Method::POST } else { Method::GET },
+        format!("{}{path}", server.base),
+    );
     for (name, value) in headers {
         request = request.header(*name, *value);
     }

@@ -63,7 +63,11 @@ impl Processes {
     }
 
     fn find(&self) -> Vec<(i32, Role)> {
-        command_lines().into_iter().filter_map(|(pid, line)| Some((pid, self.role(&line)?))).collect()
+        command_lines()
+            .into_iter()
+            .filter_map(|(pid, line)| Some((pid, self.role(&line)?)))
+            .filter(|(pid, _)| sees_our_files(*pid))
+            .collect()
     }
 
     fn role(&self, line: &str) -> Option<Role> {
@@ -78,6 +82,12 @@ impl Processes {
             && rest.split('\0').flat_map(|part| part.split(" -c ")).any(|part| part.trim_start_matches("-D ") == data))
         .then_some(Role::Server)
     }
+}
+
+/// False for a process in a container of its own, where the same path is another directory.
+fn sees_our_files(pid: i32) -> bool {
+    let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    mounts(&pid.to_string()).is_none_or(|theirs| mounts("self").is_none_or(|ours| ours == theirs))
 }
 
 /// Every process and its command line, arguments separated by NUL or blank.

@@ -174,7 +174,8 @@ impl From<DocumentWire> for Document {
 
 impl From<EventWire> for Event {
     fn from(wire: EventWire) -> Self {
-        let measured = wire.details.as_ref().map(Measured::from_details).filter(|m| !is_empty(m)).map(Box::new);
+        let measured =
+            wire.details.as_ref().map(Measured::from_details).filter(|measured| !measured.is_empty()).map(Box::new);
         Self {
             event_type: wire.event_type,
             step: wire.step,
@@ -194,32 +195,6 @@ impl From<EventWire> for Event {
             measured,
         }
     }
-}
-
-/// Whether nothing was measured, as in the `details` of somebody else's engine.
-fn is_empty(measured: &Measured) -> bool {
-    let Measured {
-        position,
-        prompt,
-        tokens,
-        entropy,
-        model,
-        after_mods,
-        after_sampler,
-        stages,
-        stopped_by,
-        elapsed_us,
-    } = measured;
-    position.is_none()
-        && prompt.is_none()
-        && tokens.is_empty()
-        && entropy.is_none()
-        && model.is_empty()
-        && after_mods.is_empty()
-        && after_sampler.is_empty()
-        && stages.is_empty()
-        && stopped_by.is_none()
-        && elapsed_us.is_none()
 }
 
 impl From<ModCallWire> for ModCall {

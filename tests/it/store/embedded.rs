@@ -87,7 +87,7 @@ async fn migrations_of_several_starts_at_once_are_applied_once() {
     let first = data.open().await;
     let url = data.url();
     psql(&url, "create database empty").await;
-    let empty = url.replace("/thunder", "/empty");
+    let empty = format!("{}/empty", url.strip_suffix("/thunder").unwrap());
     let starts: Vec<_> = (0..6)
         .map(|number| Database::Url { url: empty.clone(), data_dir: data.0.join(number.to_string()) })
         .map(|database| tokio::spawn(Store::open(database, |_| {})))
@@ -141,4 +141,26 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     assert!(next.columns(dead.run_id()).await.unwrap().is_some());
     next.close().await;
     first.close().await;
+}
+
+/// Thunder dies without a word: its server lives on, and the next Thunder takes the data over.
+#[test]
+fn the_server_of_a_killed_thunder_is_taken_over() {
+    let data = Data::new();
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let first = runtime();
+    let store = first.block_on(data.open());
+    first.block_on(store.ingest(document("kept", 5))).unwrap();
+    let orphan = data.postmaster();
+    // nothing of it runs any more, and nobody has stopped the server
+    first.shutdown_background();
+    drop(store);
+    assert!(std::path::Path::new(&format!("/proc/{orphan}")).exists());
+    let second = runtime();
+    second.block_on(async {
+        let store = data.open().await;
+        assert_ne!(data.postmaster(), orphan);
+        assert!(store.find("kept").await.unwrap().is_some());
+        store.close().await;
+    });
 }

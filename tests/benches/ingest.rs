@@ -1,0 +1,163 @@
+//! What `/ingest` costs: parsing and storing a payload of 256 generated tokens, some 2500 rows, against a bare binary
+//! COPY of the very same rows into the same tables. The sides alternate, so that what else the machine does meets both;
+//! the table shows medians and rates.
+//!
+//! `cargo bench --bench ingest -- [--database-url URL] [--rounds N]`; without an address on an embedded server.
+
+use serde_json::json;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolCopyExt};
+use sqlx::{Connection, PgPool};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+use thunder::events::RunId;
+use thunder::store::{Database, Store};
+use thunder::trace::document::Document;
+
+const TOKENS: usize = 256;
+const COPY_OUT: [&str; 4] = [
+    "copy (select e.* from events e where run_id = (select run_id from run_keys where request_id = 'sample')) to stdout (format binary)",
+    "copy (select c.* from mod_calls c where run_id = (select run_id from run_keys where request_id = 'sample')) to stdout (format binary)",
+    "copy (select l.* from mod_logs l where run_id = (select run_id from run_keys where request_id = 'sample')) to stdout (format binary)",
+    "copy (select a.* from actions a where run_id = (select run_id from run_keys where request_id = 'sample')) to stdout (format binary)",
+];
+const COPY_IN: [&str; 4] = [
+    "copy events from stdin (format binary)",
+    "copy mod_calls from stdin (format binary)",
+    "copy mod_logs from stdin (format binary)",
+    "copy actions from stdin (format binary)",
+];
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let option = |name: &str| Some(arguments[arguments.iter().position(|argument| argument == name)? + 1].clone());
+    let rounds: usize = option("--rounds").map_or(60, |rounds| rounds.parse().expect("a number of rounds"));
+    let data_dir = std::env::temp_dir().join(format!("thunder-bench-{}", RunId::now()));
+    let database = match option("--database-url") {
+        Some(url) => Database::Url { url, data_dir: data_dir.clone() },
+        None => Database::Embedded { data_dir: data_dir.clone() },
+    };
+    let store = Store::open(database, |_| {}).await.expect("the store opens");
+    let options = option("--database-url").map_or_else(|| embedded(&data_dir), |url| PgConnectOptions::from_str(&url));
+    let options = options.expect("an address");
+    measure(&store, options, rounds).await;
+    store.close().await;
+    let _ = std::fs::remove_dir_all(data_dir);
+}
+
+fn embedded(data_dir: &std::path::Path) -> Result<PgConnectOptions, sqlx::Error> {
+    let file = std::fs::read_to_string(data_dir.join("postgres/data/postmaster.pid"))?;
+    let socket = PathBuf::from(file.lines().nth(4).unwrap_or_default());
+    Ok(PgConnectOptions::new_without_pgpass().socket(socket).username("thunder").database("thunder"))
+}
+
+async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
+    let sample = Document::parse(&payload("sample")).expect("a document");
+    let rows = sample.events.len() + sample.mod_calls.len() + sample.mod_logs.len() + sample.actions.len();
+    store.ingest(sample).await.expect("ingested");
+    let pool = PgPool::connect_with(options.clone()).await.expect("connected");
+    let mut tables = Vec::new();
+    for statement in COPY_OUT {
+        let mut bytes = Vec::new();
+        let mut copy = pool.copy_out_raw(statement).await.expect("copied");
+        while let Some(chunk) = futures::StreamExt::next(&mut copy).await {
+            bytes.extend_from_slice(&chunk.expect("copied"));
+        }
+        tables.push(bytes);
+    }
+    let mut connection = PgConnection::connect_with(&options).await.expect("connected");
+    let (mut bare, mut ingest, mut parse) = (Vec::new(), Vec::new(), Vec::new());
+    let prefix = RunId::now();
+    for round in 0..rounds + 5 {
+        let run_id = RunId::now();
+        tables.iter_mut().for_each(|table| rename(table, run_id));
+        let begin = Instant::now();
+        let mut transaction = connection.begin().await.expect("begun");
+        for (statement, table) in COPY_IN.into_iter().zip(&tables) {
+            let mut copy = transaction.copy_in_raw(statement).await.expect("copied");
+            copy.send(table.as_slice()).await.expect("copied");
+            copy.finish().await.expect("copied");
+        }
+        transaction.commit().await.expect("committed");
+        let bare_took = begin.elapsed();
+
+        let payload = payload(&format!("{prefix}-{round}"));
+        let begin = Instant::now();
+        let document = Document::parse(&payload).expect("a document");
+        let parse_took = begin.elapsed();
+        store.ingest(document).await.expect("ingested");
+        // the first rounds fill caches and plans
+        if round >= 5 {
+            bare.push(bare_took);
+            ingest.push(begin.elapsed());
+            parse.push(parse_took);
+        }
+    }
+    let (bare, ingest, parse) = (median(bare), median(ingest), median(parse));
+    println!("{rows} rows a payload, {rounds} rounds, medians");
+    for (name, took) in [("bare binary COPY", bare), ("parse + ingest", ingest), ("  of that, parse", parse)] {
+        println!("{name:<18} {:>8.2} ms {:>9.0} rows/s", took.as_secs_f64() * 1e3, rows as f64 / took.as_secs_f64());
+    }
+    println!("ingest reaches {:.0} % of the rate of COPY", 100.0 * bare.as_secs_f64() / ingest.as_secs_f64());
+    drop(connection);
+    pool.close().await;
+}
+
+/// Gives every tuple of a binary COPY another `run_id`, which is its first field.
+fn rename(table: &mut [u8], run_id: RunId) {
+    const HEADER: usize = 19;
+    let mut at = HEADER;
+    loop {
+        let fields = i16::from_be_bytes([table[at], table[at + 1]]);
+        if fields < 0 {
+            return;
+        }
+        at += 2;
+        table[at + 4..at + 20].copy_from_slice(run_id.0.as_bytes());
+        for _ in 0..fields {
+            let length = i32::from_be_bytes([table[at], table[at + 1], table[at + 2], table[at + 3]]);
+            at += 4 + usize::try_from(length).unwrap_or(0);
+        }
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn payload(request_id: &str) -> Vec<u8> {
+    let mut events = vec![json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 12,
+        "tokens_so_far_len": 0, "max_steps": TOKENS, "created_at": "2025-12-01T18:30:00Z"})];
+    for step in 1..=TOKENS {
+        let top: Vec<_> = (0..10).map(|i| json!({"token": step * 10 + i, "prob": 0.5 / (i as f64 + 1.0)})).collect();
+        let order = events.len();
+        events.push(json!({"event_type": "ForwardPass", "step": step, "sequence_order": order,
+            "input_text": "Once upon a time there was a small engine that could run backwards, an", "top_tokens": top,
+            "created_at": "2025-12-01T18:30:01.5Z", "details": {"step": step, "logits": {"shape": [1, 32000]}}}));
+        events.push(json!({"event_type": "Sampled", "step": step, "sequence_order": order + 1, "sampled_token": step,
+            "created_at": "2025-12-01T18:30:01.5Z", "token_text": format!(" w{step}"), "details": {"step": step, "sampled": step}}));
+        events.push(json!({"event_type": "Added", "step": step, "sequence_order": order + 2, "added_tokens": [step],
+            "created_at": "2025-12-01T18:30:01.5Z", "added_token_count": 1, "forced": false, "details": {"step": step}}));
+    }
+    let calls: Vec<_> = events
+        .iter()
+        .map(|event| {
+            json!({"event_sequence_order": event["sequence_order"], "mod_name": "watcher", "event_type": event["event_type"],
+                "step": event["step"], "created_at": "2025-12-01T18:30:01.5Z", "execution_time_ms": 0.25, "exception_occurred": false})
+        })
+        .collect();
+    let logs: Vec<_> = (0..calls.len())
+        .step_by(4)
+        .map(|call| json!({"mod_call_sequence": call, "mod_name": "watcher", "log_message": format!("call {call}"), "log_level": "DEBUG"}))
+        .collect();
+    let actions: Vec<_> = (0..calls.len())
+        .map(|call| json!({"mod_call_sequence": call, "action_type": "Noop", "action_order": 0, "created_at": "2025-12-01T18:30:01.5Z", "details": {"type": "noop"}}))
+        .collect();
+    serde_json::to_vec(&json!({
+        "request": {"request_id": request_id, "created_at": "2025-12-01T18:30:00Z", "model": "bench"},
+        "events": events, "mod_calls": calls, "mod_logs": logs, "actions": actions,
+    }))
+    .unwrap_or_default()
+}
