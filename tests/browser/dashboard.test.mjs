@@ -50,6 +50,7 @@ test('the list searches on the server, and a wrong filter keeps the rows', async
   await page.waitForSelector('.run');
   await page.keyboard.press('/');
   await page.keyboard.type(`request:${requestId}`);
+  await page.waitForURL(/q=request/);
   await page.waitForFunction(() => document.querySelectorAll('.run').length === 1);
   assert.match(page.url(), /q=request/);
   assert.match(await page.textContent('.run-marks'), /⌫/);

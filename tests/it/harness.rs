@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How long a server may take to be ready, also while other tests use all cores.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Mods of the shared server, beside the built-in ones.
+const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
+
 /// The model of all tests; its weights are random.
 pub fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf")
@@ -55,7 +58,7 @@ pub struct Server {
 
 /// The server that all tests share which change nothing about it.
 pub async fn server() -> &'static Server {
-    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&[]));
+    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--mods-dir", MODS]));
     // Starting blocks; the test's own thread must not.
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
