@@ -3,6 +3,7 @@
 use super::{event_range, find, follow};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
+use crate::events::RunId;
 use crate::store::{Error, RunSummary, Store};
 use crate::trace::document::item_to_json;
 use axum::body::Body;
