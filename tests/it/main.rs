@@ -8,3 +8,4 @@ mod harness;
 mod health;
 mod openai;
 mod security;
+mod store;
