@@ -6,6 +6,7 @@ mod cli;
 mod engine;
 mod harness;
 mod health;
+mod mods;
 mod openai;
 mod security;
 mod store;

@@ -7,7 +7,7 @@
 
 use super::memory::{SharedMemory, Slot};
 use super::message::{
-    self, Ask, CallHeader, FromWorker, Handler, PROTOCOL, ToWorker, VocabularyHead, control_tokens, vocabulary_body,
+    Ask, CallHeader, FromWorker, Handler, PROTOCOL, ToWorker, VocabularyHead, control_tokens, vocabulary_body,
 };
 use super::process::{Lost, Process, ending};
 use super::{Limits, Source};
@@ -346,5 +346,3 @@ pub fn to_json(message: &ToWorker<'_>) -> Vec<u8> {
 pub fn call_header(header: CallHeader<'_>) -> Vec<u8> {
     to_json(&ToWorker::Call(header))
 }
-
-pub use message::check_config;

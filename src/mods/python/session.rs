@@ -1,8 +1,8 @@
 //! A Python mod as the registry and the engine see it.
 
-use super::keeper::{CallJob, Job, Keeper, Recipe, RunContext, call_header, check_config};
+use super::keeper::{CallJob, Job, Keeper, Recipe, RunContext, call_header};
 use super::memory::{SharedMemory, Slot};
-use super::message::{CallHeader, Handler};
+use super::message::{CallHeader, Handler, check_config};
 use crate::events::TokenId;
 use crate::mods::{Call, CallEvent, Description, Done, EventSet, Exception, Factory, Pending, Reply, RunView, Session};
 use serde_json::Value;

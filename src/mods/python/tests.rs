@@ -118,9 +118,9 @@ print("while importing")
 @mod
 def talk(event, actions, tokenizer):
     if isinstance(event, Sampled): return
-    print("one", 1, sep="\n"); print("no", end=" "); print("newline", end="")
+    print("one\n1"); print("no", end=" "); print("newline", end="")
     logging.getLogger(__name__).debug("mine"); logging.getLogger("asyncio").debug("not mine")
-    logging.warning("careful %s", 3); logging.getLogger("x").critical("bad"); logging.info("wrong %d", "x")
+    logging.warning("careful %s", 3); logging.getLogger("x").critical("bad"); logging.info("wrong %d %d", 1)
     print("to stderr \udc80", file=sys.stderr)
     os.write(1, b"past python")
 "#,
@@ -133,12 +133,12 @@ def talk(event, actions, tokenizer):
         logs,
         [
             (LogLevel::Info, "one\n1"),
+            (LogLevel::Info, "no newline"),
             (LogLevel::Debug, "mine"),
             (LogLevel::Warning, "careful 3"),
             (LogLevel::Error, "bad"),
-            (LogLevel::Error, "a log line could not be formatted: %d format: a real number is required, not str"),
+            (LogLevel::Error, "a log line could not be formatted: not enough arguments for format string"),
             (LogLevel::Warning, "to stderr ?"),
-            (LogLevel::Info, "no newline"),
         ]
     );
     assert!(lines(&sampled(&mut scene, b'a')).is_empty());
@@ -273,7 +273,7 @@ def edit(event, actions, tokenizer):
 "#,
     );
     let mut scene = scene(&factory);
-    let mut next = |scene: &mut Scene| {
+    let next = |scene: &mut Scene| {
         let reply = scene.forward(&logits());
         scene.sequence.push(65);
         reply
@@ -447,9 +447,9 @@ fn a_mod_that_cannot_be_loaded_says_why() {
     let error = load_error("import sys; sys.exit(1)\n", None);
     assert!(error.to_string().ends_with("SystemExit: 1"), "{error}");
     let mut mods = PythonMods::default();
-    mods.limits.import = Duration::from_millis(700);
+    mods.limits.import = Duration::from_millis(2000);
     let error = mods.source("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
-    assert!(error.to_string().ends_with("the import failed: deadline of 700 ms exceeded"), "{error}");
+    assert!(error.to_string().ends_with("the import failed: deadline of 2000 ms exceeded"), "{error}");
     assert!(error.traceback().unwrap().contains("slow.py"), "{:?}", error.traceback());
     assert!(matches!(PythonMods::from_file("/nowhere/x.py"), Err(LoadError::Unreadable { .. })));
 }
@@ -481,7 +481,7 @@ fn a_worker_has_nothing_of_the_servers() {
 import json, resource
 @mod
 def look(event, actions):
-    fds = {fd: os.readlink("/proc/self/fd/" + fd) for fd in os.listdir("/proc/self/fd")} if os.path.isdir("/proc/self/fd") else {}
+    fds = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     print(json.dumps({"env": sorted(os.environ), "fds": len(fds), "cwd": os.getcwd(), "pgid": os.getpgid(0) == os.getpid(),
         "core": resource.getrlimit(resource.RLIMIT_CORE)[0], "stdin": sys.stdin.read(), "pid": os.getpid()}))
 "#,

@@ -32,17 +32,21 @@ class Capture:
         self._size += len(message) + 1
         self._channel.send({"kind": "log", "level": level, "message": message})
 
-    def end_call(self):
-        """Sends what is still unfinished; the next call has its own bound."""
+    def end_lines(self):
+        """Sends lines that have no end yet."""
         for stream in self._streams:
             stream.end_line()
+
+    def end_call(self):
+        """Sends what is still unfinished; the next call has its own bound."""
+        self.end_lines()
         dropped, self._size, self._dropped = self._dropped, 0, 0
         if dropped:
             self.add("WARNING", "%d more lines were dropped; a call can log %d KiB" % (dropped, _MOST_BYTES // 1024))
 
 
 class Stream(io.TextIOBase):
-    """Collects what is printed; a print is one line of the log, also when its text has several."""
+    """Collects what is printed; a text that is printed at once is one line of the log, also when it has several."""
 
     def __init__(self, capture, level):
         self._capture = capture
@@ -79,6 +83,7 @@ class Handler(logging.Handler):
     def emit(self, record):
         if record.levelno < logging.INFO and not record.name.startswith(self._own):
             return
+        self._capture.end_lines()
         level = "DEBUG"
         for threshold, name in ((logging.ERROR, "ERROR"), (logging.WARNING, "WARNING"), (logging.INFO, "INFO")):
             if record.levelno >= threshold:

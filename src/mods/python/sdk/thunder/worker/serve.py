@@ -24,7 +24,7 @@ from ..actions import (
 )
 from ..decorator import mod as decorate
 from ..events import Added, ContextInfo, ForwardPass, Prefilled, Sampled
-from ..logits import Logits, flat
+from ..logits import Logits, flat, numpy
 from ..tokenizer import Tokenizer
 from .capture import Capture
 from .channel import Channel, Memory
@@ -73,7 +73,10 @@ class Worker:
         name = header["module"]
         self.capture.install(name)
         try:
-            self.module = self._execute(name, header["file"], body.decode("utf-8"))
+            source = body.decode("utf-8")
+            if "logit" in source or "logprob" in source:
+                numpy()  # its import takes longer than a call may
+            self.module = self._execute(name, header["file"], source)
             handlers = self._handlers(header["entrypoint"], header["file"])
         except BaseException as error:  # sys.exit() in a mod is the mod's error too
             self.capture.end_call()
