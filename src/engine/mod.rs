@@ -251,7 +251,7 @@ impl Engine {
             model: model.name().to_owned(),
             user_label: request.user_label.clone(),
             max_tokens: Some(request.limits.max_tokens as i32),
-            temperature: Some(f64::from(request.sampling.temperature)),
+            temperature: Some(shortest(request.sampling.temperature)),
             seed: Some(request.sampling.seed),
             mods: mods.iter().map(|active| active.name.clone()).collect(),
             prompt_preview: request.prompt_preview.clone(),
@@ -293,6 +293,11 @@ impl Engine {
             }
         }
     }
+}
+
+/// The double that is written like the float: 0.8, not 0.800000011920929.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
 /// Begins the run's mods, away from the async threads: a mod may have to start a process.

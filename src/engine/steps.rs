@@ -90,7 +90,10 @@ impl Run {
                 .collect()
         });
         let after_sampler = if self.journal.recorded() {
-            let top = candidates.top(self.request.alternatives);
+            let mut top = candidates.top(self.request.alternatives);
+            if !top.iter().any(|&(token, _)| token == draw.token) {
+                top.push((draw.token, draw.prob));
+            }
             top.into_iter().map(|(token, prob)| self.alternative(token, prob)).collect()
         } else {
             Vec::new()

@@ -26,7 +26,7 @@ pub struct Measured {
     /// `Sampled`: the same after mods edited the logits; empty when none did.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_mods: Vec<Alternative>,
-    /// `Sampled`: the distribution that was drawn from, after penalties, filters and temperature.
+    /// `Sampled`: the distribution that was drawn from, after penalties, filters and temperature; the drawn token is always there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_sampler: Vec<Alternative>,
     /// `Sampled`: the sampler's stages in order and how many candidates each left.

@@ -408,6 +408,7 @@ impl Comparison {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// A document that takes longer than this is given up; its poster tries again.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// What became of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

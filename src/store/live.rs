@@ -121,6 +121,7 @@ impl Running {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use crate::events::{Event, EventType, LogLevel, ModLog};

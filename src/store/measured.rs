@@ -67,7 +67,7 @@ pub fn decode(bytes: &[u8]) -> Option<Measured> {
     input.0.is_empty().then_some(measured)
 }
 
-fn bit<T>(value: Option<T>, bit: u8) -> u8 {
+fn bit<T: Copy>(value: Option<T>, bit: u8) -> u8 {
     if value.is_some() { bit } else { 0 }
 }
 
@@ -150,6 +150,8 @@ impl Reader<'_> {
         Some(Alternative { token: self.signed()?, prob: self.float()?, text: self.text()? })
     }
 
+    /// The outer `None` says that the bytes are damaged, the inner one that the value is absent.
+    #[expect(clippy::option_option, reason = "damaged and absent are two things")]
     fn when<T>(&mut self, there: bool, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
         if there { read(self).map(Some) } else { Some(None) }
     }
@@ -166,6 +168,7 @@ impl Reader<'_> {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use proptest::collection::vec;

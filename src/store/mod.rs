@@ -126,7 +126,9 @@ impl Store {
         let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
             Recording::Going(_, task) => task.take(),
             Recording::Waiting(spool) => {
-                spool.take().filter(Spool::is_drained).map(Spool::remove);
+                if let Some(spool) = spool.take().filter(Spool::is_drained) {
+                    spool.remove();
+                }
                 None
             }
         };

@@ -194,7 +194,9 @@ impl Recorder {
                     stored.entry(*run_id).or_default().push(Arc::clone(items));
                 }
             }
-            stored.iter().for_each(|(run_id, items)| live.stored(*run_id, items));
+            for (run_id, items) in &stored {
+                live.stored(*run_id, items);
+            }
         }
         if landed.fate == Fate::Lost {
             self.pending_items += landed.records.iter().map(Record::len).sum::<usize>();

@@ -111,7 +111,7 @@ impl Spool {
                     records.push(record);
                 }
                 None => {
-                    tracing::error!(path = %self.path.display(), at, "a record of the spool file is not one of this version")
+                    tracing::error!(path = %self.path.display(), at, "a record of the spool file is not one of this version");
                 }
             }
         }
@@ -272,7 +272,9 @@ fn attention(out: &mut Vec<u8>, run_id: RunId, step: &AttentionStep) {
     ] {
         out.extend_from_slice(&number.to_le_bytes());
     }
-    step.layer_ids.iter().for_each(|layer| out.extend_from_slice(&layer.to_le_bytes()));
+    for layer in step.layer_ids.iter() {
+        out.extend_from_slice(&layer.to_le_bytes());
+    }
     out.extend_from_slice(&step.t0);
     out.extend_from_slice(&step.t1);
 }
@@ -334,6 +336,7 @@ fn disk(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use crate::events::{EventType, Finish, FinishReason, Measured, RunStatus, Surface, TokenMeasure, Usage};
@@ -461,7 +464,9 @@ mod tests {
         #[test]
         fn damaged_files_never_panic(at in any::<prop::sample::Index>(), with in any::<u8>()) {
             let mut bytes = Vec::new();
-            records().iter().for_each(|record| encode(record, &mut bytes));
+            for record in &records() {
+                encode(record, &mut bytes);
+            }
             let at = at.index(bytes.len());
             bytes[at] = with;
             let mut input = bytes.as_slice();

@@ -58,6 +58,8 @@ impl Default for Candidates {
 pub struct Draw {
     /// The token.
     pub token: TokenId,
+    /// The probability it was drawn with.
+    pub prob: f32,
     /// Every stage that was applied, and how many candidates it left.
     pub stages: Vec<(&'static str, u32)>,
 }
@@ -125,7 +127,7 @@ impl Sampler {
             array.data.clear();
             array.data.push(LlamaTokenData::new(best.id(), best.logit(), 1.0));
             stages.push(("argmax", 1));
-            return (best.logit() > f32::NEG_INFINITY).then(|| Draw { token: best.id().0, stages });
+            return (best.logit() > f32::NEG_INFINITY).then(|| Draw { token: best.id().0, prob: 1.0, stages });
         }
         for (name, filter) in &mut self.filters {
             filter.apply(array);
@@ -143,7 +145,8 @@ impl Sampler {
             stages.push(("temp", array.data.len() as u32));
         }
         self.draw.apply(array);
-        Some(Draw { token: array.selected_token()?.0, stages })
+        let drawn = array.data.get(array.selected?)?;
+        Some(Draw { token: drawn.id().0, prob: drawn.p(), stages })
     }
 
     /// Tells the penalties that a token now stands in the sequence.

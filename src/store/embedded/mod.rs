@@ -38,7 +38,7 @@ const NAME: &str = "thunder";
 const LONGEST_SOCKET_DIR: usize = 80;
 
 /// A start after a crash replays the log first, which can take a while.
-const START_TIMEOUT: Duration = Duration::from_secs(300);
+const START_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// A running embedded server. Stop it with [`Embedded::stop`].
 pub struct Embedded {
@@ -69,7 +69,8 @@ impl Embedded {
         let data = folder.join("data");
         let version = fs::read_to_string(data.join("PG_VERSION")).ok().map(|text| text.trim().to_owned());
         let programs = Programs::find(&data, version.as_deref())?;
-        let mark = hex(&Sha256::digest(data.as_os_str().as_encoded_bytes())[..5]);
+        let [a, b, c, d, ..]: [u8; 32] = Sha256::digest(data.as_os_str().as_encoded_bytes()).into();
+        let mark = format!("{:08x}", u32::from_be_bytes([a, b, c, d]));
         let socket_dir = make_socket_dir(&account, &mark)?;
         let processes = Processes { data, cluster: format!("thunder-{mark}") };
         let server = Arc::new(Server { account, programs, processes, socket_dir, log: data_dir.join("postgres.log") });
@@ -230,7 +231,7 @@ async fn supervise(server: Arc<Server>, mut child: Child, mut stopped: oneshot::
             }
             _ = &mut stopped => return stop(&mut child).await,
         }
-        if begin.elapsed() > Duration::from_secs(60) {
+        if begin.elapsed() > Duration::from_mins(1) {
             pause = Duration::from_millis(50);
         }
         loop {
@@ -295,10 +296,6 @@ fn make_socket_dir(account: &Account, mark: &str) -> Result<PathBuf, EmbeddedErr
     let folder = parent.join(format!("thunder-{}-{mark}", account.uid));
     account.make_folder(&folder)?;
     Ok(folder)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn disk(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> EmbeddedError {

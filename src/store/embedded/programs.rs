@@ -108,7 +108,9 @@ fn expand(pattern: &Path) -> Vec<PathBuf> {
     for part in pattern.components() {
         let name = part.as_os_str().to_string_lossy();
         let Some((start, end)) = name.split_once('*') else {
-            matches.iter_mut().for_each(|path| path.push(part));
+            for path in &mut matches {
+                path.push(part);
+            }
             continue;
         };
         matches = matches
