@@ -85,7 +85,9 @@ impl Server {
         clean_up_later(child.id(), &data_dir);
         let key = arguments.iter().position(|&argument| argument == "--api-key").map(|at| arguments[at + 1].to_owned());
         let base = format!("http://127.0.0.1:{port}");
-        Self { base, data_dir, http: reqwest::Client::new(), key, child: Mutex::new(child) }
+        // Each test has its own runtime, and a kept connection would die with the runtime of the test that made it.
+        let http = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
+        Self { base, data_dir, http, key, child: Mutex::new(child) }
     }
 
     /// Waits until it is ready.

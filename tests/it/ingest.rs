@@ -44,7 +44,45 @@ async fn the_example_is_created_with_an_empty_body() {
     assert_eq!(status, 200);
     let mut summary = run["run"].clone();
     (summary["run_id"], summary["version"]) = (json!("[id]"), json!("[version]"));
-    insta::assert_json_snapshot!(summary, @"");
+    insta::assert_json_snapshot!(summary, @r#"
+    {
+      "run_id": "[id]",
+      "request_id": "req_abc123",
+      "created_at": "2025-12-01T18:30:00Z",
+      "completed_at": "2025-12-01T18:30:05Z",
+      "status": "done",
+      "finish_reason": null,
+      "message": null,
+      "surface": "ingest",
+      "model": "gemini-2.0-flash",
+      "user_label": "user_789",
+      "mods": [
+        "sample_mod"
+      ],
+      "max_tokens": 1000,
+      "temperature": 0.7,
+      "seed": null,
+      "prompt_preview": "Once upon a time",
+      "output_preview": " there",
+      "prompt_tokens": 150,
+      "completion_tokens": 1,
+      "cached_tokens": 0,
+      "events": 4,
+      "backtracked": 0,
+      "forced": 0,
+      "actions": 1,
+      "errors": 0,
+      "first_token_us": null,
+      "prompt_us": null,
+      "generation_us": null,
+      "has_attention": false,
+      "surprise_strip": [
+        5
+      ],
+      "mod_text": "sample_mod.py",
+      "version": "[version]"
+    }
+    "#);
     let mut document: Value = serde_json::from_slice(SAMPLE).unwrap();
     let mut stored = run.as_object().unwrap().clone();
     stored.remove("run");
@@ -63,7 +101,15 @@ async fn the_same_again_is_created_again_and_something_else_is_a_conflict() {
     }
     let mut other = payload.clone();
     other["events"][2]["token_text"] = json!(" here");
-    insta::assert_json_snapshot!(problem(&other.to_string()).await, @"");
+    insta::assert_json_snapshot!(problem(&other.to_string()).await, @r#"
+    {
+      "type": "/problems/conflict",
+      "title": "It contradicts what is there",
+      "status": 409,
+      "detail": "request_id 'again' is taken by another run with different content",
+      "pointer": "$.request.request_id"
+    }
+    "#);
     let (_, run) = server.get("/api/v1/runs/again").await;
     assert_eq!(run["events"][2]["token_text"], " there");
 }
@@ -85,12 +131,44 @@ async fn many_at_once_under_one_id_are_one_run() {
 async fn a_wrong_document_names_the_place() {
     let mut payload = sample("wrong");
     payload["events"][2]["sampled_token"] = json!("1234");
-    insta::assert_json_snapshot!(problem(&payload.to_string()).await, @"");
+    insta::assert_json_snapshot!(problem(&payload.to_string()).await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected an integer from -2147483648 to 2147483647, found \"1234\"",
+      "pointer": "$.events[2].sampled_token"
+    }
+    "#);
     let mut payload = sample("wrong");
     payload["mod_calls"][1]["event_sequence_order"] = json!(9);
-    insta::assert_json_snapshot!(problem(&payload.to_string()).await, @"");
-    insta::assert_json_snapshot!(problem("{\"request\": ").await, @"");
-    insta::assert_json_snapshot!(problem("").await, @"");
+    insta::assert_json_snapshot!(problem(&payload.to_string()).await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected the sequence_order of one of the events, 0 to 3, found 9",
+      "pointer": "$.mod_calls[1].event_sequence_order"
+    }
+    "#);
+    insta::assert_json_snapshot!(problem("{\"request\": ").await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected JSON, found EOF while parsing a value at line 1 column 12",
+      "pointer": "$"
+    }
+    "#);
+    insta::assert_json_snapshot!(problem("").await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected JSON, found EOF while parsing a value at line 1 column 0",
+      "pointer": "$"
+    }
+    "#);
     let (status, _) = server().await.get("/api/v1/runs/wrong").await;
     assert_eq!(status, 404, "nothing of a wrong document is stored");
 }

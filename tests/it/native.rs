@@ -1,7 +1,8 @@
 //! The native routes on the real server: runs that the engine made and runs that were ingested.
 
 use super::harness::{Server, server};
-use futures::StreamExt;
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 use std::sync::LazyLock;
@@ -26,6 +27,13 @@ async fn generated(server: &Server, further: Value) -> Value {
     body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
     let answer = server.answer("/v1/chat/completions", &body).await;
     server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await
+}
+
+/// Begins a streamed generation: its run id, and the stream.
+async fn begun(server: &Server, body: &Value) -> (String, impl Stream<Item = reqwest::Result<Bytes>> + Unpin) {
+    let response = server.request(Method::POST, "/v1/completions").json(body).send().await.unwrap();
+    let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+    (run_id, Box::pin(response.bytes_stream()))
 }
 
 async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response {
@@ -97,7 +105,20 @@ async fn wrong_queries_are_named() {
         let suggestion = problem["did_you_mean"].as_str().map(|name| format!(" [{name}]")).unwrap_or_default();
         problems.push(format!("{path}: {status} {}{suggestion}", problem["detail"].as_str().unwrap()));
     }
-    insta::assert_snapshot!(problems.join("\n"), @"");
+    insta::assert_snapshot!(problems.join("\n"), @r#"
+    /api/v1/runs?modle=x: 400 Failed to deserialize query string: modle: unknown field `modle`, expected one of `q`, `before`, `limit`
+    /api/v1/runs?limit=0: 400 limit must be 1 to 500
+    /api/v1/runs?before=yesterday: 400 Failed to deserialize query string: before: UUID parsing failed: invalid character: found `y` at 0
+    /api/v1/runs?q=modle:x: 400 'modle' is not a field; the fields are model, mod, status, surface, error, request, tokens, backtracks, forced, actions, after, before. Put the term in quotation marks to search for it as text (at character 1 of the filter) [model]
+    /api/v1/runs/nobody: 404 there is no run 'nobody'
+    /api/v1/runs/nobody/columns: 404 there is no run 'nobody'
+    /api/v1/runs/queries/events?from=5&to=2: 400 from and to must be 0 <= from <= to, got 5 and 2
+    /api/v1/runs/queries/events?from=a: 400 Failed to deserialize query string: from: invalid digit found in string
+    /api/v1/runs/queries/attention: 400 either at, an event, or from and to, a range of events, must be given
+    /api/v1/runs/queries/attention?at=1: 404 no attention was recorded at event 1 of this run
+    /api/v1/runs/queries/attention?at=1&view=median: 400 Failed to deserialize query string: view: unknown variant `median`, expected one of `mean`, `max`, `last`, `layer`
+    /api/v1/runs/queries/attention?from=0&bins=0: 400 bins must be 1 to 4096
+    "#);
 }
 
 #[tokio::test]
@@ -106,7 +127,18 @@ async fn items_are_lines_in_order() {
     let response = get(server, "/api/v1/runs/lines/events", &[]).await;
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
     let text = response.text().await.unwrap();
-    insta::assert_snapshot!(text, @"");
+    insta::assert_snapshot!(text, @r#"
+    {"kind":"event","event_type":"Prefilled","step":0,"sequence_order":0,"prompt_length":150,"tokens_so_far_len":0,"max_steps":500}
+    {"kind":"mod_call","index":0,"event_sequence_order":0,"mod_name":"sample_mod","event_type":"Prefilled","step":0,"execution_time_ms":2.5,"exception_occurred":false}
+    {"kind":"mod_log","index":0,"mod_call_sequence":0,"mod_name":"sample_mod","log_message":"Prefill event processed successfully","log_level":"INFO"}
+    {"kind":"action","index":0,"mod_call_sequence":0,"action_type":"Noop","action_order":0}
+    {"kind":"event","event_type":"ForwardPass","step":1,"sequence_order":1,"input_text":"Once upon a time","top_tokens":[         {"token": 1234, "prob": 0.85},         {"token": 5678, "prob": 0.10}       ]}
+    {"kind":"mod_call","index":1,"event_sequence_order":1,"mod_name":"sample_mod","event_type":"ForwardPass","step":1,"execution_time_ms":1.2,"exception_occurred":false}
+    {"kind":"mod_log","index":1,"mod_call_sequence":1,"mod_name":"sample_mod","log_message":"Forward pass complete, top token prob: 0.85","log_level":"DEBUG"}
+    {"kind":"action","index":1,"mod_call_sequence":1,"action_type":"AdjustedLogits","action_order":0,"logits_shape":"[1, 32000]","temperature":0.8}
+    {"kind":"event","event_type":"Sampled","step":1,"sequence_order":2,"sampled_token":1234,"token_text":" there"}
+    {"kind":"event","event_type":"Added","step":1,"sequence_order":3,"added_tokens":[1234],"added_token_count":1,"forced":false}
+    "#);
     let part = get(server, "/api/v1/runs/lines/events?from=1&to=2", &[]).await.text().await.unwrap();
     let expected: Vec<&str> = text.lines().skip(4).take(4).collect();
     assert_eq!(part.lines().collect::<Vec<_>>(), expected, "a part is numbered as the whole");
@@ -134,10 +166,7 @@ async fn a_running_run_is_followed_live() {
     let mut changes = get(server, "/api/v1/runs/live", &[]).await.bytes_stream();
     let body = json!({"prompt": "Hello", "max_tokens": 150, "ignore_eos": true, "stream": true,
                       "mods": [{"name": "force-prefix", "config": {"text": "one two three"}}]});
-    let mut output = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap().bytes_stream();
-    let first = output.next().await.unwrap().unwrap();
-    let first: Value = serde_json::from_str(std::str::from_utf8(&first).unwrap()[6..].lines().next().unwrap()).unwrap();
-    let run_id = first["thunder"]["run_id"].as_str().unwrap().to_owned();
+    let (run_id, mut output) = begun(server, &body).await;
     let path = format!("/api/v1/runs/{run_id}/events");
     let (late, _) =
         tokio::join!(async { events(get(server, &path, &[("accept", "text/event-stream")]).await).await }, async {
@@ -189,7 +218,31 @@ async fn alternatives_of_our_own_and_of_a_foreign_run() {
     let server = ingested("alternatives").await;
     let (status, foreign) = server.get("/api/v1/runs/alternatives/alternatives").await;
     assert_eq!(status, 200);
-    insta::assert_json_snapshot!(foreign, @"");
+    insta::assert_json_snapshot!(foreign, @r#"
+    {
+      "alternatives": [
+        {
+          "sequence_order": 1,
+          "step": 1,
+          "position": null,
+          "chosen": 1234,
+          "model": [
+            {
+              "token": 1234,
+              "prob": 0.85
+            },
+            {
+              "token": 5678,
+              "prob": 0.1
+            }
+          ],
+          "after_mods": [],
+          "after_sampler": [],
+          "stages": []
+        }
+      ]
+    }
+    "#);
     let run = generated(server, json!({})).await;
     let id = run["run"]["run_id"].as_str().unwrap();
     let (_, ours) = server.get(&format!("/api/v1/runs/{id}/alternatives?from=0&to=5")).await;
@@ -251,10 +304,8 @@ async fn a_run_is_removed_once() {
 async fn a_running_run_cannot_be_removed() {
     let server = server().await;
     let body = json!({"prompt": "Hello", "max_tokens": 400, "ignore_eos": true, "stream": true});
-    let mut output = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap().bytes_stream();
-    let first = output.next().await.unwrap().unwrap();
-    let first: Value = serde_json::from_str(std::str::from_utf8(&first).unwrap()[6..].lines().next().unwrap()).unwrap();
-    let path = format!("/api/v1/runs/{}", first["thunder"]["run_id"].as_str().unwrap());
+    let (run_id, mut output) = begun(server, &body).await;
+    let path = format!("/api/v1/runs/{run_id}");
     // It is in the database after the recorder's first flush.
     let status = loop {
         match server.request(Method::DELETE, &path).send().await.unwrap().status().as_u16() {
