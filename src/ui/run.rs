@@ -114,7 +114,8 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
         }
         RunStatus::Running | RunStatus::Done => {
             if let Some(message) = run.message.as_deref().filter(|message| !message.is_empty()) {
-                add("", super::error::sentence(message));
+                // It may begin with a mod's name, which is no place for a capital letter.
+                add("warn", message.to_owned());
             }
         }
     }

@@ -38,12 +38,17 @@ pub fn thunder() -> Command {
 
 /// A folder that is removed when the test process ends, whatever happened.
 pub fn folder() -> PathBuf {
+    let path = new_folder();
+    clean_up_later(0, &path);
+    path
+}
+
+fn new_folder() -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     // Short, since a Unix socket may live in it, and not in a private home, since root's database runs as another user.
     let path = std::env::temp_dir().join(format!("thunder-it-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&path).unwrap();
-    clean_up_later(0, &path);
     path
 }
 
@@ -66,7 +71,7 @@ pub async fn server() -> &'static Server {
 impl Server {
     /// Starts a server on a new folder with these further arguments. It is loading when this returns.
     pub fn start(arguments: &[&str]) -> Self {
-        Self::start_in(folder(), arguments)
+        Self::start_in(new_folder(), arguments)
     }
 
     /// Starts a server on that folder.
