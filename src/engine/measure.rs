@@ -49,12 +49,12 @@ impl Distribution {
     }
 
     /// Natural logarithm of the probability of an entry.
-    pub fn logprob(&self, logit: f32) -> f32 {
+    pub fn logprob(self, logit: f32) -> f32 {
         (logit - self.log_sum_exp).min(0.0)
     }
 
     /// Probability of an entry.
-    pub fn prob(&self, logit: f32) -> f32 {
+    pub fn prob(self, logit: f32) -> f32 {
         self.logprob(logit).exp()
     }
 }
