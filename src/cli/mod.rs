@@ -96,7 +96,7 @@ fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = Os
 
 fn log(cli: &Cli) {
     let default = match cli.command {
-        Command::Serve(_) => "info,llama-cpp-2=warn,sqlx=warn",
+        Command::Serve(_) => "info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn",
         _ => "warn,llama-cpp-2=error",
     };
     let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default);

@@ -3,13 +3,22 @@
 use crate::api::{App, State};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time between two lines about the same thing.
+const BETWEEN_LINES: Duration = Duration::from_secs(2);
 
 /// Says what is going on, on standard error and to whoever asks the server for its health.
 pub struct Progress {
     bar: Option<ProgressBar>,
     app: Option<App>,
-    shown: Mutex<String>,
+    shown: Mutex<Shown>,
+}
+
+struct Shown {
+    line: String,
+    last: Instant,
 }
 
 impl Progress {
@@ -22,7 +31,7 @@ impl Progress {
             bar.enable_steady_tick(std::time::Duration::from_millis(120));
             bar
         });
-        Self { bar, app, shown: Mutex::default() }
+        Self { bar, app, shown: Mutex::new(Shown { line: String::new(), last: Instant::now() }) }
     }
 
     /// Something new begins.
@@ -32,9 +41,11 @@ impl Progress {
 
     /// `doing` has come to `done`, 0 … 1.
     pub fn advance(&self, doing: &str, done: f32) {
-        // Lines are for logs, which need no thousand of them.
-        let quarter = (done * 4.0) as u32 * 25;
-        self.tell(&format!("{doing} ({:.0} %)", done * 100.0), &format!("{doing} ({quarter} %)"));
+        let exact = format!("{doing} ({:.0} %)", done * 100.0);
+        // Lines are for logs: one in a while is enough to see that it goes on.
+        let due = self.lock().last.elapsed() > BETWEEN_LINES;
+        let coarse = if due { exact.clone() } else { String::new() };
+        self.tell(&exact, &coarse);
     }
 
     /// Nothing more will be said.
@@ -42,6 +53,10 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, exact: &str, coarse: &str) {
@@ -52,10 +67,10 @@ impl Progress {
             bar.set_message(exact.to_owned());
             return;
         }
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if *shown != coarse {
+        let mut shown = self.lock();
+        if !coarse.is_empty() && shown.line != coarse {
             eprintln!("thunder: {coarse}");
-            coarse.clone_into(&mut shown);
+            *shown = Shown { line: coarse.to_owned(), last: Instant::now() };
         }
     }
 }

@@ -96,10 +96,10 @@ async fn run_here(mut args: Args, files: &[PathBuf], attention: bool, own_databa
     let registry = Registry::with_builtin();
     let mut names = Vec::new();
     for name in &args.mods {
-        names.push(match files.iter().find(|file| file.as_path() == Path::new(name)) {
-            Some(file) => startup::register_file(&registry, file, &config).await?,
-            None => name.clone(),
-        });
+        match files.iter().find(|file| file.as_path() == Path::new(name)) {
+            Some(file) => names.extend(startup::register_file(&registry, file).await?),
+            None => names.push(name.clone()),
+        }
     }
     let record = if owner.is_some() { Record::Document } else { Record::Database };
     let (local, server) = Local::start(config, registry, record).await?;

@@ -39,7 +39,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     if started.is_ok() {
         app.set_state(State::Ready);
         for address in addresses {
-            eprintln!("thunder: ready on http://{address}");
+            eprintln!("thunder: ready, dashboard and APIs are on http://{address}");
         }
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -6,6 +6,7 @@ use crate::engine::{Engine, Options};
 use crate::events::Signal;
 use crate::model::Model;
 use crate::mods::Registry;
+use crate::mods::python::{LoadError, PythonMods};
 use crate::store::{Database, Store};
 use crate::trace::attention;
 use anyhow::Context;
@@ -63,12 +64,38 @@ fn model_path(engine: &EngineConfig, data: &DataConfig) -> anyhow::Result<PathBu
     }
 }
 
-/// Registers the mods of the configured folder.
-pub async fn register_mods(_registry: &Registry, _config: &Config, _progress: &Progress) -> anyhow::Result<()> {
+/// Registers the mods of the configured folder. One that cannot be loaded is told, and keeps nothing else away.
+pub async fn register_mods(registry: &Registry, config: &Config, progress: &Progress) -> anyhow::Result<()> {
+    let Some(dir) = config.engine.mods_dir.clone() else { return Ok(()) };
+    progress.begin("loading mods");
+    let found = tokio::task::spawn_blocking(move || PythonMods::load_dir(dir)).await??;
+    for error in found.failed {
+        tracing::error!("{}", described(&error));
+    }
+    for factory in found.mods {
+        registry.insert(factory);
+    }
     Ok(())
 }
 
-/// Registers the mod of a file and returns its name.
-pub async fn register_file(_registry: &Registry, _file: &Path, _config: &Config) -> anyhow::Result<String> {
-    anyhow::bail!("pending")
+/// Registers the mods of a file and returns their names, in the order of the file.
+pub async fn register_file(registry: &Registry, file: &Path) -> anyhow::Result<Vec<String>> {
+    let path = file.to_owned();
+    let found = tokio::task::spawn_blocking(move || PythonMods::from_file(path)).await?;
+    let found = found.map_err(|error| anyhow::anyhow!(described(&error)))?;
+    Ok(found
+        .into_iter()
+        .map(|factory| {
+            let name = factory.describe().name;
+            registry.insert(factory);
+            name
+        })
+        .collect())
+}
+
+fn described(error: &LoadError) -> String {
+    match error.traceback() {
+        Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
+        None => error.to_string(),
+    }
 }

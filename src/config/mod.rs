@@ -138,8 +138,15 @@ impl std::fmt::Debug for DataConfig {
 }
 
 /// A number of bytes, written as `4096`, `512K`, `256M` or `2G`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub usize);
+
+impl Default for Size {
+    /// What a request body may have without a flag: 256 MiB, which holds a trace of some 100 000 tokens.
+    fn default() -> Self {
+        Self(256 << 20)
+    }
+}
 
 impl std::str::FromStr for Size {
     type Err = String;

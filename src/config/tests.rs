@@ -77,6 +77,7 @@ fn wrong_values_name_the_flag_and_the_range() {
 #[test]
 fn sizes_have_units() {
     assert_eq!("2G".parse(), Ok(Size(2 << 30)));
+    assert_eq!(config(&[]).unwrap().server.max_body_bytes, Size::default().0);
     assert!("0".parse::<Size>().is_err() && "-1".parse::<Size>().is_err() && "M".parse::<Size>().is_err());
 }
 

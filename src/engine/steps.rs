@@ -163,7 +163,9 @@ impl Run {
 
     /// Hands the client what may be seen.
     pub(super) fn send_text(&mut self) {
-        let text = self.answer.take_sendable(self.holdback);
+        // Asked each time: a mod may know that what it watches for can no longer begin in what was said.
+        let holdback = self.mods.iter().map(|active| active.session.holdback()).max().unwrap_or(0);
+        let text = self.answer.take_sendable(holdback);
         self.send(text);
     }
 
@@ -265,7 +267,13 @@ impl Run {
 
 /// The last characters of a sequence.
 fn tail_text(vocabulary: &crate::model::Vocabulary, sequence: &[TokenId]) -> String {
-    let from = sequence.len().saturating_sub(INPUT_TEXT_CHARS);
+    // A token is rarely less than a character, and mostly several; whole pieces are copied from the end on until they suffice.
+    let mut bytes = 0;
+    let mut from = sequence.len();
+    while from > 0 && bytes < 4 * INPUT_TEXT_CHARS {
+        from -= 1;
+        bytes += vocabulary.piece(sequence[from]).len();
+    }
     let text = vocabulary.decode(&sequence[from..]);
     let skip = text.chars().count().saturating_sub(INPUT_TEXT_CHARS);
     printable(text.chars().skip(skip).collect())

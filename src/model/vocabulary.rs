@@ -69,8 +69,11 @@ impl Vocabulary {
     /// Tokens to text, special tokens as their literals, invalid UTF-8 replaced.
     #[must_use]
     pub fn decode(&self, tokens: &[TokenId]) -> String {
-        let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.piece(token)).copied().collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        let mut bytes = Vec::with_capacity(8 * tokens.len());
+        for &token in tokens {
+            bytes.extend_from_slice(self.piece(token));
+        }
+        String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
     /// The text of each token; a token that is an incomplete piece of UTF-8 has "", and its bytes stand at the

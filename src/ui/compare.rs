@@ -2,7 +2,7 @@
 
 use super::error::{self, show};
 use super::replay::find;
-use super::run::RunView;
+use super::run::{RunView, short};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
 use crate::store::RunSummary;
@@ -75,7 +75,7 @@ fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
             ("surface", view.surface),
             ("prompt", view.prompt),
             ("mods", run.mods.join(" → ")),
-            ("temperature", run.temperature.map(|value| value.to_string()).unwrap_or_default()),
+            ("temperature", run.temperature.map(|value| short(value).to_string()).unwrap_or_default()),
             ("seed", number(run.seed.map(i64::from))),
             ("max tokens", number(run.max_tokens.map(i64::from))),
             ("status", format!("{} {}", view.status, view.reason)),

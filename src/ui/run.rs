@@ -114,7 +114,8 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
         }
         RunStatus::Running | RunStatus::Done => {
             if let Some(message) = run.message.as_deref().filter(|message| !message.is_empty()) {
-                add("", super::error::sentence(message));
+                // It may begin with a mod's name, which is no place for a capital letter.
+                add("warn", message.to_owned());
             }
         }
     }
@@ -141,12 +142,17 @@ fn speed(run: &RunSummary) -> String {
 fn sampling(run: &RunSummary) -> String {
     let mut parts = Vec::new();
     if let Some(temperature) = run.temperature {
-        parts.push(format!("temp {temperature}"));
+        parts.push(format!("temp {}", short(temperature)));
     }
     if let Some(seed) = run.seed {
         parts.push(format!("seed {seed}"));
     }
     parts.join(" · ")
+}
+
+/// A number that was an `f32` on its way, without the digits that this added.
+pub(super) fn short(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
 }
 
 /// A duration given in microseconds.

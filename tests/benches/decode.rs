@@ -206,10 +206,11 @@ fn main() {
             let plain = engine(&setup, streams, false, recorder.clone()).await;
             let tapped = engine(&setup, streams, true, recorder.clone()).await;
             let rival = Rival::load(&setup);
-            let mut times: [Vec<f64>; 6] = Default::default();
+            let mut times: [Vec<f64>; 7] = Default::default();
             for _ in 0..setup.rounds {
                 times[0].push(rival.run(&setup, streams as i32, true));
                 times[5].push(rival.run(&setup, streams as i32, false));
+                times[6].push(thunder(&plain, &setup, streams, false, RecordPolicy::Off).await);
                 times[1].push(thunder(&plain, &setup, streams, false, RecordPolicy::BestEffort).await);
                 times[2].push(thunder(&tapped, &setup, streams, false, RecordPolicy::BestEffort).await);
                 times[3].push(thunder(&tapped, &setup, streams, true, RecordPolicy::Off).await);
@@ -225,6 +226,7 @@ fn main() {
                 );
             };
             ratios("bare llama_decode and sampling, --attention off", 0, 0);
+            ratios("thunder, not recorded, --attention off", 6, 0);
             ratios("thunder, recorded, --attention off", 1, 0);
             ratios("bare, flash attention disabled", 5, 5);
             ratios("thunder, recorded, --attention on", 2, 5);

@@ -33,7 +33,8 @@ async function open(path, { width = 1280, height = 860, scheme = 'light', expect
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
   const page = await context.newPage();
   const note = (what) => { if (!expected(what)) complaints.push(`${path}: ${what}`); };
-  page.on('console', (message) => { if (['error', 'warning'].includes(message.type())) note(message.text()); });
+  page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) note(message.text()); });
+  page.on('response', (response) => { if (response.status() >= 400) note(`${response.status()} ${response.url()}`); });
   page.on('pageerror', (error) => note(error.stack ?? error.message));
   await page.goto(URL_ + path);
   return page;
@@ -50,6 +51,7 @@ test('the list searches on the server, and a wrong filter keeps the rows', async
   await page.waitForSelector('.run');
   await page.keyboard.press('/');
   await page.keyboard.type(`request:${requestId}`);
+  await page.waitForURL(/q=request/);
   await page.waitForFunction(() => document.querySelectorAll('.run').length === 1);
   assert.match(page.url(), /q=request/);
   assert.match(await page.textContent('.run-marks'), /⌫/);
@@ -171,6 +173,58 @@ test('the playground shows the run that it starts, live, and its attention', asy
   await quiet();
 });
 
+test('the playground stops a run, and its form comes back from a run', async () => {
+  const page = await open('/playground');
+  await page.fill('.message textarea', 'Count as far as you can.');
+  await page.fill('input[name=max_tokens]', '4000');
+  await page.fill('input[name=temperature]', '0.3');
+  await page.keyboard.press('Control+Enter');
+  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length > 3, null, { timeout: 60000 });
+  await page.locator('.text').focus();
+  await page.keyboard.press('Escape');
+  await page.waitForFunction(() => /stopped|cancelled|done/i.test(document.querySelector('[data-state]').textContent));
+  const href = await page.getAttribute('[data-recorded] a', 'href');
+  await page.waitForFunction(async (path) => (await (await fetch(`/api/v1${path}`)).json()).run.status !== 'running', href);
+  await page.evaluate(() => localStorage.clear());
+  await page.goto(`${URL_}/playground?from=${href.split('/').pop()}`);
+  await page.waitForFunction(() => document.querySelector('.message textarea')?.value === 'Count as far as you can.');
+  assert.equal(await page.inputValue('input[name=temperature]'), '0.3');
+  await ready(page);
+  await page.context().close();
+  await quiet();
+});
+
+test('two runs are compared token by token', async () => {
+  const other = sample(`${requestId}-other`, 30);
+  const changed = other.events.find((e) => e.event_type === 'Added' && e.step === 2);
+  changed.added_tokens = [999];
+  changed.details.tokens[0] = { ...changed.details.tokens[0], token: 999, text: ' sea' };
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(other) });
+  assert.equal(response.status, 201);
+  const page = await open(`/compare?a=${requestId}&b=${requestId}-other`);
+  await page.waitForSelector('.change[aria-current]');
+  assert.equal(await page.locator('.change').count(), 1);
+  assert.match(await page.textContent('[data-summary]'), /first at token 2/);
+  await page.waitForSelector('.panel .alts');
+  assert.match(await page.textContent('.panel'), /␣sky.*␣sea/s);
+  await page.context().close();
+  await quiet();
+});
+
+test('a run is deleted after a question', async () => {
+  const page = await open(`/runs/${requestId}-other`, { expected: (what) => what.includes('404') });
+  await page.click('summary:has-text("More")');
+  await page.click('[data-act=delete]');
+  await page.click('dialog button[value=cancel]');
+  assert.match(page.url(), /\/runs\//, 'keeping keeps');
+  await page.click('[data-act=delete]');
+  await page.click('dialog button[value=delete]');
+  await page.waitForURL(/\/runs$/);
+  assert.equal((await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
+  await page.context().close();
+  await quiet();
+});
+
 test('a run that does not exist has ways out', async () => {
   const page = await open('/runs/nothing-here', { expected: (what) => what.includes('404') });
   assert.match(await page.textContent('h1'), /not found/i);
@@ -191,7 +245,7 @@ test('a run is read without JavaScript', async () => {
 
 for (const scheme of ['light', 'dark']) {
   test(`no page has accessibility violations (${scheme})`, async () => {
-    for (const path of ['/runs', `/runs/${runId}?at=12&erased=1`, `/runs/${runId}?view=text`, '/playground']) {
+    for (const path of ['/runs', `/runs/${runId}?at=12&erased=1`, `/runs/${runId}?view=text`, '/playground', `/compare?a=${runId}&b=${runId}`]) {
       const page = await open(path, { scheme });
       await page.waitForTimeout(600);
       // Playwright evaluates outside of the page's policy, so the policy itself stays strict.

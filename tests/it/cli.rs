@@ -21,7 +21,7 @@ fn on(server: &Server, words: &[&str]) -> Command {
 
 fn payload(request_id: &str) -> String {
     serde_json::json!({
-        "request": {"request_id": request_id, "model": "elsewhere"},
+        "request": {"request_id": request_id, "model": "elsewhere", "created_at": "2026-01-02T03:04:05Z"},
         "events": [
             {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 3, "details": {"b": 1.50, "a": null}},
             {"event_type": "Sampled", "step": 1, "sequence_order": 1, "sampled_token": 5, "token_text": " hi"},

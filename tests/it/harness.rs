@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How long a server may take to be ready, also while other tests use all cores.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Mods of the shared server, beside the built-in ones.
+const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
+
 /// The model of all tests; its weights are random.
 pub fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf")
@@ -35,12 +38,17 @@ pub fn thunder() -> Command {
 
 /// A folder that is removed when the test process ends, whatever happened.
 pub fn folder() -> PathBuf {
+    let path = new_folder();
+    clean_up_later(0, &path);
+    path
+}
+
+fn new_folder() -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     // Short, since a Unix socket may live in it, and not in a private home, since root's database runs as another user.
     let path = std::env::temp_dir().join(format!("thunder-it-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&path).unwrap();
-    clean_up_later(0, &path);
     path
 }
 
@@ -55,7 +63,7 @@ pub struct Server {
 
 /// The server that all tests share which change nothing about it.
 pub async fn server() -> &'static Server {
-    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&[]));
+    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--mods-dir", MODS]));
     // Starting blocks; the test's own thread must not.
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
@@ -63,7 +71,7 @@ pub async fn server() -> &'static Server {
 impl Server {
     /// Starts a server on a new folder with these further arguments. It is loading when this returns.
     pub fn start(arguments: &[&str]) -> Self {
-        Self::start_in(folder(), arguments)
+        Self::start_in(new_folder(), arguments)
     }
 
     /// Starts a server on that folder.
@@ -77,7 +85,9 @@ impl Server {
         clean_up_later(child.id(), &data_dir);
         let key = arguments.iter().position(|&argument| argument == "--api-key").map(|at| arguments[at + 1].to_owned());
         let base = format!("http://127.0.0.1:{port}");
-        Self { base, data_dir, http: reqwest::Client::new(), key, child: Mutex::new(child) }
+        // Each test has its own runtime, and a kept connection would die with the runtime of the test that made it.
+        let http = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
+        Self { base, data_dir, http, key, child: Mutex::new(child) }
     }
 
     /// Waits until it is ready.

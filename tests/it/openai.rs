@@ -16,6 +16,26 @@ fn forced(text: &str) -> Value {
     json!([{ "name": "force-prefix", "config": { "text": text } }])
 }
 
+/// The answer, with what differs from run to run replaced by what it is.
+fn redacted(answer: &Value) -> Value {
+    let mut answer = answer.clone();
+    for (pointer, what) in [
+        ("/id", "[id]"),
+        ("/created", "[time]"),
+        ("/system_fingerprint", "[release]"),
+        ("/choices/0/message/content", "[text]"),
+        ("/timings", "[timings]"),
+        ("/usage/prompt_tokens", "[count]"),
+        ("/usage/total_tokens", "[count]"),
+        ("/usage/prompt_tokens_details/cached_tokens", "[count]"),
+        ("/thunder/run_id", "[id]"),
+        ("/thunder/replay", "[path]"),
+    ] {
+        *answer.pointer_mut(pointer).unwrap() = what.into();
+    }
+    answer
+}
+
 fn chunks(events: &[String]) -> Vec<Value> {
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     events[..events.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect()
@@ -28,13 +48,7 @@ fn content(chunks: &[Value]) -> String {
 #[tokio::test]
 async fn a_chat_is_answered_in_openais_shape() {
     let answer = server().await.answer(CHAT, &chat(json!({"ignore_eos": true}))).await;
-    insta::assert_json_snapshot!(answer, {
-        ".id" => "[id]", ".created" => "[time]", ".system_fingerprint" => "[release]",
-        ".choices[0].message.content" => "[text]", ".timings" => "[timings]",
-        ".usage.prompt_tokens" => "[count]", ".usage.total_tokens" => "[count]",
-        ".usage.prompt_tokens_details.cached_tokens" => "[count]",
-        ".thunder.run_id" => "[id]", ".thunder.replay" => "[path]",
-    }, @r#"
+    insta::assert_json_snapshot!(redacted(&answer), @r#"
     {
       "id": "[id]",
       "object": "chat.completion",
@@ -195,12 +209,9 @@ async fn a_text_is_continued_from_text_or_tokens() {
     assert_eq!(listed["choices"][0]["text"], answer["choices"][0]["text"]);
     let tokens = server.answer("/v1/completions", &body(json!([20, 30, 40]))).await;
     assert_eq!(tokens["usage"]["prompt_tokens"], 3);
-    let events = server.stream("/v1/completions", &{
-        let mut streamed = body("Once there was".into());
-        streamed["stream"] = true.into();
-        streamed
-    });
-    let chunks = chunks(&events.await);
+    let mut streamed = body("Once there was".into());
+    streamed["stream"] = true.into();
+    let chunks = chunks(&server.stream("/v1/completions", &streamed).await);
     let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, answer["choices"][0]["text"].as_str().unwrap());
 }
@@ -348,4 +359,73 @@ async fn the_model_is_listed() {
     let (status, error) = server.get("/v1/models/huge").await;
     assert_eq!((status, error["error"]["code"].as_str()), (404, Some("model_not_found")));
     assert_eq!(server.get("/models").await.1, list);
+}
+
+#[tokio::test]
+async fn a_mod_can_refuse_a_run() {
+    let server = server().await;
+    for stream in [false, true] {
+        let response = server
+            .request(reqwest::Method::POST, CHAT)
+            .json(&chat(json!({"mods": ["refuse"], "stream": stream})))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status().as_u16(), 422);
+        let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["message"], "not today");
+        assert_eq!(server.finished(&run_id).await["run"]["status"], "failed");
+    }
+    let late = chat(json!({"mods": ["refuse_late"], "stream": true, "max_tokens": 30, "ignore_eos": true}));
+    let events = server.stream(CHAT, &late).await;
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["message"], "enough");
+    assert!(events.len() > 2, "the error came before any text");
+}
+
+#[tokio::test]
+async fn a_mod_can_end_a_run_with_tool_calls() {
+    let server = server().await;
+    let body = chat(json!({"mods": ["call_tool"]}));
+    let answer = server.answer(CHAT, &body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["content"], Value::Null);
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("get_weather")));
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"city": "Oakford"}));
+
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let chunks = chunks(&server.stream(CHAT, &streamed).await);
+    let deltas: Vec<&Value> =
+        chunks.iter().map(|c| &c["choices"][0]["delta"]["tool_calls"][0]).filter(|d| !d.is_null()).collect();
+    assert_eq!(deltas[0]["function"]["name"], "get_weather");
+    assert!(deltas[0]["id"].is_string() && deltas[1].get("id").is_none());
+    let arguments: String = deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+    assert_eq!(serde_json::from_str::<Value>(&arguments).unwrap(), json!({"city": "Oakford"}));
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[tokio::test]
+async fn what_a_mod_takes_back_is_taken_back_from_the_stream() {
+    let server = server().await;
+    let body = chat(json!({"mods": ["take_back"], "max_tokens": 16, "ignore_eos": true}));
+    let whole = server.answer(CHAT, &body).await["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert!(whole.starts_with("Instead"), "{whole}");
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let mut text = String::new();
+    for chunk in chunks(&server.stream(CHAT, &streamed).await) {
+        if let Some(chars) = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64) {
+            assert_eq!(chunk["choices"][0]["delta"]["content"], "");
+            for _ in 0..chars {
+                text.pop().unwrap();
+            }
+        }
+        text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    assert_eq!(text, whole);
 }

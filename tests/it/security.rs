@@ -149,6 +149,15 @@ async fn every_answer_has_the_headers_and_its_id() {
     assert!(!response.headers()["x-request-id"].is_empty());
 }
 
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused_in_the_dialect_of_the_route() {
+    let server = Server::start(&["--max-body", "1K"]);
+    server.wait_ready().await;
+    let body = json!({"prompt": "a ".repeat(1000)});
+    let (status, answer) = server.post("/v1/completions", &body).await;
+    assert_eq!((status, answer["error"]["type"].as_str()), (413, Some("invalid_request_error")), "{answer}");
+}
+
 #[test]
 fn other_machines_are_not_served_without_a_key() {
     let output = thunder().args(["serve", "--listen", "0.0.0.0:0", "--data-dir"]).arg(folder()).output().unwrap();

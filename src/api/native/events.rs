@@ -3,6 +3,7 @@
 use super::{event_range, find, follow};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
+use crate::events::RunId;
 use crate::store::{Error, RunSummary, Store};
 use crate::trace::document::item_to_json;
 use axum::body::Body;
@@ -45,7 +46,6 @@ pub async fn list(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let range = event_range(query.from, query.to)?;
-    let run = find(&app, &id).await?;
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if header(header::ACCEPT).is_some_and(|accept| accept.contains("text/event-stream")) {
         let from = match header(header::HeaderName::from_static("last-event-id")) {
@@ -54,8 +54,14 @@ pub async fn list(
             })?,
             None => range.start,
         };
-        return follow::respond(&app, run.run_id, from);
+        // A run can be followed as soon as a client knows its id, which is a moment before it is in the database.
+        let run_id = match id.parse::<RunId>() {
+            Ok(run_id) if app.live()?.running().contains(&run_id) => run_id,
+            _ => find(&app, &id).await?.run_id,
+        };
+        return follow::respond(&app, run_id, from);
     }
+    let run = find(&app, &id).await?;
     let lines = lines(app.store()?.clone(), run, range);
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }

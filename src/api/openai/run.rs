@@ -11,6 +11,7 @@ use axum::Extension;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -30,9 +31,9 @@ pub(super) async fn chat_completions(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, OpenAiError> {
-    Ok(run(app, Route::Chat, caller, &headers, &body).await?)
+    Ok(run(app, Route::Chat, caller, &headers, &body?).await?)
 }
 
 /// Continues a text, as OpenAI's older route does.
@@ -46,9 +47,9 @@ pub(super) async fn completions(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, OpenAiError> {
-    Ok(run(app, Route::Completions, caller, &headers, &body).await?)
+    Ok(run(app, Route::Completions, caller, &headers, &body?).await?)
 }
 
 async fn run(

@@ -5,7 +5,7 @@ use crate::model::Vocabulary;
 
 /// Phrases to look for.
 pub struct Phrases {
-    phrases: Vec<Phrase>,
+    all: Vec<Phrase>,
     fold: bool,
     /// Characters of the longest one.
     longest: usize,
@@ -44,24 +44,24 @@ struct Tail {
 impl Phrases {
     pub fn new(texts: &[&str], case_sensitive: bool) -> Self {
         let fold = !case_sensitive;
-        let phrases: Vec<Phrase> = texts
+        let all: Vec<Phrase> = texts
             .iter()
             .map(|text| Phrase {
                 text: (*text).to_owned(),
                 chars: text.chars().flat_map(|c| folded(c, fold)).collect(),
             })
             .collect();
-        let longest = phrases.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);
-        Self { phrases, fold, longest }
+        let longest = all.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);
+        Self { all, fold, longest }
     }
 
     pub fn text(&self, phrase: usize) -> &str {
-        &self.phrases[phrase].text
+        &self.all[phrase].text
     }
 
     /// Most tokens that a phrase can spread over: a token holds at least one of its bytes.
     pub fn bound(&self) -> usize {
-        self.phrases.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
+        self.all.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
     }
 
     /// The earliest phrase that lies in `generated` and ends in its last `added` tokens; of several with the same
@@ -71,7 +71,7 @@ impl Phrases {
         let first_new = generated.len().saturating_sub(added);
         let ends_in_new = |start: usize, length: usize| tail.owner[tail.chars[start + length - 1].2] >= first_new;
         let (start, _, phrase) = self
-            .phrases
+            .all
             .iter()
             .enumerate()
             .filter_map(|(index, phrase)| {
@@ -83,7 +83,7 @@ impl Phrases {
                     .map(|start| (start, std::cmp::Reverse(length), index))
             })
             .min()?;
-        let last = start + self.phrases[phrase].chars.len() - 1;
+        let last = start + self.all[phrase].chars.len() - 1;
         let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);
         let token = tail.owner[first_byte];
         let token_begins = tail.owner.partition_point(|&owner| owner < token);
@@ -99,7 +99,7 @@ impl Phrases {
     pub fn held(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
         let begun = self
-            .phrases
+            .all
             .iter()
             .filter_map(|phrase| {
                 let longest = tail.chars.len().min(phrase.chars.len() - 1);

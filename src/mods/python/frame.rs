@@ -53,9 +53,8 @@ impl Decoder {
     /// [`TooLong`]; nothing after it can be understood.
     pub fn next(&mut self) -> Result<Option<Frame>, TooLong> {
         let Some((prefix, rest)) = self.buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
-        let [a, b, c, d, e, f, g, h] = *prefix;
-        let header = u32::from_le_bytes([a, b, c, d]) as usize;
-        let body = u32::from_le_bytes([e, f, g, h]) as usize;
+        let both = u64::from_le_bytes(*prefix);
+        let (header, body) = ((both & u64::from(u32::MAX)) as usize, (both >> 32) as usize);
         if header > MAX_HEADER || body > MAX_BODY {
             return Err(TooLong { header, body });
         }

@@ -103,7 +103,9 @@ impl Keeper {
                 }
                 Job::Finished { run, slots } => {
                     self.finished(&run);
-                    slots.into_iter().for_each(|slot| self.memory.give(slot));
+                    for slot in slots {
+                        self.memory.give(slot);
+                    }
                 }
             }
         }
@@ -283,7 +285,7 @@ impl Recipe {
     }
 }
 
-fn introduction<'a>(run: &'a RunContext, vocabulary_id: usize) -> ToWorker<'a> {
+fn introduction(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
     let vocabulary = &run.view.vocabulary;
     ToWorker::Run {
         run: run.number,

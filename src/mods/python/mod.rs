@@ -173,7 +173,8 @@ impl Source {
     /// The first 12 hexadecimal digits of the SHA-256 of the text.
     fn version(&self) -> String {
         let digest = Sha256::digest(self.text.as_bytes());
-        digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+        let first = digest.iter().take(6).fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
+        format!("{first:012x}")
     }
 }
 

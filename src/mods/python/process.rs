@@ -4,7 +4,7 @@ use super::frame::{self, Decoder, Frame, TooLong};
 use super::{Limits, memory::SharedMemory};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ struct Sdk;
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// How long a worker may take to end by itself when it is no longer needed.
 const GRACE: Duration = Duration::from_millis(300);
+/// How a worker's directory is called.
+const HOME_PREFIX: &str = "thunder-mod-";
 /// How much stray output is kept, in bytes.
 const STRAY: usize = 16 * 1024;
 
@@ -213,13 +215,19 @@ pub fn ending(status: Option<ExitStatus>) -> String {
 /// A directory of the worker's own, with the SDK in it.
 struct Home {
     path: PathBuf,
+    /// Locked for as long as the server lives.
+    _lock: File,
 }
 
 impl Home {
     fn create() -> io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("thunder-mod-{}", uuid::Uuid::now_v7().simple()));
+        static SWEPT: Once = Once::new();
+        SWEPT.call_once(|| sweep(&std::env::temp_dir()));
+        let path = std::env::temp_dir().join(format!("{HOME_PREFIX}{}", uuid::Uuid::now_v7().simple()));
         DirBuilder::new().mode(0o700).create(&path)?;
-        let home = Self { path };
+        let lock = File::create(path.join("lock"))?;
+        lock.lock()?;
+        let home = Self { path, _lock: lock };
         fs::create_dir(home.path.join("work"))?;
         let sdk = home.path.join("sdk");
         for name in Sdk::iter().filter(|name| Path::new(&**name).extension().is_some_and(|kind| kind == "py")) {
@@ -232,6 +240,21 @@ impl Home {
             }
         }
         Ok(home)
+    }
+}
+
+/// Removes the directories that servers left behind which were killed together with their workers.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(HOME_PREFIX) {
+            continue;
+        }
+        // One that is being made has no lock yet, or a lock that nobody holds.
+        let age = entry.metadata().and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
+        let is_old = age.is_some_and(|age| age > Duration::from_mins(1));
+        if is_old && File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -264,5 +287,33 @@ fn keep_stray(mut from: io::PipeReader, into: &Mutex<Stray>) {
         stray.total += count;
         let over = stray.bytes.len().saturating_sub(STRAY);
         stray.bytes.drain(..over);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HOME_PREFIX, sweep};
+    use std::fs::{self, File};
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn only_what_was_left_behind_is_swept() {
+        let folder = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
+        let make = |name: &str, with_lock: bool, age: u64| {
+            let path = folder.join(name);
+            fs::create_dir_all(&path).unwrap();
+            let lock = with_lock.then(|| File::create(path.join("lock")).unwrap());
+            File::open(&path).unwrap().set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+            (path, lock)
+        };
+        let (left, _) = make(&format!("{HOME_PREFIX}left"), true, 100);
+        let (young, _) = make(&format!("{HOME_PREFIX}young"), true, 1);
+        let (unlocked, _) = make(&format!("{HOME_PREFIX}without"), false, 100);
+        let (alive, lock) = make(&format!("{HOME_PREFIX}alive"), true, 100);
+        let (other, _) = make("other", true, 100);
+        lock.as_ref().unwrap().lock().unwrap();
+        sweep(&folder);
+        assert_eq!([left, young, unlocked, alive, other].map(|path| path.exists()), [false, true, true, true, true]);
+        fs::remove_dir_all(folder).unwrap();
     }
 }

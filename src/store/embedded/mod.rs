@@ -69,8 +69,7 @@ impl Embedded {
         let data = folder.join("data");
         let version = fs::read_to_string(data.join("PG_VERSION")).ok().map(|text| text.trim().to_owned());
         let programs = Programs::find(&data, version.as_deref())?;
-        let digest: [u8; 32] = Sha256::digest(data.as_os_str().as_encoded_bytes()).into();
-        let [a, b, c, d, ..] = digest;
+        let [a, b, c, d, ..]: [u8; 32] = Sha256::digest(data.as_os_str().as_encoded_bytes()).into();
         let mark = format!("{:08x}", u32::from_be_bytes([a, b, c, d]));
         let socket_dir = make_socket_dir(&account, &mark)?;
         let processes = Processes { data, cluster: format!("thunder-{mark}") };

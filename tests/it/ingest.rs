@@ -1,0 +1,261 @@
+//! `POST /ingest` on the real server: what is taken, what is refused and how, and that it is there afterwards.
+
+use super::harness::{Server, server};
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SAMPLE: &[u8] = include_bytes!("../../fixtures/sample_payload.json");
+
+/// The specification's example under another id.
+fn sample(request_id: &str) -> Value {
+    let mut payload: Value = serde_json::from_slice(SAMPLE).unwrap();
+    payload["request"]["request_id"] = json!(request_id);
+    payload
+}
+
+async fn post(server: &Server, body: Vec<u8>, headers: &[(&str, &str)]) -> Response {
+    let request = server.request(Method::POST, "/ingest").body(body);
+    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).send().await.unwrap()
+}
+
+/// Posts, and gives the problem that comes back, without its request id.
+async fn problem(body: &str) -> Value {
+    let response = post(server().await, body.into(), &[]).await;
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    let mut problem: Value = response.json().await.unwrap();
+    assert!(problem.as_object_mut().unwrap().remove("request_id").is_some());
+    problem
+}
+
+#[tokio::test]
+async fn the_example_is_created_with_an_empty_body() {
+    let server = server().await;
+    for path in ["/ingest", "/v1/ingest"] {
+        let request = server.request(Method::POST, path).header("content-type", "application/json").body(SAMPLE);
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 201);
+        assert_eq!(response.bytes().await.unwrap().len(), 0);
+    }
+    let (status, run) = server.get("/api/v1/runs/req_abc123").await;
+    assert_eq!(status, 200);
+    let mut summary = run["run"].clone();
+    (summary["run_id"], summary["version"]) = (json!("[id]"), json!("[version]"));
+    insta::assert_json_snapshot!(summary, @r#"
+    {
+      "run_id": "[id]",
+      "request_id": "req_abc123",
+      "created_at": "2025-12-01T18:30:00Z",
+      "completed_at": "2025-12-01T18:30:05Z",
+      "status": "done",
+      "finish_reason": null,
+      "message": null,
+      "surface": "ingest",
+      "model": "gemini-2.0-flash",
+      "user_label": "user_789",
+      "mods": [
+        "sample_mod"
+      ],
+      "max_tokens": 1000,
+      "temperature": 0.7,
+      "seed": null,
+      "prompt_preview": "Once upon a time",
+      "output_preview": " there",
+      "prompt_tokens": 150,
+      "completion_tokens": 1,
+      "cached_tokens": 0,
+      "events": 4,
+      "backtracked": 0,
+      "forced": 0,
+      "actions": 1,
+      "errors": 0,
+      "first_token_us": null,
+      "prompt_us": null,
+      "generation_us": null,
+      "has_attention": false,
+      "surprise_strip": [
+        5
+      ],
+      "mod_text": "sample_mod.py",
+      "version": "[version]"
+    }
+    "#);
+    let mut document: Value = serde_json::from_slice(SAMPLE).unwrap();
+    let mut stored = run.as_object().unwrap().clone();
+    stored.remove("run");
+    // A number keeps its value; its spelling is kept only inside of raw fields.
+    document["events"][1]["top_tokens"][1]["prob"] = stored["events"][1]["top_tokens"][1]["prob"].clone();
+    assert_eq!(Value::Object(stored), document);
+}
+
+#[tokio::test]
+async fn the_same_again_is_created_again_and_something_else_is_a_conflict() {
+    let server = server().await;
+    let payload = sample("again");
+    for body in [payload.to_string(), serde_json::to_string_pretty(&payload).unwrap(), payload.to_string()] {
+        let response = post(server, body.into(), &[]).await;
+        assert_eq!((response.status().as_u16(), response.content_length()), (201, Some(0)));
+    }
+    let mut other = payload.clone();
+    other["events"][2]["token_text"] = json!(" here");
+    insta::assert_json_snapshot!(problem(&other.to_string()).await, @r#"
+    {
+      "type": "/problems/conflict",
+      "title": "It contradicts what is there",
+      "status": 409,
+      "detail": "request_id 'again' is taken by another run with different content",
+      "pointer": "$.request.request_id"
+    }
+    "#);
+    let (_, run) = server.get("/api/v1/runs/again").await;
+    assert_eq!(run["events"][2]["token_text"], " there");
+}
+
+#[tokio::test]
+async fn many_at_once_under_one_id_are_one_run() {
+    let server = server().await;
+    let posts = (0..8).map(|i| {
+        let mut payload = sample("race");
+        payload["request"]["model"] = json!(format!("model-{}", i % 2));
+        async move { post(server, payload.to_string().into(), &[]).await.status().as_u16() }
+    });
+    let mut statuses = futures::future::join_all(posts).await;
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 201, 201, 201, 409, 409, 409, 409]);
+}
+
+#[tokio::test]
+async fn a_wrong_document_names_the_place() {
+    let mut payload = sample("wrong");
+    payload["events"][2]["sampled_token"] = json!("1234");
+    insta::assert_json_snapshot!(problem(&payload.to_string()).await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected an integer from -2147483648 to 2147483647, found \"1234\"",
+      "pointer": "$.events[2].sampled_token"
+    }
+    "#);
+    let mut payload = sample("wrong");
+    payload["mod_calls"][1]["event_sequence_order"] = json!(9);
+    insta::assert_json_snapshot!(problem(&payload.to_string()).await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected the sequence_order of one of the events, 0 to 3, found 9",
+      "pointer": "$.mod_calls[1].event_sequence_order"
+    }
+    "#);
+    insta::assert_json_snapshot!(problem("{\"request\": ").await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected JSON, found EOF while parsing a value at line 1 column 12",
+      "pointer": "$"
+    }
+    "#);
+    insta::assert_json_snapshot!(problem("").await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "The request is not valid",
+      "status": 400,
+      "detail": "expected JSON, found EOF while parsing a value at line 1 column 0",
+      "pointer": "$"
+    }
+    "#);
+    let (status, _) = server().await.get("/api/v1/runs/wrong").await;
+    assert_eq!(status, 404, "nothing of a wrong document is stored");
+}
+
+#[tokio::test]
+async fn compressed_bodies_are_taken_whatever_their_type() {
+    let server = server().await;
+    let zstd = |id: &str| zstd::encode_all(sample(id).to_string().as_bytes(), 1).unwrap();
+    let response = post(server, zstd("zstd"), &[("content-encoding", "zstd"), ("content-type", "text/plain")]).await;
+    assert_eq!(response.status(), 201);
+    let response = post(server, gzip(sample("gzip").to_string().as_bytes()), &[("content-encoding", "gzip")]).await;
+    assert_eq!(response.status(), 201);
+    let response = post(server, sample("gz").to_string().into(), &[("content-encoding", "gzip")]).await;
+    assert_eq!(response.status(), 400);
+    let problem: Value = response.json().await.unwrap();
+    assert!(problem["detail"].as_str().unwrap().contains("Content-Encoding"), "{problem}");
+}
+
+/// By the system's program, so that our own crates do not check themselves.
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut child = Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(bytes).unwrap();
+    child.wait_with_output().unwrap().stdout
+}
+
+#[tokio::test]
+async fn too_much_is_refused_also_when_it_is_compressed() {
+    let server = server().await;
+    let mut body = sample("large").to_string().into_bytes();
+    body.resize(65 * 1024 * 1024, b' ');
+    let bomb = zstd::encode_all(body.as_slice(), 1).unwrap();
+    assert!(bomb.len() < 100_000);
+    for (body, headers) in [(bomb, &[("content-encoding", "zstd")][..]), (body, &[])] {
+        let response = post(server, body, headers).await;
+        assert_eq!(response.status(), 413);
+        let problem: Value = response.json().await.unwrap();
+        assert_eq!(problem["detail"], "a document may have 64 MiB, decompressed");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_is_answered() {
+    let server = server().await;
+    let address = server.base.strip_prefix("http://").unwrap().to_owned();
+    let body = sample("expect").to_string();
+    let lines = tokio::task::spawn_blocking(move || {
+        let ask = |length: usize| {
+            let mut stream = TcpStream::connect(&address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let head = format!(
+                "POST /ingest HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\nexpect: 100-continue\r\n\
+                 connection: close\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            let mut answer = [0; 25];
+            stream.read_exact(&mut answer).unwrap();
+            (stream, String::from_utf8_lossy(&answer).lines().next().unwrap().to_owned())
+        };
+        let (_, too_large) = ask(70 << 20);
+        let (mut stream, go_on) = ask(body.len());
+        stream.write_all(body.as_bytes()).unwrap();
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        (too_large, go_on, rest.lines().next().unwrap().to_owned())
+    });
+    let (too_large, go_on, created) = lines.await.unwrap();
+    assert!(too_large.starts_with("HTTP/1.1 413"), "{too_large}");
+    assert_eq!((go_on.as_str(), created.as_str()), ("HTTP/1.1 100 Continue", "HTTP/1.1 201 Created"));
+}
+
+#[tokio::test]
+async fn a_large_document_replays() {
+    let server = server().await;
+    let events: Vec<Value> = (0..9000)
+        .map(|order| match order % 3 {
+            0 => json!({"event_type": "ForwardPass", "step": order / 3, "sequence_order": order, "input_text": "x".repeat(70),
+                        "top_tokens": [{"token": 1, "prob": 0.5}, {"token": 2, "prob": 0.25}]}),
+            1 => json!({"event_type": "Sampled", "step": order / 3, "sequence_order": order, "sampled_token": 1, "token_text": " a"}),
+            _ => json!({"event_type": "Added", "step": order / 3, "sequence_order": order, "added_tokens": [1], "added_token_count": 1}),
+        })
+        .collect();
+    let payload = json!({"request": {"request_id": "long"}, "events": events});
+    let began = Instant::now();
+    assert_eq!(post(server, payload.to_string().into(), &[]).await.status(), 201);
+    eprintln!("9000 events in {:?}", began.elapsed());
+    let (_, run) = server.get("/api/v1/runs?q=request:long").await;
+    assert_eq!(run["runs"][0]["completion_tokens"], 3000);
+    let text = server.request(Method::GET, "/api/v1/runs/long/events").send().await.unwrap().text().await.unwrap();
+    assert_eq!(text.lines().count(), 9000, "over several pages");
+}

@@ -1,0 +1,328 @@
+//! The native routes on the real server: runs that the engine made and runs that were ingested.
+
+use super::harness::{Server, server};
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+use thunder::trace::columns;
+use thunder::trace::document::item_from_json;
+use thunder::trace::fold::Fold;
+
+const SAMPLE: &str = include_str!("../../fixtures/sample_payload.json");
+
+/// The specification's example, stored under this id.
+async fn ingested(request_id: &str) -> &'static Server {
+    let server = server().await;
+    let body = SAMPLE.replace("req_abc123", request_id);
+    assert_eq!(server.request(Method::POST, "/ingest").body(body).send().await.unwrap().status(), 201);
+    server
+}
+
+/// Generates with the real engine; the finished run.
+async fn generated(server: &Server, further: Value) -> Value {
+    let mut body =
+        json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 3, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    let answer = server.answer("/v1/chat/completions", &body).await;
+    server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await
+}
+
+/// Begins a streamed generation: its run id, and the stream.
+async fn begun(server: &Server, body: &Value) -> (String, impl Stream<Item = reqwest::Result<Bytes>> + Unpin) {
+    let response = server.request(Method::POST, "/v1/completions").json(body).send().await.unwrap();
+    let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+    (run_id, Box::pin(response.bytes_stream()))
+}
+
+async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response {
+    let request = server.request(Method::GET, path);
+    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).send().await.unwrap()
+}
+
+/// Server-sent events as (name, id, data), to the end of the stream.
+async fn events(response: Response) -> Vec<(String, String, Value)> {
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let mut bytes = response.bytes_stream();
+    let mut text = Vec::new();
+    while let Some(chunk) = bytes.next().await {
+        text.extend_from_slice(&chunk.unwrap());
+    }
+    let text = String::from_utf8(text).unwrap();
+    let field = |event: &str, name: &str| {
+        event.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap_or_default().to_owned()
+    };
+    let events = text.split("\n\n").filter(|event| event.contains("event: "));
+    events
+        .map(|event| (field(event, "event"), field(event, "id"), serde_json::from_str(&field(event, "data")).unwrap()))
+        .collect()
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_list_goes_on_page_by_page() {
+    for id in ["page-1", "page-2", "page-3"] {
+        ingested(id).await;
+    }
+    let server = server().await;
+    let mut seen = Vec::new();
+    let mut next = "?q=request%3Apage&limit=2".to_owned();
+    loop {
+        let (status, page) = server.get(&format!("/api/v1/runs{next}")).await;
+        assert_eq!(status, 200, "{page}");
+        seen.extend(page["runs"].as_array().unwrap().iter().map(|run| run["request_id"].as_str().unwrap().to_owned()));
+        match page["meta"]["next"].as_str() {
+            Some(more) => more.clone_into(&mut next),
+            None => break,
+        }
+    }
+    assert_eq!(seen, ["page-3", "page-2", "page-1"]);
+}
+
+#[tokio::test]
+async fn wrong_queries_are_named() {
+    let server = ingested("queries").await;
+    let mut problems = Vec::new();
+    for path in [
+        "/api/v1/runs?modle=x",
+        "/api/v1/runs?limit=0",
+        "/api/v1/runs?before=yesterday",
+        "/api/v1/runs?q=modle:x",
+        "/api/v1/runs/nobody",
+        "/api/v1/runs/nobody/columns",
+        "/api/v1/runs/queries/events?from=5&to=2",
+        "/api/v1/runs/queries/events?from=a",
+        "/api/v1/runs/queries/attention",
+        "/api/v1/runs/queries/attention?at=1",
+        "/api/v1/runs/queries/attention?at=1&view=median",
+        "/api/v1/runs/queries/attention?from=0&bins=0",
+    ] {
+        let (status, problem) = server.get(path).await;
+        let suggestion = problem["did_you_mean"].as_str().map(|name| format!(" [{name}]")).unwrap_or_default();
+        problems.push(format!("{path}: {status} {}{suggestion}", problem["detail"].as_str().unwrap()));
+    }
+    insta::assert_snapshot!(problems.join("\n"), @r#"
+    /api/v1/runs?modle=x: 400 Failed to deserialize query string: modle: unknown field `modle`, expected one of `q`, `before`, `limit`
+    /api/v1/runs?limit=0: 400 limit must be 1 to 500
+    /api/v1/runs?before=yesterday: 400 Failed to deserialize query string: before: UUID parsing failed: invalid character: found `y` at 0
+    /api/v1/runs?q=modle:x: 400 'modle' is not a field; the fields are model, mod, status, surface, error, request, tokens, backtracks, forced, actions, after, before. Put the term in quotation marks to search for it as text (at character 1 of the filter) [model]
+    /api/v1/runs/nobody: 404 there is no run 'nobody'
+    /api/v1/runs/nobody/columns: 404 there is no run 'nobody'
+    /api/v1/runs/queries/events?from=5&to=2: 400 from and to must be 0 <= from <= to, got 5 and 2
+    /api/v1/runs/queries/events?from=a: 400 Failed to deserialize query string: from: invalid digit found in string
+    /api/v1/runs/queries/attention: 400 either at, an event, or from and to, a range of events, must be given
+    /api/v1/runs/queries/attention?at=1: 404 no attention was recorded at event 1 of this run
+    /api/v1/runs/queries/attention?at=1&view=median: 400 Failed to deserialize query string: view: unknown variant `median`, expected one of `mean`, `max`, `last`, `layer`
+    /api/v1/runs/queries/attention?from=0&bins=0: 400 bins must be 1 to 4096
+    "#);
+}
+
+#[tokio::test]
+async fn items_are_lines_in_order() {
+    let server = ingested("lines").await;
+    let response = get(server, "/api/v1/runs/lines/events", &[]).await;
+    assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+    let text = response.text().await.unwrap();
+    insta::assert_snapshot!(text, @r#"
+    {"kind":"event","event_type":"Prefilled","step":0,"sequence_order":0,"prompt_length":150,"tokens_so_far_len":0,"max_steps":500}
+    {"kind":"mod_call","index":0,"event_sequence_order":0,"mod_name":"sample_mod","event_type":"Prefilled","step":0,"execution_time_ms":2.5,"exception_occurred":false}
+    {"kind":"mod_log","index":0,"mod_call_sequence":0,"mod_name":"sample_mod","log_message":"Prefill event processed successfully","log_level":"INFO"}
+    {"kind":"action","index":0,"mod_call_sequence":0,"action_type":"Noop","action_order":0}
+    {"kind":"event","event_type":"ForwardPass","step":1,"sequence_order":1,"input_text":"Once upon a time","top_tokens":[         {"token": 1234, "prob": 0.85},         {"token": 5678, "prob": 0.10}       ]}
+    {"kind":"mod_call","index":1,"event_sequence_order":1,"mod_name":"sample_mod","event_type":"ForwardPass","step":1,"execution_time_ms":1.2,"exception_occurred":false}
+    {"kind":"mod_log","index":1,"mod_call_sequence":1,"mod_name":"sample_mod","log_message":"Forward pass complete, top token prob: 0.85","log_level":"DEBUG"}
+    {"kind":"action","index":1,"mod_call_sequence":1,"action_type":"AdjustedLogits","action_order":0,"logits_shape":"[1, 32000]","temperature":0.8}
+    {"kind":"event","event_type":"Sampled","step":1,"sequence_order":2,"sampled_token":1234,"token_text":" there"}
+    {"kind":"event","event_type":"Added","step":1,"sequence_order":3,"added_tokens":[1234],"added_token_count":1,"forced":false}
+    "#);
+    let part = get(server, "/api/v1/runs/lines/events?from=1&to=2", &[]).await.text().await.unwrap();
+    let expected: Vec<&str> = text.lines().skip(4).take(4).collect();
+    assert_eq!(part.lines().collect::<Vec<_>>(), expected, "a part is numbered as the whole");
+}
+
+#[tokio::test]
+async fn a_finished_run_streams_to_its_end_and_resumes() {
+    let server = ingested("stream").await;
+    let accept = ("accept", "text/event-stream");
+    let whole = events(get(server, "/api/v1/runs/stream/events", &[accept]).await).await;
+    let text = get(server, "/api/v1/runs/stream/events", &[]).await.text().await.unwrap();
+    let (end, items) = whole.split_last().unwrap();
+    assert_eq!(items.iter().map(|(_, _, data)| data.clone()).collect::<Vec<_>>(), lines(&text));
+    assert_eq!((end.0.as_str(), end.2["request_id"].as_str()), ("end", Some("stream")));
+    let resumed = events(get(server, "/api/v1/runs/stream/events", &[accept, ("last-event-id", "1")]).await).await;
+    assert_eq!(resumed, whole[4..], "the items of the last event come again");
+    let response = get(server, "/api/v1/runs/stream/events", &[accept, ("last-event-id", "x")]).await;
+    assert_eq!(response.status(), 400);
+}
+
+/// A run that is followed while it is generated shows every item once, in order, the same as what is stored.
+#[tokio::test]
+async fn a_running_run_is_followed_live() {
+    let server = server().await;
+    let mut changes = get(server, "/api/v1/runs/live", &[]).await.bytes_stream();
+    let body = json!({"prompt": "Hello", "max_tokens": 150, "ignore_eos": true, "stream": true,
+                      "mods": [{"name": "force-prefix", "config": {"text": "one two three"}}]});
+    let (run_id, mut output) = begun(server, &body).await;
+    let path = format!("/api/v1/runs/{run_id}/events");
+    let (late, _) =
+        tokio::join!(async { events(get(server, &path, &[("accept", "text/event-stream")]).await).await }, async {
+            while output.next().await.is_some() {}
+        });
+    let run = server.finished(&run_id).await;
+    let (end, items) = late.split_last().unwrap();
+    assert_eq!((end.0.as_str(), &end.2["status"]), ("end", &run["run"]["status"]));
+    let stored = lines(&get(server, &path, &[]).await.text().await.unwrap());
+    assert_eq!(items.len(), stored.len());
+    for ((_, id, item), stored) in items.iter().zip(&stored) {
+        assert_eq!(
+            (&item["kind"], &item["index"], &item["sequence_order"]),
+            (&stored["kind"], &stored["index"], &stored["sequence_order"])
+        );
+        assert!(!id.is_empty());
+    }
+    assert!(stored.iter().any(|item| item["kind"] == "action"));
+    let news = changes.next().await.unwrap().unwrap();
+    assert!(std::str::from_utf8(&news).unwrap().starts_with("event: change"));
+}
+
+#[tokio::test]
+async fn columns_are_the_fold_of_the_items() {
+    let server = server().await;
+    let run = generated(server, json!({"mods": [{"name": "force-prefix", "config": {"text": "one two"}}]})).await;
+    let path = format!("/api/v1/runs/{}", run["run"]["run_id"].as_str().unwrap());
+    let response = get(server, &format!("{path}/columns"), &[]).await;
+    assert_eq!(response.headers()["content-type"], "application/octet-stream");
+    assert_eq!(response.headers()["cache-control"], "private, max-age=31536000, immutable");
+    let etag = response.headers()["etag"].to_str().unwrap().to_owned();
+    let bytes = response.bytes().await.unwrap();
+    let text = get(server, &format!("{path}/events"), &[]).await.text().await.unwrap();
+    let mut fold = Fold::new();
+    text.lines().for_each(|line| fold.apply(&item_from_json(line.as_bytes()).unwrap()));
+    assert_eq!(bytes, columns::encode(&fold));
+    assert!(fold.counters().forced > 0 && fold.counters().tokens_out > 0);
+
+    for known in [etag.clone(), format!("W/{etag}"), format!("\"x\", {etag}"), "*".into()] {
+        let response = get(server, &format!("{path}/columns"), &[("if-none-match", &known)]).await;
+        assert_eq!((response.status().as_u16(), response.headers()["etag"].to_str().unwrap()), (304, etag.as_str()));
+    }
+    let response = get(server, &format!("{path}/columns"), &[("if-none-match", "\"x\"")]).await;
+    assert_eq!(response.status(), 200);
+}
+
+#[tokio::test]
+async fn alternatives_of_our_own_and_of_a_foreign_run() {
+    let server = ingested("alternatives").await;
+    let (status, foreign) = server.get("/api/v1/runs/alternatives/alternatives").await;
+    assert_eq!(status, 200);
+    insta::assert_json_snapshot!(foreign, @r#"
+    {
+      "alternatives": [
+        {
+          "sequence_order": 1,
+          "step": 1,
+          "position": null,
+          "chosen": 1234,
+          "model": [
+            {
+              "token": 1234,
+              "prob": 0.85
+            },
+            {
+              "token": 5678,
+              "prob": 0.1
+            }
+          ],
+          "after_mods": [],
+          "after_sampler": [],
+          "stages": []
+        }
+      ]
+    }
+    "#);
+    let run = generated(server, json!({})).await;
+    let id = run["run"]["run_id"].as_str().unwrap();
+    let (_, ours) = server.get(&format!("/api/v1/runs/{id}/alternatives?from=0&to=5")).await;
+    let steps = ours["alternatives"].as_array().unwrap();
+    assert_eq!(steps.len(), 2);
+    for step in steps {
+        assert!(step["position"].is_u64() && step["chosen"].is_i64(), "{step}");
+        assert!(
+            !step["model"].as_array().unwrap().is_empty() && !step["stages"].as_array().unwrap().is_empty(),
+            "{step}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn attention_of_a_step_and_of_a_run() {
+    static ATTENTIVE: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
+    let server = tokio::task::spawn_blocking(|| LazyLock::force(&ATTENTIVE)).await.unwrap().wait_ready().await;
+    let run = generated(server, json!({"attention": true})).await;
+    assert_eq!(run["run"]["has_attention"], true);
+    let path = format!("/api/v1/runs/{}/attention", run["run"]["run_id"].as_str().unwrap());
+    let (status, step) = server.get(&format!("{path}?at=3")).await;
+    assert_eq!(status, 200, "{step}");
+    let step = &step["attention"];
+    let (layers, heads) = (step["layer_ids"].as_array().unwrap(), step["heads"].as_u64().unwrap());
+    let values: Vec<f64> = serde_json::from_value(step["values"].clone()).unwrap();
+    assert_eq!((values.len() as u64, &step["sequence_order"]), (step["row_len"].as_u64().unwrap(), &json!(1)));
+    assert!((values.iter().sum::<f64>() - 1.0).abs() < 0.02, "{values:?}");
+    assert_eq!(step["stats"].as_array().unwrap().len() as u64, layers.len() as u64 * heads);
+    assert_eq!(step["quality"], "f16");
+    for layer in layers {
+        let (status, row) = server.get(&format!("{path}?at=1&view=layer&layer={layer}")).await;
+        assert_eq!((status, &row["attention"]["quality"]), (200, &json!("u8")));
+        let values: Vec<f64> = serde_json::from_value(row["attention"]["values"].clone()).unwrap();
+        assert!((values.iter().sum::<f64>() - 1.0).abs() < 0.05, "{values:?}");
+    }
+    assert_eq!(server.get(&format!("{path}?at=1&view=layer&layer=99")).await.0, 400);
+
+    let (status, map) = server.get(&format!("{path}?from=0&bins=4")).await;
+    assert_eq!(status, 200, "{map}");
+    let map = &map["attention"];
+    let rows = map["rows"].as_array().unwrap();
+    assert_eq!((rows.len(), &map["bins"], &map["sampled"]), (8, &json!(4), &json!(false)));
+    assert_eq!(rows.last().unwrap()["values"].as_array().unwrap().len(), 4);
+    assert_eq!(server.get(&format!("{path}?from=1000")).await.0, 404);
+}
+
+#[tokio::test]
+async fn a_run_is_removed_once() {
+    let server = ingested("removed").await;
+    let delete = async || server.request(Method::DELETE, "/api/v1/runs/removed").send().await.unwrap().status();
+    assert_eq!(delete().await, 204);
+    assert_eq!(delete().await, 404);
+    assert_eq!(server.get("/api/v1/runs/removed").await.0, 404);
+    assert_eq!(ingested("removed").await.get("/api/v1/runs/removed").await.0, 200, "its id is free again");
+}
+
+#[tokio::test]
+async fn a_running_run_cannot_be_removed() {
+    let server = server().await;
+    let body = json!({"prompt": "Hello", "max_tokens": 400, "ignore_eos": true, "stream": true});
+    let (run_id, mut output) = begun(server, &body).await;
+    let path = format!("/api/v1/runs/{run_id}");
+    // It is in the database after the recorder's first flush.
+    let status = loop {
+        match server.request(Method::DELETE, &path).send().await.unwrap().status().as_u16() {
+            404 => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            status => break status,
+        }
+    };
+    assert!(status == 409 || (status == 204 && output.next().await.is_none()), "{status}");
+}
+
+#[tokio::test]
+async fn mods_are_listed() {
+    let (status, list) = server().await.get("/api/v1/mods").await;
+    assert_eq!(status, 200);
+    let mods = list["mods"].as_array().unwrap();
+    assert!(mods.iter().any(|description| description["name"] == "force-prefix"), "{list}");
+    for description in mods {
+        assert!(description["description"].as_str().is_some_and(|text| !text.is_empty()), "{description}");
+    }
+}
