@@ -107,11 +107,11 @@ async fn write_records(connection: &mut PgConnection, records: &[Record], attemp
 async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid) -> Result<(), sqlx::Error> {
     let run_id = start.run_id;
     let mut request_id = clean(&start.request_id).into_owned();
-    if !claim(connection, &request_id, run_id, None).await?
+    if !claim(connection, &request_id, run_id).await?
         && holder(connection, &request_id).await?.is_none_or(|(holder, _)| holder != run_id)
     {
         request_id = format!("{request_id}~{run_id}");
-        claim(connection, &request_id, run_id, None).await?;
+        claim(connection, &request_id, run_id).await?;
     }
     if by_id(connection, run_id).await?.is_some() {
         return Ok(());
