@@ -2,12 +2,14 @@
 
 use super::outline::{Outline, RunRow};
 use super::rows::Rows;
-use super::runs::{claim, holder, save};
+use super::runs::{claim, holder, save, sign};
 use super::{IngestError, Store};
-use crate::events::RunId;
+use crate::events::{RunId, RunStatus};
 use crate::trace::document::Document;
 use chrono::Utc;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// A document that takes longer than this is given up; its poster tries again.
@@ -31,32 +33,34 @@ impl Store {
         // the id says when it came, not when it happened: ids stay in the order of the run list and in the partitions of
         // these days, however old a document is
         let run_id = RunId::now();
-        let prepared = tokio::task::spawn_blocking(move || {
-            let (fingerprint, row) = (document.fingerprint(), outline(run_id, &document));
-            (document, fingerprint, row)
+        let document = Arc::new(document);
+        let prepared = tokio::task::spawn_blocking({
+            let document = Arc::clone(&document);
+            move || (document.fingerprint(), outline(run_id, &document))
         });
-        let (document, fingerprint, row) =
-            prepared.await.map_err(|error| IngestError::Refused(format!("it cannot be replayed ({error})")))?;
-        let ingested = timeout(PATIENCE, self.insert(run_id, &document, &fingerprint, &row))
+        let ingested = timeout(PATIENCE, self.insert(run_id, &document, prepared))
             .await
             .map_err(|_| IngestError::Unavailable { retry_after_s: 30 })??;
         if ingested.created {
-            self.inner.live.changed(run_id, row.summary.status);
+            self.inner.live.changed(run_id, RunStatus::Done);
         }
         Ok(ingested)
     }
 
+    /// Inserts the rows while the fingerprint and the run's own row are being prepared.
     async fn insert(
         &self,
         run_id: RunId,
         document: &Document,
-        fingerprint: &[u8],
-        row: &RunRow,
+        prepared: JoinHandle<([u8; 32], RunRow)>,
     ) -> Result<Ingested, IngestError> {
+        let prepared =
+            async { prepared.await.map_err(|error| IngestError::Refused(format!("it cannot be replayed ({error})"))) };
         let mut transaction = self.inner.pool.begin().await?;
         let request_id = &document.request.request_id;
         // whoever posts the same id at the same time waits here for whoever was first
-        if !claim(&mut transaction, request_id, run_id, Some(fingerprint)).await? {
+        if !claim(&mut transaction, request_id, run_id).await? {
+            let (fingerprint, _) = prepared.await?;
             return match holder(&mut transaction, request_id).await? {
                 Some((run_id, Some(other))) if other == fingerprint => Ok(Ingested { run_id, created: false }),
                 Some(_) => Err(IngestError::Conflict { request_id: request_id.clone() }),
@@ -90,7 +94,9 @@ impl Store {
             }
         }
         rows.insert(&mut transaction).await?;
-        save(&mut transaction, row).await?;
+        let (fingerprint, row) = prepared.await?;
+        sign(&mut transaction, request_id, &fingerprint).await?;
+        save(&mut transaction, &row).await?;
         transaction.commit().await?;
         Ok(Ingested { run_id, created: true })
     }

@@ -1,6 +1,6 @@
 //! What the run list shows of a run, gathered while its items go by.
 
-use super::runs::RunSummary;
+use super::runs::{RunSummary, pack};
 use crate::events::{Item, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
 use crate::trace::columns;
 use crate::trace::document::RequestMeta;
@@ -40,7 +40,7 @@ pub struct RunRow {
     pub error_text: String,
     /// Words to search for; `None` leaves what is there.
     pub search: Option<String>,
-    /// The column file, once the run is finished.
+    /// The packed column file, once the run is finished.
     pub columns: Option<Vec<u8>>,
 }
 
@@ -154,7 +154,8 @@ impl Outline {
         let first = self.fold.event_count() <= 1;
         RunRow {
             search: (self.finished || first).then(|| self.searchable(&answer)),
-            columns: self.finished.then(|| columns::encode(&self.fold)),
+            // without it, it is made from the items when somebody asks
+            columns: if self.finished { pack(&columns::encode(&self.fold)).ok() } else { None },
             error_text: self.error_text.clone(),
             server_id: self.server_id,
             summary,

@@ -2,7 +2,7 @@
 
 use super::measured;
 use super::outline::Outline;
-use super::runs::{by_id, save_columns};
+use super::runs::{by_id, pack, save_columns};
 use super::{Error, Store};
 use crate::events::{
     Action, ActionType, Event, EventType, Item, LogLevel, Measured, ModCall, ModLog, RawJson, RunId, RunStatus, Surface,
@@ -89,7 +89,8 @@ impl Store {
         }
         let columns = outline.columns();
         if finished {
-            save_columns(&mut connection, run_id, &columns).await?;
+            let packed = pack(&columns).map_err(|error| damaged(run_id, error))?;
+            save_columns(&mut connection, run_id, &packed).await?;
         }
         Ok(Some(columns))
     }

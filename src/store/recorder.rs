@@ -6,7 +6,7 @@
 
 use super::outline::{Outline, RunRow};
 use super::spool::Spool;
-use super::writer::{self, Record};
+use super::writer::{self, Attempt, Record};
 use super::{Error, Live, error};
 use crate::events::{Item, RunId, RunStatus, Signal};
 use crate::trace::document::Numbering;
@@ -218,7 +218,7 @@ impl Recorder {
 async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> Landed {
     let Batch { records, rows } = batch;
     if spool.is_drained() && !overload {
-        match timeout(PATIENCE, writer::write(&pool, &records, &rows)).await {
+        match timeout(PATIENCE, writer::write(&pool, &records, &rows, Attempt::First)).await {
             Ok(Ok(())) => return Landed { spool, records, fate: Fate::Stored },
             Ok(Err(failure)) if !error::is_transient(&failure) => {
                 tracing::error!(error = %failure, "the database refused a batch; trying run by run");
@@ -270,13 +270,13 @@ pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
 async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], rows: &[RunRow]) -> Fate {
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
-        let result = writer::write(pool, &records, row).await;
+        let result = writer::write(pool, &records, row, Attempt::Again).await;
         let put_aside = match result {
             Ok(()) => Ok(()),
             Err(failure) if error::is_transient(&failure) => spool.append(&records),
             Err(failure) => match refuse(spool, &records, &failure) {
                 // what the run list shows of it may still fit
-                Ok(()) => writer::write(pool, &[], row).await.or(Ok(())),
+                Ok(()) => writer::write(pool, &[], row, Attempt::Again).await.or(Ok(())),
                 Err(failure) => Err(failure),
             },
         };

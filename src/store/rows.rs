@@ -1,7 +1,8 @@
 //! Items as rows, and their insertion: the one way into the big tables, for live runs and foreign documents alike.
 //!
-//! Rows are collected as columns and inserted with one `unnest` per table. A row that is there already is left alone, so
-//! that a batch whose fate is unknown can simply be written again.
+//! Rows are collected as columns and inserted with one `unnest` per table. COPY is faster on a Unix socket and several
+//! times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm on, and it cannot leave alone what is there already.
+//! That is what [`Rows::again`] does: a batch whose fate is unknown can simply be written again.
 
 use super::measured;
 use crate::events::{Action, AttentionStep, Event, EventType, Item, Measured, ModCall, ModLog, RawJson, RunId};
@@ -132,9 +133,16 @@ pub struct Rows<'a> {
     actions: Actions<'a>,
     attention: Attention<'a>,
     bytes: usize,
+    /// Whether rows may be there already.
+    again: bool,
 }
 
 impl<'a> Rows<'a> {
+    /// Rows of which some may be there already; those are left alone.
+    pub fn again() -> Self {
+        Self { again: true, ..Self::default() }
+    }
+
     /// Adds an item; `numbering` is that of the items before it, and is moved on.
     pub fn item(&mut self, run_id: RunId, item: &'a Item, numbering: &mut Numbering) {
         let next = |count: &mut u32| {
@@ -264,27 +272,36 @@ impl<'a> Rows<'a> {
 
     /// Inserts all rows, and is empty again.
     pub async fn insert(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let rows = std::mem::take(self);
+        let rows = std::mem::replace(self, Self { again: self.again, ..Self::default() });
+        let way = usize::from(rows.again);
         if !rows.events.run_id.is_empty() {
-            rows.events.bind(sqlx::query(INSERT_EVENTS)).execute(&mut *connection).await?;
+            rows.events.bind(sqlx::query(INSERT_EVENTS[way])).execute(&mut *connection).await?;
         }
         if !rows.calls.run_id.is_empty() {
-            rows.calls.bind(sqlx::query(INSERT_CALLS)).execute(&mut *connection).await?;
+            rows.calls.bind(sqlx::query(INSERT_CALLS[way])).execute(&mut *connection).await?;
         }
         if !rows.logs.run_id.is_empty() {
-            rows.logs.bind(sqlx::query(INSERT_LOGS)).execute(&mut *connection).await?;
+            rows.logs.bind(sqlx::query(INSERT_LOGS[way])).execute(&mut *connection).await?;
         }
         if !rows.actions.run_id.is_empty() {
-            rows.actions.bind(sqlx::query(INSERT_ACTIONS)).execute(&mut *connection).await?;
+            rows.actions.bind(sqlx::query(INSERT_ACTIONS[way])).execute(&mut *connection).await?;
         }
         if !rows.attention.run_id.is_empty() {
-            rows.attention.bind(sqlx::query(INSERT_ATTENTION)).execute(&mut *connection).await?;
+            rows.attention.bind(sqlx::query(INSERT_ATTENTION[way])).execute(&mut *connection).await?;
         }
         Ok(())
     }
 }
 
-const INSERT_EVENTS: &str = "
+/// A statement for rows that are new, and one for rows that may be there already. The latter costs twice the time.
+macro_rules! both_ways {
+    ($insert:literal) => {
+        [$insert, concat!($insert, " on conflict do nothing")]
+    };
+}
+
+const INSERT_EVENTS: [&str; 2] = both_ways!(
+    "
     insert into events (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
         input_text, sampled_token, token_text, added_tokens, added_token_count, forced, position, elapsed_us, logprob,
         rank, entropy, measured, details, top_tokens)
@@ -296,22 +313,25 @@ const INSERT_EVENTS: &str = "
         $15::integer[], $16::bigint[], $17::real[], $18::integer[], $19::real[], $20::bytea[], $21::text[], $22::text[])
         as r (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
             input_text, sampled_token, token_text, added_tokens, added_token_count, forced, position, elapsed_us,
-            logprob, rank, entropy, measured, details, top_tokens)
-    on conflict do nothing";
+            logprob, rank, entropy, measured, details, top_tokens)"
+);
 
-const INSERT_CALLS: &str = "
+const INSERT_CALLS: [&str; 2] = both_ways!(
+    "
     insert into mod_calls (run_id, call_index, event_sequence_order, mod_name, event_type, step, created_at,
         execution_time_ms, exception_occurred, exception_message, exception_traceback)
     select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::integer[],
-        $7::timestamptz[], $8::double precision[], $9::boolean[], $10::text[], $11::text[])
-    on conflict do nothing";
+        $7::timestamptz[], $8::double precision[], $9::boolean[], $10::text[], $11::text[])"
+);
 
-const INSERT_LOGS: &str = "
+const INSERT_LOGS: [&str; 2] = both_ways!(
+    "
     insert into mod_logs (run_id, log_index, mod_call_sequence, mod_name, log_message, log_level, created_at)
-    select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::timestamptz[])
-    on conflict do nothing";
+    select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::timestamptz[])"
+);
 
-const INSERT_ACTIONS: &str = "
+const INSERT_ACTIONS: [&str; 2] = both_ways!(
+    "
     insert into actions (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details,
         new_prompt, new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
         logits_shape, temperature, has_tool_calls, tool_calls, error_message)
@@ -323,15 +343,16 @@ const INSERT_ACTIONS: &str = "
         $15::text[], $16::double precision[], $17::boolean[], $18::text[], $19::text[])
         as r (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details, new_prompt,
             new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
-            logits_shape, temperature, has_tool_calls, tool_calls, error_message)
-    on conflict do nothing";
+            logits_shape, temperature, has_tool_calls, tool_calls, error_message)"
+);
 
-const INSERT_ATTENTION: &str = "
+const INSERT_ATTENTION: [&str; 2] = both_ways!(
+    "
     insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)
     select r.run_id, r.sequence_order, r.row_len, r.heads, r.layer_ids::integer[], r.t0, r.t1
     from unnest($1::uuid[], $2::integer[], $3::integer[], $4::integer[], $5::text[], $6::bytea[], $7::bytea[])
-        as r (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)
-    on conflict do nothing";
+        as r (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)"
+);
 
 /// PostgreSQL's text holds every character but NUL, which a model can well generate.
 pub fn clean(text: &str) -> Cow<'_, str> {

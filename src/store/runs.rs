@@ -210,21 +210,28 @@ pub(super) async fn holder(
 }
 
 /// Takes a `request_id` for a run; false when a run has it already. Waits for whoever is taking it right now.
-pub(super) async fn claim(
+pub(super) async fn claim(connection: &mut PgConnection, request_id: &str, run_id: RunId) -> Result<bool, sqlx::Error> {
+    let done =
+        sqlx::query("insert into run_keys (request_id, run_id) values ($1, $2) on conflict (request_id) do nothing")
+            .bind(request_id)
+            .bind(run_id.0)
+            .execute(connection)
+            .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Notes what the document of a claimed `request_id` is.
+pub(super) async fn sign(
     connection: &mut PgConnection,
     request_id: &str,
-    run_id: RunId,
-    fingerprint: Option<&[u8]>,
-) -> Result<bool, sqlx::Error> {
-    let done = sqlx::query(
-        "insert into run_keys (request_id, run_id, fingerprint) values ($1, $2, $3) on conflict (request_id) do nothing",
-    )
-    .bind(request_id)
-    .bind(run_id.0)
-    .bind(fingerprint)
-    .execute(connection)
-    .await?;
-    Ok(done.rows_affected() == 1)
+    fingerprint: &[u8],
+) -> Result<(), sqlx::Error> {
+    sqlx::query("update run_keys set fingerprint = $2 where request_id = $1")
+        .bind(request_id)
+        .bind(fingerprint)
+        .execute(connection)
+        .await?;
+    Ok(())
 }
 
 /// Writes a run's row, new or again, and its column file.
@@ -272,14 +279,18 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
     Ok(())
 }
 
-/// Stores a finished run's column file.
+/// A column file as it is stored.
+pub(super) fn pack(columns: &[u8]) -> std::io::Result<Vec<u8>> {
+    const LEVEL: i32 = 3;
+    zstd::encode_all(columns, LEVEL)
+}
+
+/// Stores a finished run's packed column file.
 pub(super) async fn save_columns(
     connection: &mut PgConnection,
     run_id: RunId,
-    columns: &[u8],
+    packed: &[u8],
 ) -> Result<(), sqlx::Error> {
-    const LEVEL: i32 = 3;
-    let packed = zstd::encode_all(columns, LEVEL)?;
     sqlx::query(
         "insert into run_columns (run_id, columns) values ($1, $2)
         on conflict (run_id) do update set columns = excluded.columns",

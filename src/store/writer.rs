@@ -39,24 +39,34 @@ impl Record {
     }
 }
 
-/// Writes records and the runs' rows as they are after them, in one transaction. All of it may be there already.
+/// Whether a batch is written for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    /// Nothing of it is there.
+    First,
+    /// Some or all of it may be there already.
+    Again,
+}
+
+/// Writes records and the runs' rows as they are after them, in one transaction.
 pub async fn write<'r>(
     pool: &PgPool,
     records: &[Record],
     runs: impl IntoIterator<Item = &'r RunRow>,
+    attempt: Attempt,
 ) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
-    write_records(&mut transaction, records).await?;
+    write_records(&mut transaction, records, attempt).await?;
     for run in runs {
         save(&mut transaction, run).await?;
     }
     transaction.commit().await
 }
 
-/// Writes records of a spool file. How the runs' rows are after them is worked out from what is stored.
+/// Writes records of a spool file, of which all may be there already. How the runs' rows are after them is worked out from what is stored.
 pub async fn rewrite(pool: &PgPool, records: &[Record]) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
-    write_records(&mut transaction, records).await?;
+    write_records(&mut transaction, records, Attempt::Again).await?;
     for record in records {
         if let Record::Ended(run_id, end) = record {
             refold(&mut transaction, *run_id, |outline| outline.ended(end)).await?;
@@ -72,8 +82,8 @@ pub async fn interrupt(pool: &PgPool, run_id: RunId, at: DateTime<Utc>) -> Resul
     Ok(transaction.commit().await?)
 }
 
-async fn write_records(connection: &mut PgConnection, records: &[Record]) -> Result<(), sqlx::Error> {
-    let mut rows = Rows::default();
+async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {
+    let mut rows = if attempt == Attempt::First { Rows::default() } else { Rows::again() };
     for record in records {
         match record {
             Record::Started(start, server_id) => begin(connection, start, *server_id).await?,
@@ -97,11 +107,11 @@ async fn write_records(connection: &mut PgConnection, records: &[Record]) -> Res
 async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid) -> Result<(), sqlx::Error> {
     let run_id = start.run_id;
     let mut request_id = clean(&start.request_id).into_owned();
-    if !claim(connection, &request_id, run_id, None).await?
+    if !claim(connection, &request_id, run_id).await?
         && holder(connection, &request_id).await?.is_none_or(|(holder, _)| holder != run_id)
     {
         request_id = format!("{request_id}~{run_id}");
-        claim(connection, &request_id, run_id, None).await?;
+        claim(connection, &request_id, run_id).await?;
     }
     if by_id(connection, run_id).await?.is_some() {
         return Ok(());

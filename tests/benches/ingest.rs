@@ -12,7 +12,9 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 use thunder::events::RunId;
 use thunder::store::{Database, Store};
+use thunder::trace::columns;
 use thunder::trace::document::Document;
+use thunder::trace::fold::Fold;
 
 const TOKENS: usize = 256;
 const COPY_OUT: [&str; 4] = [
@@ -68,6 +70,7 @@ async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
     }
     let mut connection = PgConnection::connect_with(&options).await.expect("connected");
     let (mut bare, mut ingest, mut parse) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut fingerprint, mut fold) = (Vec::new(), Vec::new());
     let prefix = RunId::now();
     for round in 0..rounds + 5 {
         let run_id = RunId::now();
@@ -83,6 +86,16 @@ async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
         let bare_took = begin.elapsed();
 
         let payload = payload(&format!("{prefix}-{round}"));
+        let aside = Document::parse(&payload).expect("a document");
+        let begin = Instant::now();
+        std::hint::black_box(aside.fingerprint());
+        fingerprint.push(begin.elapsed());
+        let begin = Instant::now();
+        let mut folded = Fold::new();
+        aside.items().iter().for_each(|item| folded.apply(item));
+        std::hint::black_box(columns::encode(&folded));
+        fold.push(begin.elapsed());
+        drop(aside);
         let begin = Instant::now();
         let document = Document::parse(&payload).expect("a document");
         let parse_took = begin.elapsed();
@@ -96,7 +109,14 @@ async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
     }
     let (bare, ingest, parse) = (median(bare), median(ingest), median(parse));
     println!("{rows} rows a payload, {rounds} rounds, medians");
-    for (name, took) in [("bare binary COPY", bare), ("parse + ingest", ingest), ("  of that, parse", parse)] {
+    let parts = [
+        ("bare binary COPY", bare),
+        ("parse + ingest", ingest),
+        ("  parse", parse),
+        ("  fingerprint", median(fingerprint)),
+        ("  fold, columns", median(fold)),
+    ];
+    for (name, took) in parts {
         println!("{name:<18} {:>8.2} ms {:>9.0} rows/s", took.as_secs_f64() * 1e3, rows as f64 / took.as_secs_f64());
     }
     println!("ingest reaches {:.0} % of the rate of COPY", 100.0 * bare.as_secs_f64() / ingest.as_secs_f64());
