@@ -2,6 +2,7 @@
 
 use super::harness::{Server, folder, model, server, thunder};
 use serde_json::Value;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
