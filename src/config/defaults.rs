@@ -4,18 +4,17 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The demo model; `build.rs` chooses the file.
-static BUNDLED: &[u8] = include_bytes!(env!("THUNDER_BUNDLED_MODEL"));
+/// The demo model.
+static BUNDLED: &[u8] = include_bytes!("../../fixtures/models/demo.gguf");
 
 /// The bundled model as a file, unpacked to `cache` when it is not there yet.
 ///
 /// # Errors
 /// It cannot be written.
 pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
-    let name = Path::new(env!("THUNDER_BUNDLED_MODEL")).file_name().unwrap_or("demo.gguf".as_ref());
     // The hash is in the path, so that another release's model is another file and a finished file stays right.
     let dir = cache.join("models").join(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(BUNDLED)));
-    let path = dir.join(name);
+    let path = dir.join("demo.gguf");
     if std::fs::metadata(&path).is_ok_and(|file| file.len() == BUNDLED.len() as u64) {
         return Ok(path);
     }
