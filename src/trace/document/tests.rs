@@ -194,8 +194,9 @@ fn any_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),
         any::<bool>().prop_map(Value::from),
-        any::<i64>().prop_map(|number| Value::from(number >> 11)),
-        // serde_json reads fractions of more digits to the last bit but one, and they may then not survive.
+        // serde_json reads fractions of many digits to the last bit but one, and they may then not survive; a whole number
+        // in a field of fractions is written as one.
+        any::<i64>().prop_map(|number| Value::from(number >> 21)),
         any::<i32>().prop_map(|number| Value::from(f64::from(number) / 1024.0)),
         ".{0,6}".prop_map(Value::from),
         Just(json!([])),
@@ -227,7 +228,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_payloads_never_panic(at in 0..SAMPLE.len(), byte: u8, cut in 0..SAMPLE.len()) {
+    fn damaged_payloads_never_panic(at in 0..SAMPLE.len(), byte: u8, cut in 0..SAMPLE.trim_ascii_end().len()) {
         let mut payload = SAMPLE.to_vec();
         payload[at] = byte;
         let _ = Document::parse(&payload);
