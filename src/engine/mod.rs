@@ -8,6 +8,7 @@
 
 mod actions;
 mod answer;
+mod batch;
 mod capture;
 mod journal;
 mod measure;

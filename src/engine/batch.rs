@@ -1,0 +1,134 @@
+//! One batch: which runs are in it and with how much, its decode, and the logits on their way back to the runs.
+
+use super::scheduler::{Scheduler, common_prefix, done};
+use crate::events::FinishReason;
+
+/// Runs whose next decode is at most this long count as generating: they go before prompts.
+const SHORT: usize = 16;
+
+/// A part of a run's sequence in the batch under way.
+pub(super) struct Part {
+    slot: usize,
+    /// Index in the batch and position of every token whose logits were asked for.
+    outputs: Vec<(usize, usize)>,
+    from: usize,
+    upto: usize,
+}
+
+impl Scheduler<'_> {
+    /// Chooses what the next batch decodes: first runs that generate, then prompts in order of arrival.
+    pub(super) fn plan(&mut self) -> Vec<Part> {
+        let mut budget = self.options.batch_size as usize;
+        let mut ready: Vec<(u64, usize, usize)> = Vec::new();
+        let mut captures = 0;
+        for index in 0..self.slots.len() {
+            self.place(index);
+            let Some(live) = &self.slots[index].live else { continue };
+            let Some(_) = live.run.wants_decode() else { continue };
+            if !live.run.outbox.is_empty() {
+                continue;
+            }
+            if live.run.request.attention {
+                captures += 1;
+                if self.capture.as_ref().is_some_and(|capture| !capture.has_room(captures)) {
+                    continue;
+                }
+            }
+            ready.push((live.arrival, index, live.run.sequence.len() - live.run.cached));
+        }
+        let generating = ready.iter().any(|&(_, _, left)| left <= SHORT);
+        // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
+        let mut prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
+        ready.sort_unstable_by_key(|&(arrival, _, left)| (left > SHORT, arrival));
+        let mut parts: Vec<(usize, usize)> = Vec::new();
+        for (_, index, left) in ready {
+            let take = if left <= SHORT { left.min(budget) } else { left.min(budget).min(prompt_budget) };
+            if take == 0 {
+                continue;
+            }
+            budget -= take;
+            if left > SHORT {
+                prompt_budget -= take;
+            }
+            parts.push((index, take));
+        }
+        parts.sort_unstable();
+        parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
+    }
+
+    /// Lets a run's first decode begin behind the state that its slot already holds, and takes from the cache what the run
+    /// has taken back.
+    fn place(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        let Some(live) = &mut slot.live else { return };
+        let Some(outputs_from) = live.run.wants_decode() else { return };
+        if !live.placed {
+            live.placed = true;
+            live.run.cached = common_prefix(&slot.cache, &live.run.sequence).min(outputs_from);
+            live.run.reused = live.run.cached;
+        }
+        if slot.cache.len() > live.run.cached {
+            let left = self.context.truncate(index as i32, live.run.cached as u32) as usize;
+            slot.cache.truncate(left);
+            live.run.cached = left;
+        }
+    }
+
+    fn add_part(&mut self, index: usize, take: usize) -> Option<Part> {
+        let live = self.slots[index].live.as_ref()?;
+        let run = &live.run;
+        let outputs_from = run.wants_decode()?;
+        let (from, upto) = (run.cached, run.cached + take);
+        let mut outputs = Vec::new();
+        for position in from..upto {
+            let output = position >= outputs_from;
+            let capture = run.request.attention && position + 1 == run.sequence.len();
+            match self.context.add(run.sequence[position], position as u32, index as i32, output, capture) {
+                Ok(at) if output => outputs.push((at, position)),
+                Ok(_) => {}
+                Err(error) => {
+                    // The plan keeps to the batch's size; should it ever not, the rest goes into the next batch.
+                    tracing::error!(%error, "a batch was planned too large");
+                    return Some(Part { slot: index, outputs, from, upto: position });
+                }
+            }
+        }
+        Some(Part { slot: index, outputs, from, upto })
+    }
+
+    pub(super) fn decode(&mut self, parts: Vec<Part>) {
+        let captured = match self.context.decode() {
+            Ok(captured) => captured,
+            Err(error) => return self.fail(&parts, &error.to_string()),
+        };
+        let mut captured = captured.into_iter().peekable();
+        for part in parts {
+            let slot = &mut self.slots[part.slot];
+            let Some(live) = &mut slot.live else { continue };
+            slot.cache.extend_from_slice(&live.run.sequence[part.from..part.upto]);
+            live.run.cached = part.upto;
+            let commands = &self.commands;
+            for (index, position) in part.outputs {
+                if let Some(row) = captured.next_if(|row| row.index == index) {
+                    live.run.attention = Some(row);
+                }
+                let logits = self.context.logits(index);
+                live.run.on_logits(position, logits, &mut self.candidates, &|id, call| done(commands, id, call));
+            }
+        }
+    }
+
+    /// The model could not decode: the runs of the batch fail, the others go on.
+    fn fail(&mut self, parts: &[Part], message: &str) {
+        tracing::error!(message, "a decode failed");
+        for part in parts {
+            self.context.clear(part.slot as i32);
+            let slot = &mut self.slots[part.slot];
+            slot.cache.clear();
+            if let Some(live) = &mut slot.live {
+                live.run.cached = 0;
+                live.run.abort(FinishReason::Error, message.to_owned());
+            }
+        }
+    }
+}
