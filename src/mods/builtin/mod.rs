@@ -1,6 +1,6 @@
 //! Mods in Rust, in the engine: one file each, no slower than the sampler chain.
 //!
-//! A factory reads its configuration once per run ([`config`]) and refuses what it does not know, naming the field
+//! A factory reads its configuration once per run (`config`) and refuses what it does not know, naming the field
 //! and what would be right. A session looks only at the end of the sequence, never at all of it: a call costs the
 //! same at token 10 and at token 100 000.
 
