@@ -408,7 +408,6 @@ impl Comparison {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

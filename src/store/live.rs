@@ -121,7 +121,6 @@ impl Running {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use crate::events::{Event, EventType, LogLevel, ModLog};

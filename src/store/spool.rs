@@ -336,7 +336,6 @@ fn disk(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use crate::events::{EventType, Finish, FinishReason, Measured, RunStatus, Surface, TokenMeasure, Usage};
