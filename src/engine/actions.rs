@@ -26,7 +26,7 @@ impl Run {
             Action::Noop => {}
             Action::AdjustedPrefill { tokens, max_steps } => self.adjust_prefill(tokens, max_steps),
             Action::AdjustedLogits { edit, temperature } => {
-                self.edit_logits(edit);
+                self.edit_logits(&edit);
                 self.draw_temperature = temperature.or(self.draw_temperature);
             }
             control => {
@@ -146,12 +146,12 @@ impl Run {
         self.sampler.rewind(&self.sequence);
     }
 
-    fn edit_logits(&mut self, edit: LogitEdit) {
+    fn edit_logits(&mut self, edit: &LogitEdit) {
         if matches!(edit, LogitEdit::Keep) {
             return;
         }
         let logits = self.edited.get_or_insert_with(|| self.kept.clone());
-        apply(logits, &edit);
+        apply(logits, edit);
     }
 
     /// A forced list ends at its first end-of-generation token.

@@ -86,7 +86,7 @@ fn code(coder: AttentionCoder, sequence_order: i32, captured: &Captured) -> Opti
         return None;
     }
     let worst = values.chunks_exact(row_len).map(|row| row.iter().sum::<f32>()).fold(0f32, f32::max);
-    if !(worst <= 1.0 + SUM_TOLERANCE) {
+    if worst.is_nan() || worst > 1.0 + SUM_TOLERANCE {
         tracing::error!(sum = worst, sequence_order, "an attention row does not sum to 1 and is not recorded");
         return None;
     }

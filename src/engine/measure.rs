@@ -5,6 +5,9 @@ use crate::events::TokenId;
 
 const LANES: usize = 16;
 
+/// Entries that are skipped at once when none of them is high enough.
+const BLOCK: usize = 128;
+
 /// The softmax of a logit vector, without its values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Distribution {
@@ -17,7 +20,7 @@ pub(super) struct Distribution {
 impl Distribution {
     /// Measures a logit vector: H = ln Z − Σ p·(x − max), with Z = Σ exp(x − max), turned from nats to bits.
     pub fn of(logits: &[f32]) -> Self {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let max = max_of(logits);
         if max == f32::NEG_INFINITY {
             return Self { log_sum_exp: f32::NEG_INFINITY, entropy: 0.0 };
         }
@@ -46,12 +49,12 @@ impl Distribution {
     }
 
     /// Natural logarithm of the probability of an entry.
-    pub fn logprob(&self, logit: f32) -> f32 {
+    pub fn logprob(self, logit: f32) -> f32 {
         (logit - self.log_sum_exp).min(0.0)
     }
 
     /// Probability of an entry.
-    pub fn prob(&self, logit: f32) -> f32 {
+    pub fn prob(self, logit: f32) -> f32 {
         self.logprob(logit).exp()
     }
 }
@@ -65,6 +68,18 @@ fn exp(x: f32) -> f32 {
     let f = (t - n) * std::f32::consts::LN_2;
     let p = 1.0 + f * (1.0 + f * (0.5 + f * (1.0 / 6.0 + f * (1.0 / 24.0 + f * (1.0 / 120.0)))));
     p * f32::from_bits(((n as i32 + 127) << 23) as u32)
+}
+
+fn max_of(values: &[f32]) -> f32 {
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (max, &value) in max.iter_mut().zip(chunk) {
+            *max = if value > *max { value } else { *max };
+        }
+    }
+    max.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
 }
 
 /// 1 for the most probable token; among equal ones the lower id comes first.
@@ -84,15 +99,21 @@ pub(super) fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
         return top;
     }
     let mut floor = f32::NEG_INFINITY;
-    for (index, &logit) in logits.iter().enumerate() {
-        if logit > floor {
-            let at = top.partition_point(|other| other.1 >= logit);
-            top.insert(at, (index as TokenId, logit));
-            if top.len() > count {
-                top.pop();
-            }
-            if top.len() == count {
-                floor = top[count - 1].1;
+    // Past the first few, most blocks hold nothing that is high enough, which their maximum tells at once.
+    for (block, values) in logits.chunks(BLOCK).enumerate() {
+        if max_of(values) <= floor {
+            continue;
+        }
+        for (index, &logit) in values.iter().enumerate() {
+            if logit > floor {
+                let at = top.partition_point(|other| other.1 >= logit);
+                top.insert(at, ((block * BLOCK + index) as TokenId, logit));
+                if top.len() > count {
+                    top.pop();
+                }
+                if top.len() == count {
+                    floor = top[count - 1].1;
+                }
             }
         }
     }

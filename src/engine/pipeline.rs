@@ -142,7 +142,7 @@ pub(super) struct Effect {
     pub removed: Option<u32>,
     /// Backtrack: whether it asked for more.
     pub clamped: bool,
-    /// AdjustedLogits: `(token, before, after)` of the probabilities it moved most.
+    /// `AdjustedLogits`: `(token, before, after)` of the probabilities it moved most.
     pub moved: Vec<(i32, f32, f32)>,
 }
 

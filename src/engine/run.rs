@@ -259,16 +259,13 @@ impl Run {
         };
         let reply = passage.call(mods[index].session.as_mut(), &call, done(self.id, self.awaited_call));
         self.mods = mods;
-        match reply {
-            Some(reply) => {
-                self.state = State::Passing(passage);
-                self.settle(index, reply);
-                true
-            }
-            None => {
-                self.state = State::Waiting(passage, index);
-                false
-            }
+        if let Some(reply) = reply {
+            self.state = State::Passing(passage);
+            self.settle(index, reply);
+            true
+        } else {
+            self.state = State::Waiting(passage, index);
+            false
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::capture::Capture;
 use super::run::{Run, State};
-use super::{Options, Output};
+use super::{Options, Output, RecordPolicy};
 use crate::events::{FinishReason, Item, RunId, Signal, TokenId};
 use crate::model::llama::{Candidates, Context};
 use crate::mods::{Done, Reply};
@@ -238,14 +238,13 @@ impl<'model> Scheduler<'model> {
             if live.client.is_closed() && live.run.end.is_none() {
                 live.run.abort(FinishReason::Cancelled, "the client went away".into());
             }
+            if live.run.request.record == RecordPolicy::Required && self.recorder.is_closed() {
+                live.run.abort(FinishReason::Error, "the run must be recorded, and the recorder has ended".into());
+            }
             while let Some(output) = live.run.outbox.pop_front() {
-                match live.client.try_send(output) {
-                    Ok(()) => {}
-                    Err(TrySendError::Full(output)) => {
-                        live.run.outbox.push_front(output);
-                        break;
-                    }
-                    Err(TrySendError::Closed(_)) => {}
+                if let Err(TrySendError::Full(output)) = live.client.try_send(output) {
+                    live.run.outbox.push_front(output);
+                    break;
                 }
             }
             // Behind what the recorder had no room for: a run's end is its last signal.
@@ -399,13 +398,9 @@ impl<'model> Scheduler<'model> {
     /// Sends the recorder what has gathered: what is due, or everything when the thread is about to sleep.
     fn record(&mut self, everything: bool) {
         while let Some(signal) = self.unrecorded.pop_front() {
-            match self.recorder.try_send(signal) {
-                Ok(()) => {}
-                Err(TrySendError::Full(signal)) => {
-                    self.unrecorded.push_front(signal);
-                    return;
-                }
-                Err(TrySendError::Closed(_)) => {}
+            if let Err(TrySendError::Full(signal)) = self.recorder.try_send(signal) {
+                self.unrecorded.push_front(signal);
+                return;
             }
         }
         for index in 0..self.slots.len() {

@@ -63,7 +63,7 @@ impl ActionType {
 /// What our engine writes into `details`, beside the document's fields: `tokens` and `texts` (the forced,
 /// replacing or prompt tokens), `removed` (tokens a Backtrack really removed from the sequence, after clamping
 /// and without a drawn token that was never appended), `clamped` (true when the mod asked for more),
-/// `superseded` (true when an earlier mod's action won the event), `moved` (for AdjustedLogits: tokens whose
+/// `superseded` (true when an earlier mod's action won the event), `moved` (for `AdjustedLogits`: tokens whose
 /// probability it moved most, `[{token, text, before, after}]`), `version` (hash of the mod's source).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Action {
@@ -77,29 +77,29 @@ pub struct Action {
     pub created_at: Option<DateTime<Utc>>,
     /// The full action object.
     pub details: Option<RawJson>,
-    /// AdjustedPrefill: the new prompt's text.
+    /// `AdjustedPrefill`: the new prompt's text.
     pub new_prompt: Option<String>,
-    /// AdjustedPrefill: its length in tokens.
+    /// `AdjustedPrefill`: its length in tokens.
     pub new_length: Option<i32>,
-    /// AdjustedPrefill: the new limit of generated tokens.
+    /// `AdjustedPrefill`: the new limit of generated tokens.
     pub adjusted_max_steps: Option<i32>,
-    /// ForceTokens, ForceOutput: how many tokens.
+    /// `ForceTokens`, `ForceOutput`: how many tokens.
     pub token_count: Option<i32>,
-    /// ForceTokens, ForceOutput: the first ten as text.
+    /// `ForceTokens`, `ForceOutput`: the first ten as text.
     pub tokens_preview: Option<String>,
     /// Backtrack: how many tokens the mod asked to remove.
     pub backtrack_steps: Option<i32>,
     /// Backtrack: how many tokens replace them.
     pub backtrack_token_count: Option<i32>,
-    /// AdjustedLogits: shape of the logits, e.g. `[1, 32000]`.
+    /// `AdjustedLogits`: shape of the logits, e.g. `[1, 32000]`.
     pub logits_shape: Option<String>,
-    /// AdjustedLogits: temperature of this one draw.
+    /// `AdjustedLogits`: temperature of this one draw.
     pub temperature: Option<f64>,
-    /// ToolCalls: whether there are any.
+    /// `ToolCalls`: whether there are any.
     pub has_tool_calls: Option<bool>,
-    /// ToolCalls: the payload.
+    /// `ToolCalls`: the payload.
     pub tool_calls: Option<RawJson>,
-    /// EmitError: the message.
+    /// `EmitError`: the message.
     pub error_message: Option<String>,
 }
 

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use uuid::Uuid;
 
-/// Identifies a run. A UUIDv7, so that ids sort by the time at which runs began.
+/// Identifies a run. A `UUIDv7`, so that ids sort by the time at which runs began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub Uuid);
@@ -142,7 +142,7 @@ pub struct RunStart {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// End-of-generation token, stop string, stop token, or a mod's ForceOutput.
+    /// End-of-generation token, stop string, stop token, or a mod's `ForceOutput`.
     Stop,
     /// The limit of tokens, of steps, or the context's end.
     Length,

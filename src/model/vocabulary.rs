@@ -8,8 +8,10 @@ pub struct Vocabulary {
     control: Vec<bool>,
     end_of_generation: Vec<TokenId>,
     special: Special,
-    tokenize: Box<dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync>,
+    tokenize: Box<Tokenize>,
 }
+
+type Tokenize = dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync;
 
 /// The vocabulary's tokens with a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -80,7 +80,7 @@ fn quantise(value: Option<f32>) -> u16 {
 pub fn encode(fold: &Fold) -> Vec<u8> {
     let (rows, events) = (fold.rows(), fold.events());
     let (text, strings) = string_table(rows);
-    let marks = serde_json::to_vec(fold.marks()).expect("marks are plain JSON");
+    let marks = serde_json::to_vec(fold.marks()).unwrap_or_else(|_| b"[]".to_vec());
     let sections = [
         (section::TEXT, text),
         (section::TOKEN, column(rows, |row| row.token.to_le_bytes())),

@@ -2,6 +2,7 @@
 
 use super::harness::{Server, folder, model, server, thunder};
 use serde_json::Value;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -160,7 +161,7 @@ fn the_readme_lists_every_flag_of_serve() {
         let default =
             if default.is_empty() || !takes_value { String::new() } else { format!("`{}`", default.join(",")) };
         let meaning = flag.get_help().unwrap().to_string().replace('\n', " ").replace('|', "\\|");
-        table.push_str(&format!("| {short}`--{long}` | {env} | {default} | {meaning} |\n"));
+        writeln!(table, "| {short}`--{long}` | {env} | {default} | {meaning} |").unwrap();
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
     let readme = std::fs::read_to_string(&path).unwrap();

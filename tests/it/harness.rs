@@ -14,7 +14,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to be ready, also while other tests use all cores.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Mods of the shared server, beside the built-in ones.
 const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");

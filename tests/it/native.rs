@@ -168,7 +168,7 @@ async fn a_running_run_is_followed_live() {
                       "mods": [{"name": "force-prefix", "config": {"text": "one two three"}}]});
     let (run_id, mut output) = begun(server, &body).await;
     let path = format!("/api/v1/runs/{run_id}/events");
-    let (late, _) =
+    let (late, ()) =
         tokio::join!(async { events(get(server, &path, &[("accept", "text/event-stream")]).await).await }, async {
             while output.next().await.is_some() {}
         });

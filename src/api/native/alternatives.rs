@@ -28,12 +28,12 @@ pub struct ListAlternatives {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Alternatives {
     /// One entry for each `ForwardPass` of the range.
-    alternatives: Vec<Step>,
+    alternatives: Vec<Candidates>,
 }
 
 /// What else could have come at one step.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Step {
+pub struct Candidates {
     /// The step's `ForwardPass`.
     sequence_order: i32,
     /// The step.
@@ -72,12 +72,12 @@ pub async fn list(
     Ok(Json(Alternatives { alternatives: steps(items, end) }))
 }
 
-fn steps(items: Vec<Item>, end: i32) -> Vec<Step> {
-    let mut steps: Vec<Step> = Vec::new();
+fn steps(items: Vec<Item>, end: i32) -> Vec<Candidates> {
+    let mut steps: Vec<Candidates> = Vec::new();
     for item in items {
         let Item::Event(event) = item else { continue };
         match event.event_type {
-            EventType::ForwardPass if event.sequence_order < end => steps.push(Step::begin(event)),
+            EventType::ForwardPass if event.sequence_order < end => steps.push(Candidates::begin(event)),
             EventType::Sampled => {
                 if let Some(step) = steps.last_mut().filter(|step| step.step == event.step) {
                     step.draw(event);
@@ -89,7 +89,7 @@ fn steps(items: Vec<Item>, end: i32) -> Vec<Step> {
     steps
 }
 
-impl Step {
+impl Candidates {
     fn begin(event: Event) -> Self {
         let measured = measured(event.measured);
         let given = |raw: RawJson| serde_json::from_str(raw.get()).unwrap_or(Value::Null);

@@ -55,12 +55,12 @@ pub enum View {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct OneStep {
     /// The step.
-    attention: Row,
+    attention: StepAttention,
 }
 
 /// The attention of one step.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Row {
+pub struct StepAttention {
     /// Its `ForwardPass`.
     sequence_order: i32,
     /// Positions attended to.
@@ -78,12 +78,12 @@ pub struct Row {
     /// The position with the largest mean.
     sink: u32,
     /// Statistics of every head.
-    stats: Vec<Stat>,
+    stats: Vec<HeadMeasures>,
 }
 
 /// Statistics of one head.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Stat {
+pub struct HeadMeasures {
     /// Its layer.
     layer: u16,
     /// Its number within the layer.
@@ -91,7 +91,7 @@ pub struct Stat {
     /// `entropy` in bits, `sink_mass`, `peak`, `peak_position`.
     #[serde(flatten)]
     #[schema(value_type = Object)]
-    stat: HeadStat,
+    measures: HeadStat,
 }
 
 /// Shows the attention of one step (`at`), or a map of steps × positions (`from`, `to`, `bins`).
@@ -124,7 +124,7 @@ pub async fn show(
     Ok(Json(map::read(store, run.run_id, events, query.view, bins).await?).into_response())
 }
 
-async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Result<Row, ApiError> {
+async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Result<StepAttention, ApiError> {
     let with_t1 = query.view == View::Layer;
     let range = at.saturating_sub(EVENTS_BACK).max(0)..at.saturating_add(1);
     let step = store.attention_range(run_id, range, with_t1).await?.pop();
@@ -147,8 +147,9 @@ async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Re
         }
     };
     let names = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
-    let stats = names.zip(overview.stats).map(|((layer, head), stat)| Stat { layer, head, stat }).collect();
-    Ok(Row {
+    let stats =
+        names.zip(overview.stats).map(|((layer, head), measures)| HeadMeasures { layer, head, measures }).collect();
+    Ok(StepAttention {
         sequence_order: *sequence_order,
         row_len: *row_len,
         layer_ids: layer_ids.to_vec(),

@@ -4,7 +4,7 @@ use super::{event_range, find, follow};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::RunId;
-use crate::store::{Error, RunSummary, Store};
+use crate::store::{Error, Store};
 use crate::trace::document::item_to_json;
 use axum::body::Body;
 use axum::extract::State;
@@ -62,14 +62,14 @@ pub async fn list(
         return follow::respond(&app, run_id, from);
     }
     let run = find(&app, &id).await?;
-    let lines = lines(app.store()?.clone(), run, range);
+    let lines = lines(app.store()?.clone(), run.run_id, range);
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
 /// The items as lines, a page of events at a time. An error in the middle cuts the answer off, which clients notice.
-fn lines(store: Store, run: RunSummary, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
+fn lines(store: Store, run_id: RunId, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
     stream::try_unfold(range, move |range| {
-        let (store, run_id) = (store.clone(), run.run_id);
+        let store = store.clone();
         async move {
             if range.is_empty() {
                 return Ok(None);

@@ -68,7 +68,9 @@ pub(super) async fn read(
         return Err(ApiError::new(Kind::NotFound, "no attention was recorded in this range of events"));
     }
     let bins = bins.min(row_len);
-    rows.iter_mut().for_each(|row| row.values = binned(&row.values, row_len, bins));
+    for row in &mut rows {
+        row.values = binned(&row.values, row_len, bins);
+    }
     Ok(Answer { attention: Map { row_len, bins, view, quality: "f16", sampled, rows } })
 }
 

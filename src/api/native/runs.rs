@@ -109,9 +109,10 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl
     (status = 409, body = Problem, description = "The run is still running")))]
 pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
     let run = find(&app, &id).await?;
-    match app.store()?.delete(run.run_id).await? {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => Err(ApiError::not_found("run", id)),
+    if app.store()?.delete(run.run_id).await? {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(ApiError::not_found("run", id))
     }
 }
 

@@ -63,7 +63,7 @@ impl Encoder {
         row_len: usize,
     ) -> Result<(Vec<u8>, Vec<u8>), Error> {
         let values = layers.checked_mul(heads).and_then(|rows| rows.checked_mul(row_len));
-        let fits = heads <= usize::from(u16::MAX) && row_len <= MOST_POSITIONS && layers <= usize::from(u16::MAX);
+        let fits = u16::try_from(heads).is_ok() && u16::try_from(layers).is_ok() && row_len <= MOST_POSITIONS;
         if values != Some(rows.len()) || rows.is_empty() || !fits {
             return Err(Error::Shape { values: rows.len(), layers, heads, row_len });
         }

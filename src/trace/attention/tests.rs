@@ -11,7 +11,9 @@ fn attention() -> impl Strategy<Value = (Vec<f32>, usize, usize, usize)> {
         .prop_map(|(mut rows, layers, heads, row_len)| {
             for row in rows.chunks_exact_mut(row_len) {
                 let sum: f32 = row.iter().map(|score| score.exp()).sum();
-                row.iter_mut().for_each(|score| *score = score.exp() / sum);
+                for score in row {
+                    *score = score.exp() / sum;
+                }
             }
             (rows, layers, heads, row_len)
         })

@@ -14,10 +14,12 @@ pub fn problem(json: &str) -> Option<(String, String)> {
 /// A cheap necessary condition for a problem, in a form that compiles to vector code: most values end here.
 fn harmless(bytes: &[u8]) -> bool {
     let opens = bytes.iter().filter(|&&byte| byte | 0x20 == b'{').count();
-    let suspicious = bytes.iter().zip(bytes.iter().skip(1)).fold(false, |found, (&a, &b)| {
-        found | ((a == b'\\') & (b == b'u')) | ((a == b'.' || a.is_ascii_digit()) & (b | 0x20 == b'e'))
+    let suspicious = bytes.iter().zip(bytes.iter().skip(1)).fold(0_u8, |found, (&a, &b)| {
+        let escape = u8::from(a == b'\\') & u8::from(b == b'u');
+        let exponent = (u8::from(a == b'.') | u8::from(a.is_ascii_digit())) & u8::from(b | 0x20 == b'e');
+        found | escape | exponent
     });
-    opens <= MOST_DEPTH && !suspicious
+    opens <= MOST_DEPTH && suspicious == 0
 }
 
 struct Scan<'a> {

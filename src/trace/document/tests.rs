@@ -84,7 +84,7 @@ fn what_the_fingerprint_sees() {
     for (pointer, value) in [
         ("/request/temperature", json!(0.75)),
         ("/request/user_api_key", Value::Null),
-        ("/events/1/top_tokens/0/prob", json!(0.8500001)),
+        ("/events/1/top_tokens/0/prob", json!(0.850_000_1)),
         ("/events/1/details", json!({})),
         ("/mod_logs/1/log_message", json!("")),
         ("/actions/0/mod_call_sequence", json!(1)),

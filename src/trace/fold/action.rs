@@ -57,18 +57,15 @@ impl Fold {
             return self.replace_prompt(&details.tokens, &details.texts, after, flags::TOUCHED);
         }
         let length = action.new_length.unwrap_or_else(|| i32::from(action.new_prompt.is_some())).max(0) as u32;
-        match self.invent(length) {
-            Some(count) => {
-                let mut texts = vec![String::new(); count as usize];
-                if let Some(first) = texts.first_mut() {
-                    *first = action.new_prompt.clone().unwrap_or_default();
-                }
-                self.replace_prompt(&vec![-1; count as usize], &texts, after, flags::TOUCHED);
+        if let Some(count) = self.invent(length) {
+            let mut texts = vec![String::new(); count as usize];
+            if let Some(first) = texts.first_mut() {
+                *first = action.new_prompt.clone().unwrap_or_default();
             }
-            None => {
-                self.replace_prompt(&[], &[], after, 0);
-                self.base = length;
-            }
+            self.replace_prompt(&vec![-1; count as usize], &texts, after, flags::TOUCHED);
+        } else {
+            self.replace_prompt(&[], &[], after, 0);
+            self.base = length;
         }
     }
 
@@ -84,10 +81,8 @@ fn label(action: &Action, details: &Details) -> String {
     let name = action.action_type.as_str();
     let count = match action.action_type {
         ActionType::Backtrack => action.backtrack_steps.or_else(|| details.removed.map(|removed| removed as i32)),
-        ActionType::ForceTokens | ActionType::ForceOutput => {
-            action.token_count.or_else(|| Some(details.tokens.len() as i32))
-        }
-        ActionType::AdjustedPrefill => action.new_length.or_else(|| Some(details.tokens.len() as i32)),
+        ActionType::ForceTokens | ActionType::ForceOutput => action.token_count.or(Some(details.tokens.len() as i32)),
+        ActionType::AdjustedPrefill => action.new_length.or(Some(details.tokens.len() as i32)),
         _ => None,
     };
     match (count, &action.error_message) {

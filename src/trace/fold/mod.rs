@@ -246,12 +246,11 @@ impl Fold {
     }
 
     fn prefilled(&mut self, event: &Event, seq: u32) {
-        match event.measured.as_ref().and_then(|measured| measured.prompt.as_ref()) {
-            Some(prompt) => self.replace_prompt(&prompt.tokens, &prompt.texts, seq, 0),
-            None => {
-                self.replace_prompt(&[], &[], seq, 0);
-                self.base = event.prompt_length.unwrap_or(0).max(0) as u32;
-            }
+        if let Some(prompt) = event.measured.as_ref().and_then(|measured| measured.prompt.as_ref()) {
+            self.replace_prompt(&prompt.tokens, &prompt.texts, seq, 0);
+        } else {
+            self.replace_prompt(&[], &[], seq, 0);
+            self.base = event.prompt_length.unwrap_or(0).max(0) as u32;
         }
     }
 

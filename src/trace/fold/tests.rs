@@ -16,7 +16,9 @@ fn visible(fold: &Fold, n: u32) -> Vec<usize> {
 
 fn fold_of(items: &[Item]) -> Fold {
     let mut fold = Fold::new();
-    items.iter().for_each(|item| fold.apply(item));
+    for item in items {
+        fold.apply(item);
+    }
     fold
 }
 
@@ -228,7 +230,9 @@ proptest! {
         let cut = part.index(items.len() + 1);
         let before = fold_of(&items[..cut]);
         let mut resumed = before.clone();
-        items[cut..].iter().for_each(|item| resumed.apply(item));
+        for item in &items[cut..] {
+            resumed.apply(item);
+        }
         prop_assert_eq!(resumed.rows(), whole.rows());
         prop_assert_eq!(resumed.marks(), whole.marks());
         prop_assert_eq!(resumed.counters(), whole.counters());
