@@ -1,0 +1,54 @@
+//! The dashboard in headless Chromium, by the tests of `tests/browser`; they need node, npm and Chromium.
+
+use super::harness::Server;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[tokio::test]
+async fn the_dashboard_works_in_a_browser() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser");
+    let Some(chromium) = find(&["chromium", "chromium-browser", "google-chrome"]) else { return left_out("Chromium") };
+    let (Some(npm), Some(_)) = (find(&["npm"]), find(&["node"])) else { return left_out("node with npm") };
+    if !folder.join("node_modules").exists() {
+        let install = Command::new(&npm)
+            .args(["install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"])
+            .current_dir(&folder)
+            .output()
+            .unwrap();
+        if !install.status.success() {
+            return left_out("what npm install fetches");
+        }
+    }
+    let server = Server::start(&[]);
+    server.wait_ready().await;
+    let base = server.base.clone();
+    let tests = tokio::task::spawn_blocking(move || {
+        Command::new(npm)
+            .arg("test")
+            .env("THUNDER_URL", base)
+            .env("CHROMIUM", chromium)
+            .current_dir(folder)
+            .output()
+            .unwrap()
+    });
+    let tests = tests.await.unwrap();
+    assert!(
+        tests.status.success(),
+        "{}\n{}\nserver:\n{}",
+        String::from_utf8_lossy(&tests.stdout),
+        String::from_utf8_lossy(&tests.stderr),
+        server.log()
+    );
+    server.stop("TERM").await;
+}
+
+fn left_out(missing: &str) {
+    eprintln!("LEFT OUT: the browser tests need {missing}, which is not here");
+}
+
+fn find(names: &[&str]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let candidates: Vec<PathBuf> =
+        std::env::split_paths(&path).flat_map(|folder| names.iter().map(move |name| folder.join(name))).collect();
+    candidates.into_iter().find(|candidate| candidate.is_file())
+}
