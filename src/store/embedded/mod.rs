@@ -115,9 +115,12 @@ impl Server {
 
     /// Makes the data directory under another name, so that an interrupted start leaves no half of one.
     async fn init(&self, folder: &Path) -> Result<(), EmbeddedError> {
-        let fresh = folder.join("data.new");
-        if fresh.exists() {
-            fs::remove_dir_all(&fresh).map_err(disk("cannot remove", &fresh))?;
+        // an initdb that outlived its Thunder may still be writing: everyone has a folder of their own
+        let fresh = folder.join(format!("data.new.{}", std::process::id()));
+        for entry in fs::read_dir(folder).map_err(disk("cannot read", folder))?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with("data.new") {
+                let _ = fs::remove_dir_all(entry.path());
+            }
         }
         let mut command = Command::new(self.programs.initdb());
         command.args(["--username", NAME, "--auth", "trust", "--no-locale", "--encoding", "UTF8", "--no-instructions"]);
