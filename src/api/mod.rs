@@ -7,16 +7,19 @@
 mod app;
 mod error;
 pub mod extract;
+mod generation;
 mod health;
 mod ingest;
+mod llama;
 mod native;
 pub mod openai;
 mod security;
 mod server;
 mod session;
+mod wire;
 
 pub use app::{App, State};
-pub use error::{ApiError, Kind, OpenAiError, Problem, request_id, with_request_id};
+pub use error::{ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
 pub use health::Health;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
@@ -53,6 +56,7 @@ pub fn router(app: &App) -> Router {
         .merge(ingest::router())
         .merge(native::router())
         .merge(openai::router())
+        .merge(llama::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
     let security = &app.config().server.security;

@@ -4,7 +4,7 @@
 //! loopback server by DNS rebinding. A request that changes something must not come from a page of another origin.
 //! And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second gate.
 
-use super::{ApiError, App, Kind, OpenAiError, openai, session};
+use super::{ApiError, App, Kind, LlamaError, OpenAiError, llama, openai, session};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -21,9 +21,15 @@ pub struct Caller {
     pub label: String,
 }
 
-/// Renders an error as the path's clients read it.
+/// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
-    if openai::owns(path) { OpenAiError(error).into_response() } else { error.into_response() }
+    if llama::owns(path) {
+        LlamaError(error).into_response()
+    } else if openai::owns(path) {
+        OpenAiError(error).into_response()
+    } else {
+        error.into_response()
+    }
 }
 
 /// The gates, as middleware.

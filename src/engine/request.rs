@@ -36,6 +36,33 @@ pub struct Request {
     pub record: RecordPolicy,
 }
 
+impl Request {
+    /// A request for a continuation of that prompt, with a default for everything else: recorded as well as possible,
+    /// ten alternatives a token, no mods, as many tokens as the context holds.
+    #[must_use]
+    pub fn new(prompt: Vec<TokenId>, surface: Surface) -> Self {
+        Self {
+            request_id: None,
+            surface,
+            user_label: None,
+            prompt,
+            spans: Vec::new(),
+            prompt_preview: String::new(),
+            conversation: None,
+            tools: None,
+            sampling: Sampling::default(),
+            limits: Limits::default(),
+            mods: Vec::new(),
+            attention: false,
+            alternatives: Self::ALTERNATIVES,
+            record: RecordPolicy::default(),
+        }
+    }
+
+    /// Alternatives that are recorded for each token, unless the answer needs more.
+    pub const ALTERNATIVES: usize = 10;
+}
+
 /// How tokens are drawn: llama.cpp's sampler chain in its default order, penalties, top-k, top-p, min-p, temperature.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sampling {
@@ -91,6 +118,27 @@ pub struct Limits {
     pub stop_tokens: Vec<TokenId>,
     /// Do not end at end-of-generation tokens: they are never drawn.
     pub ignore_eos: bool,
+}
+
+impl Limits {
+    /// At most that many tokens, and enough steps for a mod that takes every token back a few times.
+    #[must_use]
+    pub fn new(max_tokens: u32) -> Self {
+        Self {
+            max_tokens,
+            max_steps: max_tokens.saturating_mul(4).saturating_add(256),
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+        }
+    }
+}
+
+impl Default for Limits {
+    /// As many tokens as the context holds.
+    fn default() -> Self {
+        Self::new(i32::MAX as u32)
+    }
 }
 
 /// What a recording failure does to a run.

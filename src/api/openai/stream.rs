@@ -3,11 +3,10 @@
 //! The stream pulls: a client that does not read stops its own run, and one that has gone drops the stream, and with
 //! it the run.
 
-use super::answer::failure;
 use super::shape::{self, Head};
 use super::tool_calls;
 use super::wire::Route;
-use crate::api::{ApiError, App};
+use crate::api::{ApiError, App, generation};
 use crate::engine::{Delta, Output};
 use crate::events::RunEnd;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -82,7 +81,7 @@ impl Writer {
                 let choice = self.choice("", &Value::Null);
                 self.chunk(&choice, Some(json!({ "retract": { "chars": chars } })));
             }
-            Some(Output::Ended(end)) => match failure(&end, &self.head) {
+            Some(Output::Ended(end)) => match generation::failure(&end, self.head.run_id) {
                 Some(error) => self.fail(&error),
                 None => self.end(&end),
             },

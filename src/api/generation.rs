@@ -1,0 +1,107 @@
+//! From a validated request to a run that has begun, and from its end to an error: the same for every dialect.
+
+use super::{ApiError, App, Caller, Kind};
+use crate::engine::{Engine, Output, Request, SubmitError};
+use crate::events::{FinishReason, RunEnd, RunId, Surface};
+use crate::model::Model;
+use axum::Extension;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::Response;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
+/// `thunder run` says so, and its runs are told from those of other programs.
+const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
+
+/// A run whose first output is there.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) run_id: RunId,
+    pub(super) model: Arc<Model>,
+    /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
+    pub(super) first: Output,
+    pub(super) rest: mpsc::Receiver<Output>,
+}
+
+/// Writes down who asks: the key's label, unless the request names somebody, and whether it is our own command line.
+pub(super) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
+    if headers.get(CLIENT).is_some_and(|client| client == "cli") {
+        request.surface = Surface::Cli;
+    }
+    if let Some(Extension(caller)) = caller {
+        request.user_label.get_or_insert(caller.label);
+    }
+}
+
+/// Hands a request to the engine and waits for its first output.
+///
+/// # Errors
+/// The request's id belongs to another run, the engine does not take it, or the server stops.
+pub(super) async fn begin(app: &App, engine: &Engine, request: Request) -> Result<Begun, ApiError> {
+    refuse_known_id(app, request.request_id.as_deref()).await?;
+    let mut generation = engine.submit(request).await?;
+    let first = next(app, &mut generation.output).await?;
+    Ok(Begun { run_id: generation.run_id, model: Arc::clone(engine.model()), first, rest: generation.output })
+}
+
+/// The next output of a run that is not over.
+///
+/// # Errors
+/// 503 when the server stops.
+pub(super) async fn next(app: &App, outputs: &mut mpsc::Receiver<Output>) -> Result<Output, ApiError> {
+    tokio::select! {
+        output = outputs.recv() => output.ok_or_else(|| ApiError::internal("the engine dropped the run")),
+        () = app.stopped() => Err(ApiError::unavailable("the server is stopping").retry_after(1)),
+    }
+}
+
+/// The error that a run ended with, if it did.
+pub(super) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
+    let finish = &end.finish;
+    let message = finish.message.clone();
+    match finish.reason {
+        FinishReason::Stop | FinishReason::Length | FinishReason::ToolCalls => None,
+        FinishReason::Cancelled => {
+            Some(ApiError::unavailable(message.unwrap_or_else(|| "the run was cancelled".into())).retry_after(1))
+        }
+        FinishReason::Error => {
+            let message = message.unwrap_or_else(|| format!("run {run} failed"));
+            Some(ApiError::new(Kind::Unprocessable, message).code("run_failed"))
+        }
+    }
+}
+
+/// The response with the header that leads to the run's replay; a failed run is recorded too.
+pub(super) fn with_run_id(mut response: Response, run: RunId) -> Response {
+    if let Ok(run_id) = HeaderValue::from_str(&run.to_string()) {
+        response.headers_mut().insert(RUN_ID, run_id);
+    }
+    response
+}
+
+/// A client's id names one run for ever. When the database cannot be asked, the run goes on.
+async fn refuse_known_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
+    if let Some(id) = request_id
+        && let Ok(Some(_)) = app.store()?.find(id).await
+    {
+        return Err(ApiError::conflict(format!("request_id '{id}' belongs to another run")).at("request_id"));
+    }
+    Ok(())
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::PromptTooLong { prompt_tokens, context } => {
+                Self::bad_request(message).exceeds_context(prompt_tokens, context)
+            }
+            SubmitError::EmptyPrompt => Self::invalid("prompt", message),
+            SubmitError::AttentionOff => Self::invalid("attention", message),
+            SubmitError::ModConfig { .. } => Self::invalid("mods", message),
+            SubmitError::Busy { .. } => Self::new(Kind::Busy, message).retry_after(1),
+            SubmitError::Stopped => Self::unavailable(message),
+        }
+    }
+}

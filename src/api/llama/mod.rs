@@ -1,0 +1,40 @@
+//! llama-server's own routes: one file for each, each with its `router()`. Errors have llama-server's shape, and unknown
+//! fields are ignored, as there.
+
+mod text;
+
+use super::App;
+use utoipa_axum::router::OpenApiRouter;
+
+/// The routes.
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().merge(text::router())
+}
+
+/// Whether the path's clients expect llama-server's errors.
+pub(super) fn owns(path: &str) -> bool {
+    const EXACT: [&str; 20] = [
+        "/completion",
+        "/completions",
+        "/infill",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+        "/slots",
+        "/metrics",
+        "/lora-adapters",
+        "/embedding",
+        "/embeddings",
+        "/rerank",
+        "/reranking",
+        "/v1/rerank",
+        "/v1/reranking",
+        "/classify",
+        "/v1/classify",
+        "/sessions",
+        "/v1/health",
+    ];
+    const BELOW: [&str; 3] = ["/slots/", "/v1/slots/", "/sessions/"];
+    EXACT.contains(&path) || BELOW.iter().any(|start| path.starts_with(start))
+}
