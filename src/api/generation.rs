@@ -2,12 +2,13 @@
 
 use super::{ApiError, App, Caller, Kind};
 use crate::engine::{Engine, Output, Request, SubmitError};
-use crate::events::{FinishReason, RunEnd, RunId, Surface};
+use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface};
 use crate::model::Model;
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
-use std::sync::Arc;
+use serde_json::{Value, json};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
@@ -19,6 +20,8 @@ const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 pub(super) struct Begun {
     pub(super) run_id: RunId,
     pub(super) model: Arc<Model>,
+    /// The slot it was given, once it was.
+    pub(super) slot: Arc<OnceLock<u32>>,
     /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
     pub(super) first: Output,
     pub(super) rest: mpsc::Receiver<Output>,
@@ -42,7 +45,13 @@ pub(super) async fn begin(app: &App, engine: &Engine, request: Request) -> Resul
     refuse_known_id(app, request.request_id.as_deref()).await?;
     let mut generation = engine.submit(request).await?;
     let first = next(app, &mut generation.output).await?;
-    Ok(Begun { run_id: generation.run_id, model: Arc::clone(engine.model()), first, rest: generation.output })
+    Ok(Begun {
+        run_id: generation.run_id,
+        model: Arc::clone(engine.model()),
+        slot: generation.slot,
+        first,
+        rest: generation.output,
+    })
 }
 
 /// The next output of a run that is not over.
@@ -78,6 +87,28 @@ pub(super) fn with_run_id(mut response: Response, run: RunId) -> Response {
         response.headers_mut().insert(RUN_ID, run_id);
     }
     response
+}
+
+/// Where the time went, as llama-server tells it: the first token comes with the prompt, so that the rate is that of the
+/// tokens behind it.
+pub(super) fn timings(finish: &Finish) -> Value {
+    let usage = finish.usage;
+    let prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+    let (prompt_ms, predicted_ms) = (finish.prompt_us as f64 / 1e3, finish.generation_us as f64 / 1e3);
+    let per_second = |count: u32, ms: f64| if ms > 0.0 { f64::from(count) * 1e3 / ms } else { 0.0 };
+    let per_token = |count: u32, ms: f64| if count > 0 { ms / f64::from(count) } else { 0.0 };
+    let steps = usage.completion_tokens.saturating_sub(1);
+    json!({
+        "cache_n": usage.cached_tokens,
+        "prompt_n": prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": per_token(prompt, prompt_ms),
+        "prompt_per_second": per_second(prompt, prompt_ms),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": per_token(steps, predicted_ms),
+        "predicted_per_second": per_second(steps, predicted_ms),
+    })
 }
 
 /// A client's id names one run for ever. When the database cannot be asked, the run goes on.

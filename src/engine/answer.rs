@@ -12,6 +12,7 @@ pub(super) struct Answer {
     stop: Vec<Vec<u8>>,
     /// Where a stop string begins, and which.
     stopped: Option<(usize, usize)>,
+    first_line_break: Option<usize>,
     sent: usize,
 }
 
@@ -24,7 +25,11 @@ impl Answer {
     /// Appends a token. Returns its text: what became complete with it. Hidden tokens add nothing.
     pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
         if !hidden {
+            let from = self.bytes.len();
             self.bytes.extend_from_slice(piece);
+            if self.first_line_break.is_none() {
+                self.first_line_break = piece.iter().position(|&byte| byte == b'\n').map(|at| from + at);
+            }
         }
         let complete_before = self.complete();
         let complete = complete_before + complete_prefix(&self.bytes[complete_before..]);
@@ -49,6 +54,7 @@ impl Answer {
             0
         };
         self.bytes.truncate(end);
+        self.first_line_break = self.first_line_break.filter(|&at| at < end);
         if let Some((at, which)) = self.stopped
             && at + self.stop[which].len() > end
         {
@@ -75,6 +81,11 @@ impl Answer {
     /// Takes everything that was not sent, at the end of the run.
     pub fn take_rest(&mut self) -> String {
         self.take_upto(self.text_end())
+    }
+
+    /// Whether the text has a line break.
+    pub fn has_new_line(&self) -> bool {
+        self.first_line_break.is_some()
     }
 
     /// Number of tokens whose text has been sent entirely.

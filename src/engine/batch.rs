@@ -34,7 +34,7 @@ impl Scheduler<'_> {
                     continue;
                 }
             }
-            ready.push((live.arrival, index, live.run.sequence.len() - live.run.cached));
+            ready.push((live.arrival, index, live.run.next_decode()));
         }
         let generating = ready.iter().any(|&(_, _, left)| left <= SHORT);
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
@@ -97,6 +97,7 @@ impl Scheduler<'_> {
     }
 
     pub(super) fn decode(&mut self, parts: Vec<Part>) {
+        self.count_decode();
         let captured = match self.context.decode() {
             Ok(captured) => captured,
             Err(error) => return self.fail(&parts, &error.to_string()),
@@ -107,6 +108,7 @@ impl Scheduler<'_> {
             let Some(live) = &mut slot.live else { continue };
             slot.cache.extend_from_slice(&live.run.sequence[part.from..part.upto]);
             live.run.cached = part.upto;
+            live.run.tell_progress();
             let commands = &self.commands;
             for (index, position) in part.outputs {
                 if let Some(row) = captured.next_if(|row| row.index == index) {

@@ -16,11 +16,13 @@ mod pipeline;
 mod request;
 mod run;
 mod scheduler;
+mod status;
 mod steps;
 
 pub use capture::AttentionCoder;
 pub use journal::Clock;
-pub use request::{Limits, RecordPolicy, Request, Sampling};
+pub use request::{Limits, RecordPolicy, Report, Request, Sampling};
+pub use status::{Counts, Occupant, SlotView, Status, Totals};
 
 use crate::events::{Alternative, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
@@ -33,7 +35,7 @@ use run::Run;
 use scheduler::{Command, Scheduler};
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
@@ -74,6 +76,10 @@ pub enum Output {
         /// Unicode scalar values to remove from the end.
         chars: usize,
     },
+    /// How probable the tokens of the prompt were, where it was asked for; before any text.
+    Prompt(Vec<(TokenMeasure, Vec<Alternative>)>),
+    /// How far the prompt is, where it was asked for.
+    Progress(Progress),
     /// The run is over; always the last output.
     Ended(Arc<RunEnd>),
 }
@@ -87,6 +93,19 @@ pub struct Delta {
     pub tokens: Vec<(TokenMeasure, Vec<Alternative>)>,
 }
 
+/// How far a prompt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub total: u32,
+    /// Tokens whose state was there already.
+    pub cached: u32,
+    /// Tokens that are there now, `cached` among them.
+    pub processed: u32,
+    /// Microseconds since the run got its slot.
+    pub elapsed_us: u64,
+}
+
 /// A run that was accepted.
 #[derive(Debug)]
 pub struct Generation {
@@ -94,6 +113,8 @@ pub struct Generation {
     pub run_id: RunId,
     /// The client's id, or ours as text.
     pub request_id: String,
+    /// The slot it was given, once it was.
+    pub slot: Arc<OnceLock<u32>>,
     /// What happens to it.
     pub output: mpsc::Receiver<Output>,
 }
@@ -145,6 +166,7 @@ struct Inner {
     options: Options,
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
+    status: Arc<Status>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -160,10 +182,11 @@ impl Engine {
     ) -> Result<Self, crate::model::Error> {
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
+        let status = Arc::new(Status::new(options.parallel));
         let (ready, started) = oneshot::channel();
         let thread = {
-            let (model, options, commands, waiting) =
-                (Arc::clone(&model), options.clone(), commands.clone(), Arc::clone(&waiting));
+            let (model, options, commands, waiting, status) =
+                (Arc::clone(&model), options.clone(), commands.clone(), Arc::clone(&waiting), Arc::clone(&status));
             move || {
                 let context = ContextOptions {
                     context_per_sequence: options.ctx_size,
@@ -184,7 +207,7 @@ impl Engine {
                 match made {
                     Ok((context, capture)) => {
                         if ready.send(Ok(())).is_ok() {
-                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting).run();
+                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status).run();
                         }
                     }
                     // Nobody listens only when the start was given up.
@@ -197,7 +220,8 @@ impl Engine {
             .spawn(thread)
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
         started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
-        Ok(Self { inner: Arc::new(Inner { model, options, commands, waiting, thread: Mutex::new(Some(thread)) }) })
+        let thread = Mutex::new(Some(thread));
+        Ok(Self { inner: Arc::new(Inner { model, options, commands, waiting, status, thread }) })
     }
 
     /// Hands a request to the decode thread.
@@ -259,9 +283,10 @@ impl Engine {
         }));
         let (client, output) = mpsc::channel(CLIENT_CHANNEL);
         let run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        let slot = Arc::clone(&run.slot);
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
-        Ok(Generation { run_id: id, request_id, output })
+        Ok(Generation { run_id: id, request_id, slot, output })
     }
 
     /// The model it runs.
@@ -274,6 +299,18 @@ impl Engine {
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
+    }
+
+    /// Runs that decode at the same time.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.inner.options.parallel
+    }
+
+    /// What the decode thread is doing.
+    #[must_use]
+    pub fn status(&self) -> &Status {
+        &self.inner.status
     }
 
     /// Whether attention can be captured.

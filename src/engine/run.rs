@@ -5,7 +5,8 @@ use super::answer::Answer;
 use super::journal::Journal;
 use super::measure::{self, Distribution};
 use super::pipeline::{ActiveMod, Passage};
-use super::{Output, Request};
+use super::status::Place;
+use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
 use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Call, CallEvent, Done, Reply, RunView};
@@ -53,6 +54,8 @@ pub(super) struct Run {
     pub awaited_call: u64,
     pub outbox: VecDeque<Output>,
     pub end: Option<Arc<RunEnd>>,
+    /// The slot it was given.
+    pub slot: Place,
     pub(super) context: usize,
     pub(super) max_tokens: usize,
     pub(super) step: u32,
@@ -75,6 +78,10 @@ pub(super) struct Run {
     pub(super) forced: Option<(usize, Vec<TokenMeasure>)>,
     /// The step that the forced list belongs to.
     pub(super) forced_step: u32,
+    /// How probable the tokens of the prompt were, while that is being found out.
+    pub(super) prompt_measures: Vec<(TokenMeasure, Vec<Alternative>)>,
+    /// When the run got its slot, in microseconds since it was made.
+    pub(super) begun_us: u64,
     pub(super) prompt_us: Option<u64>,
     pub(super) first_token_us: Option<u64>,
 }
@@ -101,6 +108,7 @@ impl Run {
             awaited_call: 0,
             outbox: VecDeque::new(),
             end: None,
+            slot: Place::default(),
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,
@@ -117,6 +125,8 @@ impl Run {
             newly: (0, false),
             forced: None,
             forced_step: 0,
+            prompt_measures: Vec::new(),
+            begun_us: 0,
             prompt_us: None,
             first_token_us: None,
             state: State::New,
@@ -153,21 +163,25 @@ impl Run {
     /// Takes the logits that follow `position`. The last position of the sequence begins a step; an earlier one belongs
     /// to a forced list and says how probable its next token was.
     pub fn on_logits(&mut self, position: usize, logits: &[f32], candidates: &mut Candidates, done: &DoneFactory<'_>) {
-        if self.prompt_us.is_none() {
-            self.prompt_us = Some(self.journal.elapsed().as_micros() as u64);
-        }
         if let Some(&next) = self.sequence.get(position + 1) {
-            let measure = self.measure(Distribution::of(logits), logits, next);
-            if let Some((_, measures)) = &mut self.forced {
+            let distribution = Distribution::of(logits);
+            let measure = self.measure(distribution, logits, next);
+            if position + 1 < self.prompt_len {
+                let top = self.alternatives(logits, distribution);
+                self.prompt_measures.push((measure, top));
+            } else if let Some((_, measures)) = &mut self.forced {
                 measures.push(measure);
             }
             return;
         }
+        if self.prompt_us.is_none() {
+            self.prompt_us = Some(self.elapsed_us().saturating_sub(self.begun_us));
+            if self.request.report.prompt_probabilities {
+                self.outbox.push_back(Output::Prompt(std::mem::take(&mut self.prompt_measures)));
+            }
+        }
         let distribution = Distribution::of(logits);
-        self.top = measure::top(logits, self.request.alternatives)
-            .into_iter()
-            .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
-            .collect();
+        self.top = self.alternatives(logits, distribution);
         self.distribution = Some(distribution);
         if !self.mods.is_empty() {
             self.kept.clear();
@@ -180,6 +194,14 @@ impl Run {
             self.begin_step();
         }
         self.drive(Some(logits), candidates, done);
+    }
+
+    /// The most probable tokens that these logits tell of.
+    fn alternatives(&self, logits: &[f32], distribution: Distribution) -> Vec<Alternative> {
+        measure::top(logits, self.request.alternatives)
+            .into_iter()
+            .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
+            .collect()
     }
 
     /// Takes the answer that a mod owed.
@@ -199,6 +221,42 @@ impl Run {
         if self.end.is_none() {
             self.finish(reason, Some(message), None);
         }
+    }
+
+    /// The run has a slot.
+    pub fn placed_in(&mut self, slot: u32) {
+        self.begun_us = self.elapsed_us();
+        // A run is placed once.
+        let _ = self.slot.set(slot);
+    }
+
+    /// Tells the client how far the prompt is, where it asked for that.
+    pub fn tell_progress(&mut self) {
+        if self.request.report.progress && self.prompt_us.is_none() && self.end.is_none() {
+            self.outbox.push_back(Output::Progress(Progress {
+                total: self.prompt_len as u32,
+                cached: self.reused as u32,
+                processed: self.cached.min(self.prompt_len) as u32,
+                elapsed_us: self.elapsed_us().saturating_sub(self.begun_us),
+            }));
+        }
+    }
+
+    /// How many tokens the next decode may take: all that are missing, unless each of them gives a row of logits.
+    pub fn next_decode(&self) -> usize {
+        const MOST_ROWS: usize = 256;
+        let missing = self.sequence.len() - self.cached;
+        let rows = self.request.report.prompt_probabilities && self.prompt_us.is_none();
+        if rows { missing.min(MOST_ROWS) } else { missing }
+    }
+
+    /// Whether the answer has a line break.
+    pub fn has_new_line(&self) -> bool {
+        self.answer.has_new_line()
+    }
+
+    pub(super) fn elapsed_us(&self) -> u64 {
+        self.journal.elapsed().as_micros() as u64
     }
 
     /// Whether the run wants a decode.

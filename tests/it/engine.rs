@@ -86,6 +86,7 @@ async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
         match output {
             Output::Text(delta) => text.extend(delta.text.chars()),
             Output::Retract { chars } => text.truncate(text.len() - chars),
+            Output::Prompt(_) | Output::Progress(_) => {}
             Output::Ended(end) => return (text.into_iter().collect(), end),
         }
     }

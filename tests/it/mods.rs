@@ -62,6 +62,7 @@ impl Lab {
             match generation.output.recv().await.unwrap() {
                 Output::Text(delta) => text.extend(delta.text.chars()),
                 Output::Retract { chars } => text.truncate(text.len() - chars),
+                Output::Prompt(_) | Output::Progress(_) => {}
                 Output::Ended(end) => break end,
             }
         };

@@ -23,6 +23,7 @@ pub(super) async fn whole(
             Output::Text(delta) => shape::collect(head.answer, &mut tokens, delta),
             Output::Retract { chars } => shape::retract(&mut tokens, chars),
             Output::Ended(end) => break end,
+            Output::Prompt(_) | Output::Progress(_) => {}
         }
         next = generation::next(app, &mut rest).await?;
     };
@@ -52,7 +53,7 @@ fn answer(
     };
     let mut object = head.object(json!([choice]), false);
     object.insert("usage".into(), shape::usage(finish.usage));
-    object.insert("timings".into(), shape::timings(finish));
+    object.insert("timings".into(), generation::timings(finish));
     object.insert("thunder".into(), head.thunder());
     Value::Object(object)
 }

@@ -85,6 +85,7 @@ impl Writer {
                 Some(error) => self.fail(&error),
                 None => self.end(&end),
             },
+            Some(Output::Prompt(_) | Output::Progress(_)) => {}
             None => self.fail(&ApiError::internal("the engine dropped the run")),
         }
     }
@@ -131,7 +132,7 @@ impl Writer {
             last = self.head.object(json!([]), true);
             last.insert("usage".into(), shape::usage(finish.usage));
         }
-        last.insert("timings".into(), shape::timings(finish));
+        last.insert("timings".into(), generation::timings(finish));
         self.ready.push_back(Value::Object(last).to_string());
         self.ready.push_back("[DONE]".into());
         self.over = true;
