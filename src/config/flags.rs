@@ -13,6 +13,9 @@ pub struct EngineFlags {
     /// GGUF file to run; without it the bundled demo model
     #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
+    /// Name of the model in requests and answers, again or after a comma for more; without it the file's name
+    #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
+    pub alias: Vec<String>,
     /// Context in tokens, divided evenly among the slots; without it each slot gets what the model was trained
     /// with, but at most 8192
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
@@ -86,6 +89,9 @@ pub struct ServerFlags {
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
+    /// Let requests name any model: one that is not known here is the default one, instead of an error
+    #[arg(long, env = "THUNDER_ANY_MODEL_NAME")]
+    pub any_model_name: bool,
     /// Largest request body, e.g. 256M
     #[arg(long, env = "THUNDER_MAX_BODY", value_name = "SIZE", default_value = "256M")]
     pub max_body: Size,

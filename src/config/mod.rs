@@ -38,6 +38,8 @@ pub struct Config {
 pub struct EngineConfig {
     /// The GGUF file; `None` for the bundled model.
     pub model: Option<PathBuf>,
+    /// Names of the model, the first the one it is shown by; empty for the file's.
+    pub alias: Vec<String>,
     /// Context in tokens, all slots together; `None` asks the model.
     pub ctx_size: Option<u32>,
     /// Slots, at least 1.
@@ -72,6 +74,8 @@ pub struct ServerConfig {
     pub listen: Vec<SocketAddr>,
     /// Who may do what.
     pub security: Security,
+    /// Whether a request that names an unknown model goes to the default one.
+    pub any_model_name: bool,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// How long runs may go on after the server was told to stop.
@@ -254,6 +258,7 @@ impl Config {
             server: ServerConfig {
                 security: server.security(&listen)?,
                 listen,
+                any_model_name: server.any_model_name,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
             },
@@ -287,6 +292,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
         let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
         Ok(Self {
             model: flags.model,
+            alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
             ctx_size,
             parallel,
             threads: flags.threads.filter(|&count| count > 0).map_or_else(defaults::threads, i32::from),
