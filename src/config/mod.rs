@@ -76,10 +76,23 @@ pub struct ServerConfig {
     pub security: Security,
     /// Whether a request that names an unknown model goes to the default one.
     pub any_model_name: bool,
+    /// Models besides the default one.
+    pub models: ModelsConfig,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// How long runs may go on after the server was told to stop.
     pub shutdown_grace: Duration,
+}
+
+/// Models besides the default one.
+#[derive(Debug, Clone, Default)]
+pub struct ModelsConfig {
+    /// Folder of GGUF files that may be loaded by name.
+    pub dir: Option<PathBuf>,
+    /// Whether a request loads the model it names.
+    pub autoload: bool,
+    /// How many may be loaded at once, at least 1; `None` for any number.
+    pub most: Option<usize>,
 }
 
 /// Who may do what.
@@ -192,6 +205,12 @@ pub enum Error {
         /// Path given.
         path: String,
     },
+    /// The folder of models is not there.
+    #[error("there is no folder {path}; --models-dir takes a folder of GGUF files")]
+    NoModelsDir {
+        /// Path given.
+        path: String,
+    },
     /// The host has no address.
     #[error("cannot find the host '{host}': {source}")]
     Host {
@@ -259,6 +278,7 @@ impl Config {
                 security: server.security(&listen)?,
                 listen,
                 any_model_name: server.any_model_name,
+                models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
             },

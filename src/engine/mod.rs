@@ -145,6 +145,8 @@ struct Inner {
     options: Options,
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
+    /// Cloned into every run.
+    counted: Arc<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -197,7 +199,16 @@ impl Engine {
             .spawn(thread)
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
         started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
-        Ok(Self { inner: Arc::new(Inner { model, options, commands, waiting, thread: Mutex::new(Some(thread)) }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                model,
+                options,
+                commands,
+                waiting,
+                counted: Arc::new(()),
+                thread: Mutex::new(Some(thread)),
+            }),
+        })
     }
 
     /// Hands a request to the decode thread.
@@ -258,7 +269,8 @@ impl Engine {
             prompt_preview: request.prompt_preview.clone(),
         }));
         let (client, output) = mpsc::channel(CLIENT_CHANNEL);
-        let run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        run.counted = Some(Arc::clone(&self.inner.counted));
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
         Ok(Generation { run_id: id, request_id, output })
@@ -274,6 +286,12 @@ impl Engine {
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
+    }
+
+    /// Runs that wait, decode, or have a client that has not read everything.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        Arc::strong_count(&self.inner.counted) - 1
     }
 
     /// Whether attention can be captured.

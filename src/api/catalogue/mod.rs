@@ -4,9 +4,11 @@
 //! comes over the network is ever taken for a path. A loaded model is a [`Loaded`]: an engine with its own decode
 //! thread and context, and what belongs to its weights. All engines send their signals to one recorder.
 
+mod folder;
 mod load;
 mod loaded;
 mod names;
+mod unload;
 
 pub use load::Step;
 pub use loaded::Loaded;
@@ -17,6 +19,7 @@ use crate::config::Config;
 use crate::engine::Clock;
 use crate::events::Signal;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{mpsc, watch};
 
@@ -50,6 +53,8 @@ pub struct Entry {
     pub state: ModelState,
     /// Counts up with each request to any model; the higher, the later.
     last_used: u64,
+    /// Tells the load that is going on to give up.
+    given_up: Arc<AtomicBool>,
 }
 
 /// The models of a server; cheap to clone.
@@ -58,6 +63,8 @@ pub struct Catalogue(Arc<Inner>);
 
 struct Inner {
     models: Mutex<Models>,
+    /// Held from making room to the load that takes it.
+    admission: tokio::sync::Mutex<()>,
     /// Told of every change of a state.
     changed: watch::Sender<()>,
     recorder: OnceLock<mpsc::Sender<Signal>>,
@@ -77,6 +84,7 @@ impl Catalogue {
     pub(super) fn new(config: Arc<Config>, clock: Clock) -> Self {
         Self(Arc::new(Inner {
             models: Mutex::default(),
+            admission: tokio::sync::Mutex::default(),
             changed: watch::Sender::new(()),
             recorder: OnceLock::new(),
             config,
@@ -106,51 +114,76 @@ impl Catalogue {
         self.lock().entries.first().and_then(Entry::ready).cloned()
     }
 
-    /// The model that a request names, with or without mods behind the name; `None` is the default. Waits while it
-    /// is being loaded.
+    /// The model that a request names, with or without mods behind the name; `None` is the default. One that is not
+    /// loaded is loaded when the configuration says so; waits until it is.
     ///
     /// # Errors
-    /// 404 when there is no such model; 400 when it is not loaded; 503 when it could not be loaded, or is on its way out.
+    /// 404 when there is no such model; 400 when it is not loaded; 503 when it could not be loaded, or is on its way out;
+    /// 429 when it has no room beside models that are in use.
     pub async fn loaded(&self, asked: Option<&str>) -> Result<Loaded, ApiError> {
-        let mut changed = self.0.changed.subscribe();
+        let mut changed = self.changes();
+        let mut looked = self.0.config.server.models.dir.is_none();
         loop {
             changed.mark_unchanged();
-            let state = {
+            let name = {
                 let mut models = self.lock();
-                let index = models.find(asked, self.0.config.server.any_model_name)?;
+                let index = match models.find(asked, self.0.config.server.any_model_name) {
+                    Ok(index) => index,
+                    // Perhaps its file came after the folder was looked at.
+                    Err(_) if !looked => {
+                        looked = true;
+                        drop(models);
+                        self.refresh().await;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
                 models.uses += 1;
                 let now = models.uses;
                 let entry = &mut models.entries[index];
                 entry.last_used = now;
                 match &entry.state {
                     ModelState::Ready(loaded) => return Ok(loaded.clone()),
+                    ModelState::Unloaded if self.0.config.server.models.autoload => Some(entry.name.clone()),
+                    ModelState::Unloading if self.0.config.server.models.autoload => None,
                     ModelState::Loading(_) => None,
-                    _ => Some(entry.not_loaded()),
+                    _ => return Err(entry.not_loaded()),
                 }
             };
-            if let Some(error) = state {
-                return Err(error);
+            if let Some(name) = name {
+                self.begin_load(&name).await?;
+            } else {
+                // The sender lives as long as this catalogue, so waiting cannot fail.
+                let _ = changed.changed().await;
             }
-            // The sender lives as long as this catalogue, so waiting cannot fail.
-            let _ = changed.changed().await;
         }
+    }
+
+    /// Returns when a model's state has changed; compare [`Catalogue::list`] before and after.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
     }
 
     /// Ends every run of every model and waits for the decode threads; what was recorded is with the recorder then.
     pub async fn stop(&self) {
-        let running: Vec<Loaded> = self.lock().entries.iter().filter_map(|entry| entry.ready().cloned()).collect();
+        let running: Vec<Loaded> = {
+            let models = self.lock();
+            models.entries.iter().for_each(|entry| entry.given_up.store(true, Ordering::Release));
+            models.entries.iter().filter_map(|entry| entry.ready().cloned()).collect()
+        };
         futures::future::join_all(running.iter().map(|loaded| loaded.engine().stop())).await;
-    }
-
-    fn set_state(&self, name: &str, state: ModelState) {
-        if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.name == name) {
-            entry.state = state;
-        }
-        self.0.changed.send_replace(());
     }
 
     fn lock(&self) -> MutexGuard<'_, Models> {
         self.0.models.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a model under the lock, and tells everybody who waits; what `change` returns is dropped outside.
+    fn change<T>(&self, name: &str, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        let changed = self.lock().entries.iter_mut().find(|entry| entry.name == name).map(change);
+        self.0.changed.send_replace(());
+        changed
     }
 }
 
@@ -193,6 +226,11 @@ impl Entry {
 
     fn names(&self) -> impl Iterator<Item = &str> + Clone {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
+    /// A model that nobody has asked for yet.
+    fn new(name: String, aliases: Vec<String>, path: PathBuf, default: bool) -> Self {
+        Self { name, aliases, path, default, state: ModelState::Unloaded, last_used: 0, given_up: Arc::default() }
     }
 
     fn not_loaded(&self) -> ApiError {
