@@ -1,9 +1,8 @@
 //! From a validated request to a run that has begun, and from its end to an error: the same for every dialect.
 
-use super::{ApiError, App, Caller, Kind};
-use crate::engine::{Engine, Output, Request, SubmitError};
+use super::{ApiError, App, Caller, Kind, Loaded};
+use crate::engine::{Output, Request, SubmitError};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface};
-use crate::model::Model;
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
@@ -19,7 +18,6 @@ const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 #[derive(Debug)]
 pub(super) struct Begun {
     pub(super) run_id: RunId,
-    pub(super) model: Arc<Model>,
     /// The slot it was given, once it was.
     pub(super) slot: Arc<OnceLock<u32>>,
     /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
@@ -41,17 +39,11 @@ pub(super) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Op
 ///
 /// # Errors
 /// The request's id belongs to another run, the engine does not take it, or the server stops.
-pub(super) async fn begin(app: &App, engine: &Engine, request: Request) -> Result<Begun, ApiError> {
+pub(super) async fn begin(app: &App, loaded: &Loaded, request: Request) -> Result<Begun, ApiError> {
     refuse_known_id(app, request.request_id.as_deref()).await?;
-    let mut generation = engine.submit(request).await?;
+    let mut generation = loaded.engine().submit(request).await?;
     let first = next(app, &mut generation.output).await?;
-    Ok(Begun {
-        run_id: generation.run_id,
-        model: Arc::clone(engine.model()),
-        slot: generation.slot,
-        first,
-        rest: generation.output,
-    })
+    Ok(Begun { run_id: generation.run_id, slot: generation.slot, first, rest: generation.output })
 }
 
 /// The next output of a run that is not over.

@@ -89,6 +89,7 @@ fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = Os
             Some("-np") if !text_follows => "--parallel".into(),
             Some("-ub") if !text_follows => "--ubatch-size".into(),
             Some("-ngl") if !text_follows => "--gpu-layers".into(),
+            Some("--no-models-autoload") if !text_follows => "--models-autoload=off".into(),
             _ => word,
         }
     })

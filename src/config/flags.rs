@@ -13,6 +13,9 @@ pub struct EngineFlags {
     /// GGUF file to run; without it the bundled demo model
     #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
+    /// Name of the model in requests and answers, again or after a comma for more; without it the file's name
+    #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
+    pub alias: Vec<String>,
     /// Context in tokens, divided evenly among the slots; without it each slot gets what the model was trained
     /// with, but at most 8192
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
@@ -86,6 +89,26 @@ pub struct ServerFlags {
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
+    /// Let requests name any model: one that is not known here is the default one, instead of an error
+    #[arg(long, env = "THUNDER_ANY_MODEL_NAME")]
+    pub any_model_name: bool,
+    /// Folder of GGUF files that may be loaded by the names of their files, besides --model
+    #[arg(long, env = "THUNDER_MODELS_DIR", value_name = "DIR")]
+    pub models_dir: Option<PathBuf>,
+    /// Most models that are loaded at once: one more takes the place of the one used least recently; 0 for any number
+    #[arg(long, env = "THUNDER_MODELS_MAX", value_name = "N", default_value_t = 4)]
+    pub models_max: u32,
+    /// Whether a request loads the model it names, when that is in --models-dir [also: --no-models-autoload]
+    #[arg(
+        long,
+        env = "THUNDER_MODELS_AUTOLOAD",
+        value_name = "on|off",
+        default_value = "on",
+        default_missing_value = "on",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    pub models_autoload: Switch,
     /// Largest request body, e.g. 256M
     #[arg(long, env = "THUNDER_MAX_BODY", value_name = "SIZE", default_value = "256M")]
     pub max_body: Size,
@@ -149,6 +172,18 @@ impl ServerFlags {
         }
         addresses.dedup();
         Ok(addresses)
+    }
+
+    /// Models besides the default one.
+    pub(super) fn models(&self) -> Result<super::ModelsConfig, super::Error> {
+        if let Some(path) = self.models_dir.as_ref().filter(|path| !path.is_dir()) {
+            return Err(super::Error::NoModelsDir { path: path.display().to_string() });
+        }
+        Ok(super::ModelsConfig {
+            dir: self.models_dir.clone(),
+            autoload: self.models_autoload == Switch::On,
+            most: (self.models_max > 0).then_some(self.models_max as usize),
+        })
     }
 
     /// Who may do what.

@@ -38,6 +38,8 @@ pub struct Config {
 pub struct EngineConfig {
     /// The GGUF file; `None` for the bundled model.
     pub model: Option<PathBuf>,
+    /// Names of the model, the first the one it is shown by; empty for the file's.
+    pub alias: Vec<String>,
     /// Context in tokens, all slots together; `None` asks the model.
     pub ctx_size: Option<u32>,
     /// Slots, at least 1.
@@ -72,10 +74,25 @@ pub struct ServerConfig {
     pub listen: Vec<SocketAddr>,
     /// Who may do what.
     pub security: Security,
+    /// Whether a request that names an unknown model goes to the default one.
+    pub any_model_name: bool,
+    /// Models besides the default one.
+    pub models: ModelsConfig,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// How long runs may go on after the server was told to stop.
     pub shutdown_grace: Duration,
+}
+
+/// Models besides the default one.
+#[derive(Debug, Clone, Default)]
+pub struct ModelsConfig {
+    /// Folder of GGUF files that may be loaded by name.
+    pub dir: Option<PathBuf>,
+    /// Whether a request loads the model it names.
+    pub autoload: bool,
+    /// How many may be loaded at once, at least 1; `None` for any number.
+    pub most: Option<usize>,
 }
 
 /// Who may do what.
@@ -188,6 +205,12 @@ pub enum Error {
         /// Path given.
         path: String,
     },
+    /// The folder of models is not there.
+    #[error("there is no folder {path}; --models-dir takes a folder of GGUF files")]
+    NoModelsDir {
+        /// Path given.
+        path: String,
+    },
     /// The host has no address.
     #[error("cannot find the host '{host}': {source}")]
     Host {
@@ -254,6 +277,8 @@ impl Config {
             server: ServerConfig {
                 security: server.security(&listen)?,
                 listen,
+                any_model_name: server.any_model_name,
+                models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
             },
@@ -287,6 +312,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
         let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
         Ok(Self {
             model: flags.model,
+            alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
             ctx_size,
             parallel,
             threads: flags.threads.filter(|&count| count > 0).map_or_else(defaults::threads, i32::from),

@@ -167,6 +167,8 @@ struct Inner {
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
     status: Arc<Status>,
+    /// Cloned into every run.
+    counted: Arc<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -221,7 +223,7 @@ impl Engine {
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
         started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
         let thread = Mutex::new(Some(thread));
-        Ok(Self { inner: Arc::new(Inner { model, options, commands, waiting, status, thread }) })
+        Ok(Self { inner: Arc::new(Inner { model, options, commands, waiting, status, counted: Arc::new(()), thread }) })
     }
 
     /// Hands a request to the decode thread.
@@ -282,7 +284,8 @@ impl Engine {
             prompt_preview: request.prompt_preview.clone(),
         }));
         let (client, output) = mpsc::channel(CLIENT_CHANNEL);
-        let run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        run.counted = Some(Arc::clone(&self.inner.counted));
         let slot = Arc::clone(&run.slot);
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
@@ -305,6 +308,12 @@ impl Engine {
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.inner.options.parallel
+    }
+
+    /// Runs that wait, decode, or have a client that has not read everything.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        Arc::strong_count(&self.inner.counted) - 1
     }
 
     /// What the decode thread is doing.

@@ -84,6 +84,8 @@ pub(super) struct Run {
     pub(super) begun_us: u64,
     pub(super) prompt_us: Option<u64>,
     pub(super) first_token_us: Option<u64>,
+    /// The engine counts its runs by the clones of this.
+    pub(super) counted: Option<Arc<()>>,
 }
 
 impl Run {
@@ -129,6 +131,7 @@ impl Run {
             begun_us: 0,
             prompt_us: None,
             first_token_us: None,
+            counted: None,
             state: State::New,
             request,
             view,

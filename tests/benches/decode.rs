@@ -18,6 +18,7 @@ use std::time::Instant;
 use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{Signal, Surface, TokenId};
 use thunder::model::Model;
+use thunder::model::llama::ModelOptions;
 use thunder::store::{Database, Store};
 use tokio::sync::mpsc;
 
@@ -110,7 +111,7 @@ fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32,
 }
 
 async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: mpsc::Sender<Signal>) -> Engine {
-    let model = Arc::new(Model::load(&setup.model, 0, |_| {}).expect("the model loads"));
+    let model = Arc::new(Model::load(&setup.model, &ModelOptions::default(), |_| true).expect("the model loads"));
     let options = Options {
         ctx_size: context_size(setup),
         parallel: streams,

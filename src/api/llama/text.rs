@@ -26,8 +26,8 @@ pub(super) fn router() -> OpenApiRouter<App> {
 async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
     let body = wire::json(&body?)?;
     let fields = Fields::new(&body)?;
-    let engine = app.engine()?;
-    let vocabulary = engine.model().vocabulary();
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let vocabulary = loaded.vocabulary();
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     let tokens: Vec<TokenId> = match fields.get("content") {
@@ -53,8 +53,8 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
 async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
     let body = wire::json(&body?)?;
     let fields = Fields::new(&body)?;
-    let engine = app.engine()?;
-    let vocabulary = engine.model().vocabulary();
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let vocabulary = loaded.vocabulary();
     let expected = format!("a list of token ids below {}", vocabulary.len());
     let tokens: Vec<TokenId> = fields
         .list("tokens")?

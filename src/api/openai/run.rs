@@ -54,15 +54,17 @@ async fn run(
     headers: &HeaderMap,
     body: &[u8],
 ) -> Result<Response, ApiError> {
-    let mut asked = wire::read(&app, route, &crate::api::wire::json(body)?)?;
+    let body = crate::api::wire::json(body)?;
+    let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
+    let mut asked = wire::read(&app, &loaded, route, &body)?;
     generation::note_client(&mut asked.request, headers, caller);
-    let begun = generation::begin(&app, app.engine()?, asked.request).await?;
+    let begun = generation::begin(&app, &loaded, asked.request).await?;
     let head = Head {
         answer: asked.answer,
         run_id: begun.run_id,
-        model: begun.model.name().to_owned(),
+        model: loaded.name().to_owned(),
         created: app.now().timestamp(),
-        vocabulary: std::sync::Arc::clone(begun.model.vocabulary()),
+        vocabulary: std::sync::Arc::clone(loaded.vocabulary()),
     };
     let answered = match &begun.first {
         Output::Ended(end) if let Some(error) = generation::failure(end, begun.run_id) => Err(error),

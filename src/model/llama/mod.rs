@@ -27,10 +27,19 @@ pub struct Model {
     making_context: Mutex<()>,
 }
 
+/// How a model is loaded.
+#[derive(Debug, Clone, Default)]
+pub struct ModelOptions {
+    /// What it is called; `None` for the file's name without folder and extension.
+    pub name: Option<String>,
+    /// Layers to put on the GPU.
+    pub gpu_layers: u32,
+}
+
 /// What a person wants to know of a model.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Card {
-    /// File name without folder and extension.
+    /// What it is called.
     pub name: String,
     /// `general.architecture`.
     pub architecture: String,
@@ -53,17 +62,18 @@ pub struct Card {
 }
 
 impl Model {
-    /// Loads a GGUF file; `progress` is called with 0 … 1.
+    /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
     ///
     /// # Errors
     /// [`Error::Unreadable`] and [`Error::Load`].
-    pub fn load(path: &Path, gpu_layers: u32, mut progress: impl FnMut(f32) + 'static) -> Result<Self, Error> {
+    pub fn load(
+        path: &Path,
+        options: &ModelOptions,
+        progress: impl FnMut(f32) -> bool + 'static,
+    ) -> Result<Self, Error> {
         let shown = path.display().to_string();
         check_magic(path, &shown)?;
-        let params = LlamaModelParams::default().with_n_gpu_layers(gpu_layers).with_progress_callback(move |done| {
-            progress(done);
-            true
-        });
+        let params = LlamaModelParams::default().with_n_gpu_layers(options.gpu_layers).with_progress_callback(progress);
         let llama = LlamaModel::load_from_file(backend()?, path, &params).map_err(|error| Error::Load {
             path: shown,
             reason: match error {
@@ -74,7 +84,7 @@ impl Model {
         let llama = Arc::new(llama);
         let vocabulary = Arc::new(read_vocabulary(&llama));
         let card = Card {
-            name: path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned()),
+            name: options.name.clone().unwrap_or_else(|| file_stem(path)),
             architecture: llama.meta_val_str("general.architecture").unwrap_or_default(),
             parameters: llama.n_params(),
             size_bytes: llama.size(),
@@ -88,7 +98,7 @@ impl Model {
         Ok(Self { llama, vocabulary, card, making_context: Mutex::new(()) })
     }
 
-    /// Its name: the file's, without folder and extension.
+    /// What it is called.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.card.name
@@ -114,6 +124,10 @@ impl Model {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
         Context::new(&self.llama, backend()?, options)
     }
+}
+
+fn file_stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
 }
 
 /// llama.cpp's backend, initialised once for the process; it can be initialised only once.
