@@ -1,13 +1,13 @@
 //! From a validated request to a run that has begun, and from its end to an error: the same for every dialect.
 
 use super::{ApiError, App, Caller, Kind, Loaded};
-use crate::engine::{Output, Request, SubmitError};
+use crate::engine::{Meter, Output, Request, SubmitError};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface};
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Value, json};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
@@ -18,8 +18,8 @@ const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 #[derive(Debug)]
 pub(super) struct Begun {
     pub(super) run_id: RunId,
-    /// The slot it was given, once it was.
-    pub(super) slot: Arc<OnceLock<u32>>,
+    /// What becomes known of it before it ends.
+    pub(super) meter: Arc<Meter>,
     /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
     pub(super) first: Output,
     pub(super) rest: mpsc::Receiver<Output>,

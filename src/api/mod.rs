@@ -62,13 +62,14 @@ pub fn router(app: &App) -> Router {
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
     let security = &app.config().server.security;
+    let dashboard = if app.config().server.routes.dashboard { ui::router() } else { Router::new() };
     routes
         .route(
             "/api/v1/openapi.json",
             get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
         )
         .merge(session::router())
-        .merge(ui::router())
+        .merge(dashboard)
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(app.config().server.max_body_bytes))

@@ -8,7 +8,7 @@ use super::{ApiError, App, Kind, LlamaError, OpenAiError, llama, openai, session
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use std::net::IpAddr;
@@ -129,7 +129,7 @@ fn check_origin(request: &Request, host: &str, security: &Security) -> Result<()
             _ => Ok(()),
         };
     };
-    if security.cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin) {
+    if security.allows_origin(origin) {
         return Ok(());
     }
     let own = origin.split_once("://").map(|(_, authority)| authority);
@@ -169,14 +169,14 @@ fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, Ap
     }
 }
 
-/// Answers for the origins that may call from a page; without `--cors-origin` there are none.
+/// Answers for the origins that may call from a page; without `--cors-origin` there are none. With `*` any page may call,
+/// but never with the cookies of this server: llama-server reflects the origin and allows them.
 pub(super) fn cors(security: &Security) -> CorsLayer {
-    let origins: Vec<HeaderValue> =
-        security.cors_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
     let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {
-        AllowOrigin::list(origins)
+        let security = security.clone();
+        AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| security.allows_origin(origin)))
     };
     CorsLayer::new()
         .allow_origin(allowed)

@@ -22,7 +22,7 @@ mod steps;
 pub use capture::AttentionCoder;
 pub use journal::Clock;
 pub use request::{Limits, RecordPolicy, Report, Request, Sampling};
-pub use status::{Counts, Occupant, SlotView, Status, Totals};
+pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 
 use crate::events::{Alternative, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
@@ -35,7 +35,7 @@ use run::Run;
 use scheduler::{Command, Scheduler};
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
@@ -113,8 +113,8 @@ pub struct Generation {
     pub run_id: RunId,
     /// The client's id, or ours as text.
     pub request_id: String,
-    /// The slot it was given, once it was.
-    pub slot: Arc<OnceLock<u32>>,
+    /// What becomes known of it before it ends.
+    pub meter: Arc<Meter>,
     /// What happens to it.
     pub output: mpsc::Receiver<Output>,
 }
@@ -286,10 +286,10 @@ impl Engine {
         let (client, output) = mpsc::channel(CLIENT_CHANNEL);
         let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
         run.counted = Some(Arc::clone(&self.inner.counted));
-        let slot = Arc::clone(&run.slot);
+        let meter = Arc::clone(&run.meter);
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
-        Ok(Generation { run_id: id, request_id, slot, output })
+        Ok(Generation { run_id: id, request_id, meter, output })
     }
 
     /// The model it runs.

@@ -5,13 +5,14 @@ use super::answer::Answer;
 use super::journal::Journal;
 use super::measure::{self, Distribution};
 use super::pipeline::{ActiveMod, Passage};
-use super::status::Place;
+use super::status::{Meter, PromptDone};
 use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
 use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Call, CallEvent, Done, Reply, RunView};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Makes the way back for the answer to one call: the run, and the number of the call.
 pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> Done + 'a;
@@ -54,8 +55,8 @@ pub(super) struct Run {
     pub awaited_call: u64,
     pub outbox: VecDeque<Output>,
     pub end: Option<Arc<RunEnd>>,
-    /// The slot it was given.
-    pub slot: Place,
+    /// Shared with the surface.
+    pub meter: Arc<Meter>,
     pub(super) context: usize,
     pub(super) max_tokens: usize,
     pub(super) step: u32,
@@ -110,7 +111,7 @@ impl Run {
             awaited_call: 0,
             outbox: VecDeque::new(),
             end: None,
-            slot: Place::default(),
+            meter: Arc::default(),
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,
@@ -178,7 +179,15 @@ impl Run {
             return;
         }
         if self.prompt_us.is_none() {
-            self.prompt_us = Some(self.elapsed_us().saturating_sub(self.begun_us));
+            let elapsed_us = self.elapsed_us().saturating_sub(self.begun_us);
+            self.prompt_us = Some(elapsed_us);
+            // The first of several prompts, when a mod goes back to it.
+            let _ = self.meter.prompt.set(PromptDone {
+                tokens: self.prompt_len as u32,
+                cached: self.reused as u32,
+                elapsed_us,
+                at: Instant::now(),
+            });
             if self.request.report.prompt_probabilities {
                 self.outbox.push_back(Output::Prompt(std::mem::take(&mut self.prompt_measures)));
             }
@@ -230,7 +239,7 @@ impl Run {
     pub fn placed_in(&mut self, slot: u32) {
         self.begun_us = self.elapsed_us();
         // A run is placed once.
-        let _ = self.slot.set(slot);
+        let _ = self.meter.slot.set(slot);
     }
 
     /// Tells the client how far the prompt is, where it asked for that.

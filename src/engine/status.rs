@@ -285,5 +285,24 @@ impl Scheduler<'_> {
     }
 }
 
-/// The slot that a run was given, once it was.
-pub(super) type Place = Arc<OnceLock<u32>>;
+/// What becomes known of a run before it ends.
+#[derive(Debug, Default)]
+pub struct Meter {
+    /// The slot it was given.
+    pub slot: OnceLock<u32>,
+    /// What its prompt took, once it is decoded.
+    pub prompt: OnceLock<PromptDone>,
+}
+
+/// What a prompt took.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptDone {
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Tokens whose state was there already.
+    pub cached: u32,
+    /// Microseconds from the slot to the first logits.
+    pub elapsed_us: u64,
+    /// When the first logits were there.
+    pub at: Instant,
+}
