@@ -1,14 +1,30 @@
 //! llama-server's own routes: one file for each, each with its `router()`. Errors have llama-server's shape, and unknown
 //! fields are ignored, as there.
 
+mod answer;
+mod ask;
+mod completion;
+mod infill;
+mod monitor;
+mod props;
+mod settings;
+mod template;
 mod text;
+
+pub(super) use infill::{between, tokens_of};
 
 use super::App;
 use utoipa_axum::router::OpenApiRouter;
 
 /// The routes.
 pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().merge(text::router())
+    OpenApiRouter::new()
+        .merge(completion::router())
+        .merge(infill::router())
+        .merge(text::router())
+        .merge(template::router())
+        .merge(props::router())
+        .merge(monitor::router())
 }
 
 /// Whether the path's clients expect llama-server's errors.

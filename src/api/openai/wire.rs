@@ -64,7 +64,7 @@ pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Re
     let room = (engine.context_per_slot() as usize).saturating_sub(prompt.tokens.len()).max(1) as u32;
     let request = Request {
         request_id: parameters::request_id(fields)?,
-        user_label: fields.text("user")?.map(|label| label.chars().take(parameters::LONGEST_ID).collect()),
+        user_label: parameters::user(fields)?,
         spans: prompt.spans,
         prompt_preview: prompt.preview,
         conversation: prompt.conversation,

@@ -37,6 +37,11 @@ impl<'a> Fields<'a> {
         said.or_else(|| self.defaults.and_then(|defaults| defaults.get(name)))
     }
 
+    /// Those of these fields that are there.
+    pub(in crate::api) fn said(self, names: &[&str]) -> Map<String, Value> {
+        names.iter().filter_map(|&name| Some((name.to_owned(), self.get(name)?.clone()))).collect()
+    }
+
     /// The first of these fields that is there, with its name.
     pub(in crate::api) fn first<'n>(self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
         names.iter().find_map(|&name| self.get(name).map(|value| (name, value)))

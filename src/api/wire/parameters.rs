@@ -9,7 +9,7 @@ use crate::model::Vocabulary;
 use serde_json::Value;
 
 /// Longest `request_id`.
-pub(in crate::api) const LONGEST_ID: usize = 256;
+const LONGEST_ID: usize = 256;
 /// Length of the text that a run is recognised by.
 const PREVIEW: usize = 300;
 
@@ -31,12 +31,17 @@ pub(in crate::api) fn request_id(fields: Fields<'_>) -> Result<Option<String>, A
     }
 }
 
+/// Who asks, as the client names it.
+pub(in crate::api) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+    Ok(fields.text("user")?.map(|label| label.chars().take(LONGEST_ID).collect()))
+}
+
 /// How tokens are drawn.
 pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sampling, ApiError> {
     let default = Sampling::default();
     let seed = match fields.integer("seed", i64::MIN..=i64::MAX)? {
-        // llama-server's word for "choose one".
-        None | Some(-1) => rand::random(),
+        // llama-server's words for "choose one".
+        None | Some(-1 | 0xffff_ffff) => rand::random(),
         // OpenAI's seeds have 64 bits, llama.cpp's have 32.
         Some(seed) => seed as u32,
     };
@@ -61,10 +66,20 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
 
 /// When the run ends; `room` is how many tokens the context has left behind the prompt.
 pub(in crate::api) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: u32) -> Result<Limits, ApiError> {
+    limits_from(1, fields, vocabulary, room)
+}
+
+/// The same for an answer of at least that many tokens; none at all only evaluates the prompt.
+pub(in crate::api) fn limits_from(
+    least: u32,
+    fields: Fields<'_>,
+    vocabulary: &Vocabulary,
+    room: u32,
+) -> Result<Limits, ApiError> {
     let max_tokens = match fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]) {
         // -1 is llama-server's word for "as many as fit".
         Some((name, value)) if integer(value) != Some(-1) => {
-            fields.integer(name, 1..=i64::from(i32::MAX))?.map_or(room, |count| (count as u32).min(room))
+            fields.integer(name, i64::from(least)..=i64::from(i32::MAX))?.map_or(room, |count| (count as u32).min(room))
         }
         _ => room,
     };
@@ -75,6 +90,10 @@ pub(in crate::api) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: 
         stop: stop(fields)?,
         stop_tokens: tokens(fields, "stop_tokens", vocabulary)?,
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        max_time: fields
+            .integer("t_max_predict_ms", -1..=i64::from(u32::MAX))?
+            .and_then(|ms| u64::try_from(ms).ok().filter(|&ms| ms > 0))
+            .map(std::time::Duration::from_millis),
         ..default
     })
 }

@@ -1,8 +1,13 @@
 //! From a validated request to a run that has begun, and from its end to an error: the same for every dialect.
 
+pub(super) mod runs;
+pub(super) mod stream;
+
+pub(in crate::api) use runs::{Runs, Told};
+
 use super::{ApiError, App, Caller, Kind, Loaded};
 use crate::engine::{Meter, Output, Request, SubmitError};
-use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface};
+use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
@@ -16,17 +21,17 @@ const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
 /// A run whose first output is there.
 #[derive(Debug)]
-pub(super) struct Begun {
-    pub(super) run_id: RunId,
+pub(in crate::api) struct Begun {
+    pub(in crate::api) run_id: RunId,
     /// What becomes known of it before it ends.
-    pub(super) meter: Arc<Meter>,
+    pub(in crate::api) meter: Arc<Meter>,
     /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
-    pub(super) first: Output,
-    pub(super) rest: mpsc::Receiver<Output>,
+    pub(in crate::api) first: Output,
+    pub(in crate::api) rest: mpsc::Receiver<Output>,
 }
 
 /// Writes down who asks: the key's label, unless the request names somebody, and whether it is our own command line.
-pub(super) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
+pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
     if headers.get(CLIENT).is_some_and(|client| client == "cli") {
         request.surface = Surface::Cli;
     }
@@ -39,7 +44,7 @@ pub(super) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Op
 ///
 /// # Errors
 /// The request's id belongs to another run, the engine does not take it, or the server stops.
-pub(super) async fn begin(app: &App, loaded: &Loaded, request: Request) -> Result<Begun, ApiError> {
+pub(in crate::api) async fn begin(app: &App, loaded: &Loaded, request: Request) -> Result<Begun, ApiError> {
     refuse_known_id(app, request.request_id.as_deref()).await?;
     let mut generation = loaded.engine().submit(request).await?;
     let first = next(app, &mut generation.output).await?;
@@ -50,7 +55,7 @@ pub(super) async fn begin(app: &App, loaded: &Loaded, request: Request) -> Resul
 ///
 /// # Errors
 /// 503 when the server stops.
-pub(super) async fn next(app: &App, outputs: &mut mpsc::Receiver<Output>) -> Result<Output, ApiError> {
+pub(in crate::api) async fn next(app: &App, outputs: &mut mpsc::Receiver<Output>) -> Result<Output, ApiError> {
     tokio::select! {
         output = outputs.recv() => output.ok_or_else(|| ApiError::internal("the engine dropped the run")),
         () = app.stopped() => Err(ApiError::unavailable("the server is stopping").retry_after(1)),
@@ -58,7 +63,7 @@ pub(super) async fn next(app: &App, outputs: &mut mpsc::Receiver<Output>) -> Res
 }
 
 /// The error that a run ended with, if it did.
-pub(super) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
+pub(in crate::api) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
     let finish = &end.finish;
     let message = finish.message.clone();
     match finish.reason {
@@ -74,19 +79,23 @@ pub(super) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
 }
 
 /// The response with the header that leads to the run's replay; a failed run is recorded too.
-pub(super) fn with_run_id(mut response: Response, run: RunId) -> Response {
+pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Response {
     if let Ok(run_id) = HeaderValue::from_str(&run.to_string()) {
         response.headers_mut().insert(RUN_ID, run_id);
     }
     response
 }
 
-/// Where the time went, as llama-server tells it: the first token comes with the prompt, so that the rate is that of the
-/// tokens behind it.
-pub(super) fn timings(finish: &Finish) -> Value {
-    let usage = finish.usage;
+/// Where the time of a run went, as llama-server tells it.
+pub(in crate::api) fn timings(finish: &Finish) -> Value {
+    timings_of(finish.usage, finish.prompt_us, finish.generation_us)
+}
+
+/// The same for these counts and times in microseconds. The first token comes with the prompt, so that the rate is that of
+/// the tokens behind it.
+pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u64) -> Value {
     let prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
-    let (prompt_ms, predicted_ms) = (finish.prompt_us as f64 / 1e3, finish.generation_us as f64 / 1e3);
+    let (prompt_ms, predicted_ms) = (prompt_us as f64 / 1e3, generation_us as f64 / 1e3);
     let per_second = |count: u32, ms: f64| if ms > 0.0 { f64::from(count) * 1e3 / ms } else { 0.0 };
     let per_token = |count: u32, ms: f64| if count > 0 { ms / f64::from(count) } else { 0.0 };
     let steps = usage.completion_tokens.saturating_sub(1);
