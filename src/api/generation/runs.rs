@@ -33,7 +33,7 @@ impl Runs {
     /// Hands all requests to the engine and waits for the first output of any of them.
     ///
     /// # Errors
-    /// One of them is not taken, or fails before anything else happens.
+    /// One of them is not taken.
     pub(in crate::api) async fn begin(app: App, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
         if requests.len() > MOST_RUNS {
             let message = format!("one request may make {MOST_RUNS} runs, this one makes {}", requests.len());
@@ -54,15 +54,18 @@ impl Runs {
         }
         let mut runs = Self { app, begun, first: None, outputs, going_on };
         let first = runs.next().await?;
-        if let Some((index, Output::Ended(end))) = &first {
-            // Handed out again below, with everything that follows.
-            runs.going_on += 1;
-            if let Some(error) = failure(end, runs.begun[*index].id) {
-                return Err(error);
-            }
-        }
+        // Handed out again below, with everything that follows.
+        runs.going_on += usize::from(matches!(first, Some((_, Output::Ended(_)))));
         runs.first = first;
         Ok(runs)
+    }
+
+    /// The error that a run ended with before anything else happened: a plain error, also where a stream was asked for.
+    pub(in crate::api) fn failed_at_once(&self) -> Option<ApiError> {
+        match &self.first {
+            Some((index, Output::Ended(end))) => failure(end, self.begun[*index].id),
+            _ => None,
+        }
     }
 
     /// The next output of any run, with the run's index; `None` when all have ended.

@@ -63,7 +63,9 @@ pub(super) async fn respond(
         Line::new(index, run.clone(), kept, answer.clone(), Arc::clone(vocabulary), loaded.name().to_owned())
     });
     let lines: Vec<Line> = lines.collect();
-    let response = if answer.stream {
+    let response = if let Some(error) = runs.failed_at_once() {
+        LlamaError(error).into_response()
+    } else if answer.stream {
         stream::respond(runs, Pieces { lines }, answer.ping)
     } else {
         match whole(runs, lines).await {

@@ -9,6 +9,7 @@
 //! it keep the taken-back text; the replay and the answer without `stream` are always right.
 
 mod answer;
+mod completions;
 mod models;
 mod run;
 mod shape;
@@ -25,7 +26,7 @@ pub fn router() -> OpenApiRouter<App> {
     use axum::routing::{get, post};
     OpenApiRouter::new()
         .routes(routes!(run::chat_completions))
-        .routes(routes!(run::completions))
+        .routes(routes!(completions::completions))
         .routes(routes!(models::list))
         .routes(routes!(models::show))
         .route("/chat/completions", post(run::chat_completions))

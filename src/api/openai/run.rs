@@ -31,22 +31,6 @@ pub(super) async fn chat_completions(
     Ok(run(app, Route::Chat, caller, &headers, &body?).await?)
 }
 
-/// Continues a text, as OpenAI's older route does.
-#[utoipa::path(post, path = "/v1/completions", tag = "openai",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "A completion, or server-sent events of its chunks"),
-              (status = 400, description = "A field is wrong; `error.param` names it"),
-              (status = 422, description = "A mod ended the run with an error before its first token"),
-              (status = 503, description = "The model is being loaded")))]
-pub(super) async fn completions(
-    State(app): State<App>,
-    caller: Option<Extension<Caller>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, OpenAiError> {
-    Ok(run(app, Route::Completions, caller, &headers, &body?).await?)
-}
-
 async fn run(
     app: App,
     route: Route,
