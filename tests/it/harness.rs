@@ -29,7 +29,7 @@ pub fn thunder() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| {
         let name = name.to_string_lossy();
-        name.starts_with("THUNDER_") && name != "THUNDER_PG_BIN" || name == "DATABASE_URL"
+        name.starts_with("LLAMA_") || name.starts_with("THUNDER_") && name != "THUNDER_PG_BIN" || name == "DATABASE_URL"
     }) {
         command.env_remove(name);
     }
