@@ -34,8 +34,12 @@ struct Setup {
 fn setup() -> Setup {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
     let demo = root.join("demo.gguf");
-    let mut setup =
-        Setup { model: if demo.exists() { demo } else { root.join("tiny.gguf") }, threads: 1, tokens: 256, rounds: 9 };
+    let mut setup = Setup {
+        model: if demo.exists() { demo } else { root.join("tiny.gguf") },
+        threads: 1,
+        tokens: 256,
+        rounds: 9,
+    };
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     while let Some(arg) = args.next() {
         let mut number = || args.next().and_then(|value| value.parse().ok()).expect("a number follows the flag");
@@ -116,6 +120,7 @@ async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: mpsc::Se
         ctx_size: context_size(setup),
         parallel: streams,
         threads: setup.threads,
+        threads_batch: setup.threads,
         batch_size: 2048,
         ubatch_size: 512,
         attention,
