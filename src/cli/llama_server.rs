@@ -8,6 +8,10 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-np", "--parallel"),
     ("-ub", "--ubatch-size"),
     ("-ngl", "--gpu-layers"),
+    ("-sm", "--split-mode"),
+    ("-ts", "--tensor-split"),
+    ("-mg", "--main-gpu"),
+    ("-tb", "--threads-batch"),
     ("-fa", "--flash-attn"),
     ("-jf", "--json-schema-file"),
     ("-to", "--timeout"),
@@ -43,6 +47,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("embedding", "LLAMA_ARG_EMBEDDINGS"),
     ("reranking", "LLAMA_ARG_RERANKING"),
     ("pooling", "LLAMA_ARG_POOLING"),
+    ("no_mmap", "LLAMA_ARG_NO_MMAP"),
     ("models_dir", "LLAMA_ARG_MODELS_DIR"),
     ("models_max", "LLAMA_ARG_MODELS_MAX"),
     ("models_autoload", "LLAMA_ARG_MODELS_AUTOLOAD"),
@@ -99,7 +104,7 @@ mod tests {
     #[test]
     fn llama_servers_spellings_are_understood() {
         let line = "thunder serve --port 8080 -c 4096 -np 2 -t 1 -b 64 -ub 32 -ngl 9 -fa on --no-slots --metrics --jinja \
-                    --temp 0.2 --top-k 1 -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2";
+                    --temp 0.2 --top-k 1 -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 --no-models-autoload -a x,y --mlock";
         let parsed = Cli::try_parse_from(spelled_out(line.split_whitespace().map(Into::into)));
         assert!(parsed.is_ok(), "{parsed:?}");
     }

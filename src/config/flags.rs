@@ -24,18 +24,43 @@ pub struct EngineFlags {
     /// Runs that are generated at the same time [also: -np]
     #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", default_value_t = 4)]
     pub parallel: u32,
-    /// Threads that compute; without it one less than the machine's physical cores
+    /// Threads that compute tokens; without it one less than the machine's physical cores
     #[arg(short, long, env = "THUNDER_THREADS", value_name = "N")]
     pub threads: Option<u16>,
+    /// Threads that compute prompts; without it as many as --threads [also: -tb]
+    #[arg(long, env = "THUNDER_THREADS_BATCH", value_name = "N")]
+    pub threads_batch: Option<u16>,
     /// Most tokens in one decode
     #[arg(short, long, env = "THUNDER_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
     pub batch_size: u32,
     /// Most tokens computed at once within a decode [also: -ub]
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
-    /// Layers to put on the GPU; needs a build with one [also: -ngl]
-    #[arg(long, env = "THUNDER_GPU_LAYERS", value_name = "LAYERS", alias = "n-gpu-layers", default_value_t = 0)]
-    pub gpu_layers: u32,
+    /// Layers to put on GPUs, or auto for as many as fit, or all; needs a build for a GPU [also: -ngl]
+    #[arg(
+        long,
+        env = "THUNDER_GPU_LAYERS",
+        value_name = "auto|all|N",
+        alias = "n-gpu-layers",
+        default_value = "auto",
+        allow_negative_numbers = true
+    )]
+    pub gpu_layers: GpuLayers,
+    /// How a model is spread over several GPUs: not at all, by layers, or by rows of each weight [also: -sm]
+    #[arg(long, env = "THUNDER_SPLIT_MODE", value_name = "none|layer|row", default_value = "layer")]
+    pub split_mode: SplitMode,
+    /// Share of each GPU, as proportions, e.g. 3,1 [also: -ts]
+    #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…", value_delimiter = ',')]
+    pub tensor_split: Vec<f32>,
+    /// The GPU to use when a model is not split, counted from 0 [also: -mg]
+    #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
+    pub main_gpu: u16,
+    /// Read the model into memory instead of mapping its file
+    #[arg(long, env = "THUNDER_NO_MMAP")]
+    pub no_mmap: bool,
+    /// Keep the model's weights from being swapped out
+    #[arg(long, env = "THUNDER_MLOCK")]
+    pub mlock: bool,
     /// Whether runs can capture attention, which flash attention cannot; without it on, unless --flash-attn is
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off")]
     pub attention: Option<Switch>,
@@ -140,6 +165,45 @@ pub struct ServerFlags {
     /// What is so in any case.
     #[command(flatten)]
     pub accepted: AcceptedFlags,
+}
+
+/// How many layers go on GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// As many as fit.
+    #[default]
+    Auto,
+    /// All.
+    All,
+    /// So many.
+    Count(u32),
+}
+
+impl std::str::FromStr for GpuLayers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            // llama-server's older word for all.
+            "all" | "-1" => Ok(Self::All),
+            count => count
+                .parse()
+                .map(Self::Count)
+                .map_err(|_| format!("'{text}' is neither a number of layers nor auto or all")),
+        }
+    }
+}
+
+/// How a model is spread over several GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum SplitMode {
+    /// Not at all.
+    None,
+    /// By layers.
+    #[default]
+    Layer,
+    /// By rows of each weight.
+    Row,
 }
 
 /// On or off.

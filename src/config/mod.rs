@@ -7,7 +7,7 @@ mod defaults;
 pub mod flags;
 pub mod llama_server;
 
-use flags::{Automatic, DataFlags, EngineFlags, ServerFlags, Switch};
+use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -55,14 +55,26 @@ pub struct EngineConfig {
     pub ctx_size: Option<u32>,
     /// Slots, at least 1.
     pub parallel: u32,
-    /// Threads, at least 1.
+    /// Threads that compute tokens, at least 1.
     pub threads: i32,
+    /// Threads that compute prompts, at least 1.
+    pub threads_batch: i32,
     /// Most tokens in one decode.
     pub batch_size: u32,
     /// Most tokens computed at once, not above `batch_size`.
     pub ubatch_size: u32,
-    /// Layers on the GPU.
-    pub gpu_layers: u32,
+    /// Layers on GPUs.
+    pub gpu_layers: GpuLayers,
+    /// How a model is spread over several GPUs.
+    pub split_mode: SplitMode,
+    /// Share of each GPU; empty for llama.cpp's choice.
+    pub tensor_split: Vec<f32>,
+    /// The GPU to use when a model is not split.
+    pub main_gpu: i32,
+    /// Read the model instead of mapping it.
+    pub no_mmap: bool,
+    /// Keep the weights from being swapped out.
+    pub mlock: bool,
     /// Whether attention can be captured; flash attention is off then.
     pub attention: bool,
     /// Chat template that is used instead of the model's own.
@@ -242,6 +254,9 @@ pub enum Error {
         /// Path given.
         path: String,
     },
+    /// Not a list of proportions.
+    #[error("--tensor-split takes a proportion for each GPU, e.g. 3,1")]
+    TensorSplit,
     /// The folder of models is not there.
     #[error("there is no folder {path}; --models-dir takes a folder of GGUF files")]
     NoModelsDir {
@@ -388,6 +403,11 @@ impl TryFrom<EngineFlags> for EngineConfig {
         if let Some(size) = ctx_size {
             within("--ctx-size", size / parallel, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
         }
+        let given = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
+        let threads = given(flags.threads).unwrap_or_else(defaults::threads);
+        if flags.tensor_split.iter().any(|share| !share.is_finite() || *share < 0.0) {
+            return Err(Error::TensorSplit);
+        }
         let batch_size = within("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
         let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
         Ok(Self {
@@ -395,10 +415,16 @@ impl TryFrom<EngineFlags> for EngineConfig {
             alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
             ctx_size,
             parallel,
-            threads: flags.threads.filter(|&count| count > 0).map_or_else(defaults::threads, i32::from),
+            threads,
+            threads_batch: given(flags.threads_batch).unwrap_or(threads),
             batch_size,
             ubatch_size: ubatch_size.min(batch_size),
             gpu_layers: flags.gpu_layers,
+            split_mode: flags.split_mode,
+            tensor_split: flags.tensor_split,
+            main_gpu: i32::from(flags.main_gpu),
+            no_mmap: flags.no_mmap,
+            mlock: flags.mlock,
             attention: attention(flags.attention, flags.flash_attn)?,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             mods_dir: flags.mods_dir,

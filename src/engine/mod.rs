@@ -52,8 +52,10 @@ pub struct Options {
     pub ctx_size: u32,
     /// Slots: runs that decode at the same time.
     pub parallel: u32,
-    /// Threads for decoding.
+    /// Threads for decoding tokens.
     pub threads: i32,
+    /// Threads for decoding prompts.
+    pub threads_batch: i32,
     /// Most tokens in one decode.
     pub batch_size: u32,
     /// Most tokens in one physical batch.
@@ -196,6 +198,7 @@ impl Engine {
                     batch_size: options.batch_size,
                     ubatch_size: options.ubatch_size,
                     threads: options.threads,
+                    threads_batch: options.threads_batch,
                     attention: options.attention,
                 };
                 let made = model.context(&context).and_then(|context| {

@@ -116,6 +116,7 @@ async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: mpsc::Se
         ctx_size: context_size(setup),
         parallel: streams,
         threads: setup.threads,
+        threads_batch: setup.threads,
         batch_size: 2048,
         ubatch_size: 512,
         attention,

@@ -38,6 +38,7 @@ async fn bench(parallel: u32, attention: bool) -> Bench {
         ctx_size: CONTEXT,
         parallel,
         threads: 1,
+        threads_batch: 1,
         batch_size: 256,
         ubatch_size: 64,
         attention,

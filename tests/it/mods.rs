@@ -33,6 +33,7 @@ impl Lab {
             ctx_size: 512,
             parallel: 2,
             threads: 1,
+            threads_batch: 1,
             batch_size: 256,
             ubatch_size: 64,
             attention: false,

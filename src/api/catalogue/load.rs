@@ -2,10 +2,10 @@
 
 use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
 use crate::api::ApiError;
-use crate::config::{Config, EngineConfig, bundled_model};
+use crate::config::{Config, DEFAULT_SLOT_CONTEXT, EngineConfig, bundled_model, flags};
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Signal;
-use crate::model::llama::ModelOptions;
+use crate::model::llama::{GpuLayers, ModelOptions, SplitMode};
 use crate::model::{Error, Model};
 use crate::trace::attention;
 use std::path::{Path, PathBuf};
@@ -148,7 +148,24 @@ impl Catalogue {
 }
 
 fn model_options(config: &EngineConfig, name: &str) -> ModelOptions {
-    ModelOptions { name: Some(name.to_owned()), gpu_layers: config.gpu_layers }
+    ModelOptions {
+        name: Some(name.to_owned()),
+        gpu_layers: match config.gpu_layers {
+            flags::GpuLayers::Auto => GpuLayers::Auto,
+            flags::GpuLayers::All => GpuLayers::All,
+            flags::GpuLayers::Count(count) => GpuLayers::Count(count),
+        },
+        split_mode: match config.split_mode {
+            flags::SplitMode::None => SplitMode::None,
+            flags::SplitMode::Layer => SplitMode::Layer,
+            flags::SplitMode::Row => SplitMode::Row,
+        },
+        tensor_split: config.tensor_split.clone(),
+        main_gpu: config.main_gpu,
+        no_mmap: config.no_mmap,
+        mlock: config.mlock,
+        room_for: Some(config.ctx_size.unwrap_or(config.parallel * DEFAULT_SLOT_CONTEXT)),
+    }
 }
 
 fn engine_options(config: &EngineConfig, model: &Model, clock: Clock) -> Options {
@@ -156,6 +173,7 @@ fn engine_options(config: &EngineConfig, model: &Model, clock: Clock) -> Options
         ctx_size: config.slot_context(model.card().context_train),
         parallel: config.parallel,
         threads: config.threads,
+        threads_batch: config.threads_batch,
         batch_size: config.batch_size,
         ubatch_size: config.ubatch_size,
         attention: config.attention,

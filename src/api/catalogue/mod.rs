@@ -72,6 +72,15 @@ struct Inner {
     clock: Clock,
 }
 
+/// What a request finds.
+enum Look {
+    Ready(Loaded),
+    /// It can be loaded under this name.
+    Unloaded(String),
+    /// It is on its way in or out.
+    Changing,
+}
+
 #[derive(Default)]
 struct Models {
     /// The default first.
@@ -125,37 +134,35 @@ impl Catalogue {
         let mut looked = self.0.config.server.models.dir.is_none();
         loop {
             changed.mark_unchanged();
-            let name = {
-                let mut models = self.lock();
-                let index = match models.find(asked, self.0.config.server.any_model_name) {
-                    Ok(index) => index,
-                    // Perhaps its file came after the folder was looked at.
-                    Err(_) if !looked => {
-                        looked = true;
-                        drop(models);
-                        self.refresh().await;
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                };
-                models.uses += 1;
-                let now = models.uses;
-                let entry = &mut models.entries[index];
-                entry.last_used = now;
-                match &entry.state {
-                    ModelState::Ready(loaded) => return Ok(loaded.clone()),
-                    ModelState::Unloaded if self.0.config.server.models.autoload => Some(entry.name.clone()),
-                    ModelState::Unloading if self.0.config.server.models.autoload => None,
-                    ModelState::Loading(_) => None,
-                    _ => return Err(entry.not_loaded()),
-                }
-            };
-            if let Some(name) = name {
-                self.begin_load(&name).await?;
-            } else {
+            match self.look(asked) {
+                Ok(Look::Ready(loaded)) => return Ok(loaded),
+                Ok(Look::Unloaded(name)) => self.begin_load(&name).await?,
                 // The sender lives as long as this catalogue, so waiting cannot fail.
-                let _ = changed.changed().await;
+                Ok(Look::Changing) => drop(changed.changed().await),
+                // Perhaps its file came after the folder was looked at.
+                Err(error) if error.kind() == super::Kind::NotFound && !looked => {
+                    looked = true;
+                    self.refresh().await;
+                }
+                Err(error) => return Err(error),
             }
+        }
+    }
+
+    fn look(&self, asked: Option<&str>) -> Result<Look, ApiError> {
+        let mut models = self.lock();
+        let index = models.find(asked, self.0.config.server.any_model_name)?;
+        models.uses += 1;
+        let now = models.uses;
+        let entry = &mut models.entries[index];
+        entry.last_used = now;
+        let autoload = self.0.config.server.models.autoload;
+        match &entry.state {
+            ModelState::Ready(loaded) => Ok(Look::Ready(loaded.clone())),
+            ModelState::Unloaded if autoload => Ok(Look::Unloaded(entry.name.clone())),
+            ModelState::Loading(_) => Ok(Look::Changing),
+            ModelState::Unloading if autoload => Ok(Look::Changing),
+            _ => Err(entry.not_loaded()),
         }
     }
 

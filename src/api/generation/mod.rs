@@ -48,7 +48,7 @@ pub(in crate::api) async fn begin(app: &App, loaded: &Loaded, request: Request) 
     refuse_known_id(app, request.request_id.as_deref()).await?;
     let mut generation = loaded.engine().submit(request).await?;
     let first = next(app, &mut generation.output).await?;
-    Ok(Begun { run_id: generation.run_id, slot: generation.slot, first, rest: generation.output })
+    Ok(Begun { run_id: generation.run_id, meter: generation.meter, first, rest: generation.output })
 }
 
 /// The next output of a run that is not over.

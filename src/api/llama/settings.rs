@@ -41,8 +41,7 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
         .iter()
         .map(|&(token, bias)| json!({ "bias": bias.is_finite().then_some(bias), "token": token }))
         .collect();
-    let mut settings = Map::new();
-    let Value::Object(known) = json!({
+    let drawing = json!({
         "seed": sampling.seed,
         "temperature": shortest(sampling.temperature),
         "dynatemp_range": 0.0,
@@ -68,6 +67,9 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
         "mirostat_eta": 0.1,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
+    });
+    // Two objects, since the macro does not take as many fields as one would have.
+    let rest = json!({
         "stop": limits.stop,
         "max_tokens": answer.n_predict,
         "n_predict": answer.n_predict,
@@ -97,10 +99,11 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
         "post_sampling_probs": answer.post_sampling,
         "backend_sampling": false,
         "lora": [],
-    }) else {
-        return Value::Null;
-    };
-    settings.extend(known);
+    });
+    let mut settings = Map::new();
+    for part in [drawing, rest] {
+        settings.extend(part.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
+    }
     for (name, value) in &answer.sent {
         settings.insert(name.clone(), value.clone());
     }

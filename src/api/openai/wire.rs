@@ -127,8 +127,8 @@ fn conversation(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Prompt
         variables: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
         now: app.now(),
     };
-    let rendered = app.template()?.render(messages, &options)?;
-    let (tokens, spans) = rendered.tokenize(app.engine()?.model().vocabulary());
+    let rendered = loaded.template()?.render(messages, &options)?;
+    let (tokens, spans) = rendered.tokenize(loaded.vocabulary());
     Ok(Prompt {
         tokens,
         spans,
