@@ -99,6 +99,7 @@ impl Store {
                 .connect_lazy_with(options.clone())
         };
         let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 1));
+        let copies = options.get_socket().is_some() || options.get_host().starts_with('/');
         let server_id = Uuid::now_v7();
         let announced = upkeep::announce(&options, server_id).await?;
         let folder = data_dir.join("spool");
@@ -116,6 +117,7 @@ impl Store {
         let upkeep = tokio::spawn(upkeep::keep_up(pool.clone(), options, server_id, announced));
         let inner = Inner {
             pool,
+            copies,
             recorder_pool,
             server_id,
             live: Live::new(),

@@ -9,6 +9,7 @@
 
 mod attention;
 mod connect;
+mod copy;
 mod embedded;
 mod error;
 pub mod filter;
@@ -22,6 +23,7 @@ mod recorder;
 mod rows;
 mod runs;
 mod spool;
+mod statements;
 mod upkeep;
 mod writer;
 
@@ -54,6 +56,8 @@ pub struct Store {
 
 struct Inner {
     pool: PgPool,
+    /// Whether rows of new runs are copied and not inserted.
+    copies: bool,
     /// The recorder's own connections.
     recorder_pool: PgPool,
     server_id: Uuid,
