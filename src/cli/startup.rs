@@ -3,7 +3,7 @@
 use super::progress::Progress;
 use crate::config::{Config, DataConfig, EngineConfig, bundled_model};
 use crate::engine::{Engine, Options};
-use crate::events::Signal;
+use crate::events::Recorder;
 use crate::model::Model;
 use crate::mods::Registry;
 use crate::mods::python::{LoadError, PythonMods};
@@ -13,7 +13,6 @@ use anyhow::Context;
 use chrono::Utc;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 /// Opens the database of that configuration.
 pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Result<Store> {
@@ -28,7 +27,7 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
 /// Loads the model and starts the engine; its signals go to `recorder`.
 pub async fn start_engine(
     config: &Config,
-    recorder: mpsc::Sender<Signal>,
+    recorder: impl Into<Recorder>,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Engine> {
     let path = model_path(&config.engine, &config.data)?;

@@ -3,6 +3,7 @@
 use super::embedded::Embedded;
 use super::spool::Spool;
 use super::{Error, Inner, Live, Recording, Store, migrate, recorder, upkeep};
+use crate::events::Promises;
 use chrono::Utc;
 use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
@@ -122,6 +123,7 @@ impl Store {
             server_id,
             live: Live::new(),
             recorder: Mutex::new(Recording::Waiting(Some(spool))),
+            promises: Promises::default(),
             closing: watch::Sender::new(false),
             upkeep,
             embedded: None,
