@@ -7,7 +7,7 @@ use crate::events::Recorder;
 use crate::model::Model;
 use crate::mods::Registry;
 use crate::mods::python::{LoadError, PythonMods};
-use crate::store::{Database, Store};
+use crate::store::{Database, Retention, Store};
 use crate::trace::attention;
 use anyhow::Context;
 use chrono::Utc;
@@ -21,7 +21,9 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
         Some(url) => Database::Url { url: url.clone(), data_dir: config.dir.clone() },
         None => Database::Embedded { data_dir: config.dir.clone() },
     };
-    Ok(Store::open(database, |doing| progress.begin(doing)).await?)
+    let store = Store::open(database, |doing| progress.begin(doing)).await?;
+    store.retain(Retention { days: config.keep_days, bytes: config.keep_bytes });
+    Ok(store)
 }
 
 /// Loads the model and starts the engine; its signals go to `recorder`.

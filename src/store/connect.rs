@@ -2,7 +2,7 @@
 
 use super::embedded::Embedded;
 use super::spool::Spool;
-use super::{Error, Inner, Live, Recording, Store, migrate, recorder, upkeep};
+use super::{Error, Inner, Live, Recording, Retention, Store, migrate, recorder, upkeep};
 use crate::events::Promises;
 use chrono::Utc;
 use sqlx::Connection;
@@ -115,7 +115,8 @@ impl Store {
         }
         upkeep::sweep(&pool, server_id).await?;
         let spool = Spool::create(&folder, server_id)?;
-        let upkeep = tokio::spawn(upkeep::keep_up(pool.clone(), options, server_id, announced));
+        let retention = watch::Sender::new(Retention::default());
+        let upkeep = tokio::spawn(upkeep::keep_up(pool.clone(), options, server_id, announced, retention.subscribe()));
         let inner = Inner {
             pool,
             copies,
@@ -125,6 +126,7 @@ impl Store {
             recorder: Mutex::new(Recording::Waiting(Some(spool))),
             promises: Promises::default(),
             closing: watch::Sender::new(false),
+            retention,
             upkeep,
             embedded: None,
         };

@@ -20,6 +20,7 @@ mod migrate;
 mod outline;
 mod read;
 mod recorder;
+mod retention;
 mod rows;
 mod runs;
 mod spool;
@@ -31,6 +32,7 @@ pub use connect::Database;
 pub use error::{BadFilter, EmbeddedError, Error, IngestError};
 pub use ingest::Ingested;
 pub use live::{Live, LiveUpdate, RunChange};
+pub use retention::Retention;
 pub use runs::{MAX_PAGE, RunPage, RunQuery, RunSummary};
 
 use crate::events::{Promises, Recorder, Signal};
@@ -65,6 +67,7 @@ struct Inner {
     recorder: Mutex<Recording>,
     promises: Promises,
     closing: watch::Sender<bool>,
+    retention: watch::Sender<Retention>,
     upkeep: JoinHandle<()>,
     embedded: Option<Embedded>,
 }

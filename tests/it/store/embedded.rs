@@ -96,7 +96,7 @@ async fn migrations_of_several_starts_at_once_are_applied_once() {
         start.await.unwrap().unwrap().close().await;
     }
     let history = "select string_agg(version::text, ' ' order by version) from refinery_schema_history";
-    assert_eq!(psql(&empty, history).await, "1");
+    assert_eq!(psql(&empty, history).await, "1 2");
     // three days of six tables, and the default ones
     assert_eq!(psql(&empty, "select count(*) from pg_inherits where inhparent::regclass in ('events', 'mod_calls', 'mod_logs', 'actions', 'attention', 'run_columns')").await, "24");
     assert_eq!(psql(&empty, "select make_partitions((now() at time zone 'utc')::date + 1, 5)").await, "18");
