@@ -4,6 +4,7 @@
 //! comes out of here is plain numbers and text; nothing here knows of runs or mods.
 
 pub mod chat;
+pub mod grammar;
 pub mod llama;
 mod vocabulary;
 

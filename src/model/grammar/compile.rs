@@ -1,0 +1,239 @@
+//! From a grammar's text to what follows a run.
+
+use super::follower::Follower;
+use super::helper::Helper;
+use super::trigger::Watch;
+use super::{Constraint, Error, Source, gbnf, schema, tokens};
+use crate::model::Vocabulary;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Longest source, in bytes.
+const LONGEST: usize = 256 * 1024;
+/// Most lines of a Lark grammar: each may be a rule that needs another, and the compiler goes down that chain.
+const MOST_LINES: usize = 4000;
+/// Stack of the compiling thread, which the system gives only as far as it is used.
+const STACK: usize = 256 << 20;
+/// How long compiling may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How many may be compiled at the same time, those included that nobody waits for any more.
+const AT_ONCE: usize = 4;
+/// Compiled grammars that are kept.
+const KEPT: usize = 32;
+
+/// Compiles grammars for one model. Cheap to make: what it needs of the vocabulary is worked out at its first grammar.
+pub struct Grammars {
+    vocabulary: Arc<Vocabulary>,
+    factory: OnceLock<Result<Arc<ParserFactory>, Error>>,
+    helper: OnceLock<Helper>,
+    /// The most recently used last.
+    kept: Mutex<Vec<(u128, Matcher)>>,
+    compiling: Arc<AtomicUsize>,
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// For models with this vocabulary.
+    #[must_use]
+    pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self {
+            vocabulary,
+            factory: OnceLock::new(),
+            helper: OnceLock::new(),
+            kept: Mutex::new(Vec::new()),
+            compiling: Arc::new(AtomicUsize::new(0)),
+        }
+    }
+
+    /// Compiles a constraint, or takes it from those it has compiled before. Takes milliseconds, seconds at worst: not to be
+    /// called on an async thread.
+    ///
+    /// # Errors
+    /// [`Error`], for the person who wrote the grammar.
+    pub fn follow(&self, constraint: &Constraint) -> Result<Follower, Error> {
+        let matcher = self.matcher(&constraint.source)?;
+        let environment = self.factory()?.tok_env().clone();
+        let helper = self.helper.get_or_init(Helper::start).clone();
+        Ok(Follower::new(matcher, environment, helper, constraint.trigger.clone().map(Watch::new)))
+    }
+
+    /// A matcher of its own for one run, at the grammar's start and with its first mask worked out.
+    fn matcher(&self, source: &Source) -> Result<Matcher, Error> {
+        let key = key(source);
+        if let Some(kept) = self.kept(key) {
+            return Ok(kept);
+        }
+        let grammar = self.translate(source)?;
+        let matcher = self.compile(grammar)?;
+        let copy = matcher.deep_clone();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.iter().all(|(other, _)| *other != key) {
+            if kept.len() == KEPT {
+                kept.remove(0);
+            }
+            kept.push((key, matcher));
+        }
+        Ok(copy)
+    }
+
+    fn kept(&self, key: u128) -> Option<Matcher> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|(other, _)| *other == key)?;
+        let found = kept.remove(at);
+        // One run's work shall not weigh on another's limits: nothing is shared.
+        let copy = found.1.deep_clone();
+        kept.push(found);
+        Some(copy)
+    }
+
+    fn translate(&self, source: &Source) -> Result<TopLevelGrammar, Error> {
+        let fits = |text: &str| {
+            if text.len() > LONGEST { Err(Error::TooLong { bytes: text.len(), limit: LONGEST }) } else { Ok(()) }
+        };
+        Ok(match source {
+            Source::JsonSchema(value) => {
+                fits(&value.to_string())?;
+                TopLevelGrammar::from_json_schema(schema::prepare(value)?)
+            }
+            Source::JsonObject => TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}))?),
+            Source::Gbnf(text) => {
+                fits(text)?;
+                TopLevelGrammar::from_lark(gbnf::to_lark(text, &self.vocabulary)?)
+            }
+            Source::Lark(text) => {
+                fits(text)?;
+                let lines = text.lines().count();
+                if lines > MOST_LINES {
+                    return Err(Error::unsupported(format!(
+                        "the grammar has {lines} lines, at most {MOST_LINES} are taken"
+                    )));
+                }
+                TopLevelGrammar::from_lark(text.clone())
+            }
+            Source::Regex(text) => {
+                fits(text)?;
+                // Anchors say what holds anyway.
+                let text = text.strip_prefix('^').unwrap_or(text);
+                let text = match text.strip_suffix('$') {
+                    Some(inner) if !inner.ends_with('\\') => inner,
+                    _ => text,
+                };
+                TopLevelGrammar::from_regex(text)
+            }
+        })
+    }
+
+    fn compile(&self, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
+        let factory = self.factory()?;
+        let running = Running::begin(&self.compiling).ok_or(Error::Busy)?;
+        let (done, result) = sync_channel(1);
+        let work = move || {
+            let _running = running;
+            let mut matcher = Matcher::new(factory.create_parser(grammar));
+            let checked = match matcher.get_error() {
+                Some(error) => Err(Error::Unsupported(readable(&error))),
+                // A grammar that nothing can begin is told now, and not by the run.
+                None => match matcher.compute_mask_or_eos() {
+                    Ok(mask) if mask.num_set() > 0 => Ok(matcher),
+                    Ok(_) => Err(Error::unsupported("no token of this model can begin an answer of this grammar")),
+                    Err(error) => Err(Error::Unsupported(readable(&error.to_string()))),
+                },
+            };
+            // Nobody waits any more when it took too long.
+            let _ = done.send(checked);
+        };
+        std::thread::Builder::new()
+            .name("thunder-grammar".into())
+            .stack_size(STACK)
+            .spawn(work)
+            .map_err(|error| Error::unsupported(format!("the grammar cannot be compiled now: {error}")))?;
+        match result.recv_timeout(PATIENCE) {
+            Ok(checked) => checked,
+            Err(RecvTimeoutError::Timeout) => Err(Error::TooSlow { seconds: PATIENCE.as_secs() }),
+            Err(RecvTimeoutError::Disconnected) => Err(Error::unsupported("the grammar cannot be compiled")),
+        }
+    }
+
+    fn factory(&self) -> Result<Arc<ParserFactory>, Error> {
+        self.factory
+            .get_or_init(|| {
+                if self.vocabulary.is_empty() {
+                    return Err(Error::unsupported("the model has no vocabulary"));
+                }
+                let environment = tokens::environment(&self.vocabulary);
+                let mut factory = ParserFactory::new(
+                    &environment,
+                    InferenceCapabilities::default(),
+                    &SlicedBiasComputer::general_slices(),
+                )
+                .map_err(|error| Error::unsupported(format!("this model's vocabulary takes no grammar: {error}")))?;
+                *factory.limits_mut() = limits();
+                factory.quiet();
+                Ok(Arc::new(factory))
+            })
+            .clone()
+    }
+}
+
+/// llguidance's defaults, which bound a mask to a few milliseconds, with errors for people and not for its authors.
+fn limits() -> ParserLimits {
+    ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
+}
+
+/// One of the compilations that may run at the same time.
+struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    fn begin(count: &Arc<AtomicUsize>) -> Option<Self> {
+        let mut now = count.load(Ordering::Acquire);
+        while now < AT_ONCE {
+            match count.compare_exchange_weak(now, now + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(Self(Arc::clone(count))),
+                Err(other) => now = other,
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn key(source: &Source) -> u128 {
+    let schema;
+    let (kind, text) = match source {
+        Source::JsonSchema(value) => {
+            schema = value.to_string();
+            ("schema", schema.as_str())
+        }
+        Source::JsonObject => ("object", ""),
+        Source::Gbnf(text) => ("gbnf", text.as_str()),
+        Source::Lark(text) => ("lark", text.as_str()),
+        Source::Regex(text) => ("regex", text.as_str()),
+    };
+    xxhash_rust::xxh3::xxh3_128(format!("{kind}\0{text}").as_bytes())
+}
+
+/// llguidance's message without what is for its authors.
+pub(super) fn readable(message: &str) -> String {
+    let message = message.split("\n<").next().unwrap_or(message).trim_end();
+    match message.strip_prefix("panic: ") {
+        Some(inner) => format!("the grammar compiler gave up on it: {}", inner.lines().next().unwrap_or(inner)),
+        None => message.to_owned(),
+    }
+}

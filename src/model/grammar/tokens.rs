@@ -1,0 +1,39 @@
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};
+use std::sync::Arc;
+
+/// Longest piece that the trie can hold; longer ones (a row of a thousand spaces) cannot be drawn under a grammar.
+const LONGEST_PIECE: usize = 1000;
+
+/// The vocabulary as llguidance sees it: bytes for text, a marker before control tokens, nothing for what has no text.
+pub(super) fn environment(vocabulary: &Vocabulary) -> TokEnv {
+    let marker = TokTrie::SPECIAL_TOKEN_MARKER;
+    let pieces: Vec<Vec<u8>> = (0..vocabulary.len() as TokenId)
+        .map(|token| {
+            let piece = vocabulary.piece(token);
+            if piece.len() > LONGEST_PIECE || piece.first() == Some(&marker) {
+                Vec::new()
+            } else if vocabulary.is_control(token) || vocabulary.is_end_of_generation(token) {
+                if piece.is_empty() { Vec::new() } else { [&[marker], piece].concat() }
+            } else {
+                piece.to_vec()
+            }
+        })
+        .collect();
+    let ends: Vec<u32> = vocabulary.end_of_generation().iter().map(|&token| token as u32).collect();
+    let first = ends.first().copied().unwrap_or(INVALID_TOKEN);
+    let trie = TokTrie::from(&TokRxInfo::new(pieces.len() as u32, first), &pieces);
+    let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(&ends) };
+    // Not canonical: the model chooses how it cuts its text into tokens.
+    Arc::new(ApproximateTokEnv::new(trie))
+}
+
+/// How Lark and GBNF grammars name a token, whatever its text looks like: `<[123]>`. `None` where the text is not one token.
+#[must_use]
+pub fn token_reference(vocabulary: &Vocabulary, text: &str) -> Option<String> {
+    match vocabulary.encode(text, false, true)[..] {
+        [token] => Some(format!("<[{token}]>")),
+        _ => None,
+    }
+}

@@ -1,0 +1,221 @@
+//! Thunder's server, recording, against llama-server: the same model, flags and requests, over HTTP. The two alternate, so
+//! that what else the machine does meets both; the table shows medians and their ratio (above 1: Thunder is better).
+//!
+//! `cargo bench --bench server -- --rival PATH/llama-server [MODEL.gguf] [--threads N] [--tokens N] [--prompt N] [--rounds N]
+//! [--flags "…"]`; `--flags` go to both. Without a rival there is nothing to compare with, and nothing is measured.
+
+use futures::StreamExt;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use thunder::events::TokenId;
+use thunder::model::Model;
+
+/// How long a server may take to load its model.
+const PATIENCE: Duration = Duration::from_mins(3);
+const STREAMS: [usize; 3] = [1, 4, 8];
+
+struct Setup {
+    rival: Option<PathBuf>,
+    model: PathBuf,
+    threads: usize,
+    tokens: usize,
+    prompt: usize,
+    rounds: usize,
+    flags: Vec<String>,
+}
+
+fn setup() -> Setup {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
+    let mut setup = Setup {
+        rival: None,
+        model: root.join("demo.gguf"),
+        threads: 1,
+        tokens: 128,
+        prompt: 135,
+        rounds: 7,
+        flags: Vec::new(),
+    };
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    while let Some(arg) = args.next() {
+        let mut next = || args.next().expect("a value follows the flag");
+        let number = |text: String| text.parse().expect("a number follows the flag");
+        match arg.as_str() {
+            "--rival" => setup.rival = Some(next().into()),
+            "--threads" => setup.threads = number(next()),
+            "--tokens" => setup.tokens = number(next()),
+            "--prompt" => setup.prompt = number(next()),
+            "--rounds" => setup.rounds = number(next()),
+            "--flags" => setup.flags = next().split_whitespace().map(str::to_owned).collect(),
+            path => setup.model = path.into(),
+        }
+    }
+    setup
+}
+
+/// A server under measurement; it ends with this.
+struct Server {
+    name: &'static str,
+    base: String,
+    child: Child,
+    folder: Option<PathBuf>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Asked to stop, so that an embedded database stops with it.
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+impl Server {
+    async fn start(name: &'static str, program: &Path, setup: &Setup) -> Self {
+        let port =
+            std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+        let slots = STREAMS[STREAMS.len() - 1];
+        let context = (4 * setup.prompt + setup.tokens + 64).next_multiple_of(256) * slots;
+        let mut command = Command::new(program);
+        let thunder = name == "thunder";
+        let folder = thunder.then(|| std::env::temp_dir().join(format!("thunder-bench-{}", std::process::id())));
+        if let Some(folder) = &folder {
+            command.arg("serve").arg("--data-dir").arg(folder).args(["--attention", "off"]);
+        }
+        command.arg("--model").arg(&setup.model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+        command.args(["--ctx-size", &context.to_string(), "--parallel", &slots.to_string()]);
+        command.args(["--threads", &setup.threads.to_string()]).args(&setup.flags);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let server =
+            Self { name, base: format!("http://127.0.0.1:{port}"), child: child.expect("the server starts"), folder };
+        let begun = Instant::now();
+        while !reqwest::get(format!("{}/health", server.base)).await.is_ok_and(|answer| answer.status().is_success()) {
+            assert!(begun.elapsed() < PATIENCE, "{name} is not ready after {PATIENCE:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        server
+    }
+
+    /// One streamed completion: when its first and its last token came, and how many there were.
+    async fn complete(&self, client: &reqwest::Client, prompt: &[TokenId], tokens: usize, seed: u64) -> Answer {
+        let body = json!({
+            "prompt": prompt, "max_tokens": tokens, "stream": true, "ignore_eos": true, "cache_prompt": false,
+            "temperature": 0.8, "seed": seed, "stream_options": { "include_usage": true },
+        });
+        let sent = Instant::now();
+        let answer = client.post(format!("{}/v1/completions", self.base)).json(&body).send().await.expect("an answer");
+        assert!(answer.status().is_success(), "{}: {}", self.name, answer.text().await.unwrap_or_default());
+        let (mut first, mut last, mut count) = (None, sent, 0);
+        let (mut stream, mut unread) = (answer.bytes_stream(), String::new());
+        while let Some(bytes) = stream.next().await {
+            unread.push_str(&String::from_utf8_lossy(&bytes.expect("the stream goes on")));
+            while let Some(end) = unread.find('\n') {
+                let line: String = unread.drain(..=end).collect();
+                let Some(data) = line.trim().strip_prefix("data: ").filter(|data| *data != "[DONE]") else { continue };
+                let chunk: Value = serde_json::from_str(data).expect("a chunk of JSON");
+                if let Some(used) = chunk["usage"]["completion_tokens"].as_u64() {
+                    count = used as usize;
+                }
+                if chunk["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
+                    last = Instant::now();
+                    first.get_or_insert(last);
+                }
+            }
+        }
+        Answer { sent, first: first.unwrap_or(last), last, count }
+    }
+}
+
+struct Answer {
+    sent: Instant,
+    first: Instant,
+    last: Instant,
+    count: usize,
+}
+
+/// What one round of one server showed, higher is better in all: generated tokens per second, prompt tokens per second, and
+/// the inverse of the median time to the first token.
+async fn round(server: &Server, setup: &Setup, ids: &[TokenId], streams: usize, seed: u64) -> [f64; 3] {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut prompt =
+        |length: usize| -> Vec<TokenId> { (0..length).map(|_| ids[random.random_range(0..ids.len())]).collect() };
+    let client = reqwest::Client::new();
+    let prompts: Vec<_> = (0..streams).map(|_| prompt(setup.prompt)).collect();
+    let answers =
+        futures::future::join_all(prompts.iter().map(|prompt| server.complete(&client, prompt, setup.tokens, seed)))
+            .await;
+    for answer in &answers {
+        assert_eq!(answer.count, setup.tokens, "{} ended early", server.name);
+    }
+    let all_begun = answers.iter().map(|answer| answer.first).min().expect("streams");
+    let all_ended = answers.iter().map(|answer| answer.last).max().expect("streams");
+    let generated = (streams * (setup.tokens - 1)) as f64 / (all_ended - all_begun).as_secs_f64();
+    let mut waits: Vec<f64> = answers.iter().map(|answer| (answer.first - answer.sent).as_secs_f64()).collect();
+    let wait = median(&mut waits);
+
+    let long: Vec<_> = (0..streams).map(|_| prompt(4 * setup.prompt)).collect();
+    let begun = Instant::now();
+    futures::future::join_all(long.iter().map(|prompt| server.complete(&client, prompt, 1, seed))).await;
+    let read = (streams * 4 * setup.prompt) as f64 / begun.elapsed().as_secs_f64();
+    [generated, read, 1.0 / wait]
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    let setup = setup();
+    let Some(rival) = &setup.rival else {
+        println!("no rival: give --rival PATH/llama-server (its sources come with PyPI's llama-cpp-python)");
+        return;
+    };
+    let ids: Vec<TokenId> = {
+        let model = Model::load(&setup.model, 0, |_| {}).expect("the model loads");
+        let vocabulary = model.vocabulary();
+        (0..vocabulary.len() as TokenId)
+            .filter(|&id| !vocabulary.is_control(id) && !vocabulary.piece(id).is_empty())
+            .collect()
+    };
+    println!(
+        "{}, {} thread(s), prompts of {} and {} tokens, {} generated, median of {} rounds",
+        setup.model.display(),
+        setup.threads,
+        setup.prompt,
+        4 * setup.prompt,
+        setup.tokens,
+        setup.rounds
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let servers = [
+            Server::start("thunder", Path::new(env!("CARGO_BIN_EXE_thunder")), &setup).await,
+            Server::start("llama-server", rival, &setup).await,
+        ];
+        for streams in STREAMS {
+            let mut seen: [[Vec<f64>; 3]; 2] = Default::default();
+            for turn in 0..=setup.rounds {
+                for (side, server) in servers.iter().enumerate() {
+                    let values = round(server, &setup, &ids, streams, (turn * 16 + streams) as u64).await;
+                    // The first turn warms both up.
+                    if turn > 0 {
+                        seen[side].iter_mut().zip(values).for_each(|(list, value)| list.push(value));
+                    }
+                }
+            }
+            let [ours, theirs] = seen.map(|side| side.map(|mut values| median(&mut values)));
+            let line = |name: &str, ours: f64, theirs: f64, unit: &str, ratio: f64| {
+                println!("{streams} stream(s)  {name:<22} thunder {ours:>9.1}  llama-server {theirs:>9.1} {unit:<9} ratio {ratio:.3}");
+            };
+            line("generation", ours[0], theirs[0], "tokens/s", ours[0] / theirs[0]);
+            line("prompts", ours[1], theirs[1], "tokens/s", ours[1] / theirs[1]);
+            line("first token, median", 1e3 / ours[2], 1e3 / theirs[2], "ms", ours[2] / theirs[2]);
+        }
+    });
+}
