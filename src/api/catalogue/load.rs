@@ -4,14 +4,13 @@ use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
 use crate::api::ApiError;
 use crate::config::{Config, DEFAULT_SLOT_CONTEXT, EngineConfig, bundled_model, flags};
 use crate::engine::{Clock, Engine, Options};
-use crate::events::Signal;
+use crate::events::Recorder;
 use crate::model::llama::{GpuLayers, ModelOptions, SplitMode};
 use crate::model::{Error, Model};
 use crate::trace::attention;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::sync::mpsc;
 
 /// What a load is doing.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,9 +28,9 @@ impl Catalogue {
     ///
     /// # Errors
     /// The bundled model cannot be unpacked.
-    pub async fn open(&self, recorder: mpsc::Sender<Signal>) -> Result<(), Error> {
+    pub async fn open(&self, recorder: impl Into<Recorder>) -> Result<(), Error> {
         // Only start-up calls this, once; the first recorder stays.
-        let _ = self.0.recorder.set(recorder);
+        let _ = self.0.recorder.set(recorder.into());
         let path = default_path(&self.0.config).await?;
         let stem = folder::stem(&path);
         let mut names = self.0.config.engine.alias.clone();

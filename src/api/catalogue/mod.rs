@@ -17,11 +17,11 @@ pub(in crate::api) use names::meant;
 use super::ApiError;
 use crate::config::Config;
 use crate::engine::Clock;
-use crate::events::Signal;
+use crate::events::Recorder;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 /// How far a model is.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ struct Inner {
     admission: tokio::sync::Mutex<()>,
     /// Told of every change of a state.
     changed: watch::Sender<()>,
-    recorder: OnceLock<mpsc::Sender<Signal>>,
+    recorder: OnceLock<Recorder>,
     config: Arc<Config>,
     clock: Clock,
 }
