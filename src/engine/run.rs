@@ -5,6 +5,7 @@ use super::answer::Answer;
 use super::journal::Journal;
 use super::measure::{self, Distribution};
 use super::pipeline::{ActiveMod, Passage};
+use super::promise::LastWill;
 use super::{Output, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
 use crate::model::llama::{Candidates, Captured, Sampler};
@@ -53,6 +54,8 @@ pub(super) struct Run {
     pub awaited_call: u64,
     pub outbox: VecDeque<Output>,
     pub end: Option<Arc<RunEnd>>,
+    /// What is said when the thread dies on which the run lives.
+    pub last_will: Option<LastWill>,
     pub(super) context: usize,
     pub(super) max_tokens: usize,
     pub(super) step: u32,
@@ -103,6 +106,7 @@ impl Run {
             awaited_call: 0,
             outbox: VecDeque::new(),
             end: None,
+            last_will: None,
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod architecture;
+mod broken;
 mod browser;
 mod cli;
 mod engine;
