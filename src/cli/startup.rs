@@ -24,7 +24,7 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
 
 /// Loads the default model and starts its engine; the signals of every engine go to `recorder`.
 pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
-    app.models().open(recorder).await?;
+    app.models().open(recorder.into()).await?;
     let shown = Arc::clone(progress);
     let observe = move |name: &str, step: Step| match step {
         Step::Weights(done) => shown.advance(&format!("loading the model {name}"), done),
