@@ -276,6 +276,18 @@ async fn time_ends_an_answer_behind_a_line_break() {
 }
 
 #[tokio::test]
+async fn a_line_that_is_indented_by_less_ends_it() {
+    let server = server().await;
+    let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
+    let whole = server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60}))).await;
+    let answer =
+        server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60, "n_indent": 90}))).await;
+    let (whole, kept) = (whole["content"].as_str().unwrap(), answer["content"].as_str().unwrap());
+    assert!(whole.starts_with(kept) && kept.matches('\n').count() == 1, "{kept:?} {whole:?}");
+    assert_eq!((&answer["stop_type"], &answer["truncated"]), (&json!("limit"), &json!(false)));
+}
+
+#[tokio::test]
 async fn numbers_are_clamped_and_unknown_fields_ignored() {
     let server = server().await;
     let asked = body(json!({"temperature": -1, "top_p": 7, "min_p": -2, "frobnicate": [1], "stop": null, "seed": -1}));
@@ -313,6 +325,7 @@ async fn every_wrong_field_is_named_and_no_slot_is_lost() {
         (json!({"prompt": ["a", "b"], "request_id": "x"}), "request_id"),
         (json!({"sse_ping_interval": "often"}), "sse_ping_interval"),
         (json!({"t_max_predict_ms": "long"}), "t_max_predict_ms"),
+        (json!({"lora": [{"id": 0, "scale": 1}]}), "lora: there is no adapter 0"),
     ] {
         for stream in [false, true] {
             let mut asked = body(further.clone());
