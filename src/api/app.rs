@@ -1,7 +1,6 @@
-use super::ApiError;
+use super::{ApiError, Catalogue, Loaded};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::model::chat::Template;
 use crate::mods::Registry;
 use crate::store::{Live, Store};
 use chrono::{DateTime, Utc};
@@ -10,14 +9,14 @@ use tokio::sync::watch;
 
 /// What every handler can reach; cheap to clone.
 ///
-/// Serving begins before the model and the database are there, so both are slots that are filled once. A handler
-/// asks with [`App::store`] and [`App::engine`], and passes the 503 on while a slot is empty.
+/// Serving begins before the models and the database are there. A handler asks with [`App::store`] and
+/// [`App::loaded`], and passes the 503 on while they are not.
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
 struct Inner {
     database: OnceLock<(Store, Live)>,
-    engine: OnceLock<(Engine, Result<Template, String>)>,
+    models: Catalogue,
     state: watch::Sender<State>,
     registry: Arc<Registry>,
     config: Arc<Config>,
@@ -30,7 +29,7 @@ struct Inner {
 pub enum State {
     /// Not ready yet; what it is doing, e.g. "loading the model, 40 %".
     Loading(String),
-    /// Model and database are there.
+    /// The default model and the database are there.
     Ready,
     /// It takes no more runs; those that are going on have a little time to end.
     Stopping,
@@ -44,7 +43,7 @@ impl App {
     pub fn new(config: Arc<Config>, registry: Arc<Registry>, clock: fn() -> DateTime<Utc>) -> Self {
         Self(Arc::new(Inner {
             database: OnceLock::new(),
-            engine: OnceLock::new(),
+            models: Catalogue::new(Arc::clone(&config), clock),
             state: watch::Sender::new(State::Loading("starting".into())),
             registry,
             config,
@@ -69,30 +68,48 @@ impl App {
         self.0.database.get().map(|(_, live)| live).ok_or_else(|| self.not_ready())
     }
 
-    /// The engine.
+    /// The model that a request names in its `model` field, with or without mods behind the name; without a name the
+    /// default. Waits while that model is being loaded at run time.
     ///
     /// # Errors
-    /// 503 while the model is being loaded, and when the server stops.
-    pub fn engine(&self) -> Result<&Engine, ApiError> {
+    /// 404 when there is no such model; 400 when it is not loaded; 503 when it could not be loaded, and while the server
+    /// starts or stops.
+    pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+        self.ready()?;
+        self.0.models.loaded(name).await
+    }
+
+    /// Nothing, once the server has started and until it stops.
+    ///
+    /// # Errors
+    /// 503 otherwise, with the reason.
+    pub fn ready(&self) -> Result<(), ApiError> {
+        if self.state() == State::Ready { Ok(()) } else { Err(self.not_ready()) }
+    }
+
+    /// The default model, when it is ready.
+    ///
+    /// # Errors
+    /// 503 while it is not, and when the server stops.
+    pub fn default_model(&self) -> Result<Loaded, ApiError> {
         if matches!(self.state(), State::Stopping | State::Stopped) {
             return Err(self.not_ready());
         }
-        self.0.engine.get().map(|(engine, _)| engine).ok_or_else(|| self.not_ready())
+        self.0.models.default_model().ok_or_else(|| self.not_ready())
     }
 
-    /// The engine, if it runs, also while the server stops.
-    #[must_use]
-    pub fn running_engine(&self) -> Option<&Engine> {
-        self.0.engine.get().map(|(engine, _)| engine)
-    }
-
-    /// The model's chat template.
+    /// The default model's engine.
     ///
     /// # Errors
-    /// 503 while the model is being loaded; 400 when the model's template cannot be read.
-    pub fn template(&self) -> Result<&Template, ApiError> {
-        let (_, template) = self.0.engine.get().ok_or_else(|| self.not_ready())?;
-        template.as_ref().map_err(|reason| ApiError::bad_request(format!("{reason}; use /v1/completions")))
+    /// As [`App::default_model`].
+    pub fn engine(&self) -> Result<Engine, ApiError> {
+        Ok(self.default_model()?.engine().clone())
+    }
+
+    /// Every model, loaded or not.
+    #[must_use]
+    pub fn models(&self) -> &Catalogue {
+        &self.0.models
     }
 
     /// The mods that runs can name.
@@ -158,29 +175,12 @@ impl App {
         let _ = self.0.database.set((store, live));
     }
 
-    /// Fills the engine's slot; a second call changes nothing.
-    pub fn set_engine(&self, engine: Engine) {
-        let template = template_of(&engine);
-        if let Err(reason) = &template {
-            tracing::warn!(%reason, "chat is not available with this model");
-        }
-        let _ = self.0.engine.set((engine, template));
-    }
-
     fn not_ready(&self) -> ApiError {
         match self.state() {
             State::Loading(doing) => ApiError::unavailable(format!("the server is not ready yet: {doing}")),
-            State::Ready => ApiError::unavailable("the server is not ready yet"),
+            State::Ready => ApiError::unavailable("the default model is not loaded"),
             State::Stopping | State::Stopped => ApiError::unavailable("the server is stopping"),
         }
         .retry_after(1)
     }
-}
-
-fn template_of(engine: &Engine) -> Result<Template, String> {
-    let model = engine.model();
-    let (vocabulary, source) = (model.vocabulary(), model.card().chat_template.as_deref());
-    let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
-    let special = vocabulary.special();
-    Template::new(source, &text(special.bos), &text(special.eos)).map_err(|error| error.to_string())
 }

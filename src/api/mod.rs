@@ -5,6 +5,7 @@
 //! all surfaces, behind the gates of `security`.
 
 mod app;
+mod catalogue;
 mod error;
 pub mod extract;
 mod health;
@@ -16,6 +17,7 @@ mod server;
 mod session;
 
 pub use app::{App, State};
+pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
 pub use error::{ApiError, Kind, OpenAiError, Problem, request_id, with_request_id};
 pub use health::Health;
 pub use security::Caller;

@@ -71,17 +71,13 @@ impl Local {
             }
         };
         startup::register_mods(self.app.registry(), config, progress).await?;
-        let engine = startup::start_engine(config, recorder, progress).await?;
-        self.app.set_engine(engine);
-        Ok(())
+        startup::load_default(&self.app, recorder, progress).await
     }
 
     /// Stops the engine and the database; the document, where one was recorded.
     pub async fn finish(self) -> Option<Document> {
         self.app.set_state(State::Stopping);
-        if let Some(engine) = self.app.running_engine() {
-            engine.stop().await;
-        }
+        self.app.models().stop().await;
         self.app.set_state(State::Stopped);
         self.serving.abort();
         if let Ok(store) = self.app.store() {

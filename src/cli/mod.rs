@@ -89,6 +89,11 @@ fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = Os
             Some("-np") if !text_follows => "--parallel".into(),
             Some("-ub") if !text_follows => "--ubatch-size".into(),
             Some("-ngl") if !text_follows => "--gpu-layers".into(),
+            Some("-sm") if !text_follows => "--split-mode".into(),
+            Some("-ts") if !text_follows => "--tensor-split".into(),
+            Some("-mg") if !text_follows => "--main-gpu".into(),
+            Some("-tb") if !text_follows => "--threads-batch".into(),
+            Some("--no-models-autoload") if !text_follows => "--models-autoload=off".into(),
             _ => word,
         }
     })
@@ -124,8 +129,33 @@ mod tests {
     #[test]
     fn llama_servers_spellings_are_understood() {
         let line = [
-            "thunder", "serve", "--port", "8080", "-c", "4096", "-np", "2", "-t", "1", "-b", "64", "-ub", "32", "-ngl",
+            "thunder",
+            "serve",
+            "--port",
+            "8080",
+            "-c",
+            "4096",
+            "-np",
+            "2",
+            "-t",
+            "1",
+            "-b",
+            "64",
+            "-ub",
+            "32",
+            "-ngl",
             "9",
+            "-tb",
+            "2",
+            "-sm",
+            "row",
+            "-ts",
+            "3,1",
+            "-mg",
+            "1",
+            "--no-models-autoload",
+            "-a",
+            "x,y",
         ];
         assert!(Cli::try_parse_from(spelled_out(line.iter().map(Into::into))).is_ok());
     }

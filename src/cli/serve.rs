@@ -67,16 +67,12 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<()> {
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     startup::register_mods(app.registry(), config, progress).await?;
-    let engine = startup::start_engine(config, recorder, progress).await?;
-    app.set_engine(engine);
-    Ok(())
+    startup::load_default(app, recorder, progress).await
 }
 
 /// Ends the runs, then the recorder, then the database: each has what it needs until the one before is done.
 async fn close(app: &App) {
-    if let Some(engine) = app.running_engine() {
-        engine.stop().await;
-    }
+    app.models().stop().await;
     if let Ok(store) = app.store() {
         store.clone().close().await;
     }

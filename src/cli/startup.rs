@@ -1,17 +1,13 @@
-//! Bringing up the parts: database, model, engine, mods.
+//! Bringing up the parts: database, models, mods.
 
 use super::progress::Progress;
-use crate::config::{Config, DataConfig, EngineConfig, bundled_model};
-use crate::engine::{Engine, Options};
+use crate::api::{App, Step};
+use crate::config::{Config, DataConfig};
 use crate::events::Recorder;
-use crate::model::Model;
 use crate::mods::Registry;
 use crate::mods::python::{LoadError, PythonMods};
 use crate::store::{Database, Retention, Store};
-use crate::trace::attention;
-use anyhow::Context;
-use chrono::Utc;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Opens the database of that configuration.
@@ -26,43 +22,16 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
     Ok(store)
 }
 
-/// Loads the model and starts the engine; its signals go to `recorder`.
-pub async fn start_engine(
-    config: &Config,
-    recorder: impl Into<Recorder>,
-    progress: &Arc<Progress>,
-) -> anyhow::Result<Engine> {
-    let path = model_path(&config.engine, &config.data)?;
-    let gpu_layers = config.engine.gpu_layers;
-    let doing = format!("loading the model {}", path.file_stem().unwrap_or_default().display());
-    progress.begin(&doing);
-    let advancing = Arc::clone(progress);
-    let model = tokio::task::spawn_blocking(move || {
-        Model::load(&path, gpu_layers, move |done| advancing.advance(&doing, done))
-    })
-    .await
-    .context("the model's loader panicked")??;
-    progress.begin("making room for the context");
-    let engine = &config.engine;
-    let options = Options {
-        ctx_size: engine.slot_context(model.card().context_train),
-        parallel: engine.parallel,
-        threads: engine.threads,
-        batch_size: engine.batch_size,
-        ubatch_size: engine.ubatch_size,
-        attention: engine.attention,
-        attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
-        clock: Utc::now,
+/// Loads the default model and starts its engine; the signals of every engine go to `recorder`.
+pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
+    app.models().open(recorder.into()).await?;
+    let shown = Arc::clone(progress);
+    let observe = move |name: &str, step: Step| match step {
+        Step::Weights(done) => shown.advance(&format!("loading the model {name}"), done),
+        Step::Context => shown.begin("making room for the context"),
     };
-    Ok(Engine::start(Arc::new(model), options, recorder).await?)
-}
-
-fn model_path(engine: &EngineConfig, data: &DataConfig) -> anyhow::Result<PathBuf> {
-    match &engine.model {
-        Some(path) => Ok(path.clone()),
-        None => bundled_model(&data.dir.join("cache"))
-            .with_context(|| format!("cannot unpack the bundled model into {}", data.dir.join("cache").display())),
-    }
+    app.models().load_default(observe).await?;
+    Ok(())
 }
 
 /// Registers the mods of the configured folder. One that cannot be loaded is told, and keeps nothing else away.

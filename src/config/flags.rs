@@ -13,6 +13,9 @@ pub struct EngineFlags {
     /// GGUF file to run; without it the bundled demo model
     #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
+    /// Name of the model in requests and answers, again or after a comma for more; without it the file's name
+    #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
+    pub alias: Vec<String>,
     /// Context in tokens, divided evenly among the slots; without it each slot gets what the model was trained
     /// with, but at most 8192
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
@@ -20,18 +23,43 @@ pub struct EngineFlags {
     /// Runs that are generated at the same time [also: -np]
     #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", default_value_t = 4)]
     pub parallel: u32,
-    /// Threads that compute; without it one less than the machine's physical cores
+    /// Threads that compute tokens; without it one less than the machine's physical cores
     #[arg(short, long, env = "THUNDER_THREADS", value_name = "N")]
     pub threads: Option<u16>,
+    /// Threads that compute prompts; without it as many as --threads [also: -tb]
+    #[arg(long, env = "THUNDER_THREADS_BATCH", value_name = "N")]
+    pub threads_batch: Option<u16>,
     /// Most tokens in one decode
     #[arg(short, long, env = "THUNDER_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
     pub batch_size: u32,
     /// Most tokens computed at once within a decode [also: -ub]
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
-    /// Layers to put on the GPU; needs a build with one [also: -ngl]
-    #[arg(long, env = "THUNDER_GPU_LAYERS", value_name = "LAYERS", alias = "n-gpu-layers", default_value_t = 0)]
-    pub gpu_layers: u32,
+    /// Layers to put on GPUs, or auto for as many as fit, or all; needs a build for a GPU [also: -ngl]
+    #[arg(
+        long,
+        env = "THUNDER_GPU_LAYERS",
+        value_name = "auto|all|N",
+        alias = "n-gpu-layers",
+        default_value = "auto",
+        allow_negative_numbers = true
+    )]
+    pub gpu_layers: GpuLayers,
+    /// How a model is spread over several GPUs: not at all, by layers, or by rows of each weight [also: -sm]
+    #[arg(long, env = "THUNDER_SPLIT_MODE", value_name = "none|layer|row", default_value = "layer")]
+    pub split_mode: SplitMode,
+    /// Share of each GPU, as proportions, e.g. 3,1 [also: -ts]
+    #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…", value_delimiter = ',')]
+    pub tensor_split: Vec<f32>,
+    /// The GPU to use when a model is not split, counted from 0 [also: -mg]
+    #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
+    pub main_gpu: u16,
+    /// Read the model into memory instead of mapping its file
+    #[arg(long, env = "THUNDER_NO_MMAP")]
+    pub no_mmap: bool,
+    /// Keep the model's weights from being swapped out
+    #[arg(long, env = "THUNDER_MLOCK")]
+    pub mlock: bool,
     /// Whether runs can capture attention; flash attention is then off, which makes long prompts slower
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off", default_value = "on")]
     pub attention: Switch,
@@ -92,12 +120,71 @@ pub struct ServerFlags {
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
+    /// Let requests name any model: one that is not known here is the default one, instead of an error
+    #[arg(long, env = "THUNDER_ANY_MODEL_NAME")]
+    pub any_model_name: bool,
+    /// Folder of GGUF files that may be loaded by the names of their files, besides --model
+    #[arg(long, env = "THUNDER_MODELS_DIR", value_name = "DIR")]
+    pub models_dir: Option<PathBuf>,
+    /// Most models that are loaded at once: one more takes the place of the one used least recently; 0 for any number
+    #[arg(long, env = "THUNDER_MODELS_MAX", value_name = "N", default_value_t = 4)]
+    pub models_max: u32,
+    /// Whether a request loads the model it names, when that is in --models-dir [also: --no-models-autoload]
+    #[arg(
+        long,
+        env = "THUNDER_MODELS_AUTOLOAD",
+        value_name = "on|off",
+        default_value = "on",
+        default_missing_value = "on",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    pub models_autoload: Switch,
     /// Largest request body, e.g. 256M
     #[arg(long, env = "THUNDER_MAX_BODY", value_name = "SIZE", default_value = "256M")]
     pub max_body: Size,
     /// Seconds that runs may go on after the server was told to stop
     #[arg(long, env = "THUNDER_SHUTDOWN_GRACE", value_name = "SECONDS", default_value_t = 10)]
     pub shutdown_grace: u64,
+}
+
+/// How many layers go on GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// As many as fit.
+    #[default]
+    Auto,
+    /// All.
+    All,
+    /// So many.
+    Count(u32),
+}
+
+impl std::str::FromStr for GpuLayers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            // llama-server's older word for all.
+            "all" | "-1" => Ok(Self::All),
+            count => count
+                .parse()
+                .map(Self::Count)
+                .map_err(|_| format!("'{text}' is neither a number of layers nor auto or all")),
+        }
+    }
+}
+
+/// How a model is spread over several GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum SplitMode {
+    /// Not at all.
+    None,
+    /// By layers.
+    #[default]
+    Layer,
+    /// By rows of each weight.
+    Row,
 }
 
 /// On or off.
@@ -155,6 +242,18 @@ impl ServerFlags {
         }
         addresses.dedup();
         Ok(addresses)
+    }
+
+    /// Models besides the default one.
+    pub(super) fn models(&self) -> Result<super::ModelsConfig, super::Error> {
+        if let Some(path) = self.models_dir.as_ref().filter(|path| !path.is_dir()) {
+            return Err(super::Error::NoModelsDir { path: path.display().to_string() });
+        }
+        Ok(super::ModelsConfig {
+            dir: self.models_dir.clone(),
+            autoload: self.models_autoload == Switch::On,
+            most: (self.models_max > 0).then_some(self.models_max as usize),
+        })
     }
 
     /// Who may do what.

@@ -6,7 +6,7 @@
 mod defaults;
 pub mod flags;
 
-use flags::{DataFlags, EngineFlags, ServerFlags, Switch};
+use flags::{DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
 use sha2::{Digest, Sha256};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -38,18 +38,32 @@ pub struct Config {
 pub struct EngineConfig {
     /// The GGUF file; `None` for the bundled model.
     pub model: Option<PathBuf>,
+    /// Names of the model, the first the one it is shown by; empty for the file's.
+    pub alias: Vec<String>,
     /// Context in tokens, all slots together; `None` asks the model.
     pub ctx_size: Option<u32>,
     /// Slots, at least 1.
     pub parallel: u32,
-    /// Threads, at least 1.
+    /// Threads that compute tokens, at least 1.
     pub threads: i32,
+    /// Threads that compute prompts, at least 1.
+    pub threads_batch: i32,
     /// Most tokens in one decode.
     pub batch_size: u32,
     /// Most tokens computed at once, not above `batch_size`.
     pub ubatch_size: u32,
-    /// Layers on the GPU.
-    pub gpu_layers: u32,
+    /// Layers on GPUs.
+    pub gpu_layers: GpuLayers,
+    /// How a model is spread over several GPUs.
+    pub split_mode: SplitMode,
+    /// Share of each GPU; empty for llama.cpp's choice.
+    pub tensor_split: Vec<f32>,
+    /// The GPU to use when a model is not split.
+    pub main_gpu: i32,
+    /// Read the model instead of mapping it.
+    pub no_mmap: bool,
+    /// Keep the weights from being swapped out.
+    pub mlock: bool,
     /// Whether attention can be captured.
     pub attention: bool,
     /// Folder of Python mods.
@@ -76,10 +90,25 @@ pub struct ServerConfig {
     pub listen: Vec<SocketAddr>,
     /// Who may do what.
     pub security: Security,
+    /// Whether a request that names an unknown model goes to the default one.
+    pub any_model_name: bool,
+    /// Models besides the default one.
+    pub models: ModelsConfig,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// How long runs may go on after the server was told to stop.
     pub shutdown_grace: Duration,
+}
+
+/// Models besides the default one.
+#[derive(Debug, Clone, Default)]
+pub struct ModelsConfig {
+    /// Folder of GGUF files that may be loaded by name.
+    pub dir: Option<PathBuf>,
+    /// Whether a request loads the model it names.
+    pub autoload: bool,
+    /// How many may be loaded at once, at least 1; `None` for any number.
+    pub most: Option<usize>,
 }
 
 /// Who may do what.
@@ -197,6 +226,15 @@ pub enum Error {
         /// Path given.
         path: String,
     },
+    /// Not a list of proportions.
+    #[error("--tensor-split takes a proportion for each GPU, e.g. 3,1")]
+    TensorSplit,
+    /// The folder of models is not there.
+    #[error("there is no folder {path}; --models-dir takes a folder of GGUF files")]
+    NoModelsDir {
+        /// Path given.
+        path: String,
+    },
     /// The host has no address.
     #[error("cannot find the host '{host}': {source}")]
     Host {
@@ -263,6 +301,8 @@ impl Config {
             server: ServerConfig {
                 security: server.security(&listen)?,
                 listen,
+                any_model_name: server.any_model_name,
+                models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
             },
@@ -292,16 +332,28 @@ impl TryFrom<EngineFlags> for EngineConfig {
         if let Some(size) = ctx_size {
             within("--ctx-size", size / parallel, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
         }
+        let given = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
+        let threads = given(flags.threads).unwrap_or_else(defaults::threads);
+        if flags.tensor_split.iter().any(|share| !share.is_finite() || *share < 0.0) {
+            return Err(Error::TensorSplit);
+        }
         let batch_size = within("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
         let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
         Ok(Self {
             model: flags.model,
+            alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
             ctx_size,
             parallel,
-            threads: flags.threads.filter(|&count| count > 0).map_or_else(defaults::threads, i32::from),
+            threads,
+            threads_batch: given(flags.threads_batch).unwrap_or(threads),
             batch_size,
             ubatch_size: ubatch_size.min(batch_size),
             gpu_layers: flags.gpu_layers,
+            split_mode: flags.split_mode,
+            tensor_split: flags.tensor_split,
+            main_gpu: i32::from(flags.main_gpu),
+            no_mmap: flags.no_mmap,
+            mlock: flags.mlock,
             attention: flags.attention == Switch::On,
             mods_dir: flags.mods_dir,
         })

@@ -52,8 +52,10 @@ pub struct Options {
     pub ctx_size: u32,
     /// Slots: runs that decode at the same time.
     pub parallel: u32,
-    /// Threads for decoding.
+    /// Threads for decoding tokens.
     pub threads: i32,
+    /// Threads for decoding prompts.
+    pub threads_batch: i32,
     /// Most tokens in one decode.
     pub batch_size: u32,
     /// Most tokens in one physical batch.
@@ -147,6 +149,8 @@ struct Inner {
     options: Options,
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
+    /// Cloned into every run.
+    counted: Arc<()>,
     promises: Option<Promises>,
     /// Weak: when the decode thread has ended, so has the recorder's last sender.
     recorder: mpsc::WeakSender<Signal>,
@@ -178,6 +182,7 @@ impl Engine {
                     batch_size: options.batch_size,
                     ubatch_size: options.ubatch_size,
                     threads: options.threads,
+                    threads_batch: options.threads_batch,
                     attention: options.attention,
                 };
                 let made = model.context(&context).and_then(|context| {
@@ -205,7 +210,8 @@ impl Engine {
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
         started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
         let thread = Mutex::new(Some(thread));
-        let inner = Inner { model, options, commands, waiting, promises, recorder: weak, thread };
+        let inner =
+            Inner { model, options, commands, waiting, promises, recorder: weak, counted: Arc::new(()), thread };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -281,6 +287,7 @@ impl Engine {
         };
         let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
         run.last_will = Some(last_will);
+        run.counted = Some(Arc::clone(&self.inner.counted));
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
         let output = match promise {
@@ -300,6 +307,12 @@ impl Engine {
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
+    }
+
+    /// Runs that wait, decode, or have a client that has not read everything.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        Arc::strong_count(&self.inner.counted) - 1
     }
 
     /// Whether attention can be captured.

@@ -80,6 +80,8 @@ pub(super) struct Run {
     pub(super) forced_step: u32,
     pub(super) prompt_us: Option<u64>,
     pub(super) first_token_us: Option<u64>,
+    /// The engine counts its runs by the clones of this.
+    pub(super) counted: Option<Arc<()>>,
 }
 
 impl Run {
@@ -123,6 +125,7 @@ impl Run {
             forced_step: 0,
             prompt_us: None,
             first_token_us: None,
+            counted: None,
             state: State::New,
             request,
             view,

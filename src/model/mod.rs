@@ -32,6 +32,14 @@ pub enum Error {
         /// llama.cpp's reason.
         reason: String,
     },
+    /// The bundled model cannot be written.
+    #[error("cannot unpack the bundled model into {folder}: {source}")]
+    Unpack {
+        /// Folder it was to go to.
+        folder: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// llama.cpp refused the context.
     #[error("llama.cpp cannot make a context of {ctx_size} tokens: {reason}; a smaller --ctx-size needs less memory")]
     Context {

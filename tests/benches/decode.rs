@@ -18,6 +18,7 @@ use std::time::Instant;
 use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{Recorder, Surface, TokenId};
 use thunder::model::Model;
+use thunder::model::llama::ModelOptions;
 use thunder::store::{Database, Store};
 
 const PROMPT: &str = "Once upon a time there was a small house by the sea, and in it lived";
@@ -109,11 +110,12 @@ fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32,
 }
 
 async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: impl Into<Recorder>) -> Engine {
-    let model = Arc::new(Model::load(&setup.model, 0, |_| {}).expect("the model loads"));
+    let model = Arc::new(Model::load(&setup.model, &ModelOptions::default(), |_| true).expect("the model loads"));
     let options = Options {
         ctx_size: context_size(setup),
         parallel: streams,
         threads: setup.threads,
+        threads_batch: setup.threads,
         batch_size: 2048,
         ubatch_size: 512,
         attention,

@@ -122,8 +122,8 @@ fn every_crate_with_a_home_stays_there() {
 }
 
 #[test]
-fn unsafe_code_is_in_one_file() {
-    for source in sources().iter().filter(|source| source.path != "model/llama/ffi.rs") {
+fn unsafe_code_is_in_one_place() {
+    for source in sources().iter().filter(|source| !source.path.starts_with("model/llama/ffi")) {
         for (number, line) in source.code.lines().enumerate() {
             let is_unsafe = line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
             assert!(!is_unsafe || line.contains('"'), "src/{}:{}: {line}", source.path, number + 1);

@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 use thunder::api::{App, Listeners, State};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use thunder::engine::{Engine, Options};
 use thunder::events::{RunStatus, Signal};
-use thunder::model::Model;
 use thunder::mods::Registry;
 use thunder::store::{Database, Store};
 use tokio::sync::mpsc;
@@ -42,30 +40,19 @@ async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_decode_thread_that_has_died_is_told_to_everybody() {
     let data_dir = folder();
-    let words = ["thunder", "--listen", "127.0.0.1:0", "--data-dir", data_dir.to_str().unwrap()];
-    let line = Line::parse_from(words);
+    let model = model();
+    let words = ["thunder", "--listen", "127.0.0.1:0", "--data-dir", data_dir.to_str().unwrap(), "--model"];
+    let line = Line::parse_from(words.into_iter().chain([model.to_str().unwrap(), "-c", "2048"]));
     let config = Arc::new(Config::new(line.engine, line.data, &line.server).unwrap());
     let store = Store::open(Database::Embedded { data_dir }, |_| {}).await.unwrap();
     let (_, live) = store.recorder();
     let (recorder, mut signals) = mpsc::channel(1000);
-    let options = Options {
-        ctx_size: 512,
-        parallel: 1,
-        threads: 1,
-        batch_size: 256,
-        ubatch_size: 64,
-        attention: false,
-        attention_coder: |_, _, _, _| None,
-        clock: deadly_clock,
-    };
-    let model = Arc::new(Model::load(&model(), 0, |_| {}).unwrap());
-    let engine = Engine::start(model, options, recorder).await.unwrap();
-
     let listeners = Listeners::bind(&config.server.listen).await.unwrap();
     let base = format!("http://{}", listeners.addresses()[0]);
-    let app = App::new(config, Arc::new(Registry::with_builtin()), Utc::now);
+    let app = App::new(config, Arc::new(Registry::with_builtin()), deadly_clock);
     app.set_database(store.clone(), live);
-    app.set_engine(engine.clone());
+    app.models().open(recorder.into()).await.unwrap();
+    app.models().load_default(|_, _| ()).await.unwrap();
     app.set_state(State::Ready);
     let serving = tokio::spawn(listeners.serve(app.clone()));
     let http = reqwest::Client::new();
@@ -82,7 +69,8 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
         assert_eq!((status, health["status"].as_str()), (503, Some("failed")), "{health}");
         assert!(health["reason"].as_str().unwrap().contains("restart"), "{health}");
     }
-    assert!(!engine.is_running());
+    assert!(!app.engine().unwrap().is_running());
+    app.models().stop().await;
     let mut ended = None;
     while let Some(signal) = signals.recv().await {
         if let Signal::Ended(_, end) = signal {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{EventType, FinishReason, Item, RunEnd, Signal, Surface, TokenId};
 use thunder::model::Model;
+use thunder::model::llama::ModelOptions;
 use thunder::mods::{
     Action, Call, Chosen, Description, Done, EventSet, Factory, ModRef, Pending, Reply, RunView, Session,
 };
@@ -17,7 +18,7 @@ fn model() -> Arc<Model> {
     static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
     let mut model = MODEL.lock().unwrap();
-    Arc::clone(model.get_or_insert_with(|| Arc::new(Model::load(&path, 0, |_| {}).unwrap())))
+    Arc::clone(model.get_or_insert_with(|| Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())))
 }
 
 struct Bench {
@@ -37,6 +38,7 @@ async fn bench(parallel: u32, attention: bool) -> Bench {
         ctx_size: CONTEXT,
         parallel,
         threads: 1,
+        threads_batch: 1,
         batch_size: 256,
         ubatch_size: 64,
         attention,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{ActionType, FinishReason, Item, RunEnd, Signal, Surface};
 use thunder::model::Model;
+use thunder::model::llama::ModelOptions;
 use thunder::mods::python::PythonMods;
 use thunder::mods::{ModRef, Registry};
 use tokio::sync::mpsc;
@@ -25,12 +26,14 @@ struct Told {
 impl Lab {
     async fn new() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let model = Arc::new(Model::load(&root.join("fixtures/models/tiny.gguf"), 0, |_| {}).unwrap());
+        let model =
+            Arc::new(Model::load(&root.join("fixtures/models/tiny.gguf"), &ModelOptions::default(), |_| true).unwrap());
         let (recorder, signals) = mpsc::channel(100_000);
         let options = Options {
             ctx_size: 512,
             parallel: 2,
             threads: 1,
+            threads_batch: 1,
             batch_size: 256,
             ubatch_size: 64,
             attention: false,

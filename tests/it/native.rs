@@ -331,7 +331,8 @@ async fn mods_are_listed() {
 #[tokio::test]
 async fn a_run_that_is_exported_and_ingested_counts_the_same() {
     let server = server().await;
-    let loaded = thunder::model::Model::load(&model(), 0, |_| {}).unwrap();
+    let loaded =
+        thunder::model::Model::load(&model(), &thunder::model::llama::ModelOptions::default(), |_| true).unwrap();
     let end = loaded.vocabulary().end_of_generation()[0].to_string();
     let forced = json!([{"name": "force-prefix", "config": {"text": "Hello there"}}]);
     let ended = json!({"prompt": "Once", "max_tokens": 64, "seed": 1, "mods": forced, "logit_bias": {end: 100.0}});

@@ -363,6 +363,25 @@ async fn the_model_is_listed() {
 }
 
 #[tokio::test]
+async fn a_model_that_is_not_there_is_an_error_that_lists_those_that_are() {
+    let server = server().await;
+    for name in ["gpt-4", "tiny2", "gpt-4/log-top"] {
+        let (status, answer) = server.post(CHAT, &chat(json!({"model": name}))).await;
+        let error = &answer["error"];
+        assert_eq!(
+            (status, error["param"].as_str(), error["code"].as_str()),
+            (404, Some("model"), Some("model_not_found"))
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(name) && message.contains("known are tiny"), "{message}");
+    }
+    for name in ["tiny", "publisher/tiny", ""] {
+        let answer = server.answer(CHAT, &chat(json!({"model": name, "max_tokens": 1}))).await;
+        assert_eq!(answer["model"], "tiny");
+    }
+}
+
+#[tokio::test]
 async fn a_mod_can_refuse_a_run() {
     let server = server().await;
     for stream in [false, true] {

@@ -1,19 +1,21 @@
 //! Which mods a request names: in its `mods` field, or behind the model's name.
 
 use super::fields::{Fields, wrong};
-use crate::api::ApiError;
+use crate::api::{ApiError, Loaded, catalogue};
 use crate::mods::{Chosen, ModRef, Registry, UnknownMod};
 use serde_json::Value;
 
 /// The mods of a request, those behind the model's name first.
 ///
 /// The model's name is `model`, `model/mod-a/mod-b`, or, for a model that is named by its publisher,
-/// `publisher/model/mod-a`. Which model a client names does not matter otherwise: there is one.
-pub(super) fn chosen(fields: Fields<'_>, model: &str, registry: &Registry) -> Result<Vec<Chosen>, ApiError> {
+/// `publisher/model/mod-a`.
+pub(super) fn chosen(fields: Fields<'_>, loaded: &Loaded, registry: &Registry) -> Result<Vec<Chosen>, ApiError> {
     let known = |name: &str| registry.list().iter().any(|found| found.name == name);
     let mut refs = Vec::new();
     if let Some(asked) = fields.text("model")? {
-        refs.extend(suffix(asked, model, known).map(|name| ModRef { name: name.to_owned(), config: Value::Null }));
+        refs.extend(
+            suffix(asked, loaded.names(), known).map(|name| ModRef { name: name.to_owned(), config: Value::Null }),
+        );
     }
     let from_model = refs.len();
     for entry in fields.list("mods")?.into_iter().flatten() {
@@ -23,17 +25,17 @@ pub(super) fn chosen(fields: Fields<'_>, model: &str, registry: &Registry) -> Re
     registry.choose(refs).map_err(|error| unknown(&error, names.iter().position(|n| *n == error.name), from_model))
 }
 
-fn suffix<'a>(asked: &'a str, model: &str, known: impl Fn(&str) -> bool) -> impl Iterator<Item = &'a str> {
+fn suffix<'a, 'n>(
+    asked: &'a str,
+    names: impl Iterator<Item = &'n str> + Clone,
+    known: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = &'a str> {
     let segments = |text: &'a str| text.split('/').filter(|segment| !segment.is_empty());
-    let own = asked.strip_prefix(model).and_then(|rest| rest.strip_prefix('/'));
-    let (rest, skip) = match own {
-        Some(rest) => (rest, 0),
-        None if asked == model => ("", 0),
-        None => match segments(asked).collect::<Vec<_>>()[..] {
-            // "publisher/model", unless the second part is a mod.
-            [_, second] => (asked, if known(second) { 1 } else { 2 }),
-            _ => (asked, 2),
-        },
+    let (rest, skip) = match (catalogue::meant(asked, names), &segments(asked).collect::<Vec<_>>()[..]) {
+        (Some((_, rest)), _) => (rest, 0),
+        // The server takes any name: "any/model", unless the second part is a mod.
+        (None, [_, second]) => (asked, if known(second) { 1 } else { 2 }),
+        (None, _) => (asked, 2),
     };
     segments(rest).skip(skip)
 }
@@ -62,11 +64,12 @@ mod tests {
 
     #[test]
     fn mods_stand_behind_the_model() {
-        let mods = |asked| suffix(asked, "demo", |name| name == "a").collect::<Vec<_>>();
+        let mods = |asked| suffix(asked, ["demo"].into_iter(), |name| name == "a").collect::<Vec<_>>();
         assert_eq!(mods("demo"), [""; 0]);
         assert_eq!(mods("demo/a/b"), ["a", "b"]);
         assert_eq!(mods("gpt-4"), [""; 0]);
         assert_eq!(mods("gpt-4/a"), ["a"]);
+        assert_eq!(mods("publisher/demo/a"), ["a"]);
         assert_eq!(mods("publisher/model"), [""; 0]);
         assert_eq!(mods("publisher/model/typo"), ["typo"]);
         assert_eq!(mods("demo/typo"), ["typo"]);

@@ -62,7 +62,8 @@ async fn run(
     // Whatever the content type says: clients that avoid a preflight send JSON as text.
     let body: Value = serde_json::from_slice(body)
         .map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")).code("invalid_json"))?;
-    let mut asked = wire::read(&app, route, &body)?;
+    let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
+    let mut asked = wire::read(&app, &loaded, route, &body)?;
     if headers.get(CLIENT).is_some_and(|client| client == "cli") {
         asked.request.surface = Surface::Cli;
     }
@@ -70,14 +71,13 @@ async fn run(
         asked.request.user_label.get_or_insert(caller.label);
     }
     refuse_known_id(&app, asked.request.request_id.as_deref()).await?;
-    let engine = app.engine()?;
-    let mut generation = engine.submit(asked.request).await?;
+    let mut generation = loaded.engine().submit(asked.request).await?;
     let head = Head {
         answer: asked.answer,
         run_id: generation.run_id,
-        model: engine.model().name().to_owned(),
+        model: loaded.name().to_owned(),
         created: app.now().timestamp(),
-        vocabulary: std::sync::Arc::clone(engine.model().vocabulary()),
+        vocabulary: std::sync::Arc::clone(loaded.vocabulary()),
     };
     // Nothing is sent before the first result, so that a run that fails at once is a plain error.
     let first = tokio::select! {

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, integer, wrong};
 use super::mods;
-use crate::api::{ApiError, App};
+use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Limits, RecordPolicy, Request, Sampling};
 use crate::events::{Span, Surface, TokenId};
 use crate::model::Vocabulary;
@@ -52,13 +52,13 @@ struct Prompt {
 }
 
 /// Reads a body.
-pub(super) fn read(app: &App, route: Route, body: &Value) -> Result<Asked, ApiError> {
+pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Result<Asked, ApiError> {
     let fields = Fields::new(body)?;
     refuse_what_is_not_there(fields)?;
-    let engine = app.engine()?;
-    let vocabulary = engine.model().vocabulary();
+    let engine = loaded.engine();
+    let vocabulary = loaded.vocabulary();
     let prompt = match route {
-        Route::Chat => conversation(app, fields)?,
+        Route::Chat => conversation(app, loaded, fields)?,
         Route::Completions => text(fields, vocabulary)?,
     };
     let stream = fields.flag("stream")?.unwrap_or(false);
@@ -79,7 +79,7 @@ pub(super) fn read(app: &App, route: Route, body: &Value) -> Result<Asked, ApiEr
         tools: prompt.tools,
         sampling: sampling(fields, vocabulary)?,
         limits: limits(fields, vocabulary, room)?,
-        mods: mods::chosen(fields, engine.model().name(), app.registry())?,
+        mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
         alternatives: ALTERNATIVES.max(logprobs.unwrap_or(0)),
         record: record(fields)?,
@@ -122,7 +122,7 @@ fn refuse_what_is_not_there(fields: Fields<'_>) -> Result<(), ApiError> {
     }
 }
 
-fn conversation(app: &App, fields: Fields<'_>) -> Result<Prompt, ApiError> {
+fn conversation(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Prompt, ApiError> {
     let messages = fields.get("messages").ok_or_else(|| {
         ApiError::invalid("messages", "messages is missing; it takes a list of {\"role\": …, \"content\": …}")
     })?;
@@ -134,8 +134,8 @@ fn conversation(app: &App, fields: Fields<'_>) -> Result<Prompt, ApiError> {
         variables: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
         now: app.now(),
     };
-    let rendered = app.template()?.render(messages, &options)?;
-    let (tokens, spans) = rendered.tokenize(app.engine()?.model().vocabulary());
+    let rendered = loaded.template()?.render(messages, &options)?;
+    let (tokens, spans) = rendered.tokenize(loaded.vocabulary());
     Ok(Prompt { tokens, spans, preview: preview(&last_words(messages)), conversation: Some(messages.clone()), tools })
 }
 

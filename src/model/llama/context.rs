@@ -21,8 +21,10 @@ pub struct ContextOptions {
     pub batch_size: u32,
     /// Most tokens in one physical batch.
     pub ubatch_size: u32,
-    /// Threads for decoding.
+    /// Threads for decoding tokens.
     pub threads: i32,
+    /// Threads for decoding prompts.
+    pub threads_batch: i32,
     /// Whether attention can be captured; flash attention is then off.
     pub attention: bool,
 }
@@ -70,7 +72,7 @@ impl<'model> Context<'model> {
             .with_n_ubatch(options.ubatch_size.min(options.batch_size))
             .with_n_seq_max(options.sequences)
             .with_n_threads(options.threads)
-            .with_n_threads_batch(options.threads)
+            .with_n_threads_batch(options.threads_batch)
             .with_kv_unified(false)
             .with_no_perf(true)
             .with_flash_attention_policy(if options.attention {

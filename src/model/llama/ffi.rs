@@ -1,8 +1,10 @@
-//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs.
+//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, and [`loading`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
 //! cast to the raw structure; a compile-time assertion holds their size.
-#![expect(unsafe_code, reason = "llama.cpp's evaluation callback has no safe binding")]
+#![expect(unsafe_code, reason = "parts of llama.cpp have no safe binding")]
+
+pub(super) mod loading;
 
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_sys_2 as sys;

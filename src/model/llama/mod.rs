@@ -1,20 +1,25 @@
 //! llama.cpp behind plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
 mod context;
+mod devices;
 mod ffi;
+mod gguf;
+mod reason;
 mod sampler;
 mod ubatch;
 
 pub use context::{Captured, Context, ContextOptions};
+pub use devices::{Device, devices};
+pub use gguf::Header;
 pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
 
 use super::vocabulary::Special;
 use super::{Error, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
-use std::io::Read;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -27,10 +32,56 @@ pub struct Model {
     making_context: Mutex<()>,
 }
 
+/// How a model is loaded.
+#[derive(Debug, Clone, Default)]
+pub struct ModelOptions {
+    /// What it is called; `None` for the file's name without folder and extension.
+    pub name: Option<String>,
+    /// Layers to put on GPUs.
+    pub gpu_layers: GpuLayers,
+    /// How a model is spread over several GPUs.
+    pub split_mode: SplitMode,
+    /// Share of each GPU, as proportions; empty for llama.cpp's choice.
+    pub tensor_split: Vec<f32>,
+    /// The GPU that is used when the model is not split, counted from 0.
+    pub main_gpu: i32,
+    /// Read the file into memory instead of mapping it.
+    pub no_mmap: bool,
+    /// Keep the weights from being swapped out.
+    pub mlock: bool,
+    /// Most tokens of context, all sequences together, that [`GpuLayers::Auto`] leaves room for; `None` for what the model
+    /// was trained with.
+    pub room_for: Option<u32>,
+}
+
+/// How many layers go on GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// As many as fit beside the context.
+    #[default]
+    Auto,
+    /// All.
+    All,
+    /// So many, and at most all.
+    Count(u32),
+}
+
+/// How a model is spread over several GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SplitMode {
+    /// It is on one.
+    None,
+    /// Whole layers, with their part of the KV cache.
+    #[default]
+    Layer,
+    /// Rows of each weight.
+    Row,
+}
+
 /// What a person wants to know of a model.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Card {
-    /// File name without folder and extension.
+    /// What it is called.
     pub name: String,
     /// `general.architecture`.
     pub architecture: String,
@@ -48,33 +99,41 @@ pub struct Card {
     pub heads: u32,
     /// Width of the hidden state.
     pub embedding: u32,
+    /// Quantisation of the file, e.g. `Q8_0`.
+    pub file_type: String,
+    /// Sort of tokenizer: `none`, `spm`, `bpe`, `wpm`, `ugm`, `rwkv` or `plamo2`.
+    pub tokenizer: &'static str,
+    /// llama.cpp's number of that sort.
+    pub tokenizer_id: u32,
     /// The chat template inside the file, if any.
     pub chat_template: Option<String>,
 }
 
 impl Model {
-    /// Loads a GGUF file; `progress` is called with 0 … 1.
+    /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
     ///
     /// # Errors
     /// [`Error::Unreadable`] and [`Error::Load`].
-    pub fn load(path: &Path, gpu_layers: u32, mut progress: impl FnMut(f32) + 'static) -> Result<Self, Error> {
+    pub fn load(
+        path: &Path,
+        options: &ModelOptions,
+        progress: impl FnMut(f32) -> bool + 'static,
+    ) -> Result<Self, Error> {
         let shown = path.display().to_string();
-        check_magic(path, &shown)?;
-        let params = LlamaModelParams::default().with_n_gpu_layers(gpu_layers).with_progress_callback(move |done| {
-            progress(done);
-            true
-        });
-        let llama = LlamaModel::load_from_file(backend()?, path, &params).map_err(|error| Error::Load {
-            path: shown,
-            reason: match error {
-                llama_cpp_2::LlamaModelLoadError::NullResult => "its log above says why".to_owned(),
-                other => other.to_string(),
-            },
+        backend()?;
+        let refused = |reason| Error::Load { path: shown.clone(), reason };
+        let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
+        let header = Header::read(path).map_err(|error| match error {
+            gguf::Error::Io(source) => Error::Unreadable { path: shown.clone(), source },
+            other => refused(other.to_string()),
         })?;
+        let loading = devices::loading(options, &header);
+        let llama = ffi::loading::load(&file, &loading, progress).map_err(|lines| refused(reason::reason(&lines)))?;
         let llama = Arc::new(llama);
         let vocabulary = Arc::new(read_vocabulary(&llama));
+        let tokenizer = ffi::loading::vocab_type(&llama);
         let card = Card {
-            name: path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned()),
+            name: options.name.clone().unwrap_or_else(|| file_stem(path)),
             architecture: llama.meta_val_str("general.architecture").unwrap_or_default(),
             parameters: llama.n_params(),
             size_bytes: llama.size(),
@@ -83,12 +142,15 @@ impl Model {
             layers: llama.n_layer(),
             heads: llama.n_head(),
             embedding: llama.n_embd().unsigned_abs(),
+            file_type: ffi::loading::file_type(&llama),
+            tokenizer: TOKENIZERS.get(tokenizer as usize).unwrap_or(&"unknown"),
+            tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
         Ok(Self { llama, vocabulary, card, making_context: Mutex::new(()) })
     }
 
-    /// Its name: the file's, without folder and extension.
+    /// What it is called.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.card.name
@@ -116,6 +178,13 @@ impl Model {
     }
 }
 
+/// llama.cpp's sorts of tokenizer, by their numbers.
+const TOKENIZERS: [&str; 7] = ["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"];
+
+fn file_stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
+}
+
 /// llama.cpp's backend, initialised once for the process; it can be initialised only once.
 ///
 /// # Errors
@@ -125,21 +194,11 @@ pub fn backend() -> Result<&'static LlamaBackend, Error> {
     BACKEND
         .get_or_init(|| {
             llama_cpp_2::send_logs_to_tracing(llama_cpp_2::LogOptions::default());
+            ffi::loading::keep_errors();
             LlamaBackend::init().map_err(|error| error.to_string())
         })
         .as_ref()
         .map_err(|reason| Error::Load { path: "its backend".into(), reason: reason.clone() })
-}
-
-/// llama.cpp says only that a load failed; the two usual mistakes are told apart here.
-fn check_magic(path: &Path, shown: &str) -> Result<(), Error> {
-    let unreadable = |source| Error::Unreadable { path: shown.to_owned(), source };
-    let mut magic = [0; 4];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut magic)).map_err(unreadable)?;
-    if read < magic.len() || &magic != b"GGUF" {
-        return Err(Error::Load { path: shown.to_owned(), reason: "the file does not begin with 'GGUF'".into() });
-    }
-    Ok(())
 }
 
 fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {

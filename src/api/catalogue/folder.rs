@@ -1,0 +1,101 @@
+//! The models of a folder: every GGUF in it, and in its subfolders, by the name of its file.
+
+use super::{Catalogue, Entry, ModelState};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+impl Catalogue {
+    /// Looks at the folder of models again: new files are known then, and those that have gone are forgotten unless they
+    /// are loaded.
+    pub async fn refresh(&self) {
+        let Some(dir) = self.0.config.server.models.dir.clone() else { return };
+        let shown = dir.display().to_string();
+        let found = match tokio::task::spawn_blocking(move || models_in(&dir)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => return tracing::error!(folder = shown, %error, "the folder of models cannot be read"),
+            Err(_) => return,
+        };
+        let mut models = self.lock();
+        models.entries.retain(|entry| {
+            entry.default
+                || found.get(&entry.name) == Some(&entry.path)
+                || !matches!(entry.state, ModelState::Unloaded | ModelState::Failed(_))
+        });
+        for (name, path) in found {
+            let taken = models.entries.iter().any(|entry| entry.path == path || entry.names().any(|own| own == name));
+            if !taken {
+                models.entries.push(Entry::new(name, Vec::new(), path, false));
+            }
+        }
+        models.entries.sort_by(|a, b| (!a.default, &a.name).cmp(&(!b.default, &b.name)));
+    }
+}
+
+/// Every model in the folder and one level below, by name; of several with one name the first path counts.
+fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            // A subfolder that cannot be read holds no models for us.
+            paths.extend(std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
+        } else {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let mut found = BTreeMap::new();
+    for path in paths.into_iter().filter(|path| path.is_file()) {
+        if let Some(name) = name_of(&path) {
+            found.entry(name).or_insert(path);
+        }
+    }
+    Ok(found)
+}
+
+/// What a file's model is called: `None` for what is no model by itself, such as a later part of a split one.
+fn name_of(path: &Path) -> Option<String> {
+    let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
+    if stem.starts_with("mmproj") || stem.is_empty() {
+        return None;
+    }
+    match split(stem) {
+        Some((name, 1)) => Some(name.to_owned()),
+        Some(_) => None,
+        None => Some(stem.to_owned()),
+    }
+}
+
+/// Name and number of a part that is named `name-00001-of-00003`.
+fn split(stem: &str) -> Option<(&str, u32)> {
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (name, number) = rest.rsplit_once('-')?;
+    let five = |digits: &str| digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    (five(count) && five(number)).then(|| Some((name, number.parse().ok()?)))?
+}
+
+/// What a model is called when nothing else is said: its file's name without the extension.
+pub(super) fn stem(path: &Path) -> String {
+    let stem = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned());
+    match split(&stem) {
+        Some((name, 1)) => name.to_owned(),
+        _ => stem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{name_of, stem};
+    use std::path::Path;
+
+    #[test]
+    fn a_model_is_named_by_its_file() {
+        let named = |path: &str| name_of(Path::new(path));
+        assert_eq!(named("/m/tiny.gguf").as_deref(), Some("tiny"));
+        assert_eq!(named("/m/Kimi/Kimi-K2-00001-of-00006.gguf").as_deref(), Some("Kimi-K2"));
+        for other in ["/m/Kimi-K2-00002-of-00006.gguf", "/m/mmproj-F16.gguf", "/m/notes.txt", "/m/.gguf", "/m/tiny"] {
+            assert_eq!(named(other), None, "{other}");
+        }
+        assert_eq!(stem(Path::new("/m/a-of-b.gguf")), "a-of-b");
+    }
+}

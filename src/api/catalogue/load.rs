@@ -1,0 +1,197 @@
+//! Loading: a GGUF becomes an engine.
+
+use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
+use crate::api::ApiError;
+use crate::config::{Config, DEFAULT_SLOT_CONTEXT, EngineConfig, bundled_model, flags};
+use crate::engine::{Clock, Engine, Options};
+use crate::events::Recorder;
+use crate::model::llama::{GpuLayers, ModelOptions, SplitMode};
+use crate::model::{Error, Model};
+use crate::trace::attention;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+/// What a load is doing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Step {
+    /// Reading weights: 0 … 1.
+    Weights(f32),
+    /// Making the context that runs decode in.
+    Context,
+}
+
+type Observe = dyn Fn(&str, Step) + Send + Sync;
+
+impl Catalogue {
+    /// Enters the models of the configuration; from now on engines can start, and their signals go to `recorder`.
+    ///
+    /// # Errors
+    /// The bundled model cannot be unpacked.
+    pub async fn open(&self, recorder: Recorder) -> Result<(), Error> {
+        *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
+        let path = default_path(&self.0.config).await?;
+        let stem = folder::stem(&path);
+        let mut names = self.0.config.engine.alias.clone();
+        if !names.contains(&stem) {
+            names.push(stem);
+        }
+        let name = names.remove(0);
+        *self.lock() = Models { entries: vec![Entry::new(name, names, path, true)], uses: 0 };
+        self.refresh().await;
+        Ok(())
+    }
+
+    /// Loads the default model; `observe` is told how far it is.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded.
+    pub async fn load_default(&self, observe: impl Fn(&str, Step) + Send + Sync + 'static) -> Result<(), Error> {
+        let entry = self.lock().entries.first().cloned();
+        let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the catalogue is not open"))?;
+        self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
+        self.load(&entry, Arc::new(observe)).await
+    }
+
+    /// Begins to load a model of that name; it goes on by itself.
+    ///
+    /// # Errors
+    /// 404 when there is no such model; 400 when it is loaded; 429 when it has no room beside models that are in use.
+    pub async fn begin(&self, name: &str) -> Result<(), ApiError> {
+        self.refresh().await;
+        let entry = self.named(name)?;
+        match entry.state {
+            ModelState::Ready(_) => {
+                return Err(ApiError::invalid("model", format!("the model '{}' is loaded", entry.name)));
+            }
+            ModelState::Loading(_) => return Ok(()),
+            ModelState::Unloading => return Err(entry.not_loaded()),
+            ModelState::Unloaded | ModelState::Failed(_) => {}
+        }
+        self.begin_load(&entry.name).await
+    }
+
+    /// Makes room and begins to load, unless somebody else has begun meanwhile.
+    pub(super) async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
+        let _admitted = self.0.admission.lock().await;
+        self.make_room(name).await?;
+        let begun = self.change(name, |entry| {
+            if !matches!(entry.state, ModelState::Unloaded | ModelState::Failed(_)) {
+                return None;
+            }
+            entry.state = ModelState::Loading(0.0);
+            entry.given_up = Arc::default();
+            Some(entry.clone())
+        });
+        let Some(entry) = begun.flatten() else { return Ok(()) };
+        let catalogue = self.clone();
+        tokio::spawn(async move {
+            tracing::info!(model = entry.name, "loading");
+            match catalogue.load(&entry, Arc::new(|_, _| ())).await {
+                Ok(()) => tracing::info!(model = entry.name, "loaded"),
+                Err(_) if entry.given_up.load(Ordering::Acquire) => tracing::info!(model = entry.name, "load given up"),
+                Err(error) => tracing::error!(model = entry.name, %error, "cannot be loaded"),
+            }
+        });
+        Ok(())
+    }
+
+    async fn load(&self, entry: &Entry, observe: Arc<Observe>) -> Result<(), Error> {
+        let started = self.start(entry, observe).await;
+        let given_up = entry.given_up.load(Ordering::Acquire);
+        let (state, result) = match started {
+            Ok(loaded) if given_up => {
+                loaded.engine().stop().await;
+                (ModelState::Unloaded, Err(refused(&entry.path, "the load was given up")))
+            }
+            Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
+            Err(error) if given_up => (ModelState::Unloaded, Err(error)),
+            Err(error) => (ModelState::Failed(error.to_string()), Err(error)),
+        };
+        self.change(&entry.name, |entry| entry.state = state);
+        result
+    }
+
+    async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, Error> {
+        let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(recorder) = recorder else {
+            return Err(refused(&entry.path, "the catalogue is not open"));
+        };
+        let config = &self.0.config.engine;
+        let model = self.read(entry, Arc::clone(&observe)).await?;
+        observe(&entry.name, Step::Context);
+        let options = engine_options(config, &model, self.0.clock);
+        let engine = Engine::start(Arc::new(model), options, recorder).await?;
+        Ok(Loaded::new(engine, entry.aliases.clone()))
+    }
+
+    /// Reads the weights, away from the async threads.
+    async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, Error> {
+        let options = model_options(&self.0.config.engine, &entry.name);
+        let (catalogue, read) = (self.clone(), entry.clone());
+        let read = move || {
+            let Entry { name, path, given_up, .. } = read;
+            let mut shown = 0.0;
+            Model::load(&path, &options, move |done| {
+                observe(&name, Step::Weights(done));
+                // llama.cpp calls for every tensor; a percent is enough for those who watch.
+                if done - shown >= 0.01 {
+                    shown = done;
+                    catalogue.change(&name, |entry| entry.state = ModelState::Loading(done));
+                }
+                !given_up.load(Ordering::Acquire)
+            })
+        };
+        tokio::task::spawn_blocking(read).await.map_err(|_| refused(&entry.path, "the loader panicked"))?
+    }
+}
+
+fn model_options(config: &EngineConfig, name: &str) -> ModelOptions {
+    ModelOptions {
+        name: Some(name.to_owned()),
+        gpu_layers: match config.gpu_layers {
+            flags::GpuLayers::Auto => GpuLayers::Auto,
+            flags::GpuLayers::All => GpuLayers::All,
+            flags::GpuLayers::Count(count) => GpuLayers::Count(count),
+        },
+        split_mode: match config.split_mode {
+            flags::SplitMode::None => SplitMode::None,
+            flags::SplitMode::Layer => SplitMode::Layer,
+            flags::SplitMode::Row => SplitMode::Row,
+        },
+        tensor_split: config.tensor_split.clone(),
+        main_gpu: config.main_gpu,
+        no_mmap: config.no_mmap,
+        mlock: config.mlock,
+        room_for: Some(config.ctx_size.unwrap_or(config.parallel * DEFAULT_SLOT_CONTEXT)),
+    }
+}
+
+fn engine_options(config: &EngineConfig, model: &Model, clock: Clock) -> Options {
+    Options {
+        ctx_size: config.slot_context(model.card().context_train),
+        parallel: config.parallel,
+        threads: config.threads,
+        threads_batch: config.threads_batch,
+        batch_size: config.batch_size,
+        ubatch_size: config.ubatch_size,
+        attention: config.attention,
+        attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
+        clock,
+    }
+}
+
+async fn default_path(config: &Config) -> Result<PathBuf, Error> {
+    if let Some(path) = &config.engine.model {
+        return Ok(path.clone());
+    }
+    let cache = config.data.dir.join("cache");
+    let shown = cache.display().to_string();
+    let unpacked = tokio::task::spawn_blocking(move || bundled_model(&cache)).await;
+    let unpacked = unpacked.map_err(|_| refused(Path::new(&shown), "the bundled model could not be unpacked"))?;
+    unpacked.map_err(|source| Error::Unpack { folder: shown, source })
+}
+
+fn refused(path: &Path, reason: &str) -> Error {
+    Error::Load { path: path.display().to_string(), reason: reason.into() }
+}

@@ -1,0 +1,86 @@
+use crate::api::ApiError;
+use crate::engine::Engine;
+use crate::model::chat::Template;
+use crate::model::{Model, Vocabulary};
+use std::sync::Arc;
+
+/// A model that is ready, with everything that belongs to it; cheap to clone.
+///
+/// Holding one keeps the model's memory, so a handler holds it for one request and no longer.
+#[derive(Clone)]
+pub struct Loaded(Arc<Inner>);
+
+struct Inner {
+    aliases: Vec<String>,
+    engine: Engine,
+    template: Result<Template, String>,
+}
+
+impl Loaded {
+    /// What belongs to the model of that engine. `aliases` are names that requests may use besides the model's own.
+    pub(super) fn new(engine: Engine, aliases: Vec<String>) -> Self {
+        let template = template_of(&engine);
+        if let Err(reason) = &template {
+            tracing::warn!(model = engine.model().name(), %reason, "chat is not available with this model");
+        }
+        Self(Arc::new(Inner { aliases, engine, template }))
+    }
+
+    /// The model's name, as answers and the trace tell it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.model().name()
+    }
+
+    /// Every name that requests may use.
+    pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        std::iter::once(self.name()).chain(self.0.aliases.iter().map(String::as_str))
+    }
+
+    /// Names besides its own.
+    #[must_use]
+    pub fn aliases(&self) -> &[String] {
+        &self.0.aliases
+    }
+
+    /// Its engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// The model itself.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        self.0.engine.model()
+    }
+
+    /// Its vocabulary.
+    #[must_use]
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        self.model().vocabulary()
+    }
+
+    /// Its chat template.
+    ///
+    /// # Errors
+    /// 400 when the model's template cannot be read.
+    pub fn template(&self) -> Result<&Template, ApiError> {
+        let template = self.0.template.as_ref();
+        template.map_err(|reason| ApiError::bad_request(format!("{reason}; use /v1/completions")))
+    }
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Loaded").field(&self.name()).finish()
+    }
+}
+
+fn template_of(engine: &Engine) -> Result<Template, String> {
+    let model = engine.model();
+    let (vocabulary, source) = (model.vocabulary(), model.card().chat_template.as_deref());
+    let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
+    let special = vocabulary.special();
+    Template::new(source, &text(special.bos), &text(special.eos)).map_err(|error| error.to_string())
+}

@@ -1,0 +1,40 @@
+//! Which model a request means by the text in its `model` field.
+//!
+//! The text is a model's name or alias, `name/mod-a/mod-b`, or either behind a publisher: `publisher/name/mod-a`.
+
+/// The one of `names` that `asked` begins with, as a whole or up to a slash, and what follows that slash.
+fn beginning<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str>) -> Option<(&'n str, &'a str)> {
+    names
+        .filter_map(|name| match asked.strip_prefix(name)? {
+            "" => Some((name, "")),
+            rest => rest.strip_prefix('/').map(|rest| (name, rest)),
+        })
+        .max_by_key(|(name, _)| name.len())
+}
+
+/// Which of `names` is meant, and the text behind it: the names of mods, with slashes between them.
+pub fn meant<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str> + Clone) -> Option<(&'n str, &'a str)> {
+    let bare = |text: &'a str| beginning(text, names.clone());
+    bare(asked).or_else(|| asked.split_once('/').and_then(|(_publisher, rest)| bare(rest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::meant;
+
+    const NAMES: [&str; 3] = ["demo", "demo/large", "tiny"];
+
+    #[test]
+    fn a_name_may_have_a_publisher_before_it_and_mods_behind_it() {
+        let found = |asked| meant(asked, NAMES.into_iter());
+        assert_eq!(found("demo"), Some(("demo", "")));
+        assert_eq!(found("demo/a/b"), Some(("demo", "a/b")));
+        assert_eq!(found("demo/large/a"), Some(("demo/large", "a")));
+        assert_eq!(found("publisher/tiny"), Some(("tiny", "")));
+        assert_eq!(found("publisher/tiny/a"), Some(("tiny", "a")));
+        assert_eq!(found("demon"), None);
+        assert_eq!(found("gpt-4"), None);
+        assert_eq!(found("a/b/tiny"), None);
+        assert_eq!(found(""), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! Unloading: by request, and to make room for another model.
+
+use super::{Catalogue, Entry, Loaded, ModelState};
+use crate::api::{ApiError, Kind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Time between two looks at what still runs.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long answers that are being written may keep the memory of an unloaded model before it counts as unloaded.
+const LAST_READERS: Duration = Duration::from_secs(5);
+
+impl Catalogue {
+    /// Begins to unload a model: no new runs, then, when those that run have ended or the configured time is over, no
+    /// model. A load that is going on is given up.
+    ///
+    /// # Errors
+    /// 404 when there is no such model; 400 when it is not loaded.
+    pub fn begin_unload(&self, name: &str) -> Result<(), ApiError> {
+        let entry = self.named(name)?;
+        let taken = self.change(&entry.name, |entry| match &entry.state {
+            ModelState::Ready(loaded) => {
+                let loaded = loaded.clone();
+                entry.state = ModelState::Unloading;
+                Ok(Some(loaded))
+            }
+            ModelState::Loading(_) => {
+                entry.given_up.store(true, Ordering::Release);
+                Ok(None)
+            }
+            ModelState::Failed(_) => {
+                entry.state = ModelState::Unloaded;
+                Ok(None)
+            }
+            ModelState::Unloading => Ok(None),
+            ModelState::Unloaded => Err(entry.not_loaded()),
+        });
+        if let Some(loaded) = taken.transpose()?.flatten() {
+            let catalogue = self.clone();
+            tokio::spawn(async move { catalogue.unload(entry.name, loaded).await });
+        }
+        Ok(())
+    }
+
+    async fn unload(&self, name: String, loaded: Loaded) {
+        let began = Instant::now();
+        let grace = self.0.config.server.shutdown_grace;
+        while loaded.engine().runs() > 0 && began.elapsed() < grace {
+            sleep(LOOK).await;
+        }
+        if loaded.engine().runs() > 0 {
+            tracing::warn!(model = name, grace_s = grace.as_secs(), "runs are cut off, their model is unloaded");
+        }
+        loaded.engine().stop().await;
+        let memory = Arc::downgrade(loaded.model());
+        drop(loaded);
+        let gone = async {
+            while memory.strong_count() > 0 {
+                sleep(LOOK).await;
+            }
+        };
+        if timeout(LAST_READERS, gone).await.is_err() {
+            tracing::warn!(model = name, "the memory is freed when the last answer is written");
+        }
+        self.change(&name, |entry| entry.state = ModelState::Unloaded);
+        tracing::info!(model = name, "unloaded");
+    }
+
+    /// Unloads the model that was used least recently and that nothing runs on, as long as there are too many for one
+    /// more; waits for one as long as runs may take to end at shutdown.
+    pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
+        let Some(most) = self.0.config.server.models.most else { return Ok(()) };
+        let began = Instant::now();
+        let mut changed = self.changes();
+        loop {
+            changed.mark_unchanged();
+            let (others, idle) = {
+                let models = self.lock();
+                let others: Vec<&Entry> =
+                    models.entries.iter().filter(|entry| entry.name != name && entry.takes_room()).collect();
+                let idle =
+                    others.iter().filter(|entry| entry.ready().is_some_and(|loaded| loaded.engine().runs() == 0));
+                // The default goes last: requests without a name would bring it back at once.
+                let idle = idle.min_by_key(|entry| (entry.default, entry.last_used)).map(|entry| entry.name.clone());
+                (others.len(), idle)
+            };
+            if others < most {
+                return Ok(());
+            }
+            if began.elapsed() > self.0.config.server.shutdown_grace {
+                let detail =
+                    format!("{most} models are loaded and in use, and --models-max allows no more; try again later");
+                return Err(ApiError::new(Kind::Busy, detail).at("model").retry_after(5));
+            }
+            let unloading = self.list().iter().any(|entry| matches!(entry.state, ModelState::Unloading));
+            if let Some(idle) = idle.filter(|_| !unloading) {
+                tracing::info!(model = idle, "unloading to make room");
+                // Somebody else may have unloaded it meanwhile.
+                let _ = self.begin_unload(&idle);
+            }
+            let _ = timeout(LOOK * 10, changed.changed()).await;
+        }
+    }
+}
+
+impl Entry {
+    fn takes_room(&self) -> bool {
+        matches!(self.state, ModelState::Ready(_) | ModelState::Loading(_) | ModelState::Unloading)
+    }
+}

@@ -1,0 +1,156 @@
+//! Loading with every parameter that llama.cpp has, and what it says when it refuses.
+//!
+//! llama-cpp-2 cannot pass `tensor_split`, and drops the reason of a failed load into the log only.
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_sys_2 as sys;
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::OnceLock;
+
+const _: () = assert!(
+    size_of::<LlamaModel>() == size_of::<NonNull<sys::llama_model>>(),
+    "LlamaModel must be nothing but a pointer to llama_model"
+);
+
+/// Error lines that are kept of one load.
+const MOST_LINES: usize = 16;
+
+/// How a model is loaded, in llama.cpp's terms.
+#[derive(Debug, Clone, Default)]
+pub struct Loading {
+    /// Layers on GPUs; negative for all.
+    pub gpu_layers: i32,
+    /// How layers are spread over GPUs; `None` for llama.cpp's default.
+    pub split_mode: Option<sys::llama_split_mode>,
+    /// Share of each GPU, as proportions; empty for llama.cpp's choice.
+    pub tensor_split: Vec<f32>,
+    /// The GPU that is used when the model is not split.
+    pub main_gpu: i32,
+    /// Map the file instead of reading it.
+    pub mmap: bool,
+    /// Keep the weights from being swapped out.
+    pub mlock: bool,
+}
+
+/// Loads a model; `progress` gets 0 … 1, and gives the load up by returning false.
+///
+/// # Errors
+/// The error lines that llama.cpp wrote meanwhile; none when it was silent.
+pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress: F) -> Result<LlamaModel, Vec<String>> {
+    unsafe extern "C" fn on_progress<F: FnMut(f32) -> bool>(done: f32, user_data: *mut c_void) -> bool {
+        // SAFETY: `user_data` is the closure below, which outlives the load and is touched by nobody else meanwhile.
+        let progress = unsafe { &mut *user_data.cast::<F>() };
+        // A panic must not unwind into C++.
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| progress(done))).unwrap_or(false)
+    }
+    let mut shares = loading.tensor_split.clone();
+    // SAFETY: plain functions without preconditions.
+    let (mut params, most) = unsafe { (sys::llama_model_default_params(), sys::llama_max_devices()) };
+    // llama.cpp reads as many as there can be devices.
+    shares.resize(most.max(shares.len()), 0.0);
+    params.n_gpu_layers = loading.gpu_layers;
+    if let Some(mode) = loading.split_mode {
+        params.split_mode = mode;
+    }
+    params.main_gpu = loading.main_gpu;
+    params.tensor_split = if loading.tensor_split.is_empty() { null() } else { shares.as_ptr() };
+    params.load_mode = match (loading.mmap, loading.mlock) {
+        (false, false) => sys::LLAMA_LOAD_MODE_NONE,
+        (true, false) => sys::LLAMA_LOAD_MODE_MMAP,
+        (false, true) => sys::LLAMA_LOAD_MODE_MLOCK,
+        (true, true) => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,
+    };
+    params.progress_callback = Some(on_progress::<F>);
+    params.progress_callback_user_data = (&raw mut progress).cast();
+    LINES.with_borrow_mut(Vec::clear);
+    // SAFETY: the path is zero-terminated, and everything that `params` points to outlives the call.
+    let model = unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) };
+    match NonNull::new(model) {
+        // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted above, and owns it from now on.
+        Some(model) => Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) }),
+        None => Err(LINES.take()),
+    }
+}
+
+/// The name of a model's file type, e.g. `Q8_0`.
+pub fn file_type(model: &LlamaModel) -> String {
+    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above; the name is a constant of llama.cpp.
+    unsafe {
+        let model: *const sys::llama_model = std::mem::transmute_copy(model);
+        let name = sys::llama_ftype_name(sys::llama_model_ftype(model));
+        if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
+    }
+}
+
+/// The number of a model's sort of tokenizer.
+pub fn vocab_type(model: &LlamaModel) -> u32 {
+    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above.
+    unsafe {
+        let model: *const sys::llama_model = std::mem::transmute_copy(model);
+        sys::llama_vocab_type(sys::llama_model_get_vocab(model)) as u32
+    }
+}
+
+/// How many values of a tensor type make a block, and how many bytes that has; `None` for an unknown type.
+pub fn type_layout(kind: u32) -> Option<(u64, u64)> {
+    if kind >= sys::GGML_TYPE_COUNT {
+        return None;
+    }
+    // SAFETY: the type is within llama.cpp's table.
+    let (block, bytes) = unsafe { (sys::ggml_blck_size(kind), sys::ggml_type_size(kind)) };
+    // Types that were removed have neither.
+    (block > 0 && bytes > 0).then_some((block as u64, bytes as u64))
+}
+
+/// Where a log line goes on to.
+struct Sink {
+    callback: sys::ggml_log_callback,
+    user_data: *mut c_void,
+}
+
+// SAFETY: the callback is one that llama.cpp calls from any thread, with this data.
+unsafe impl Send for Sink {}
+// SAFETY: as above; a sink never changes.
+unsafe impl Sync for Sink {}
+
+thread_local! {
+    /// Error lines of the load on this thread.
+    static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps the error lines of loads, and passes every line on to where it went before. Call it once, after the log was set.
+pub fn keep_errors() {
+    static LLAMA: OnceLock<Sink> = OnceLock::new();
+    static GGML: OnceLock<Sink> = OnceLock::new();
+    let mut llama = Sink { callback: None, user_data: null_mut() };
+    let mut ggml = Sink { callback: None, user_data: null_mut() };
+    // SAFETY: the pointers are valid for writes; the sinks that are set live for ever.
+    unsafe {
+        sys::llama_log_get(&raw mut llama.callback, &raw mut llama.user_data);
+        sys::ggml_log_get(&raw mut ggml.callback, &raw mut ggml.user_data);
+        let address = |sink: &'static Sink| std::ptr::from_ref(sink).cast_mut().cast::<c_void>();
+        sys::llama_log_set(Some(on_line), address(LLAMA.get_or_init(|| llama)));
+        // Setting llama.cpp's log sets ggml's too, so this comes second.
+        sys::ggml_log_set(Some(on_line), address(GGML.get_or_init(|| ggml)));
+    }
+}
+
+unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, user_data: *mut c_void) {
+    if level == sys::GGML_LOG_LEVEL_ERROR && !text.is_null() {
+        // SAFETY: llama.cpp's lines are zero-terminated.
+        let line = unsafe { CStr::from_ptr(text) }.to_string_lossy().trim_end().to_owned();
+        LINES.with_borrow_mut(|lines| {
+            if lines.len() < MOST_LINES {
+                lines.push(line);
+            }
+        });
+    }
+    // SAFETY: `user_data` is one of the sinks set above.
+    let sink = unsafe { &*user_data.cast::<Sink>() };
+    if let Some(callback) = sink.callback {
+        // SAFETY: the arguments are those that the callback was made for.
+        unsafe { callback(level, text, sink.user_data) };
+    }
+}
