@@ -47,7 +47,7 @@ struct Prompt {
 
 /// Reads a body.
 pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Result<Asked, ApiError> {
-    let fields = Fields::new(body)?;
+    let fields = Fields::new(body)?.or(&app.config().server.request_defaults);
     refuse_what_is_not_there(fields)?;
     let engine = loaded.engine();
     let vocabulary = loaded.vocabulary();
