@@ -89,8 +89,6 @@ pub struct Card {
     pub parameters: u64,
     /// Bytes of the weights.
     pub size_bytes: u64,
-    /// Which numbers most of the weights are: llama.cpp's `general.file_type`, where the file says it.
-    pub file_type: Option<u32>,
     /// Context it was trained with, in tokens.
     pub context_train: u32,
     /// Tokens of the vocabulary.
@@ -139,7 +137,6 @@ impl Model {
             architecture: llama.meta_val_str("general.architecture").unwrap_or_default(),
             parameters: llama.n_params(),
             size_bytes: llama.size(),
-            file_type: llama.meta_val_str("general.file_type").ok().and_then(|number| number.parse().ok()),
             context_train: llama.n_ctx_train(),
             vocabulary: vocabulary.len(),
             layers: llama.n_layer(),
