@@ -21,15 +21,18 @@ async fn slots_tell_what_they_do() {
         streams.push(stream);
     }
     // What a slot shows is as old as the decode that is going on.
-    let busy = loop {
-        let (_, slots) = server.get("/slots").await;
-        if slots.as_array().unwrap().iter().all(|slot| slot["next_token"][0]["n_decoded"].as_u64() > Some(0)) {
-            break slots;
+    let mut busy = Value::Null;
+    for _ in 0..200 {
+        busy = server.get("/slots").await.1;
+        if busy.as_array().unwrap().iter().all(|slot| slot["next_token"][0]["n_decoded"].as_u64() > Some(0)) {
+            break;
         }
-    };
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     for slot in busy.as_array().unwrap() {
         assert_eq!(slot["is_processing"], true, "{slot}");
         assert_eq!(slot["params"]["temperature"], 0.3);
+        assert!(slot["next_token"][0]["n_decoded"].as_u64().unwrap() > 0);
         assert_eq!(slot["next_token"][0]["has_next_token"], true);
         assert!(slot["n_prompt_tokens"].as_u64().unwrap() > 0);
         assert!(slot.get("prompt").is_none() && slot.get("generated").is_none());
