@@ -42,7 +42,12 @@ async fn slots_tell_what_they_do() {
     assert_eq!((status, &full["error"]["type"]), (503, &json!("unavailable_error")));
     drop(streams);
     for _ in 0..200 {
-        if server.get("/slots?fail_on_no_slot=1").await.0 == 200 {
+        let (status, slots) = server.get("/slots?fail_on_no_slot=1").await;
+        if status == 200 {
+            let free = slots.as_array().unwrap().iter().find(|slot| slot["is_processing"] == false).unwrap();
+            let processed = free["n_prompt_tokens_processed"].as_u64().unwrap();
+            let cached = free["n_prompt_tokens_cache"].as_u64().unwrap();
+            assert_eq!(free["n_prompt_tokens"], processed + cached, "{free}");
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
