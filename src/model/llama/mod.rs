@@ -1,20 +1,25 @@
 //! llama.cpp behind plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
+mod cache_type;
 mod context;
 mod devices;
 mod ffi;
+mod fingerprint;
 mod gguf;
 mod reason;
 mod sampler;
+mod state;
 mod ubatch;
 
+pub use cache_type::CacheType;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
 pub use gguf::Header;
 pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
+pub use state::{Flaw, Layout};
 
 use super::vocabulary::{FillIn, Special};
-use super::{Error, Vocabulary};
+use super::{Error, ShiftError, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
@@ -28,6 +33,7 @@ pub struct Model {
     llama: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
     card: Card,
+    fingerprint: u128,
     /// llama.cpp writes to the model while it makes a context.
     making_context: Mutex<()>,
 }
@@ -147,7 +153,9 @@ impl Model {
             tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
-        Ok(Self { llama, vocabulary, card, making_context: Mutex::new(()) })
+        let fingerprint =
+            fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
+        Ok(Self { llama, vocabulary, card, fingerprint, making_context: Mutex::new(()) })
     }
 
     /// What it is called.
@@ -166,6 +174,12 @@ impl Model {
     #[must_use]
     pub fn card(&self) -> &Card {
         &self.card
+    }
+
+    /// A number that tells this model's file from others.
+    #[must_use]
+    pub fn fingerprint(&self) -> u128 {
+        self.fingerprint
     }
 
     /// Makes a context to decode in.
@@ -213,8 +227,13 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
         }
         _ => None,
     };
-    let special =
-        Special { bos: valid(vocab.bos()), eos: valid(vocab.eos()), add_bos: vocab.should_add_bos(), fill_in };
+    let special = Special {
+        bos: valid(vocab.bos()),
+        eos: valid(vocab.eos()),
+        eot: valid(vocab.eot()),
+        add_bos: vocab.should_add_bos(),
+        fill_in,
+    };
     let owner = Arc::clone(llama);
     Vocabulary::new(
         tokens().map(|token| vocab.token_to_piece(token, true, None).into_boxed_slice()).collect(),
