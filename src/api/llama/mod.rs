@@ -8,7 +8,10 @@ mod infill;
 mod lora;
 mod monitor;
 mod props;
+mod sessions;
 mod settings;
+mod slot_files;
+mod slots;
 mod template;
 mod text;
 
@@ -27,6 +30,8 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(props::router())
         .merge(monitor::router())
         .merge(lora::router())
+        .merge(slots::router())
+        .merge(sessions::router())
 }
 
 /// Whether the path's clients expect llama-server's errors.
