@@ -7,4 +7,6 @@ mod flags;
 mod infill;
 mod monitor;
 mod props;
+mod sessions;
+mod slots;
 mod text;
