@@ -63,7 +63,7 @@ impl std::str::FromStr for CacheType {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct CacheFlags {
-    /// How keys are kept: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 [also: -ctk]
+    /// How keys are kept: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]
     #[arg(long, env = "THUNDER_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
     pub cache_type_k: CacheType,
     /// How values are kept; a quantised type needs --attention off [also: -ctv]
