@@ -3,7 +3,7 @@
 
 use super::cache::CacheFlags;
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{Security, Size};
+use super::{EncoderFlags, Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -80,6 +80,9 @@ pub struct EngineFlags {
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
+    /// Embeddings and scores.
+    #[command(flatten)]
+    pub encoder: EncoderFlags,
 }
 
 /// Where things are kept.

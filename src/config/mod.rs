@@ -5,6 +5,7 @@
 
 mod cache;
 mod defaults;
+mod encoder;
 pub mod flags;
 pub mod llama_server;
 
@@ -18,6 +19,7 @@ use subtle::ConstantTimeEq;
 
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
+pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use llama_server::RouteConfig;
 
 /// Port of the server.
@@ -85,6 +87,8 @@ pub struct EngineConfig {
     pub mods_dir: Option<PathBuf>,
     /// The KV cache.
     pub cache: CacheConfig,
+    /// Embeddings and scores.
+    pub encoder: EncoderFlags,
 }
 
 /// Where things are kept.
@@ -467,6 +471,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             mods_dir: flags.mods_dir,
             cache: flags.cache.config(attention)?,
+            encoder: flags.encoder,
         })
     }
 }
@@ -494,6 +499,16 @@ fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<S
 }
 
 impl EngineConfig {
+    /// Most tokens of a text that is embedded or scored, for a model that was trained with `context_train` tokens and
+    /// that shares the context among slots or not.
+    #[must_use]
+    pub fn longest_text(&self, context_train: u32, slots: bool) -> u32 {
+        match self.ctx_size {
+            Some(all) if !slots => all,
+            _ => self.slot_context(context_train),
+        }
+    }
+
     /// Context of each slot in tokens, for a model that was trained with `context_train` tokens.
     #[must_use]
     pub fn slot_context(&self, context_train: u32) -> u32 {

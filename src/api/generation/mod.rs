@@ -138,6 +138,7 @@ impl From<SubmitError> for ApiError {
                 Self::bad_request(message).exceeds_context(prompt_tokens, context)
             }
             SubmitError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
+            SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
             SubmitError::AttentionOff => Self::invalid("attention", message),
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),

@@ -3,11 +3,15 @@
 
 mod answer;
 mod ask;
+mod classify;
 mod completion;
+mod embeddings;
+mod encoding;
 mod infill;
 mod lora;
 mod monitor;
 mod props;
+mod rerank;
 mod sessions;
 mod settings;
 mod slot_files;
@@ -32,6 +36,9 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(lora::router())
         .merge(slots::router())
         .merge(sessions::router())
+        .merge(embeddings::router())
+        .merge(rerank::router())
+        .merge(classify::router())
 }
 
 /// Whether the path's clients expect llama-server's errors.
