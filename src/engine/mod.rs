@@ -244,9 +244,26 @@ impl Engine {
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(Status::new(options.parallel));
+        let sessions = Sessions::new(options.session_memory_bytes);
+        let home = |model: &Model, layout| Home {
+            fingerprint: model.fingerprint(),
+            vocabulary: model.vocabulary().len(),
+            layout,
+        };
         if !model.generates() {
-            let (counted, thread) = (Arc::new(()), Mutex::default());
-            let inner = Inner { model, options, commands, waiting, promises, recorder: weak, counted, status, thread };
+            let inner = Inner {
+                home: Arc::new(home(&model, None)),
+                model,
+                options,
+                commands,
+                waiting,
+                sessions,
+                status,
+                counted: Arc::new(()),
+                promises,
+                recorder: weak,
+                thread: Mutex::default(),
+            };
             return Ok(Self { inner: Arc::new(inner) });
         }
         let (ready, started) = oneshot::channel();
@@ -295,8 +312,7 @@ impl Engine {
         let started = started.await;
         let layout =
             started.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
-        let home = Arc::new(Home { fingerprint: model.fingerprint(), vocabulary: model.vocabulary().len(), layout });
-        let sessions = Sessions::new(options.session_memory_bytes);
+        let home = Arc::new(home(&model, layout));
         let thread = Mutex::new(Some(thread));
         let inner = Inner {
             model,

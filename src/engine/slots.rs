@@ -54,6 +54,9 @@ pub enum SlotError {
         /// Number of slots.
         slots: u32,
     },
+    /// The model has no slots.
+    #[error("the model generates no text, and has no slots")]
+    NoSlots,
     /// The state is not one for this slot.
     #[error(transparent)]
     State(#[from] Ses1Error),
@@ -150,6 +153,9 @@ impl Engine {
 
     pub(super) fn check_slot(&self, slot: u32) -> Result<(), SlotError> {
         let slots = self.slots();
+        if !self.inner.model.generates() {
+            return Err(SlotError::NoSlots);
+        }
         if slot < slots { Ok(()) } else { Err(SlotError::NoSuchSlot { slot, slots }) }
     }
 }

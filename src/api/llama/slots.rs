@@ -241,7 +241,9 @@ impl From<SlotError> for ApiError {
         let message = error.to_string();
         match error {
             SlotError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
-            SlotError::State(Ses1Error::NoLayout) | SlotError::Fixed(_) => Self::not_supported(message),
+            SlotError::State(Ses1Error::NoLayout) | SlotError::Fixed(_) | SlotError::NoSlots => {
+                Self::not_supported(message)
+            }
             SlotError::State(_) | SlotError::Refused => Self::invalid("state", message),
             SlotError::Range { .. } => Self::invalid("n_discard", message),
             SlotError::Failed(_) => Self::internal(message),
