@@ -61,7 +61,7 @@ pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Re
         None => false,
     };
     let logprobs = logprobs(fields, route)?;
-    let placement = parameters::placement(fields.or(&app.config().server.request_defaults))?;
+    let placement = parameters::placement(fields)?;
     let room = placement.room(engine.context_per_slot(), prompt.tokens.len());
     let request = Request {
         request_id: parameters::request_id(fields)?,
