@@ -49,6 +49,8 @@ pub enum Kind {
     UnsupportedMediaType,
     /// Well formed, and refused: a mod ended the run with an error before its first token.
     Unprocessable,
+    /// There is no room to keep it.
+    NoRoom,
     /// Too many requests at once; try again later.
     Busy,
     /// Our fault.
@@ -73,6 +75,7 @@ impl Kind {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Unprocessable => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
@@ -91,6 +94,7 @@ impl Kind {
             Self::TooLarge => "too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",
             Self::Unprocessable => "unprocessable",
+            Self::NoRoom => "no-room",
             Self::Busy => "busy",
             Self::Internal => "internal",
             Self::NotSupported => "not-supported",
@@ -109,6 +113,7 @@ impl Kind {
             Self::TooLarge => "The body is too large",
             Self::UnsupportedMediaType => "The body is of a type that is not taken here",
             Self::Unprocessable => "The run was refused",
+            Self::NoRoom => "There is no room to keep it",
             Self::Busy => "Too many runs at once",
             Self::Internal => "Something went wrong on the server",
             Self::NotSupported => "This server cannot do that",

@@ -35,6 +35,16 @@ pub struct Request {
     pub alternatives: usize,
     /// What recording failures do to the run.
     pub record: RecordPolicy,
+    /// The slot to run in, which must exist; the run waits while it is busy. `None` takes the free slot whose state it
+    /// shares most of.
+    pub slot: Option<u32>,
+    /// Whether the KV state that a slot holds of the prompt's beginning is used.
+    pub cache_prompt: bool,
+    /// Pieces of at least that many tokens, further behind in a slot's state than in the prompt, are moved up and used; 0 for
+    /// none. They keep what they knew of the tokens that stood before them.
+    pub cache_reuse: usize,
+    /// What happens when the context is full.
+    pub overflow: Overflow,
     /// What the surface wants to hear of besides the answer.
     pub report: Report,
 }
@@ -60,11 +70,34 @@ impl Request {
             alternatives: Self::ALTERNATIVES,
             record: RecordPolicy::default(),
             report: Report::default(),
+            slot: None,
+            cache_prompt: true,
+            cache_reuse: 0,
+            overflow: Overflow::default(),
         }
     }
 
     /// Alternatives that are recorded for each token, unless the answer needs more.
     pub const ALTERNATIVES: usize = 10;
+}
+
+/// What happens when the context is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overflow {
+    /// The run ends.
+    #[default]
+    Stop,
+    /// Tokens behind the first `keep` go, whatever they are, and the rest moves up. As llama-server's context shift.
+    Shift {
+        /// Tokens of the prompt's beginning that stay, a BOS token not counted; `None` for the whole prompt.
+        keep: Option<usize>,
+        /// Tokens that go; 0 for half of those behind `keep`.
+        discard: usize,
+    },
+    /// Whole messages go, oldest first; system messages, the last user message and the last assistant message stay. Needs the
+    /// prompt's spans.
+    Evict,
 }
 
 /// What a surface wants to hear of besides the answer.

@@ -29,7 +29,10 @@ impl Run {
                 self.send_text();
                 match self.reason_to_end() {
                     Some((reason, message)) => self.finish(reason, message, None),
-                    None => self.continue_from_end(),
+                    None => match self.make_room(1) {
+                        Ok(()) => self.continue_from_end(),
+                        Err(message) => self.finish(FinishReason::Length, Some(message), None),
+                    },
                 }
             }
         }
@@ -64,12 +67,13 @@ impl Run {
         self.step += 1;
         self.edited = None;
         self.draw_temperature = None;
-        let Self { journal, sequence, view, distribution, top, step, .. } = self;
+        let Self { journal, sequence, view, distribution, top, step, gone, .. } = self;
         let order = journal.event(EventType::ForwardPass, *step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence));
             event.measured = Some(Box::new(Measured {
                 position: Some(sequence.len() as u32),
                 entropy: distribution.map(|distribution| distribution.entropy),
+                evicted: gone.untold.take(),
                 model: top.clone(),
                 ..Measured::default()
             }));
@@ -211,8 +215,7 @@ impl Run {
         {
             return Some((FinishReason::Length, Some(format!("the time of {} ms is over", most.as_millis()))));
         }
-        (self.sequence.len() >= self.context)
-            .then(|| (FinishReason::Length, Some(format!("the context of {} tokens is full", self.context))))
+        None
     }
 
     /// Ends the run.
@@ -245,13 +248,16 @@ impl Run {
                 text: printable(self.answer.text()),
                 tool_calls,
                 usage: Usage {
-                    prompt_tokens: self.prompt_len as u32,
+                    prompt_tokens: self.prompt_tokens as u32,
                     cached_tokens: self.reused as u32,
                     completion_tokens: (self.generated() - usize::from(ends_hidden)) as u32,
                 },
                 first_token_us: self.first_token_us,
                 prompt_us,
                 generation_us,
+                truncated: self.gone.truncated,
+                evicted_tokens: self.gone.tokens as u32,
+                evicted: self.gone.messages.clone(),
             },
         });
         for active in &mut self.mods {
@@ -262,9 +268,9 @@ impl Run {
         self.state = State::Ended;
     }
 
-    /// Number of generated tokens.
+    /// Number of generated tokens, those included that a full context let go.
     pub(super) fn generated(&self) -> usize {
-        self.sequence.len() - self.prompt_len
+        self.sequence.len() - self.prompt_len + self.gone.generated
     }
 
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {

@@ -1,4 +1,4 @@
-use super::{RawJson, TokenId};
+use super::{Evicted, RawJson, TokenId};
 use serde::{Deserialize, Serialize};
 
 /// What our engine measured at an event; serialised, it is the event's `details`.
@@ -35,12 +35,25 @@ pub struct Measured {
     /// `Added`: why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
+    /// `Prefilled` and `ForwardPass`: what went before it, because the context was full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evicted: Option<Box<Eviction>>,
     /// `Added`: the last of these tokens ends the generation and is no part of the answer, in text or count.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_generation: bool,
     /// Microseconds since the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elapsed_us: Option<u64>,
+}
+
+/// Tokens that went because the context was full. Positions of later events are those behind it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Eviction {
+    /// First token and one past the last of what went, as indices of the sequence before; in order.
+    pub ranges: Vec<(u32, u32)>,
+    /// The messages; empty where tokens went whatever they were.
+    pub messages: Vec<Evicted>,
 }
 
 /// The prompt as the model will see it, and what was asked.
@@ -136,6 +149,7 @@ impl Measured {
             after_sampler,
             stages,
             stopped_by,
+            evicted,
             ends_generation,
             elapsed_us,
         } = self;
@@ -148,6 +162,7 @@ impl Measured {
             && after_sampler.is_empty()
             && stages.is_empty()
             && stopped_by.is_none()
+            && evicted.is_none()
             && !ends_generation
             && elapsed_us.is_none()
     }

@@ -20,10 +20,20 @@ pub struct Special {
     pub bos: Option<TokenId>,
     /// Ends a sequence.
     pub eos: Option<TokenId>,
+    /// Ends a turn of a conversation, where that is another token than `eos`.
+    pub eot: Option<TokenId>,
     /// Whether `bos` stands before every prompt.
     pub add_bos: bool,
     /// What filling in between two texts takes; `None` when the model was not trained for it.
     pub fill_in: Option<FillIn>,
+}
+
+impl Special {
+    /// The token that ends a turn of a conversation.
+    #[must_use]
+    pub fn end_of_turn(&self) -> Option<TokenId> {
+        self.eot.or(self.eos)
+    }
 }
 
 /// Tokens of a prompt that is to be filled in between two texts.

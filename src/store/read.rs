@@ -201,6 +201,7 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
         if let Some(rare) = measured {
             ours.prompt = rare.prompt;
             ours.stopped_by = rare.stopped_by;
+            ours.evicted = rare.evicted;
         }
         details = None;
         measured = Some(Box::new(ours));

@@ -6,35 +6,39 @@ use std::sync::{Arc, Mutex};
 use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
 use thunder::events::{EventType, FinishReason, Item, RunEnd, Signal, Surface, TokenId};
 use thunder::model::Model;
-use thunder::model::llama::ModelOptions;
+use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::{
     Action, Call, Chosen, Description, Done, EventSet, Factory, ModRef, Pending, Reply, RunView, Session,
 };
 use tokio::sync::mpsc;
 
-const CONTEXT: u32 = 512;
+pub const CONTEXT: u32 = 512;
 
-fn model() -> Arc<Model> {
+pub fn model() -> Arc<Model> {
     static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
     let mut model = MODEL.lock().unwrap();
     Arc::clone(model.get_or_insert_with(|| Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())))
 }
 
-struct Bench {
-    engine: Engine,
+pub struct Bench {
+    pub engine: Engine,
     signals: mpsc::Receiver<Signal>,
 }
 
-struct Told {
-    text: String,
-    end: Arc<RunEnd>,
-    items: Vec<Item>,
+pub struct Told {
+    pub text: String,
+    pub end: Arc<RunEnd>,
+    pub items: Vec<Item>,
 }
 
-async fn bench(parallel: u32, attention: bool) -> Bench {
+pub async fn bench(parallel: u32, attention: bool) -> Bench {
+    bench_with(parallel, attention, |_| {}).await
+}
+
+pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
     let (recorder, signals) = mpsc::channel(100_000);
-    let options = Options {
+    let mut options = Options {
         ctx_size: CONTEXT,
         parallel,
         threads: 1,
@@ -42,9 +46,15 @@ async fn bench(parallel: u32, attention: bool) -> Bench {
         batch_size: 256,
         ubatch_size: 64,
         attention,
+        cache_type_k: CacheType::F16,
+        cache_type_v: CacheType::F16,
+        slot_prompt_similarity: 0.1,
+        cache_ram_bytes: 64 << 20,
+        session_memory_bytes: 64 << 20,
         attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: chrono::Utc::now,
     };
+    change(&mut options);
     Bench { engine: Engine::start(model(), options, recorder).await.unwrap(), signals }
 }
 
@@ -52,12 +62,12 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-fn request(prompt: &str, max_tokens: u32) -> Request {
+pub fn request(prompt: &str, max_tokens: u32) -> Request {
     let prompt = model().vocabulary().encode(prompt, false, true);
     request_tokens(prompt, max_tokens)
 }
 
-fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
+pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request {
         sampling: Sampling { temperature: 0.0, seed: 7, ..Sampling::default() },
         limits: Limits { max_steps: 10 * max_tokens, ignore_eos: true, ..Limits::new(max_tokens) },
@@ -67,7 +77,7 @@ fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
 }
 
 impl Bench {
-    async fn tell(&mut self, request: Request) -> Told {
+    pub async fn tell(&mut self, request: Request) -> Told {
         let generation = self.engine.submit(request).await.unwrap();
         let (text, end) = follow(generation.output).await;
         let mut items = Vec::new();
@@ -82,7 +92,7 @@ impl Bench {
     }
 }
 
-async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
+pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
     let mut text = Vec::new();
     while let Some(output) = output.recv().await {
         match output {
@@ -97,7 +107,7 @@ async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
 
 impl Told {
     /// What the trace says the sequence of generated tokens is.
-    fn generated(&self) -> Vec<TokenId> {
+    pub fn generated(&self) -> Vec<TokenId> {
         let mut generated: Vec<TokenId> = Vec::new();
         for item in &self.items {
             match item {
@@ -177,7 +187,7 @@ impl Session for TestSession {
     }
 }
 
-fn with_mod(
+pub fn with_mod(
     mut request: Request,
     late: bool,
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + 'static,
@@ -187,7 +197,7 @@ fn with_mod(
     request
 }
 
-fn added_at(call: &Call<'_>, generated: usize) -> bool {
+pub fn added_at(call: &Call<'_>, generated: usize) -> bool {
     call.event_type() == EventType::Added && call.generated().len() == generated
 }
 

@@ -14,5 +14,6 @@ mod mods;
 mod native;
 mod openai;
 mod security;
+mod slots;
 mod store;
 mod ui_pages;

@@ -86,9 +86,14 @@ pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Respons
     response
 }
 
-/// Where the time of a run went, as llama-server tells it.
+/// Where the time of a run went, as llama-server tells it, and which messages went because the context was full.
 pub(in crate::api) fn timings(finish: &Finish) -> Value {
-    timings_of(finish.usage, finish.prompt_us, finish.generation_us)
+    let mut timings = timings_of(finish.usage, finish.prompt_us, finish.generation_us);
+    if finish.evicted_tokens > 0 {
+        timings["evicted_n"] = finish.evicted_tokens.into();
+        timings["evicted"] = json!(finish.evicted);
+    }
+    timings
 }
 
 /// The same for these counts and times in microseconds. The first token comes with the prompt, so that the rate is that of
@@ -129,6 +134,10 @@ impl From<SubmitError> for ApiError {
             SubmitError::PromptTooLong { prompt_tokens, context } => {
                 Self::bad_request(message).exceeds_context(prompt_tokens, context)
             }
+            SubmitError::NothingToDrop { prompt_tokens, context } => {
+                Self::bad_request(message).exceeds_context(prompt_tokens, context)
+            }
+            SubmitError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
             SubmitError::AttentionOff => Self::invalid("attention", message),

@@ -127,7 +127,8 @@ fn request(
     answer: &Answer,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
-    let room = (loaded.engine().context_per_slot() as usize).saturating_sub(prompt.len()).max(1) as u32;
+    let placement = parameters::placement(fields)?;
+    let room = placement.room(loaded.engine().context_per_slot(), prompt.len());
     Ok(Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
@@ -143,6 +144,10 @@ fn request(
             progress: answer.return_progress && answer.stream,
             after_sampler: answer.post_sampling && answer.n_probs > 0,
         },
+        slot: placement.slot,
+        cache_prompt: placement.cache_prompt,
+        cache_reuse: placement.cache_reuse,
+        overflow: placement.overflow,
         ..Request::new(prompt, Surface::LlamaServer)
     })
 }

@@ -12,7 +12,10 @@ mod lora;
 mod monitor;
 mod props;
 mod rerank;
+mod sessions;
 mod settings;
+mod slot_files;
+mod slots;
 mod template;
 mod text;
 
@@ -31,6 +34,8 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(props::router())
         .merge(monitor::router())
         .merge(lora::router())
+        .merge(slots::router())
+        .merge(sessions::router())
         .merge(embeddings::router())
         .merge(rerank::router())
         .merge(classify::router())

@@ -61,7 +61,8 @@ pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Re
         None => false,
     };
     let logprobs = logprobs(fields, route)?;
-    let room = (engine.context_per_slot() as usize).saturating_sub(prompt.tokens.len()).max(1) as u32;
+    let placement = parameters::placement(fields)?;
+    let room = placement.room(engine.context_per_slot(), prompt.tokens.len());
     let request = Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
@@ -75,6 +76,10 @@ pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Re
         attention: fields.flag("attention")?.unwrap_or(false),
         alternatives: Request::ALTERNATIVES.max(logprobs.unwrap_or(0)),
         record: parameters::record(fields)?,
+        slot: placement.slot,
+        cache_prompt: placement.cache_prompt,
+        cache_reuse: placement.cache_reuse,
+        overflow: placement.overflow,
         ..Request::new(prompt.tokens, Surface::Openai)
     };
     Ok(Asked { request, answer: Answer { route, stream, include_usage, logprobs } })

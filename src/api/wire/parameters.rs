@@ -3,7 +3,7 @@
 
 use super::fields::{Fields, integer, wrong};
 use crate::api::ApiError;
-use crate::engine::{Limits, RecordPolicy, Sampling};
+use crate::engine::{Limits, Overflow, RecordPolicy, Sampling};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use serde_json::Value;
@@ -63,6 +63,47 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
         frequency_penalty: fields.number("frequency_penalty", -10.0..=10.0)?.unwrap_or(default.frequency_penalty),
         seed,
         logit_bias: bias,
+    })
+}
+
+/// Where a run goes, and what happens when its context is full.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::api) struct Placement {
+    pub(in crate::api) slot: Option<u32>,
+    pub(in crate::api) cache_prompt: bool,
+    pub(in crate::api) cache_reuse: usize,
+    pub(in crate::api) overflow: Overflow,
+}
+
+impl Placement {
+    /// Tokens that an answer can have behind a prompt of that length.
+    pub(in crate::api) fn room(self, context: u32, prompt: usize) -> u32 {
+        match self.overflow {
+            Overflow::Stop => (context as usize).saturating_sub(prompt).max(1) as u32,
+            Overflow::Shift { .. } | Overflow::Evict => i32::MAX as u32,
+        }
+    }
+}
+
+/// Where a run goes, and what happens when its context is full. `fields` have the server's defaults.
+pub(in crate::api) fn placement(fields: Fields<'_>) -> Result<Placement, ApiError> {
+    let keep = fields.integer("n_keep", -1..=i64::from(i32::MAX))?.unwrap_or(0);
+    let discard = fields.integer("n_discard", 0..=i64::from(i32::MAX))?.unwrap_or(0);
+    let overflow = match fields.text("context_policy")? {
+        None | Some("stop") => Overflow::Stop,
+        // -1 is llama-server's word for the whole prompt.
+        Some("shift") => Overflow::Shift { keep: usize::try_from(keep).ok(), discard: discard as usize },
+        Some("evict") => Overflow::Evict,
+        Some(other) => {
+            return Err(wrong("context_policy", "\"stop\", \"shift\" or \"evict\"", &Value::from(other)));
+        }
+    };
+    let slot = fields.integer("id_slot", -1..=i64::from(i32::MAX))?;
+    Ok(Placement {
+        slot: slot.and_then(|slot| u32::try_from(slot).ok()),
+        cache_prompt: fields.flag("cache_prompt")?.unwrap_or(true),
+        cache_reuse: fields.integer("n_cache_reuse", 0..=i64::from(i32::MAX))?.unwrap_or(0) as usize,
+        overflow,
     })
 }
 

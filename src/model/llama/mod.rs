@@ -1,16 +1,20 @@
 //! llama.cpp behind plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
+mod cache_type;
 mod context;
 mod devices;
 mod encoder;
 mod ffi;
+mod fingerprint;
 mod gguf;
 mod head;
 mod pair;
 mod reason;
 mod sampler;
+mod state;
 mod ubatch;
 
+pub use cache_type::CacheType;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
@@ -18,9 +22,10 @@ pub use gguf::Header;
 pub use head::{Activation, Head, HeadError};
 pub use pair::Pairing;
 pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
+pub use state::{Flaw, Layout};
 
 use super::vocabulary::{FillIn, Special};
-use super::{Error, Vocabulary};
+use super::{Error, ShiftError, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
@@ -34,6 +39,7 @@ pub struct Model {
     llama: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
     card: Card,
+    fingerprint: u128,
     path: PathBuf,
     /// llama.cpp writes to the model while it makes a context.
     making_context: Mutex<()>,
@@ -168,7 +174,9 @@ impl Model {
             tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
-        Ok(Self { llama, vocabulary, card, path: path.to_owned(), making_context: Mutex::new(()) })
+        let fingerprint =
+            fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
+        Ok(Self { llama, vocabulary, card, fingerprint, path: path.to_owned(), making_context: Mutex::new(()) })
     }
 
     /// What it is called.
@@ -187,6 +195,12 @@ impl Model {
     #[must_use]
     pub fn card(&self) -> &Card {
         &self.card
+    }
+
+    /// A number that tells this model's file from others.
+    #[must_use]
+    pub fn fingerprint(&self) -> u128 {
+        self.fingerprint
     }
 
     /// Makes a context to decode in.
@@ -234,8 +248,13 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
         }
         _ => None,
     };
-    let special =
-        Special { bos: valid(vocab.bos()), eos: valid(vocab.eos()), add_bos: vocab.should_add_bos(), fill_in };
+    let special = Special {
+        bos: valid(vocab.bos()),
+        eos: valid(vocab.eos()),
+        eot: valid(vocab.eot()),
+        add_bos: vocab.should_add_bos(),
+        fill_in,
+    };
     let owner = Arc::clone(llama);
     Vocabulary::new(
         tokens().map(|token| vocab.token_to_piece(token, true, None).into_boxed_slice()).collect(),

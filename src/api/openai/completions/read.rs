@@ -94,7 +94,8 @@ fn request(
     answer: Answer,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
-    let room = (loaded.engine().context_per_slot() as usize).saturating_sub(prompt.tokens.len()).max(1) as u32;
+    let placement = parameters::placement(fields)?;
+    let room = placement.room(loaded.engine().context_per_slot(), prompt.tokens.len());
     Ok(Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
@@ -106,6 +107,10 @@ fn request(
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
         record: parameters::record(fields)?,
         report: Report { prompt_probabilities: answer.echo && answer.logprobs.is_some(), ..Report::default() },
+        slot: placement.slot,
+        cache_prompt: placement.cache_prompt,
+        cache_reuse: placement.cache_reuse,
+        overflow: placement.overflow,
         ..Request::new(prompt.tokens.clone(), Surface::Openai)
     })
 }
