@@ -38,6 +38,9 @@ pub struct Measured {
     /// `Prefilled` and `ForwardPass`: what went before it, because the context was full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evicted: Option<Box<Eviction>>,
+    /// `Added`: what a person should know of these tokens, e.g. that they are not what the request's grammar allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// `Added`: the last of these tokens ends the generation and is no part of the answer, in text or count.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_generation: bool,
@@ -123,7 +126,8 @@ pub struct Alternative {
 /// One stage of the sampler chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp`.
+    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's constraint, `argmax` at
+    /// temperature 0.
     pub name: String,
     /// Candidates left after it.
     pub left: u32,
@@ -150,6 +154,7 @@ impl Measured {
             stages,
             stopped_by,
             evicted,
+            note,
             ends_generation,
             elapsed_us,
         } = self;
@@ -163,6 +168,7 @@ impl Measured {
             && stages.is_empty()
             && stopped_by.is_none()
             && evicted.is_none()
+            && note.is_none()
             && !ends_generation
             && elapsed_us.is_none()
     }

@@ -202,6 +202,7 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
             ours.prompt = rare.prompt;
             ours.stopped_by = rare.stopped_by;
             ours.evicted = rare.evicted;
+            ours.note = rare.note;
         }
         details = None;
         measured = Some(Box::new(ours));

@@ -5,6 +5,7 @@ mod architecture;
 mod broken;
 mod browser;
 mod cli;
+mod constraints;
 mod engine;
 mod harness;
 mod health;

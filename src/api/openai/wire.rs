@@ -1,5 +1,6 @@
 //! From a body's fields to the one [`Request`] that the engine takes. Everything is checked here, and nowhere after.
 
+use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, integer, wrong};
 use crate::api::wire::{mods, parameters};
 use crate::api::{ApiError, App, Loaded};
@@ -71,6 +72,7 @@ pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Re
         conversation: prompt.conversation,
         tools: prompt.tools,
         sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: constraint(fields, route == Route::Chat)?,
         limits: parameters::limits(fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
@@ -99,19 +101,6 @@ fn refuse_what_is_not_there(fields: Fields<'_>) -> Result<(), ApiError> {
     }
     if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
         return refuse("suffix", "filling in between two texts is not supported; leave it out");
-    }
-    for name in ["grammar", "json_schema"] {
-        if fields.get(name).is_some() {
-            return refuse(name, "constrained output is not supported yet; leave it out, or constrain with a mod");
-        }
-    }
-    if let Some(format) = fields.object("response_format")?
-        && format.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "text")
-    {
-        return refuse(
-            "response_format",
-            "only {\"type\": \"text\"} is supported yet; constrain the output with a mod",
-        );
     }
     match fields.get("tool_choice") {
         None => Ok(()),

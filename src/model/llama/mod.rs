@@ -21,9 +21,11 @@ pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
 pub use gguf::Header;
 pub use head::{Activation, Head, HeadError};
 pub use pair::Pairing;
-pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
+pub(super) use sampler::Breakers;
+pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
 pub use state::{Flaw, Layout};
 
+use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
 use super::{Error, ShiftError, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
@@ -38,6 +40,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub struct Model {
     llama: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
+    grammars: Arc<Grammars>,
     card: Card,
     fingerprint: u128,
     path: PathBuf,
@@ -176,7 +179,16 @@ impl Model {
         };
         let fingerprint =
             fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
-        Ok(Self { llama, vocabulary, card, fingerprint, path: path.to_owned(), making_context: Mutex::new(()) })
+        let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
+        Ok(Self {
+            llama,
+            vocabulary,
+            grammars,
+            card,
+            fingerprint,
+            path: path.to_owned(),
+            making_context: Mutex::new(()),
+        })
     }
 
     /// What it is called.
@@ -189,6 +201,12 @@ impl Model {
     #[must_use]
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
+    }
+
+    /// Compiles grammars for its vocabulary.
+    #[must_use]
+    pub fn grammars(&self) -> &Arc<Grammars> {
+        &self.grammars
     }
 
     /// What a person wants to know of it.
