@@ -27,6 +27,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// When to end.
     pub limits: Limits,
+    /// Control tokens that are part of the answer's text, e.g. those that begin a tool call; others are not.
+    pub visible: Vec<TokenId>,
     /// Mods in order.
     pub mods: Vec<Chosen>,
     /// Whether attention is captured and recorded.
@@ -55,6 +57,7 @@ impl Request {
             tools: None,
             sampling: Sampling::default(),
             limits: Limits::default(),
+            visible: Vec::new(),
             mods: Vec::new(),
             attention: false,
             alternatives: Self::ALTERNATIVES,
