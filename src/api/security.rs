@@ -4,7 +4,7 @@
 //! loopback server by DNS rebinding. A request that changes something must not come from a page of another origin.
 //! And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second gate.
 
-use super::{ApiError, App, Kind, LlamaError, OpenAiError, llama, openai, session};
+use super::{AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, anthropic, llama, openai, session};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -25,6 +25,8 @@ pub struct Caller {
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     if llama::owns(path) {
         LlamaError(error).into_response()
+    } else if anthropic::owns(path) {
+        AnthropicError(error).into_response()
     } else if openai::owns(path) {
         OpenAiError(error).into_response()
     } else {
@@ -186,6 +188,8 @@ pub(super) fn cors(security: &Security) -> CorsLayer {
             header::CONTENT_TYPE,
             header::ACCEPT,
             header::HeaderName::from_static("x-api-key"),
+            header::HeaderName::from_static("anthropic-version"),
+            header::HeaderName::from_static("anthropic-beta"),
             header::HeaderName::from_static("last-event-id"),
         ])
         .expose_headers([

@@ -1,8 +1,10 @@
 //! All integration tests, in one binary: one file a surface, on one real server ([`harness`]).
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod anthropic;
 mod architecture;
 mod browser;
+mod chat;
 mod cli;
 mod engine;
 mod harness;
@@ -12,6 +14,7 @@ mod llama;
 mod mods;
 mod native;
 mod openai;
+mod responses;
 mod security;
 mod store;
 mod ui_pages;
