@@ -11,7 +11,7 @@ use utoipa_axum::routes;
 /// Whether the server can take a run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
-    /// `ok`, `loading`, `stopping` or `unavailable`.
+    /// `ok`, `loading`, `stopping`, `unavailable`, or `failed`, which only a restart mends.
     pub status: &'static str,
     /// What it waits for, unless the status is `ok`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,6 +37,9 @@ async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (Statu
     let (status, reason) = match app.state() {
         State::Loading(doing) => ("loading", Some(doing)),
         State::Stopping | State::Stopped => ("stopping", Some("the server is stopping".into())),
+        State::Ready if app.models().default_model().is_some_and(|loaded| !loaded.engine().is_running()) => {
+            ("failed", Some("the decode thread has died; restart the server".into()))
+        }
         State::Ready => match app.store() {
             Ok(store) => match store.ready().await {
                 Ok(()) => ("ok", None),

@@ -65,9 +65,9 @@ impl Local {
                 recorder
             }
             Record::Document => {
-                let (recorder, signals) = mpsc::channel(64);
+                let (sender, signals) = mpsc::channel(64);
                 self.collecting = Some(tokio::spawn(collect(signals)));
-                recorder
+                sender.into()
             }
         };
         startup::register_mods(self.app.registry(), config, progress).await?;

@@ -3,13 +3,12 @@
 use super::progress::Progress;
 use crate::api::{App, Step};
 use crate::config::{Config, DataConfig};
-use crate::events::Signal;
+use crate::events::Recorder;
 use crate::mods::Registry;
 use crate::mods::python::{LoadError, PythonMods};
-use crate::store::{Database, Store};
+use crate::store::{Database, Retention, Store};
 use std::path::Path;
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 /// Opens the database of that configuration.
 pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Result<Store> {
@@ -18,12 +17,14 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
         Some(url) => Database::Url { url: url.clone(), data_dir: config.dir.clone() },
         None => Database::Embedded { data_dir: config.dir.clone() },
     };
-    Ok(Store::open(database, |doing| progress.begin(doing)).await?)
+    let store = Store::open(database, |doing| progress.begin(doing)).await?;
+    store.retain(Retention { days: config.keep_days, bytes: config.keep_bytes });
+    Ok(store)
 }
 
 /// Loads the default model and starts its engine; the signals of every engine go to `recorder`.
-pub async fn load_default(app: &App, recorder: mpsc::Sender<Signal>, progress: &Arc<Progress>) -> anyhow::Result<()> {
-    app.models().open(recorder).await?;
+pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
+    app.models().open(recorder.into()).await?;
     let shown = Arc::clone(progress);
     let observe = move |name: &str, step: Step| match step {
         Step::Weights(done) => shown.advance(&format!("loading the model {name}"), done),

@@ -88,6 +88,12 @@ pub struct DataFlags {
     /// PostgreSQL to record into, 14 or newer; without it Thunder runs its own in the data folder
     #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
+    /// Remove runs that began more than so many days ago; without it they stay
+    #[arg(long, env = "THUNDER_KEEP_DAYS", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub keep_days: Option<u32>,
+    /// Remove the oldest days of runs while all take more than this, e.g. 20G; today's stay
+    #[arg(long, env = "THUNDER_KEEP_SIZE", value_name = "SIZE")]
+    pub keep_size: Option<Size>,
 }
 
 /// Where and whom to serve.

@@ -90,6 +90,10 @@ pub struct DataConfig {
     pub dir: PathBuf,
     /// PostgreSQL to use instead of the embedded one. May hold a password: not shown by `Debug`.
     pub database_url: Option<String>,
+    /// Days for which runs are kept; `None` for ever.
+    pub keep_days: Option<u32>,
+    /// Bytes that runs may take before the oldest go; `None` for any number.
+    pub keep_bytes: Option<u64>,
 }
 
 /// Where and whom to serve.
@@ -199,7 +203,12 @@ impl std::fmt::Debug for KeyHash {
 impl std::fmt::Debug for DataConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let url = self.database_url.as_ref().map(|_| "(hidden)");
-        f.debug_struct("DataConfig").field("dir", &self.dir).field("database_url", &url).finish()
+        f.debug_struct("DataConfig")
+            .field("dir", &self.dir)
+            .field("database_url", &url)
+            .field("keep_days", &self.keep_days)
+            .field("keep_bytes", &self.keep_bytes)
+            .finish()
     }
 }
 
@@ -476,7 +485,8 @@ impl TryFrom<DataFlags> for DataConfig {
             Some(dir) => std::path::absolute(&dir).unwrap_or(dir),
             None => defaults::data_dir().ok_or(Error::NoHome)?,
         };
-        Ok(Self { dir, database_url })
+        let keep_bytes = flags.keep_size.map(|size| size.0 as u64);
+        Ok(Self { dir, database_url, keep_days: flags.keep_days, keep_bytes })
     }
 }
 

@@ -13,6 +13,7 @@ mod capture;
 mod journal;
 mod measure;
 mod pipeline;
+mod promise;
 mod request;
 mod run;
 mod scheduler;
@@ -24,13 +25,14 @@ pub use journal::Clock;
 pub use request::{Limits, RecordPolicy, Report, Request, Sampling};
 pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 
-use crate::events::{Alternative, RunEnd, RunId, RunStart, Signal, TokenMeasure};
+use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
 use crate::model::llama::{ContextOptions, Sampler, SamplerOptions};
 use crate::mods::RunView;
 use capture::Capture;
 use journal::Journal;
 use pipeline::ActiveMod;
+use promise::LastWill;
 use run::Run;
 use scheduler::{Command, Scheduler};
 use serde_json::json;
@@ -171,19 +173,24 @@ struct Inner {
     status: Arc<Status>,
     /// Cloned into every run.
     counted: Arc<()>,
+    promises: Option<Promises>,
+    /// Weak: when the decode thread has ended, so has the recorder's last sender.
+    recorder: mpsc::WeakSender<Signal>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
-    /// Starts the decode thread. `recorder` receives every signal of every recorded run.
+    /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is one.
     ///
     /// # Errors
     /// llama.cpp refused the context, e.g. because its memory could not be had.
     pub async fn start(
         model: Arc<Model>,
         options: Options,
-        recorder: mpsc::Sender<Signal>,
+        recorder: impl Into<Recorder>,
     ) -> Result<Self, crate::model::Error> {
+        let Recorder { signals: recorder, promises } = recorder.into();
+        let weak = recorder.downgrade();
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(Status::new(options.parallel));
@@ -226,7 +233,18 @@ impl Engine {
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
         started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
         let thread = Mutex::new(Some(thread));
-        Ok(Self { inner: Arc::new(Inner { model, options, commands, waiting, status, counted: Arc::new(()), thread }) })
+        let inner = Inner {
+            model,
+            options,
+            commands,
+            waiting,
+            status,
+            counted: Arc::new(()),
+            promises,
+            recorder: weak,
+            thread,
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Hands a request to the decode thread.
@@ -234,7 +252,10 @@ impl Engine {
     /// # Errors
     /// [`SubmitError`]; the run then does not exist.
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
-        let Inner { model, options, commands, waiting, .. } = &*self.inner;
+        let Inner { model, options, commands, waiting, promises, recorder, .. } = &*self.inner;
+        if !self.is_running() {
+            return Err(SubmitError::Stopped);
+        }
         let context = options.ctx_size as usize;
         if request.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
@@ -287,11 +308,25 @@ impl Engine {
             prompt_preview: request.prompt_preview.clone(),
         }));
         let (client, output) = mpsc::channel(CLIENT_CHANNEL);
+        let blank = promise::blank(journal.now(), request.prompt.len());
+        let required = request.record == RecordPolicy::Required;
+        let promise = promises.as_ref().filter(|_| required).map(|promises| promises.make(id));
+        let last_will = LastWill {
+            run_id: id,
+            client: client.clone(),
+            recorder: recorder.upgrade().filter(|_| journal.recorded()),
+            blank: blank.clone(),
+        };
         let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        run.last_will = Some(last_will);
         run.counted = Some(Arc::clone(&self.inner.counted));
         let meter = Arc::clone(&run.meter);
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
+        let output = match promise {
+            Some(promise) => promise::keep(output, promise, blank),
+            None => output,
+        };
         Ok(Generation { run_id: id, request_id, meter, output })
     }
 
@@ -329,6 +364,13 @@ impl Engine {
     #[must_use]
     pub fn attention(&self) -> bool {
         self.inner.options.attention
+    }
+
+    /// Whether the decode thread runs. It does not after [`Engine::stop`], nor when it has died of a panic.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Ends all runs and waits for the decode thread; what was recorded is with the recorder then.

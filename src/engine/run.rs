@@ -5,6 +5,7 @@ use super::answer::Answer;
 use super::journal::Journal;
 use super::measure::{self, Distribution};
 use super::pipeline::{ActiveMod, Passage};
+use super::promise::LastWill;
 use super::status::{Meter, PromptDone};
 use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
@@ -57,6 +58,8 @@ pub(super) struct Run {
     pub end: Option<Arc<RunEnd>>,
     /// Shared with the surface.
     pub meter: Arc<Meter>,
+    /// What is said when the thread dies on which the run lives.
+    pub last_will: Option<LastWill>,
     pub(super) context: usize,
     pub(super) max_tokens: usize,
     pub(super) step: u32,
@@ -112,6 +115,7 @@ impl Run {
             outbox: VecDeque::new(),
             end: None,
             meter: Arc::default(),
+            last_will: None,
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,

@@ -155,6 +155,7 @@ impl Run {
             self.sampler.accept(measured.token);
         }
         let stopped_by = self.answer.stopped_by();
+        let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
         let order = self.journal.event(EventType::Added, step, |event| {
             event.added_tokens = Some(tokens.iter().map(|measured| measured.token).collect());
@@ -164,6 +165,7 @@ impl Run {
                 position: Some(position as u32),
                 tokens: tokens.clone(),
                 stopped_by,
+                ends_generation,
                 ..Measured::default()
             }));
         });

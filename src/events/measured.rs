@@ -35,6 +35,9 @@ pub struct Measured {
     /// `Added`: why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
+    /// `Added`: the last of these tokens ends the generation and is no part of the answer, in text or count.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ends_generation: bool,
     /// Microseconds since the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elapsed_us: Option<u64>,
@@ -133,6 +136,7 @@ impl Measured {
             after_sampler,
             stages,
             stopped_by,
+            ends_generation,
             elapsed_us,
         } = self;
         position.is_none()
@@ -144,6 +148,7 @@ impl Measured {
             && after_sampler.is_empty()
             && stages.is_empty()
             && stopped_by.is_none()
+            && !ends_generation
             && elapsed_us.is_none()
     }
 }

@@ -12,12 +12,14 @@ mod action;
 mod call;
 mod event;
 mod measured;
+mod recorder;
 mod run;
 
 pub use action::{Action, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
 pub use measured::{Alternative, Measured, Prompt, Span, Stage, TokenMeasure};
+pub use recorder::{Promise, Promises, Recorder};
 pub use run::{Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
 
 use std::sync::Arc;

@@ -212,3 +212,29 @@ pub struct RunEnd {
     /// The rest.
     pub finish: Finish,
 }
+
+impl RunEnd {
+    /// An end of which nothing is known but some counts.
+    #[must_use]
+    pub fn blank(completed_at: DateTime<Utc>, usage: Usage) -> Self {
+        let finish = Finish {
+            reason: FinishReason::Cancelled,
+            message: None,
+            stop_string: None,
+            text: String::new(),
+            tool_calls: None,
+            usage,
+            first_token_us: None,
+            prompt_us: 0,
+            generation_us: 0,
+        };
+        Self { completed_at, status: RunStatus::Failed, finish }
+    }
+
+    /// The run was given up for a reason that lies neither in it nor with its client.
+    pub fn broken_off(&mut self, message: String) {
+        self.status = RunStatus::Failed;
+        self.finish.reason = FinishReason::Cancelled;
+        self.finish.message = Some(message);
+    }
+}

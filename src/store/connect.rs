@@ -2,7 +2,8 @@
 
 use super::embedded::Embedded;
 use super::spool::Spool;
-use super::{Error, Inner, Live, Recording, Store, migrate, recorder, upkeep};
+use super::{Error, Inner, Live, Recording, Retention, Store, migrate, recorder, upkeep};
+use crate::events::Promises;
 use chrono::Utc;
 use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
@@ -99,6 +100,7 @@ impl Store {
                 .connect_lazy_with(options.clone())
         };
         let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 1));
+        let copies = options.get_socket().is_some() || options.get_host().starts_with('/');
         let server_id = Uuid::now_v7();
         let announced = upkeep::announce(&options, server_id).await?;
         let folder = data_dir.join("spool");
@@ -113,14 +115,18 @@ impl Store {
         }
         upkeep::sweep(&pool, server_id).await?;
         let spool = Spool::create(&folder, server_id)?;
-        let upkeep = tokio::spawn(upkeep::keep_up(pool.clone(), options, server_id, announced));
+        let retention = watch::Sender::new(Retention::default());
+        let upkeep = tokio::spawn(upkeep::keep_up(pool.clone(), options, server_id, announced, retention.subscribe()));
         let inner = Inner {
             pool,
+            copies,
             recorder_pool,
             server_id,
             live: Live::new(),
             recorder: Mutex::new(Recording::Waiting(Some(spool))),
+            promises: Promises::default(),
             closing: watch::Sender::new(false),
+            retention,
             upkeep,
             embedded: None,
         };

@@ -1,12 +1,14 @@
 //! Documents of somebody else's engine.
 
+use super::copy::Borrowed;
 use super::outline::{Outline, RunRow};
-use super::rows::Rows;
-use super::runs::{claim, holder, save, sign};
+use super::rows::{Rows, Way};
+use super::runs::{claim, holder, save};
 use super::{IngestError, Store};
 use crate::events::{RunId, RunStatus};
 use crate::trace::document::Document;
 use chrono::Utc;
+use sqlx::Connection;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -36,7 +38,7 @@ impl Store {
         let document = Arc::new(document);
         let prepared = tokio::task::spawn_blocking({
             let document = Arc::clone(&document);
-            move || (document.fingerprint(), outline(run_id, &document))
+            move || RunRow { fingerprint: Some(document.fingerprint()), ..outline(run_id, &document) }
         });
         let ingested = timeout(PATIENCE, self.insert(run_id, &document, prepared))
             .await
@@ -47,57 +49,52 @@ impl Store {
         Ok(ingested)
     }
 
-    /// Inserts the rows while the fingerprint and the run's own row are being prepared.
+    /// Writes the rows while the fingerprint and the run's own row are being prepared. Whoever drops it in the middle of a
+    /// COPY loses the connection with it.
     async fn insert(
         &self,
         run_id: RunId,
         document: &Document,
-        prepared: JoinHandle<([u8; 32], RunRow)>,
+        prepared: JoinHandle<RunRow>,
     ) -> Result<Ingested, IngestError> {
         let prepared =
             async { prepared.await.map_err(|error| IngestError::Refused(format!("it cannot be replayed ({error})"))) };
-        let mut transaction = self.inner.pool.begin().await?;
+        let mut borrowed = Borrowed::of(&self.inner.pool).await?;
+        let mut transaction = borrowed.connection().begin().await?;
         let request_id = &document.request.request_id;
         // whoever posts the same id at the same time waits here for whoever was first
         if !claim(&mut transaction, request_id, run_id).await? {
-            let (fingerprint, _) = prepared.await?;
-            return match holder(&mut transaction, request_id).await? {
-                Some((run_id, Some(other))) if other == fingerprint => Ok(Ingested { run_id, created: false }),
-                Some(_) => Err(IngestError::Conflict { request_id: request_id.clone() }),
+            let holder = holder(&mut transaction, request_id).await?;
+            transaction.rollback().await?;
+            borrowed.give_back();
+            return match (holder, prepared.await?.fingerprint) {
+                (Some((run_id, Some(theirs))), Some(ours)) if theirs == ours => Ok(Ingested { run_id, created: false }),
+                (Some(_), _) => Err(IngestError::Conflict { request_id: request_id.clone() }),
                 // deleted in between: the poster may try again
-                None => Err(IngestError::Unavailable { retry_after_s: 1 }),
+                (None, _) => Err(IngestError::Unavailable { retry_after_s: 1 }),
             };
         }
-        let mut rows = Rows::default();
+        let mut rows = Rows::new(if self.inner.copies { Way::Copy } else { Way::New });
         for event in &document.events {
             rows.event(run_id, event);
-            if rows.is_large() {
-                rows.insert(&mut transaction).await?;
-            }
+            rows.insert_if_large(&mut transaction).await?;
         }
         for (index, call) in (0..).zip(&document.mod_calls) {
             rows.call(run_id, index, call);
-            if rows.is_large() {
-                rows.insert(&mut transaction).await?;
-            }
+            rows.insert_if_large(&mut transaction).await?;
         }
         for (index, log) in (0..).zip(&document.mod_logs) {
             rows.log(run_id, index, log);
-            if rows.is_large() {
-                rows.insert(&mut transaction).await?;
-            }
+            rows.insert_if_large(&mut transaction).await?;
         }
         for (index, action) in (0..).zip(&document.actions) {
             rows.action(run_id, index, action);
-            if rows.is_large() {
-                rows.insert(&mut transaction).await?;
-            }
+            rows.insert_if_large(&mut transaction).await?;
         }
         rows.insert(&mut transaction).await?;
-        let (fingerprint, row) = prepared.await?;
-        sign(&mut transaction, request_id, &fingerprint).await?;
-        save(&mut transaction, &row).await?;
+        save(&mut transaction, &prepared.await?).await?;
         transaction.commit().await?;
+        borrowed.give_back();
         Ok(Ingested { run_id, created: true })
     }
 }

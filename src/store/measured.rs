@@ -10,6 +10,7 @@ const VERSION: u8 = 1;
 const POSITION: u8 = 1;
 const ENTROPY: u8 = 2;
 const ELAPSED: u8 = 4;
+const ENDS_GENERATION: u8 = 8;
 const LOGPROB: u8 = 1;
 const RANK: u8 = 2;
 const TOKEN_ENTROPY: u8 = 4;
@@ -18,7 +19,13 @@ const TOKEN_ENTROPY: u8 = 4;
 pub fn encode(measured: &Measured) -> Vec<u8> {
     let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
     out.0.push(VERSION);
-    out.0.push(bit(measured.position, POSITION) | bit(measured.entropy, ENTROPY) | bit(measured.elapsed_us, ELAPSED));
+    let ends_generation = measured.ends_generation.then_some(());
+    out.0.push(
+        bit(measured.position, POSITION)
+            | bit(measured.entropy, ENTROPY)
+            | bit(measured.elapsed_us, ELAPSED)
+            | bit(ends_generation, ENDS_GENERATION),
+    );
     measured.position.inspect(|position| out.number((*position).into()));
     measured.entropy.inspect(|entropy| out.float(*entropy));
     measured.elapsed_us.inspect(|elapsed_us| out.number(*elapsed_us));
@@ -55,6 +62,7 @@ pub fn decode(bytes: &[u8]) -> Option<Measured> {
         return None;
     }
     let flags = input.byte()?;
+    measured.ends_generation = flags & ENDS_GENERATION != 0;
     measured.position = input.when(flags & POSITION != 0, |input| input.number()?.try_into().ok())?;
     measured.entropy = input.when(flags & ENTROPY != 0, Reader::float)?;
     measured.elapsed_us = input.when(flags & ELAPSED != 0, Reader::number)?;
@@ -189,9 +197,10 @@ mod tests {
             after_mods in alternatives(),
             after_sampler in alternatives(),
             stages in vec(("[a-z-]{1,9}", any::<u32>()), 0..4),
+            ends_generation: bool,
         ) -> Measured {
             Measured {
-                position, entropy, elapsed_us, model, after_mods, after_sampler,
+                position, entropy, elapsed_us, ends_generation, model, after_mods, after_sampler,
                 tokens: tokens.into_iter()
                     .map(|(token, text, logprob, rank, entropy)| TokenMeasure { token, text, logprob, rank, entropy })
                     .collect(),

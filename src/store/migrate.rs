@@ -15,7 +15,10 @@ use std::time::SystemTime;
 /// Days whose partitions exist ahead of time, today included. More than one, so that a night without database is no harm.
 const DAYS_AHEAD: i32 = 3;
 
-const MIGRATIONS: &[(&str, &str)] = &[("V1__runs", include_str!("../../migrations/V1__runs.sql"))];
+const MIGRATIONS: &[(&str, &str)] = &[
+    ("V1__runs", include_str!("../../migrations/V1__runs.sql")),
+    ("V2__retention", include_str!("../../migrations/V2__retention.sql")),
+];
 
 /// Applies what is missing; safe when several processes do it at once.
 pub async fn migrate(connection: &mut PgConnection) -> Result<(), Error> {

@@ -9,6 +9,7 @@
 
 mod attention;
 mod connect;
+mod copy;
 mod embedded;
 mod error;
 pub mod filter;
@@ -19,9 +20,11 @@ mod migrate;
 mod outline;
 mod read;
 mod recorder;
+mod retention;
 mod rows;
 mod runs;
 mod spool;
+mod statements;
 mod upkeep;
 mod writer;
 
@@ -29,9 +32,10 @@ pub use connect::Database;
 pub use error::{BadFilter, EmbeddedError, Error, IngestError};
 pub use ingest::Ingested;
 pub use live::{Live, LiveUpdate, RunChange};
+pub use retention::Retention;
 pub use runs::{MAX_PAGE, RunPage, RunQuery, RunSummary};
 
-use crate::events::Signal;
+use crate::events::{Promises, Recorder, Signal};
 use embedded::Embedded;
 use recorder::Target;
 use spool::Spool;
@@ -54,12 +58,16 @@ pub struct Store {
 
 struct Inner {
     pool: PgPool,
+    /// Whether rows of new runs are copied and not inserted.
+    copies: bool,
     /// The recorder's own connections.
     recorder_pool: PgPool,
     server_id: Uuid,
     live: Live,
     recorder: Mutex<Recording>,
+    promises: Promises,
     closing: watch::Sender<bool>,
+    retention: watch::Sender<Retention>,
     upkeep: JoinHandle<()>,
     embedded: Option<Embedded>,
 }
@@ -71,24 +79,28 @@ enum Recording {
 }
 
 impl Store {
-    /// Starts the recorder on the first call; later calls give more senders to the same one. It ends with
+    /// Starts the recorder on the first call; later calls give more ways to the same one. It ends with
     /// [`Store::close`].
     #[must_use]
-    pub fn recorder(&self) -> (mpsc::Sender<Signal>, Live) {
+    pub fn recorder(&self) -> (Recorder, Live) {
         let inner = &self.inner;
         let mut recording = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *recording {
             Recording::Going(sender, _) => sender.clone(),
             Recording::Waiting(spool) => {
                 let (sender, signals) = mpsc::channel(SIGNALS);
-                let target =
-                    Target { pool: inner.recorder_pool.clone(), server_id: inner.server_id, live: inner.live.clone() };
+                let target = Target {
+                    pool: inner.recorder_pool.clone(),
+                    server_id: inner.server_id,
+                    live: inner.live.clone(),
+                    promises: inner.promises.clone(),
+                };
                 let task = recorder::record(target, spool.take(), signals, inner.closing.subscribe());
                 *recording = Recording::Going(sender.clone(), Some(tokio::spawn(task)));
                 sender
             }
         };
-        (sender, inner.live.clone())
+        (Recorder { signals: sender, promises: Some(inner.promises.clone()) }, inner.live.clone())
     }
 
     /// What is going on right now; the recorder need not have been started.

@@ -42,6 +42,8 @@ pub struct RunRow {
     pub search: Option<String>,
     /// The packed column file, once the run is finished.
     pub columns: Option<Vec<u8>>,
+    /// The fingerprint of the document that it came as.
+    pub fingerprint: Option<[u8; 32]>,
 }
 
 impl Outline {
@@ -156,6 +158,7 @@ impl Outline {
             search: (self.finished || first).then(|| self.searchable(&answer)),
             // without it, it is made from the items when somebody asks
             columns: if self.finished { pack(&columns::encode(&self.fold)).ok() } else { None },
+            fingerprint: None,
             error_text: self.error_text.clone(),
             server_id: self.server_id,
             summary,

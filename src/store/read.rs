@@ -171,18 +171,24 @@ async fn numbering(connection: &mut PgConnection, run_id: RunId, before: i32) ->
     Ok(Numbering { mod_calls: count("calls")?, mod_logs: count("logs")?, actions: count("actions")? })
 }
 
+/// Rows of one table within a range, as `read` sees them.
+async fn list<T>(
+    connection: &mut PgConnection,
+    (run_id, range): (RunId, Range<i32>),
+    select: &'static str,
+    read: impl Fn(&PgRow) -> Result<T, sqlx::Error>,
+) -> Result<Vec<T>, Error> {
+    let select = sqlx::query(select).bind(run_id.0).bind(range.start).bind(range.end);
+    let rows = select.fetch_all(connection).await?;
+    rows.iter().map(|row| read(row).map_err(|error| damaged(run_id, error))).collect()
+}
+
 async fn events(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Vec<Event>, Error> {
-    let rows = sqlx::query(
+    let select =
         "select sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps, input_text,
             sampled_token, token_text, added_tokens, added_token_count, forced, measured, details::text, top_tokens::text
-        from events where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order",
-    )
-    .bind(run_id.0)
-    .bind(range.start)
-    .bind(range.end)
-    .fetch_all(connection)
-    .await?;
-    rows.iter().map(|row| event(row).map_err(|error| damaged(run_id, error))).collect()
+        from events where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order";
+    list(connection, (run_id, range), select, event).await
 }
 
 fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
@@ -221,18 +227,11 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
 
 /// Calls of a range of events.
 async fn calls(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<ModCall>, Error> {
-    let rows = sqlx::query(
-        "select call_index, event_sequence_order, mod_name, event_type, step, created_at, execution_time_ms,
+    let select = "select call_index, event_sequence_order, mod_name, event_type, step, created_at, execution_time_ms,
             exception_occurred, exception_message, exception_traceback
-        from mod_calls where run_id = $1 and event_sequence_order >= $2 and event_sequence_order < $3 order by call_index",
-    )
-    .bind(run_id.0)
-    .bind(range.start)
-    .bind(range.end)
-    .fetch_all(connection)
-    .await?;
-    let call = |row: &PgRow| {
-        Ok::<_, sqlx::Error>((
+        from mod_calls where run_id = $1 and event_sequence_order >= $2 and event_sequence_order < $3 order by call_index";
+    list(connection, (run_id, range), select, |row| {
+        Ok((
             row.try_get("call_index")?,
             ModCall {
                 event_sequence_order: row.try_get("event_sequence_order")?,
@@ -246,24 +245,17 @@ async fn calls(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) 
                 exception_traceback: row.try_get("exception_traceback")?,
             },
         ))
-    };
-    rows.iter().map(|row| call(row).map_err(|error| damaged(run_id, error))).collect()
+    })
+    .await
 }
 
 /// Logs of a range of calls.
 async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<ModLog>, Error> {
-    let rows = sqlx::query(
-        "select log_index, mod_call_sequence, mod_name, log_message, log_level, created_at
-        from mod_logs where run_id = $1 and mod_call_sequence >= $2 and mod_call_sequence < $3 order by log_index",
-    )
-    .bind(run_id.0)
-    .bind(range.start)
-    .bind(range.end)
-    .fetch_all(connection)
-    .await?;
-    let log = |row: &PgRow| {
+    let select = "select log_index, mod_call_sequence, mod_name, log_message, log_level, created_at
+        from mod_logs where run_id = $1 and mod_call_sequence >= $2 and mod_call_sequence < $3 order by log_index";
+    list(connection, (run_id, range), select, |row| {
         let level: String = row.try_get("log_level")?;
-        Ok::<_, sqlx::Error>((
+        Ok((
             row.try_get("log_index")?,
             ModLog {
                 mod_call_sequence: row.try_get("mod_call_sequence")?,
@@ -273,26 +265,20 @@ async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -
                 created_at: row.try_get("created_at")?,
             },
         ))
-    };
-    rows.iter().map(|row| log(row).map_err(|error| damaged(run_id, error))).collect()
+    })
+    .await
 }
 
 /// Actions of a range of calls.
 async fn actions(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<Action>, Error> {
-    let rows = sqlx::query(
+    let select =
         "select action_index, mod_call_sequence, action_type, action_order, created_at, details::text, new_prompt,
             new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
             logits_shape, temperature, has_tool_calls, tool_calls::text, error_message
-        from actions where run_id = $1 and mod_call_sequence >= $2 and mod_call_sequence < $3 order by action_index",
-    )
-    .bind(run_id.0)
-    .bind(range.start)
-    .bind(range.end)
-    .fetch_all(connection)
-    .await?;
-    let action = |row: &PgRow| {
+        from actions where run_id = $1 and mod_call_sequence >= $2 and mod_call_sequence < $3 order by action_index";
+    list(connection, (run_id, range), select, |row| {
         let kind: String = row.try_get("action_type")?;
-        Ok::<_, sqlx::Error>((
+        Ok((
             row.try_get("action_index")?,
             Action {
                 mod_call_sequence: row.try_get("mod_call_sequence")?,
@@ -314,8 +300,8 @@ async fn actions(connection: &mut PgConnection, run_id: RunId, range: Range<i32>
                 error_message: row.try_get("error_message")?,
             },
         ))
-    };
-    rows.iter().map(|row| action(row).map_err(|error| damaged(run_id, error))).collect()
+    })
+    .await
 }
 
 fn event_type(row: &PgRow) -> Result<EventType, sqlx::Error> {

@@ -2,16 +2,18 @@
 //!
 //! It takes signals whenever they come and writes a batch at a time, so that nobody who sends waits for the database.
 //! Per running run it keeps the fold, from which the run list's numbers and the column file come. When the database is
-//! away, batches go to the spool file, and everything after them too until the file is drained: order is kept.
+//! away, batches go to the spool file, and everything after them too until the file is drained: order is kept. When the
+//! disk is full, too, runs that must be kept fail at once, and the others wait in memory as long as there is room.
 
 use super::outline::{Outline, RunRow};
 use super::spool::Spool;
 use super::writer::{self, Attempt, Record};
 use super::{Error, Live, error};
-use crate::events::{Item, RunId, RunStatus, Signal};
+use crate::events::{Item, Promises, RunId, RunStatus, Signal};
 use crate::trace::document::Numbering;
+use chrono::Utc;
 use sqlx::PgPool;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -25,6 +27,8 @@ const FLUSH: Duration = Duration::from_millis(250);
 const BATCH: usize = 512;
 /// So many wait for a slow database before the rest goes to the spool file.
 const MOST_WAITING: usize = 50_000;
+/// So many wait in memory while neither database nor disk takes them; then runs are given up, oldest first.
+const MOST_IN_MEMORY: usize = 100_000;
 /// A batch that takes longer counts as failed.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Draining pauses that often to append what came meanwhile.
@@ -39,6 +43,8 @@ pub struct Target {
     pub server_id: Uuid,
     /// Who watches.
     pub live: Live,
+    /// The runs that must be kept.
+    pub promises: Promises,
 }
 
 struct Recorder {
@@ -46,6 +52,10 @@ struct Recorder {
     runs: HashMap<RunId, Recording>,
     pending: Vec<Record>,
     pending_items: usize,
+    /// Runs that were given up and still go on.
+    ignored: HashSet<RunId>,
+    /// Runs that were given up: what is stored of them must be marked as interrupted.
+    given_up: Vec<RunId>,
 }
 
 struct Recording {
@@ -58,6 +68,7 @@ struct Recording {
 struct Batch {
     records: Vec<Record>,
     rows: Vec<RunRow>,
+    given_up: Vec<RunId>,
 }
 
 /// What became of a batch.
@@ -65,6 +76,10 @@ struct Landed {
     spool: Spool,
     records: Vec<Record>,
     fate: Fate,
+    /// Those of the batch that are still to be marked.
+    given_up: Vec<RunId>,
+    /// Runs of which a part was lost.
+    lost: Vec<RunId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +99,14 @@ pub async fn record(
     mut signals: mpsc::Receiver<Signal>,
     mut closing: watch::Receiver<bool>,
 ) {
-    let mut recorder = Recorder { target, runs: HashMap::new(), pending: Vec::new(), pending_items: 0 };
+    let mut recorder = Recorder {
+        target,
+        runs: HashMap::new(),
+        pending: Vec::new(),
+        pending_items: 0,
+        ignored: HashSet::new(),
+        given_up: Vec::new(),
+    };
     let mut flight: Option<JoinHandle<Landed>> = None;
     let mut tick = interval(FLUSH);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -116,7 +138,9 @@ pub async fn record(
         if !open && (recorder.pending_items == 0 || lost) {
             break;
         }
-        let waits = recorder.pending_items > 0 || spool_file.as_ref().is_some_and(|spool| !spool.is_drained());
+        let waits = recorder.pending_items > 0
+            || !recorder.given_up.is_empty()
+            || spool_file.as_ref().is_some_and(|spool| !spool.is_drained());
         if waits
             && (due || !open || recorder.pending_items >= BATCH)
             && let Some(spool) = spool_file.take()
@@ -143,6 +167,9 @@ impl Recorder {
             }
             Signal::Items(run_id, items) => {
                 let Some(run) = self.runs.get_mut(&run_id) else {
+                    if self.ignored.contains(&run_id) {
+                        return;
+                    }
                     tracing::error!(run.id = %run_id, "items of a run that never started are not recorded");
                     return;
                 };
@@ -161,7 +188,10 @@ impl Recorder {
                 self.push(Record::Items(run_id, numbering, items));
             }
             Signal::Ended(run_id, end) => {
-                let Some(run) = self.runs.get_mut(&run_id) else { return };
+                let Some(run) = self.runs.get_mut(&run_id) else {
+                    self.ignored.remove(&run_id);
+                    return;
+                };
                 run.outline.ended(&end);
                 run.changed = true;
                 self.push(Record::Ended(run_id, end));
@@ -181,11 +211,15 @@ impl Recorder {
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.outline.row()));
         let rows = changed.collect();
         self.runs.retain(|_, run| run.outline.status() == RunStatus::Running);
-        Batch { records, rows }
+        Batch { records, rows, given_up: std::mem::take(&mut self.given_up) }
     }
 
     /// Tells the subscribers; gives the spool file back.
     fn landed(&mut self, landed: Landed) -> Spool {
+        self.given_up.extend(&landed.given_up);
+        for run_id in landed.lost {
+            self.give_up(run_id, "a part of it could neither be stored nor spooled");
+        }
         let live = &self.target.live;
         if landed.fate == Fate::Stored {
             let mut stored: HashMap<RunId, Vec<Arc<Vec<Item>>>> = HashMap::new();
@@ -201,29 +235,68 @@ impl Recorder {
         if landed.fate == Fate::Lost {
             self.pending_items += landed.records.iter().map(Record::len).sum::<usize>();
             self.pending.splice(..0, landed.records);
+            self.make_room();
             return landed.spool;
         }
         for record in &landed.records {
             match record {
                 Record::Started(start, _) => live.changed(start.run_id, RunStatus::Running),
-                Record::Ended(run_id, end) => live.ended(*run_id, end.status),
+                Record::Ended(run_id, end) => {
+                    live.ended(*run_id, end.status);
+                    self.target.promises.settle(*run_id, Ok(()));
+                }
                 Record::Items(..) => {}
             }
         }
         landed.spool
     }
+
+    /// Neither database nor disk takes anything: gives up what must not or cannot wait in memory.
+    fn make_room(&mut self) {
+        let mut waiting: HashSet<RunId> = self.pending.iter().map(Record::run_id).collect();
+        waiting.retain(|run_id| self.target.promises.has(*run_id));
+        for run_id in waiting {
+            self.give_up(run_id, "neither the database nor the disk takes it");
+        }
+        while self.pending_items > MOST_IN_MEMORY
+            && let Some(oldest) = self.pending.first().map(Record::run_id)
+        {
+            self.give_up(oldest, "neither the database nor the disk takes it, and memory is full");
+        }
+    }
+
+    fn give_up(&mut self, run_id: RunId, why: &str) {
+        tracing::error!(run.id = %run_id, why, "a run is not recorded any further");
+        let over = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
+        self.pending.retain(|record| record.run_id() != run_id);
+        self.pending_items = self.pending.iter().map(Record::len).sum();
+        if self.runs.remove(&run_id).is_some() && !over {
+            self.ignored.insert(run_id);
+        }
+        self.given_up.push(run_id);
+        self.target.promises.settle(run_id, Err(why.to_owned()));
+        self.target.live.ended(run_id, RunStatus::Interrupted);
+    }
 }
 
 /// Brings a batch to the database or, when it is away, to the disk.
 async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> Landed {
-    let Batch { records, rows } = batch;
+    let Batch { records, rows, mut given_up } = batch;
     if spool.is_drained() && !overload {
         match timeout(PATIENCE, writer::write(&pool, &records, &rows, Attempt::First)).await {
-            Ok(Ok(())) => return Landed { spool, records, fate: Fate::Stored },
+            Ok(Ok(())) => {
+                while let Some(run_id) = given_up.last()
+                    && writer::interrupt(&pool, *run_id, Utc::now()).await.is_ok()
+                {
+                    given_up.pop();
+                }
+                return Landed { spool, records, fate: Fate::Stored, given_up, lost: Vec::new() };
+            }
             Ok(Err(failure)) if !error::is_transient(&failure) => {
                 tracing::error!(error = %failure, "the database refused a batch; trying run by run");
-                let fate = store_one_by_one(&pool, &mut spool, &records, &rows).await;
-                return Landed { spool, records, fate };
+                let lost = store_one_by_one(&pool, &mut spool, &records, &rows).await;
+                let fate = if spool.is_drained() { Fate::Stored } else { Fate::Spooled };
+                return Landed { spool, records, fate, given_up, lost };
             }
             Ok(Err(failure)) => tracing::warn!(error = %failure, "the database is away; runs go to the spool file"),
             Err(_) => tracing::warn!("the database is too slow; runs go to the spool file"),
@@ -232,7 +305,7 @@ async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> L
     let fate = match spool.append(&records) {
         Ok(()) => Fate::Spooled,
         Err(failure) => {
-            tracing::error!(error = %failure, "runs can neither be stored nor spooled; they stay in memory");
+            tracing::error!(error = %failure, "runs can neither be stored nor spooled");
             Fate::Lost
         }
     };
@@ -244,7 +317,7 @@ async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> L
             Err(_) => break,
         }
     }
-    Landed { spool, records, fate }
+    Landed { spool, records, fate, given_up, lost: Vec::new() }
 }
 
 /// Stores the next records of a spool file.
@@ -267,7 +340,9 @@ pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
     spool.drained(at)
 }
 
-async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], rows: &[RunRow]) -> Fate {
+/// Returns the runs that found no place.
+async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], rows: &[RunRow]) -> Vec<RunId> {
+    let mut lost = Vec::new();
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
         let result = writer::write(pool, &records, row, Attempt::Again).await;
@@ -282,9 +357,10 @@ async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], 
         };
         if let Err(failure) = put_aside {
             tracing::error!(error = %failure, run.id = %run_id, "a run can neither be stored nor spooled");
+            lost.push(run_id);
         }
     }
-    if spool.is_drained() { Fate::Stored } else { Fate::Spooled }
+    lost
 }
 
 fn refuse(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {

@@ -1,17 +1,18 @@
 //! Items as rows, and their insertion: the one way into the big tables, for live runs and foreign documents alike.
 //!
-//! Rows are collected as columns and inserted with one `unnest` per table. COPY is faster on a Unix socket and several
-//! times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm on, and it cannot leave alone what is there already.
-//! That is what [`Rows::again`] does: a batch whose fate is unknown can simply be written again.
+//! Rows are collected as columns and go in by one `unnest` per table, or by [COPY](super::copy). COPY is faster on a Unix
+//! socket and several times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm on, and it cannot leave alone what is
+//! there already. That is what [`Way::Again`] does: a batch whose fate is unknown can simply be written again.
 
+use super::copy::{Field, Integers, Table, copy};
 use super::measured;
+use super::statements::{INSERT_ACTIONS, INSERT_ATTENTION, INSERT_CALLS, INSERT_EVENTS, INSERT_LOGS};
 use crate::events::{Action, AttentionStep, Event, EventType, Item, Measured, ModCall, ModLog, RawJson, RunId};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgArguments, PgConnection, Postgres};
 use sqlx::query::Query;
 use std::borrow::Cow;
-use std::fmt::Write;
 use uuid::Uuid;
 
 /// Beyond this a batch is inserted in several statements, to bound memory here and in the server.
@@ -22,8 +23,7 @@ type Text<'a> = Cow<'a, str>;
 type Time = Option<DateTime<Utc>>;
 
 macro_rules! table {
-    ($(#[$doc:meta])* $name:ident<$life:lifetime> { $($column:ident: $kind:ty,)* }) => {
-        $(#[$doc])*
+    ($name:ident<$life:lifetime> in $table:literal { $($column:ident: $kind:ty,)* }) => {
         #[derive(Default)]
         struct $name<$life> {
             run_id: Vec<Uuid>,
@@ -35,11 +35,28 @@ macro_rules! table {
                 query.bind(&self.run_id)$(.bind(&self.$column))*
             }
         }
+
+        impl Table for $name<'_> {
+            const COPY: &'static str = concat!(
+                "copy ", $table, " (run_id", $(", ", stringify!($column),)* ") from stdin (format binary)"
+            );
+
+            fn len(&self) -> usize {
+                self.run_id.len()
+            }
+
+            fn put(&self, row: usize, out: &mut Vec<u8>) {
+                const FIELDS: i16 = 1 $(+ { let _ = stringify!($column); 1 })*;
+                out.extend_from_slice(&FIELDS.to_be_bytes());
+                self.run_id[row].put(out);
+                $(self.$column[row].put(out);)*
+            }
+        }
     };
 }
 
 table! {
-    Events<'a> {
+    Events<'a> in "events" {
         sequence_order: i32,
         event_type: &'a str,
         step: i32,
@@ -50,7 +67,7 @@ table! {
         input_text: Option<Text<'a>>,
         sampled_token: Option<i32>,
         token_text: Option<Text<'a>>,
-        added_tokens: Option<String>,
+        added_tokens: Option<Integers<'a>>,
         added_token_count: Option<i32>,
         forced: Option<bool>,
         position: Option<i32>,
@@ -65,7 +82,7 @@ table! {
 }
 
 table! {
-    Calls<'a> {
+    Calls<'a> in "mod_calls" {
         call_index: i32,
         event_sequence_order: i32,
         mod_name: Text<'a>,
@@ -80,7 +97,7 @@ table! {
 }
 
 table! {
-    Logs<'a> {
+    Logs<'a> in "mod_logs" {
         log_index: i32,
         mod_call_sequence: i32,
         mod_name: Text<'a>,
@@ -91,7 +108,7 @@ table! {
 }
 
 table! {
-    Actions<'a> {
+    Actions<'a> in "actions" {
         action_index: i32,
         mod_call_sequence: i32,
         action_type: &'a str,
@@ -114,17 +131,29 @@ table! {
 }
 
 table! {
-    Attention<'a> {
+    Attention<'a> in "attention" {
         sequence_order: i32,
         row_len: i32,
         heads: i32,
-        layer_ids: String,
+        layer_ids: Integers<'static>,
         t0: &'a [u8],
         t1: &'a [u8],
     }
 }
 
-/// Rows of all five tables that wait to be inserted.
+/// How rows go in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Way {
+    /// Inserted; none of them is there.
+    #[default]
+    New,
+    /// Inserted; those that are there already are left alone. Costs twice the time.
+    Again,
+    /// Copied; none of them is there.
+    Copy,
+}
+
+/// Rows of all five tables that wait to go in.
 #[derive(Default)]
 pub struct Rows<'a> {
     events: Events<'a>,
@@ -133,14 +162,13 @@ pub struct Rows<'a> {
     actions: Actions<'a>,
     attention: Attention<'a>,
     bytes: usize,
-    /// Whether rows may be there already.
-    again: bool,
+    way: Way,
 }
 
 impl<'a> Rows<'a> {
-    /// Rows of which some may be there already; those are left alone.
-    pub fn again() -> Self {
-        Self { again: true, ..Self::default() }
+    /// No rows yet.
+    pub fn new(way: Way) -> Self {
+        Self { way, ..Self::default() }
     }
 
     /// Adds an item; `numbering` is that of the items before it, and is moved on.
@@ -174,7 +202,7 @@ impl<'a> Rows<'a> {
         columns.input_text.push(event.input_text.as_deref().map(clean));
         columns.sampled_token.push(event.sampled_token);
         columns.token_text.push(event.token_text.as_deref().map(clean));
-        columns.added_tokens.push(event.added_tokens.as_deref().map(array));
+        columns.added_tokens.push(event.added_tokens.as_deref().map(|tokens| Integers(tokens.into())));
         columns.added_token_count.push(event.added_token_count);
         columns.forced.push(event.forced);
         columns.position.push(measured.and_then(|measured| i32::try_from(measured.position?).ok()));
@@ -257,102 +285,47 @@ impl<'a> Rows<'a> {
         columns.sequence_order.push(step.sequence_order);
         columns.row_len.push(step.row_len.cast_signed());
         columns.heads.push(step.heads.into());
-        columns.layer_ids.push(array(&step.layer_ids));
+        columns.layer_ids.push(Integers(step.layer_ids.iter().map(|&layer| layer.into()).collect()));
         columns.t0.push(&step.t0);
         columns.t1.push(&step.t1);
         self.bytes += step.t0.len() + step.t1.len() + 100;
     }
 
-    /// Whether it is time to insert what there is.
-    pub fn is_large(&self) -> bool {
-        let rows =
-            self.events.run_id.len() + self.calls.run_id.len() + self.logs.run_id.len() + self.actions.run_id.len();
+    /// Writes all rows when it is time to.
+    pub async fn insert_if_large(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        if self.is_large() { self.insert(connection).await } else { Ok(()) }
+    }
+
+    fn is_large(&self) -> bool {
+        let rows = self.events.len() + self.calls.len() + self.logs.len() + self.actions.len();
         rows >= LARGE_ROWS || self.bytes >= LARGE_BYTES
     }
 
-    /// Inserts all rows, and is empty again.
+    /// Writes all rows, and is empty again.
     pub async fn insert(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let rows = std::mem::replace(self, Self { again: self.again, ..Self::default() });
-        let way = usize::from(rows.again);
-        if !rows.events.run_id.is_empty() {
-            rows.events.bind(sqlx::query(INSERT_EVENTS[way])).execute(&mut *connection).await?;
+        let rows = std::mem::replace(self, Self::new(self.way));
+        macro_rules! insert {
+            ($($table:ident: $statement:ident,)*) => {
+                $(match rows.way {
+                    _ if rows.$table.len() == 0 => {}
+                    Way::Copy => copy(connection, &rows.$table).await?,
+                    Way::New | Way::Again => {
+                        let statement = $statement[usize::from(rows.way == Way::Again)];
+                        rows.$table.bind(sqlx::query(statement)).execute(&mut *connection).await?;
+                    }
+                })*
+            };
         }
-        if !rows.calls.run_id.is_empty() {
-            rows.calls.bind(sqlx::query(INSERT_CALLS[way])).execute(&mut *connection).await?;
-        }
-        if !rows.logs.run_id.is_empty() {
-            rows.logs.bind(sqlx::query(INSERT_LOGS[way])).execute(&mut *connection).await?;
-        }
-        if !rows.actions.run_id.is_empty() {
-            rows.actions.bind(sqlx::query(INSERT_ACTIONS[way])).execute(&mut *connection).await?;
-        }
-        if !rows.attention.run_id.is_empty() {
-            rows.attention.bind(sqlx::query(INSERT_ATTENTION[way])).execute(&mut *connection).await?;
+        insert! {
+            events: INSERT_EVENTS,
+            calls: INSERT_CALLS,
+            logs: INSERT_LOGS,
+            actions: INSERT_ACTIONS,
+            attention: INSERT_ATTENTION,
         }
         Ok(())
     }
 }
-
-/// A statement for rows that are new, and one for rows that may be there already. The latter costs twice the time.
-macro_rules! both_ways {
-    ($insert:literal) => {
-        [$insert, concat!($insert, " on conflict do nothing")]
-    };
-}
-
-const INSERT_EVENTS: [&str; 2] = both_ways!(
-    "
-    insert into events (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
-        input_text, sampled_token, token_text, added_tokens, added_token_count, forced, position, elapsed_us, logprob,
-        rank, entropy, measured, details, top_tokens)
-    select r.run_id, r.sequence_order, r.event_type, r.step, r.created_at, r.prompt_length, r.tokens_so_far_len,
-        r.max_steps, r.input_text, r.sampled_token, r.token_text, r.added_tokens::integer[], r.added_token_count,
-        r.forced, r.position, r.elapsed_us, r.logprob, r.rank, r.entropy, r.measured, r.details::json, r.top_tokens::json
-    from unnest($1::uuid[], $2::integer[], $3::text[], $4::integer[], $5::timestamptz[], $6::integer[], $7::integer[],
-        $8::integer[], $9::text[], $10::integer[], $11::text[], $12::text[], $13::integer[], $14::boolean[],
-        $15::integer[], $16::bigint[], $17::real[], $18::integer[], $19::real[], $20::bytea[], $21::text[], $22::text[])
-        as r (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
-            input_text, sampled_token, token_text, added_tokens, added_token_count, forced, position, elapsed_us,
-            logprob, rank, entropy, measured, details, top_tokens)"
-);
-
-const INSERT_CALLS: [&str; 2] = both_ways!(
-    "
-    insert into mod_calls (run_id, call_index, event_sequence_order, mod_name, event_type, step, created_at,
-        execution_time_ms, exception_occurred, exception_message, exception_traceback)
-    select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::integer[],
-        $7::timestamptz[], $8::double precision[], $9::boolean[], $10::text[], $11::text[])"
-);
-
-const INSERT_LOGS: [&str; 2] = both_ways!(
-    "
-    insert into mod_logs (run_id, log_index, mod_call_sequence, mod_name, log_message, log_level, created_at)
-    select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::timestamptz[])"
-);
-
-const INSERT_ACTIONS: [&str; 2] = both_ways!(
-    "
-    insert into actions (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details,
-        new_prompt, new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
-        logits_shape, temperature, has_tool_calls, tool_calls, error_message)
-    select r.run_id, r.action_index, r.mod_call_sequence, r.action_type, r.action_order, r.created_at, r.details::json,
-        r.new_prompt, r.new_length, r.adjusted_max_steps, r.token_count, r.tokens_preview, r.backtrack_steps,
-        r.backtrack_token_count, r.logits_shape, r.temperature, r.has_tool_calls, r.tool_calls::json, r.error_message
-    from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::integer[], $6::timestamptz[], $7::text[],
-        $8::text[], $9::integer[], $10::integer[], $11::integer[], $12::text[], $13::integer[], $14::integer[],
-        $15::text[], $16::double precision[], $17::boolean[], $18::text[], $19::text[])
-        as r (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details, new_prompt,
-            new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
-            logits_shape, temperature, has_tool_calls, tool_calls, error_message)"
-);
-
-const INSERT_ATTENTION: [&str; 2] = both_ways!(
-    "
-    insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)
-    select r.run_id, r.sequence_order, r.row_len, r.heads, r.layer_ids::integer[], r.t0, r.t1
-    from unnest($1::uuid[], $2::integer[], $3::integer[], $4::integer[], $5::text[], $6::bytea[], $7::bytea[])
-        as r (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)"
-);
 
 /// PostgreSQL's text holds every character but NUL, which a model can well generate.
 pub fn clean(text: &str) -> Cow<'_, str> {
@@ -367,17 +340,6 @@ fn rare(measured: &Measured) -> Option<String> {
     let rare =
         Measured { prompt: measured.prompt.clone(), stopped_by: measured.stopped_by.clone(), ..Measured::default() };
     serde_json::to_string(&rare).ok()
-}
-
-/// An array as text: `unnest` would take arrays of arrays apart.
-fn array(numbers: &[impl std::fmt::Display]) -> String {
-    let mut text = String::with_capacity(2 + numbers.len() * 6);
-    text.push('{');
-    for (i, number) in numbers.iter().enumerate() {
-        let _ = write!(text, "{}{number}", if i > 0 { "," } else { "" });
-    }
-    text.push('}');
-    text
 }
 
 fn self_counted<'a>(bytes: &mut usize, json: Option<&'a RawJson>) -> Option<&'a str> {

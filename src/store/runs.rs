@@ -220,21 +220,7 @@ pub(super) async fn claim(connection: &mut PgConnection, request_id: &str, run_i
     Ok(done.rows_affected() == 1)
 }
 
-/// Notes what the document of a claimed `request_id` is.
-pub(super) async fn sign(
-    connection: &mut PgConnection,
-    request_id: &str,
-    fingerprint: &[u8],
-) -> Result<(), sqlx::Error> {
-    sqlx::query("update run_keys set fingerprint = $2 where request_id = $1")
-        .bind(request_id)
-        .bind(fingerprint)
-        .execute(connection)
-        .await?;
-    Ok(())
-}
-
-/// Writes a run's row, new or again, and its column file.
+/// Writes a run's row, new or again, its column file, and the fingerprint of its document.
 pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<(), sqlx::Error> {
     let run = &row.summary;
     sqlx::query(SAVE)
@@ -271,11 +257,10 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
         .bind(&run.surprise_strip)
         .bind(row.server_id)
         .bind(row.search.as_deref().map(clean))
-        .execute(&mut *connection)
+        .bind(row.columns.as_deref())
+        .bind(row.fingerprint.as_ref().map(<[u8; 32]>::as_slice))
+        .execute(connection)
         .await?;
-    if let Some(columns) = &row.columns {
-        save_columns(connection, run.run_id, columns).await?;
-    }
     Ok(())
 }
 
@@ -302,7 +287,14 @@ pub(super) async fn save_columns(
     Ok(())
 }
 
+// one round trip for all three tables; what is null is not written
 const SAVE: &str = "
+    with column_file as (
+        insert into run_columns (run_id, columns) select $1, $34 where $34::bytea is not null
+        on conflict (run_id) do update set columns = excluded.columns
+    ), signed as (
+        update run_keys set fingerprint = $35 where request_id = $2 and $35::bytea is not null
+    )
     insert into runs (run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
         user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
         completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,

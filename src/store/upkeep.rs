@@ -1,14 +1,17 @@
-//! What must happen now and then: partitions ahead of time, and runs of dead servers marked as interrupted.
+//! What must happen now and then: partitions ahead of time, days that need not be kept dropped, and runs of dead servers
+//! marked as interrupted.
 //!
 //! Each Thunder holds an advisory lock under its `server_id` on a connection of its own. The database lets go of it when
 //! that connection ends, however it ends; whoever can take the lock knows that its owner is dead.
 
+use super::retention::{Retention, prune};
 use super::{Error, migrate, writer};
 use crate::events::RunId;
 use chrono::Utc;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{Connection, PgPool};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -16,7 +19,7 @@ use uuid::Uuid;
 const PULSE: Duration = Duration::from_secs(5);
 /// After so many pulses, the first time earlier: a server that was killed a moment ago may still seem alive.
 const SWEEP_PULSES: u32 = 12;
-/// A new day's partitions are made days ahead, so this need not be often.
+/// A new day's partitions are made days ahead, and days go one at a time, so this need not be often.
 const PARTITION_PULSES: u32 = 720;
 
 /// Opens the connection that says that we live.
@@ -65,7 +68,13 @@ async fn is_alive(pool: &PgPool, server_id: Uuid) -> Result<bool, sqlx::Error> {
 }
 
 /// Runs until it is aborted.
-pub async fn keep_up(pool: PgPool, options: PgConnectOptions, server_id: Uuid, mut announced: PgConnection) {
+pub async fn keep_up(
+    pool: PgPool,
+    options: PgConnectOptions,
+    server_id: Uuid,
+    mut announced: PgConnection,
+    mut retention: watch::Receiver<Retention>,
+) {
     for pulse in 1u32.. {
         sleep(PULSE).await;
         if announced.ping().await.is_err() {
@@ -88,6 +97,17 @@ pub async fn keep_up(pool: PgPool, options: PgConnectOptions, server_id: Uuid, m
             && let Err(error) = migrate::make_partitions(&mut announced, Utc::now().date_naive()).await
         {
             tracing::warn!(%error, "the partitions of the next days could not be made");
+        }
+        if pulse.is_multiple_of(PARTITION_PULSES) || retention.has_changed().unwrap_or(false) {
+            let keep = *retention.borrow_and_update();
+            match prune(&pool, keep, Utc::now().date_naive()).await {
+                Ok(days) => {
+                    for (day, runs) in days {
+                        tracing::info!(%day, runs, "the runs of a day need not be kept and are removed");
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "old runs could not be removed; the next try is in an hour"),
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::Error;
 use super::outline::{Outline, RunRow};
 use super::read;
-use super::rows::{Rows, clean};
+use super::rows::{Rows, Way, clean};
 use super::runs::{by_id, claim, holder, save};
 use crate::events::{Item, RunEnd, RunId, RunStart};
 use crate::trace::document::Numbering;
@@ -83,7 +83,7 @@ pub async fn interrupt(pool: &PgPool, run_id: RunId, at: DateTime<Utc>) -> Resul
 }
 
 async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {
-    let mut rows = if attempt == Attempt::First { Rows::default() } else { Rows::again() };
+    let mut rows = Rows::new(if attempt == Attempt::First { Way::New } else { Way::Again });
     for record in records {
         match record {
             Record::Started(start, server_id) => begin(connection, start, *server_id).await?,
@@ -91,9 +91,7 @@ async fn write_records(connection: &mut PgConnection, records: &[Record], attemp
                 let mut numbering = *numbering;
                 for item in items.iter() {
                     rows.item(*run_id, item, &mut numbering);
-                    if rows.is_large() {
-                        rows.insert(connection).await?;
-                    }
+                    rows.insert_if_large(connection).await?;
                 }
             }
             Record::Ended(..) => {}

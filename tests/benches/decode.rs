@@ -16,11 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
-use thunder::events::{Signal, Surface, TokenId};
+use thunder::events::{Recorder, Surface, TokenId};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 use thunder::store::{Database, Store};
-use tokio::sync::mpsc;
 
 const PROMPT: &str = "Once upon a time there was a small house by the sea, and in it lived";
 
@@ -110,7 +109,7 @@ fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32,
     begun.elapsed().as_secs_f64()
 }
 
-async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: mpsc::Sender<Signal>) -> Engine {
+async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: impl Into<Recorder>) -> Engine {
     let model = Arc::new(Model::load(&setup.model, &ModelOptions::default(), |_| true).expect("the model loads"));
     let options = Options {
         ctx_size: context_size(setup),

@@ -1,16 +1,23 @@
-//! What `/ingest` costs: parsing and storing a payload of 256 generated tokens, some 2500 rows, against a bare binary
-//! COPY of the very same rows into the same tables. The sides alternate, so that what else the machine does meets both;
-//! the table shows medians and rates.
+//! What `/ingest` costs: posting a payload of 256 generated tokens, some 2500 rows, to a server over HTTP, and parsing and
+//! storing it without HTTP, against a bare binary COPY of the very same rows into the same tables. The sides alternate, so
+//! that what else the machine does meets all; the table shows medians and rates.
 //!
 //! `cargo bench --bench ingest -- [--database-url URL] [--rounds N]`; without an address on an embedded server.
 
+use chrono::Utc;
+use clap::Parser;
 use serde_json::json;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolCopyExt};
 use sqlx::{Connection, PgPool};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thunder::api::{App, Listeners, State};
+use thunder::config::Config;
+use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use thunder::events::RunId;
+use thunder::mods::Registry;
 use thunder::store::{Database, Store};
 use thunder::trace::columns;
 use thunder::trace::document::Document;
@@ -30,6 +37,16 @@ const COPY_IN: [&str; 4] = [
     "copy actions from stdin (format binary)",
 ];
 
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -43,7 +60,9 @@ async fn main() {
     let store = Store::open(database, |_| {}).await.expect("the store opens");
     let options = option("--database-url").map_or_else(|| embedded(&data_dir), |url| PgConnectOptions::from_str(&url));
     let options = options.expect("an address");
-    measure(&store, options, rounds).await;
+    let app = serve(&store).await;
+    measure(&store, &app.1, options, rounds).await;
+    app.0.set_state(State::Stopping);
     store.close().await;
     let _ = std::fs::remove_dir_all(data_dir);
 }
@@ -54,7 +73,20 @@ fn embedded(data_dir: &std::path::Path) -> Result<PgConnectOptions, sqlx::Error>
     Ok(PgConnectOptions::new_without_pgpass().socket(socket).username("thunder").database("thunder"))
 }
 
-async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
+/// A server in this process, and the address of its `/ingest`.
+async fn serve(store: &Store) -> (App, String) {
+    let line = Line::parse_from(["thunder", "--listen", "127.0.0.1:0"]);
+    let config = Arc::new(Config::new(line.engine, line.data, &line.server).expect("a configuration"));
+    let listeners = Listeners::bind(&config.server.listen).await.expect("a free port");
+    let url = format!("http://{}/ingest", listeners.addresses()[0]);
+    let app = App::new(config, Arc::new(Registry::with_builtin()), Utc::now);
+    app.set_database(store.clone(), store.live());
+    app.set_state(State::Ready);
+    tokio::spawn(listeners.serve(app.clone()));
+    (app, url)
+}
+
+async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: usize) {
     let sample = Document::parse(&payload("sample")).expect("a document");
     let rows = sample.events.len() + sample.mod_calls.len() + sample.mod_logs.len() + sample.actions.len();
     store.ingest(sample).await.expect("ingested");
@@ -70,7 +102,8 @@ async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
     }
     let mut connection = PgConnection::connect_with(&options).await.expect("connected");
     let (mut bare, mut ingest, mut parse) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut fingerprint, mut fold) = (Vec::new(), Vec::new());
+    let (mut fingerprint, mut fold, mut http) = (Vec::new(), Vec::new(), Vec::new());
+    let client = reqwest::Client::new();
     let prefix = RunId::now();
     for round in 0..rounds + 5 {
         let run_id = RunId::now();
@@ -100,17 +133,26 @@ async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
         let document = Document::parse(&payload).expect("a document");
         let parse_took = begin.elapsed();
         store.ingest(document).await.expect("ingested");
+        let ingest_took = begin.elapsed();
+
+        let body = self::payload(&format!("{prefix}-{round}-http"));
+        let begin = Instant::now();
+        let answer = client.post(url).body(body).send().await.expect("an answer");
+        assert_eq!(answer.status(), 201);
+        let http_took = begin.elapsed();
         // the first rounds fill caches and plans
         if round >= 5 {
             bare.push(bare_took);
-            ingest.push(begin.elapsed());
+            ingest.push(ingest_took);
+            http.push(http_took);
             parse.push(parse_took);
         }
     }
-    let (bare, ingest, parse) = (median(bare), median(ingest), median(parse));
+    let (bare, http, ingest, parse) = (median(bare), median(http), median(ingest), median(parse));
     println!("{rows} rows a payload, {rounds} rounds, medians");
     let parts = [
         ("bare binary COPY", bare),
+        ("POST /ingest", http),
         ("parse + ingest", ingest),
         ("  parse", parse),
         ("  fingerprint", median(fingerprint)),
@@ -119,7 +161,8 @@ async fn measure(store: &Store, options: PgConnectOptions, rounds: usize) {
     for (name, took) in parts {
         println!("{name:<18} {:>8.2} ms {:>9.0} rows/s", took.as_secs_f64() * 1e3, rows as f64 / took.as_secs_f64());
     }
-    println!("ingest reaches {:.0} % of the rate of COPY", 100.0 * bare.as_secs_f64() / ingest.as_secs_f64());
+    let of_bare = |took: Duration| 100.0 * bare.as_secs_f64() / took.as_secs_f64();
+    println!("of the rate of COPY: over HTTP {:.0} %, without HTTP {:.0} %", of_bare(http), of_bare(ingest));
     drop(connection);
     pool.close().await;
 }

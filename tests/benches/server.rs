@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use thunder::events::TokenId;
 use thunder::model::Model;
+use thunder::model::llama::ModelOptions;
 
 /// How long a server may take to load its model.
 const PATIENCE: Duration = Duration::from_mins(3);
@@ -177,7 +178,7 @@ fn main() {
         return;
     };
     let ids: Vec<TokenId> = {
-        let model = Model::load(&setup.model, 0, |_| {}).expect("the model loads");
+        let model = Model::load(&setup.model, &ModelOptions::default(), |_| true).expect("the model loads");
         let vocabulary = model.vocabulary();
         (0..vocabulary.len() as TokenId)
             .filter(|&id| !vocabulary.is_control(id) && !vocabulary.piece(id).is_empty())

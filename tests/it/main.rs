@@ -3,6 +3,7 @@
 
 mod anthropic;
 mod architecture;
+mod broken;
 mod browser;
 mod chat;
 mod cli;

@@ -1,6 +1,6 @@
 //! The native routes on the real server: runs that the engine made and runs that were ingested.
 
-use super::harness::{Server, server};
+use super::harness::{Server, model, server};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use reqwest::{Method, Response};
@@ -324,5 +324,33 @@ async fn mods_are_listed() {
     assert!(mods.iter().any(|description| description["name"] == "force-prefix"), "{list}");
     for description in mods {
         assert!(description["description"].as_str().is_some_and(|text| !text.is_empty()), "{description}");
+    }
+}
+
+/// The token that ended it is in the trace, and in no count and no text, here as there.
+#[tokio::test]
+async fn a_run_that_is_exported_and_ingested_counts_the_same() {
+    let server = server().await;
+    let loaded =
+        thunder::model::Model::load(&model(), &thunder::model::llama::ModelOptions::default(), |_| true).unwrap();
+    let end = loaded.vocabulary().end_of_generation()[0].to_string();
+    let forced = json!([{"name": "force-prefix", "config": {"text": "Hello there"}}]);
+    let ended = json!({"prompt": "Once", "max_tokens": 64, "seed": 1, "mods": forced, "logit_bias": {end: 100.0}});
+    let stopped = json!({"prompt": "Once", "max_tokens": 64, "seed": 1, "mods": forced, "stop": ["the"]});
+    let cut = json!({"prompt": "Once", "max_tokens": 9, "seed": 1, "ignore_eos": true});
+    for (name, body) in [("ended", ended), ("stopped", stopped), ("cut", cut)] {
+        let answer = server.answer("/v1/completions", &body).await;
+        let id = answer["thunder"]["run_id"].as_str().unwrap().to_owned();
+        let ours = server.finished(&id).await;
+        let mut document = ours.clone();
+        document.as_object_mut().unwrap().remove("run");
+        document["request"]["request_id"] = json!(format!("{id}-again"));
+        assert_eq!(server.post("/ingest", &document).await.0, 201);
+        let (_, theirs) = server.get(&format!("/api/v1/runs/{id}-again")).await;
+        for field in ["completion_tokens", "prompt_tokens", "events", "forced", "surprise_strip"] {
+            assert_eq!(ours["run"][field], theirs["run"][field], "{name}: {field}");
+        }
+        assert_eq!(ours["run"]["output_preview"], theirs["run"]["output_preview"], "{name}");
+        assert_eq!(ours["run"]["completion_tokens"], answer["usage"]["completion_tokens"], "{name}");
     }
 }

@@ -4,14 +4,13 @@ use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
 use crate::api::ApiError;
 use crate::config::{Config, DEFAULT_SLOT_CONTEXT, EngineConfig, bundled_model, flags};
 use crate::engine::{Clock, Engine, Options};
-use crate::events::Signal;
+use crate::events::Recorder;
 use crate::model::llama::{GpuLayers, ModelOptions, SplitMode};
 use crate::model::{Error, Model};
 use crate::trace::attention;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::sync::mpsc;
+use std::sync::{Arc, PoisonError};
 
 /// What a load is doing.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,9 +28,8 @@ impl Catalogue {
     ///
     /// # Errors
     /// The bundled model cannot be unpacked.
-    pub async fn open(&self, recorder: mpsc::Sender<Signal>) -> Result<(), Error> {
-        // Only start-up calls this, once; the first recorder stays.
-        let _ = self.0.recorder.set(recorder);
+    pub async fn open(&self, recorder: Recorder) -> Result<(), Error> {
+        *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
         let path = default_path(&self.0.config).await?;
         let stem = folder::stem(&path);
         let mut names = self.0.config.engine.alias.clone();
@@ -115,14 +113,15 @@ impl Catalogue {
     }
 
     async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, Error> {
-        let Some(recorder) = self.0.recorder.get() else {
+        let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(recorder) = recorder else {
             return Err(refused(&entry.path, "the catalogue is not open"));
         };
         let config = &self.0.config.engine;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, Step::Context);
         let options = engine_options(config, &model, self.0.clock);
-        let engine = Engine::start(Arc::new(model), options, recorder.clone()).await?;
+        let engine = Engine::start(Arc::new(model), options, recorder).await?;
         Ok(Loaded::new(engine, entry.aliases.clone(), config.chat_template.as_deref()))
     }
 

@@ -17,11 +17,11 @@ pub(in crate::api) use names::meant;
 use super::ApiError;
 use crate::config::Config;
 use crate::engine::Clock;
-use crate::events::Signal;
+use crate::events::Recorder;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tokio::sync::{mpsc, watch};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
 
 /// How far a model is.
 #[derive(Debug, Clone)]
@@ -67,7 +67,8 @@ struct Inner {
     admission: tokio::sync::Mutex<()>,
     /// Told of every change of a state.
     changed: watch::Sender<()>,
-    recorder: OnceLock<mpsc::Sender<Signal>>,
+    /// Gone when the server has stopped.
+    recorder: Mutex<Option<Recorder>>,
     config: Arc<Config>,
     clock: Clock,
 }
@@ -95,7 +96,7 @@ impl Catalogue {
             models: Mutex::default(),
             admission: tokio::sync::Mutex::default(),
             changed: watch::Sender::new(()),
-            recorder: OnceLock::new(),
+            recorder: Mutex::default(),
             config,
             clock,
         }))
@@ -174,6 +175,7 @@ impl Catalogue {
 
     /// Ends every run of every model and waits for the decode threads; what was recorded is with the recorder then.
     pub async fn stop(&self) {
+        self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let running: Vec<Loaded> = {
             let models = self.lock();
             models.entries.iter().for_each(|entry| entry.given_up.store(true, Ordering::Release));

@@ -300,10 +300,12 @@ impl Fold {
             self.append(row);
         }
         self.counters.forced += if forced { tokens.len() as u32 } else { 0 };
-        if measured.is_some_and(|measured| measured.stopped_by.is_some())
-            && let Some(row) = self.rows[self.added_from..].last_mut()
-        {
-            row.flags |= flags::STOP;
+        if let (Some(measured), Some(row)) = (measured, self.rows[self.added_from..].last_mut()) {
+            row.flags |= match (measured.ends_generation, &measured.stopped_by) {
+                (true, _) => flags::STOP | flags::SPECIAL,
+                (false, Some(_)) => flags::STOP,
+                (false, None) => 0,
+            };
         }
     }
 

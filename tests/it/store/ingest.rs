@@ -1,8 +1,9 @@
 use super::{Data, document, kill, payload, psql};
 use std::time::{Duration, Instant};
 use thunder::events::RunStatus;
-use thunder::store::IngestError;
+use thunder::store::{Database, IngestError, Store};
 use thunder::trace::document::Document;
+use tokio::net::{TcpListener, UnixStream};
 
 #[tokio::test]
 async fn a_document_comes_back_as_it_was_given() {
@@ -149,4 +150,68 @@ async fn large_documents_go_in_several_statements() {
     let back = store.document(run_id).await.unwrap().unwrap();
     assert_eq!((back.events.len(), back.mod_calls.len()), (events, calls));
     store.close().await;
+}
+
+/// Whatever moment an ingest is dropped in, whoever gets a connection next gets one that answers what it is asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ingest_that_is_dropped_in_the_middle_leaves_nothing_behind() {
+    let data = Data::new();
+    let store = data.open().await;
+    let mut finished = 0;
+    for number in 0..60 {
+        let (kept, dropped) = (format!("kept-{number}"), document(&format!("dropped-{number}"), 400));
+        let ingest = tokio::spawn({
+            let store = store.clone();
+            async move { store.ingest(dropped).await }
+        });
+        tokio::time::sleep(Duration::from_micros(900 * number)).await;
+        ingest.abort();
+        finished += u32::from(ingest.await.is_ok_and(|ingested| ingested.is_ok()));
+        let ingested = store.ingest(document(&kept, 3)).await.unwrap();
+        let run = store.find(&kept).await.unwrap().unwrap();
+        assert_eq!((run.run_id, run.events), (ingested.run_id, 10), "{kept}");
+        let back = store.document(run.run_id).await.unwrap().unwrap();
+        assert_eq!((back.events.len(), back.mod_calls.len()), (10, 10), "{kept}");
+    }
+    assert!(finished < 60, "every ingest was finished before it could be dropped");
+    let url = data.url();
+    assert_eq!(psql(&url, "select count(*) from runs where request_id like 'kept-%'").await, "60");
+    let whole = "select count(*) from runs r where request_id like 'dropped-%'
+        and (select count(*) from events e where e.run_id = r.run_id) = 1201
+        and (select count(*) from actions a where a.run_id = r.run_id) = 1201";
+    assert_eq!(
+        psql(&url, whole).await,
+        psql(&url, "select count(*) from run_keys where request_id like 'dropped-%'").await
+    );
+    assert!(store.damaged_links().await.unwrap().is_empty());
+    store.close().await;
+}
+
+/// On a Unix socket rows are copied, over TCP inserted; both give back what went in, and know it for the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_tcp_a_document_comes_back_the_same() {
+    let (server, client) = (Data::new(), Data::new());
+    let database = server.open().await;
+    let file = std::fs::read_to_string(server.0.join("postgres/data/postmaster.pid")).unwrap();
+    let socket = format!("{}/.s.PGSQL.5432", file.lines().nth(4).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("postgres://thunder@{}/thunder", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut tcp, _)) = listener.accept().await {
+            let socket = socket.clone();
+            tokio::spawn(async move {
+                let mut unix = UnixStream::connect(socket).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut tcp, &mut unix).await;
+            });
+        }
+    });
+    let store = Store::open(Database::Url { url, data_dir: client.0.clone() }, |_| {}).await.unwrap();
+    let given = document("tcp", 30);
+    let ingested = store.ingest(given.clone()).await.unwrap();
+    let back = store.document(ingested.run_id).await.unwrap().unwrap();
+    assert_eq!(format!("{given:#?}"), format!("{back:#?}"));
+    let copied = database.ingest(given).await.unwrap();
+    assert_eq!((copied.run_id, copied.created), (ingested.run_id, false));
+    store.close().await;
+    database.close().await;
 }

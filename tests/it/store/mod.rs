@@ -3,6 +3,7 @@
 mod embedded;
 mod ingest;
 mod recorder;
+mod retention;
 mod runs;
 
 use chrono::Utc;

@@ -1,6 +1,6 @@
 use super::{Data, Live, document, kill, psql, spoken};
 use std::time::{Duration, Instant};
-use thunder::events::{Item, RunId, RunStatus, Signal};
+use thunder::events::{Item, Recorder, RunId, RunStatus, Signal};
 use thunder::store::{Database, LiveUpdate, Store};
 use tokio::sync::broadcast::error::RecvError;
 
@@ -21,7 +21,7 @@ async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
 async fn a_run_appears_grows_and_comes_back_complete() {
     let data = Data::new();
     let store = data.open().await;
-    let (recorder, live) = store.recorder();
+    let (Recorder { signals: recorder, .. }, live) = store.recorder();
     let mut changes = live.runs();
     let mut run = Live::new("live");
     let mut sent = vec![run.started(), run.prefilled(), run.token(" sky")];
@@ -89,7 +89,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
 async fn a_request_id_that_is_taken_does_not_lose_the_run() {
     let data = Data::new();
     let store = data.open().await;
-    let (recorder, _) = store.recorder();
+    let (Recorder { signals: recorder, .. }, _) = store.recorder();
     let (mut first, mut second) = (Live::new("twice"), Live::new("twice"));
     for signal in first.all(1).into_iter().chain(second.all(1)) {
         recorder.send(signal).await.unwrap();
@@ -109,7 +109,7 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     let database = server.open().await;
     let url = Database::Url { url: server.url(), data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
-    let (recorder, live) = store.recorder();
+    let (Recorder { signals: recorder, .. }, live) = store.recorder();
     let (mut before, mut during) = (Live::new("before"), Live::new("during"));
     let mut sent = vec![before.started(), before.prefilled(), before.token(" a")];
     for signal in &sent {
@@ -162,7 +162,7 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
     let database = server.open().await;
     let url = Database::Url { url: server.url(), data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
-    let (recorder, live) = store.recorder();
+    let (Recorder { signals: recorder, .. }, live) = store.recorder();
     let mut ends = live.runs();
     database.close().await;
     let (mut whole, mut half) = (Live::new("whole"), Live::new("half"));
@@ -192,7 +192,7 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
 async fn a_killed_database_comes_back_while_a_run_is_recorded() {
     let data = Data::new();
     let store = data.open().await;
-    let (recorder, _) = store.recorder();
+    let (Recorder { signals: recorder, .. }, _) = store.recorder();
     let mut run = Live::new("survivor");
     let mut sent = vec![run.started(), run.prefilled()];
     for signal in &sent {

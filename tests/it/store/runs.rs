@@ -15,7 +15,7 @@ async fn runs_are_listed_filtered_and_paged() {
     for number in 0..7 {
         store.ingest(document(&format!("doc-{number}"), 3 + number)).await.unwrap();
     }
-    let (recorder, _) = store.recorder();
+    let (thunder::events::Recorder { signals: recorder, .. }, _) = store.recorder();
     let mut run = Live::new("ours");
     for signal in run.all(2) {
         recorder.send(signal).await.unwrap();

@@ -270,7 +270,9 @@ export class RunState {
       });
     });
     if (forced) this.#counters.forced += tokens.length;
-    if (typeof measured.stopped_by === 'string' && tokens.length) this.flags[this.count - 1] |= FLAGS.stop;
+    if (!tokens.length) return;
+    if (measured.ends_generation === true) this.flags[this.count - 1] |= FLAGS.stop | FLAGS.special;
+    else if (typeof measured.stopped_by === 'string') this.flags[this.count - 1] |= FLAGS.stop;
   }
 
   #append(token, text, seq, flags, dt, { logprob, rank, entropy } = {}) {

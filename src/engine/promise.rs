@@ -1,0 +1,102 @@
+//! Ends that the decode thread cannot tell: of a run that must be recorded and cannot be, and of the runs of a decode
+//! thread that has died.
+
+use super::Output;
+use crate::events::{Promise, RunEnd, RunId, Signal, Usage};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// How long a run that is over may wait to be kept.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// Passes a run's outputs on, its end only when the run is kept. One that cannot be kept is broken off.
+pub(super) fn keep(output: mpsc::Receiver<Output>, promise: Promise, blank: RunEnd) -> mpsc::Receiver<Output> {
+    let (client, kept) = mpsc::channel(super::CLIENT_CHANNEL);
+    tokio::spawn(pass(output, promise, blank, client));
+    kept
+}
+
+async fn pass(mut output: mpsc::Receiver<Output>, mut promise: Promise, mut end: RunEnd, client: mpsc::Sender<Output>) {
+    let mut text: Vec<char> = Vec::new();
+    let mut settled = None;
+    let message = loop {
+        let next = tokio::select! {
+            outcome = &mut promise, if settled.is_none() => match outcome {
+                Ok(Err(why)) => break why,
+                Ok(Ok(())) => {
+                    settled = Some(());
+                    continue;
+                }
+                Err(_) => break "the recorder has ended".to_owned(),
+            },
+            output = output.recv() => output,
+            () = client.closed() => return,
+        };
+        match next {
+            Some(Output::Ended(ended)) => {
+                let outcome = if settled.is_some() { Ok(Ok(Ok(()))) } else { timeout(PATIENCE, promise).await };
+                let why = match outcome {
+                    Ok(Ok(Ok(()))) => {
+                        let _ = client.send(Output::Ended(ended)).await;
+                        return;
+                    }
+                    Ok(Ok(Err(why))) => why,
+                    Ok(Err(_)) => "the recorder has ended".to_owned(),
+                    Err(_) => format!("it was not stored within {} seconds", PATIENCE.as_secs()),
+                };
+                end = RunEnd::clone(&ended);
+                break why;
+            }
+            Some(next) => {
+                match &next {
+                    Output::Text(delta) => {
+                        text.extend(delta.text.chars());
+                        end.finish.usage.completion_tokens += delta.tokens.len() as u32;
+                    }
+                    Output::Retract { chars } => text.truncate(text.len().saturating_sub(*chars)),
+                    Output::Prompt(_) | Output::Progress(_) | Output::Ended(_) => {}
+                }
+                if client.send(next).await.is_err() {
+                    return;
+                }
+            }
+            None => return,
+        }
+    };
+    if end.finish.text.is_empty() {
+        end.finish.text = text.into_iter().collect();
+    }
+    end.broken_off(format!("the run must be recorded, and {message}"));
+    let _ = client.send(Output::Ended(Arc::new(end))).await;
+}
+
+/// Tells the end of a run whose decode thread dies.
+pub(super) struct LastWill {
+    pub run_id: RunId,
+    pub client: mpsc::Sender<Output>,
+    pub recorder: Option<mpsc::Sender<Signal>>,
+    pub blank: RunEnd,
+}
+
+impl Drop for LastWill {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let mut end = self.blank.clone();
+        end.broken_off("the decode thread has died; restart the server".into());
+        let end = Arc::new(end);
+        // this thread must not wait any more; whoever does not hear it sees a channel that has ended
+        let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));
+        if let Some(recorder) = &self.recorder {
+            let _ = recorder.try_send(Signal::Ended(self.run_id, end));
+        }
+    }
+}
+
+/// The end of a run of which only the prompt is known.
+pub(super) fn blank(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
+    RunEnd::blank(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
+}

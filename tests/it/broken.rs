@@ -1,0 +1,137 @@
+//! What a server says when a part of it has died: the decode thread; the database and the disk at once.
+
+use super::harness::{folder, free_port, model, thunder};
+use chrono::{DateTime, Utc};
+use clap::Parser;
+use serde_json::{Value, json};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thunder::api::{App, Listeners, State};
+use thunder::config::Config;
+use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use thunder::events::{RunStatus, Signal};
+use thunder::mods::Registry;
+use thunder::store::{Database, Store};
+use tokio::sync::mpsc;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// A clock that the decode thread does not survive.
+fn deadly_clock() -> DateTime<Utc> {
+    assert!(std::thread::current().name() != Some("thunder-decode"), "this clock is broken");
+    Utc::now()
+}
+
+async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
+    let response = request.timeout(Duration::from_secs(60)).send().await.unwrap();
+    let status = response.status().as_u16();
+    (status, response.json().await.unwrap_or_default())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decode_thread_that_has_died_is_told_to_everybody() {
+    let data_dir = folder();
+    let model = model();
+    let words = ["thunder", "--listen", "127.0.0.1:0", "--data-dir", data_dir.to_str().unwrap(), "--model"];
+    let line = Line::parse_from(words.into_iter().chain([model.to_str().unwrap(), "-c", "2048"]));
+    let config = Arc::new(Config::new(line.engine, line.data, &line.server).unwrap());
+    let store = Store::open(Database::Embedded { data_dir }, |_| {}).await.unwrap();
+    let (_, live) = store.recorder();
+    let (recorder, mut signals) = mpsc::channel(1000);
+    let listeners = Listeners::bind(&config.server.listen).await.unwrap();
+    let base = format!("http://{}", listeners.addresses()[0]);
+    let app = App::new(config, Arc::new(Registry::with_builtin()), deadly_clock);
+    app.set_database(store.clone(), live);
+    app.models().open(recorder.into()).await.unwrap();
+    app.models().load_default(|_, _| ()).await.unwrap();
+    app.set_state(State::Ready);
+    let serving = tokio::spawn(listeners.serve(app.clone()));
+    let http = reqwest::Client::new();
+    assert_eq!(answer(http.get(format!("{base}/healthz"))).await.0, 200);
+
+    // the run in which it dies, and one after it
+    for _ in 0..2 {
+        let body = json!({"prompt": "Once", "max_tokens": 4});
+        let (status, error) = answer(http.post(format!("{base}/v1/completions")).json(&body)).await;
+        assert_eq!(status, 503, "{error}");
+    }
+    for path in ["/health", "/healthz", "/v1/health"] {
+        let (status, health) = answer(http.get(format!("{base}{path}"))).await;
+        assert_eq!((status, health["status"].as_str()), (503, Some("failed")), "{health}");
+        assert!(health["reason"].as_str().unwrap().contains("restart"), "{health}");
+    }
+    assert!(!app.engine().unwrap().is_running());
+    app.models().stop().await;
+    let mut ended = None;
+    while let Some(signal) = signals.recv().await {
+        if let Signal::Ended(_, end) = signal {
+            ended = Some(end);
+        }
+    }
+    let ended = ended.expect("the run's end is recorded");
+    assert_eq!(ended.status, RunStatus::Failed);
+    assert!(ended.finish.message.as_ref().unwrap().contains("decode thread"), "{ended:?}");
+    app.set_state(State::Stopping);
+    serving.await.unwrap();
+    store.close().await;
+}
+
+/// The server may write no file (`ulimit -f 0`), and its database goes away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
+    let (elsewhere, data_dir) = (folder(), folder());
+    let database = Store::open(Database::Embedded { data_dir: elsewhere.clone() }, |_| {}).await.unwrap();
+    let file = std::fs::read_to_string(elsewhere.join("postgres/data/postmaster.pid")).unwrap();
+    let url = format!("postgres://thunder@{}/thunder", file.lines().nth(4).unwrap().replace('/', "%2F"));
+    let port = free_port();
+    let mut server = tokio::process::Command::new("sh");
+    server.args(["-c", r#"trap "" XFSZ; ulimit -f 0; exec "$@""#, "sh"]).arg(thunder().get_program());
+    server.args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--threads", "1", "--model"]).arg(model());
+    server.arg("--data-dir").arg(&data_dir).args(["--database-url", &url]).kill_on_drop(true);
+    let mut server = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let http = reqwest::Client::new();
+    let base = format!("http://127.0.0.1:{port}");
+    let begun = Instant::now();
+    while !http.get(format!("{base}/healthz")).send().await.is_ok_and(|answer| answer.status() == 200) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the server is not ready");
+        assert!(server.try_wait().unwrap().is_none(), "the server has ended");
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    let complete = |record: &str| {
+        let body = json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true, "record": record});
+        answer(http.post(format!("{base}/v1/completions")).json(&body))
+    };
+    let (status, told) = complete("required").await;
+    assert_eq!(status, 200, "{told}");
+    let run_id = told["thunder"]["run_id"].as_str().unwrap();
+    let stored = database.find(run_id).await.unwrap().expect("it is stored before it is answered");
+    assert_eq!(stored.status, RunStatus::Done);
+
+    database.close().await;
+    let asked = Instant::now();
+    let (status, told) = complete("required").await;
+    assert_eq!(status, 503, "{told}");
+    assert!(told["error"]["message"].as_str().unwrap().contains("must be recorded"), "{told}");
+    assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
+    let (status, told) = complete("best-effort").await;
+    assert_eq!(status, 200, "{told}");
+
+    // what was given up is no trouble to what comes after
+    let database = Store::open(Database::Embedded { data_dir: elsewhere }, |_| {}).await.unwrap();
+    let (mut status, mut told) = complete("required").await;
+    while status != 200 {
+        assert!(asked.elapsed() < Duration::from_secs(60), "{told}");
+        (status, told) = complete("required").await;
+    }
+    server.kill().await.unwrap();
+    database.close().await;
+}

@@ -1,0 +1,110 @@
+use super::{Data, Live, document, psql};
+use chrono::{Days, NaiveDate, Utc};
+use std::time::{Duration, Instant};
+use thunder::events::{Recorder, RunId, RunStart, RunStatus};
+use thunder::store::{Retention, Store};
+use uuid::{NoContext, Timestamp, Uuid};
+
+/// A recorded run that began at noon of that day.
+async fn run_of(store: &Store, day: NaiveDate, name: &str) -> RunId {
+    let noon = day.and_hms_opt(12, 0, 0).unwrap().and_utc();
+    let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);
+    let mut run = Live::new(name);
+    run.start = RunStart { run_id: RunId(Uuid::new_v7(timestamp)), created_at: noon, ..(*run.start).clone() }.into();
+    let (Recorder { signals, .. }, _) = store.recorder();
+    for signal in run.all(3) {
+        signals.send(signal).await.unwrap();
+    }
+    let begin = Instant::now();
+    while store.find(name).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{name} was not recorded");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    run.run_id()
+}
+
+async fn names(store: &Store) -> Vec<String> {
+    let runs = store.runs(&thunder::store::RunQuery::default()).await.unwrap().runs;
+    runs.into_iter().map(|run| run.request_id).collect()
+}
+
+#[tokio::test]
+async fn old_days_go_as_a_whole() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    let today = Utc::now().date_naive();
+    let ago = |days| today - Days::new(days);
+    let partition = |day: NaiveDate| format!("select to_regclass('events_{}') is not null", day.format("%Y%m%d"));
+    // one day with partitions of its own, one whose rows lie in the default ones
+    psql(&url, &format!("select make_partitions('{}', 1)", ago(10))).await;
+    run_of(&store, ago(10), "ten").await;
+    run_of(&store, ago(8), "eight").await;
+    let seven = run_of(&store, ago(7), "seven").await;
+    store.ingest(document("today", 3)).await.unwrap();
+    assert_eq!(psql(&url, "select count(*) from events_default").await, "20");
+
+    assert!(store.prune(Retention::default(), today).await.unwrap().is_empty());
+    let week = Retention { days: Some(7), bytes: None };
+    assert_eq!(store.prune(week, today).await.unwrap(), [(ago(10), 1), (ago(8), 1)]);
+    assert_eq!(names(&store).await, ["today", "seven"]);
+    assert!(store.find("ten").await.unwrap().is_none());
+    assert_eq!(store.items(seven, 0..i32::MAX).await.unwrap().len(), 19);
+    assert_eq!(psql(&url, &partition(ago(10))).await, "f");
+    assert_eq!(psql(&url, &partition(today)).await, "t");
+    assert_eq!(psql(&url, "select count(*) from events_default").await, "10");
+    assert!(store.damaged_links().await.unwrap().is_empty());
+    // an id that went with its day is free again
+    store.ingest(document("ten", 3)).await.unwrap();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn the_oldest_days_go_while_all_take_too_much() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    let today = Utc::now().date_naive();
+    let ago = |days| today - Days::new(days);
+    for (days, name) in [(3, "three"), (2, "two"), (1, "one")] {
+        psql(&url, &format!("select make_partitions('{}', 1)", ago(days))).await;
+        run_of(&store, ago(days), name).await;
+    }
+    store.ingest(document("today", 400)).await.unwrap();
+    let total: u64 = psql(&url, "select sum(bytes) from partition_days").await.parse().unwrap();
+    let three: u64 =
+        psql(&url, &format!("select bytes from partition_days where day = '{}'", ago(3))).await.parse().unwrap();
+    assert!(store.prune(Retention { days: None, bytes: Some(total) }, today).await.unwrap().is_empty());
+    // one byte less than what is left without the third day
+    let tight = Retention { days: None, bytes: Some(total - three - 1) };
+    assert_eq!(store.prune(tight, today).await.unwrap(), [(ago(3), 1), (ago(2), 1)]);
+    assert_eq!(names(&store).await, ["today", "one"]);
+    // today stays, whatever it takes
+    let nothing = Retention { days: None, bytes: Some(0) };
+    assert_eq!(store.prune(nothing, today).await.unwrap(), [(ago(1), 1)]);
+    assert_eq!(names(&store).await, ["today"]);
+    assert!(store.damaged_links().await.unwrap().is_empty());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_day_with_a_running_run_stays_until_it_is_over() {
+    let data = Data::new();
+    let store = data.open().await;
+    let today = Utc::now().date_naive();
+    let day = today - Days::new(5);
+    run_of(&store, day, "old").await;
+    let url = data.url();
+    psql(&url, "update runs set status = 'running' where request_id = 'old'").await;
+    let retention = Retention { days: Some(1), bytes: None };
+    assert!(store.prune(retention, today).await.unwrap().is_empty());
+    psql(&url, "update runs set status = 'done' where request_id = 'old'").await;
+    // as the server does by itself, once it is told what to keep
+    store.retain(retention);
+    let begin = Instant::now();
+    while store.find("old").await.unwrap().is_some() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the old run is still there");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    store.close().await;
+}
