@@ -7,6 +7,7 @@ use crate::api::{ApiError, App, Loaded};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{Reading, Tool};
+use crate::model::chat::family::CallShape;
 use crate::model::chat::tools::{self, Choice};
 use crate::model::chat::{self, Options};
 use crate::model::grammar::Constraint;
@@ -27,7 +28,8 @@ pub(in crate::api) struct Conversation {
     single: bool,
     form: Option<Form>,
     thoughts: bool,
-    may_think: bool,
+    /// Whether a thought may come before a call that must come, where the request says so.
+    may_think: Option<bool>,
     options: Options,
 }
 
@@ -77,8 +79,10 @@ impl Conversation {
         }
         let mut variables = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
         think(fields, &mut variables)?;
-        let may_think = variables.get("enable_thinking") == Some(&Value::Bool(true))
-            || variables.get("reasoning_effort").is_some_and(|effort| effort != "none");
+        let may_think = match variables.get("enable_thinking") {
+            Some(enabled) => Some(*enabled == Value::Bool(true)),
+            None => variables.get("reasoning_effort").map(|effort| effort != "none"),
+        };
         let (add_generation_prompt, continue_final) = ending(fields, messages)?;
         let options = Options {
             tools: (choice != Choice::None && !tools.is_empty()).then(|| Value::Array(tools.clone())),
@@ -114,7 +118,9 @@ impl Conversation {
             single: self.single || matches!(self.choice, Choice::Function(_)),
         };
         let schema = self.form.as_ref().and_then(Form::schema);
-        let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), self.may_think, vocabulary);
+        // A model that answers in channels always thinks on one of them first; others may think for ever instead of calling.
+        let may_think = self.may_think.unwrap_or(format.call == CallShape::Channel);
+        let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
         let constraint = calls.or_else(|| {
             let form = self.form?;
             Some(tools::behind_thought(Constraint::new(form.field, form.source), &reading, vocabulary))

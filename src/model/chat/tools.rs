@@ -118,15 +118,15 @@ impl Grammar<'_> {
     fn lead(&mut self, may_think: bool) -> String {
         let format = self.reading.format;
         let (open, close) = format.thought;
+        if !self.reading.thinking && !may_think {
+            return String::new();
+        }
         if format.call == CallShape::Channel {
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let start = self.literal("<|start|>");
             self.until("thought", "<|end|>");
             self.rule("lead", &format!("({channel} \"analysis\" {message} thought {start} \"assistant\")?"));
             return "lead ".into();
-        }
-        if !self.reading.thinking && !may_think {
-            return String::new();
         }
         let open = self.literal(open);
         self.until("thought", close);
