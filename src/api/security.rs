@@ -21,16 +21,22 @@ pub struct Caller {
     pub label: String,
 }
 
+/// Paths of our own, with everything below them; their errors are problems.
+const OURS: [&str; 9] =
+    ["/api", "/ingest", "/v1/ingest", "/healthz", "/runs", "/playground", "/compare", "/assets", session::PATH];
+
 /// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
-    if llama::owns(path) {
-        LlamaError(error).into_response()
-    } else if anthropic::owns(path) {
+    let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if anthropic::owns(path) {
         AnthropicError(error).into_response()
-    } else if openai::owns(path) {
+    } else if openai::owns(path) && !llama::owns(path) {
         OpenAiError(error).into_response()
-    } else {
+    } else if OURS.iter().any(below) {
         error.into_response()
+    } else {
+        // Whoever asks for a path that nobody knows is most likely a program written for llama-server.
+        LlamaError(error).into_response()
     }
 }
 

@@ -97,7 +97,6 @@ impl Scheduler<'_> {
     }
 
     pub(super) fn decode(&mut self, parts: Vec<Part>) {
-        self.count_decode();
         let captured = match self.context.decode() {
             Ok(captured) => captured,
             Err(error) => return self.fail(&parts, &error.to_string()),
@@ -118,6 +117,7 @@ impl Scheduler<'_> {
                 live.run.on_logits(position, logits, &mut self.candidates, &|id, call| done(commands, id, call));
             }
         }
+        self.count_decode();
     }
 
     /// The model could not decode: the runs of the batch fail, the others go on.

@@ -137,6 +137,9 @@ pub struct Limits {
     pub stop_tokens: Vec<TokenId>,
     /// Do not end at end-of-generation tokens: they are never drawn.
     pub ignore_eos: bool,
+    /// Least indentation of every line but the first, in characters; the answer ends before one that has less. 0 for any.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub min_indent: u32,
     /// Most time for the answer, counted from its first token; it ends after its first line break.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Duration>,
@@ -152,9 +155,15 @@ impl Limits {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             ignore_eos: false,
+            min_indent: 0,
             max_time: None,
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 impl Default for Limits {

@@ -119,7 +119,7 @@ impl Run {
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,
-            answer: Answer::new(&request.limits.stop),
+            answer: Answer::new(&request.limits.stop).indented(request.limits.min_indent as usize),
             unsent: VecDeque::new(),
             sampler,
             kept: Vec::new(),

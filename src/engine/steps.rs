@@ -201,6 +201,10 @@ impl Run {
         if self.generated() >= self.max_tokens {
             return Some((FinishReason::Length, None));
         }
+        if self.answer.is_outdented() {
+            let message = format!("a line is indented by less than {}", self.request.limits.min_indent);
+            return Some((FinishReason::Length, Some(message)));
+        }
         if let (Some(most), Some(first)) = (self.request.limits.max_time, self.first_token_us)
             && self.has_new_line()
             && self.elapsed_us().saturating_sub(first) >= most.as_micros() as u64

@@ -78,7 +78,10 @@ impl Server {
     pub fn start_in(data_dir: PathBuf, arguments: &[&str]) -> Self {
         let port = free_port();
         let mut command = thunder();
-        command.args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--model"]).arg(model());
+        command.args(["serve", "--listen", &format!("127.0.0.1:{port}")]);
+        if !arguments.contains(&"--model") {
+            command.arg("--model").arg(model());
+        }
         command.arg("--data-dir").arg(&data_dir).args(["--threads", "1"]).args(arguments);
         let log = std::fs::File::create(data_dir.join("server.log")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();

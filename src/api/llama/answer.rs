@@ -36,11 +36,12 @@ pub(super) struct Kept {
 
 impl Kept {
     pub(super) fn of(request: &Request, vocabulary: &Vocabulary) -> Self {
-        Self {
-            prompt: vocabulary.decode(&request.prompt),
-            sampling: request.sampling.clone(),
-            limits: request.limits.clone(),
+        let (mut sampling, limits) = (request.sampling.clone(), request.limits.clone());
+        if limits.ignore_eos {
+            let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+            sampling.logit_bias.extend(bans);
         }
+        Self { prompt: vocabulary.decode(&request.prompt), sampling, limits }
     }
 }
 

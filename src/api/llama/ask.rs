@@ -65,6 +65,7 @@ pub(super) fn read(
     prompts: Vec<Vec<TokenId>>,
 ) -> Result<Asked, ApiError> {
     let fields = fields.or(&app.config().server.request_defaults).clamping();
+    super::lora::refuse(fields)?;
     let answer = answer(app, fields)?;
     let count = count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count);

@@ -5,6 +5,7 @@ mod answer;
 mod ask;
 mod completion;
 mod infill;
+mod lora;
 mod monitor;
 mod props;
 mod settings;
@@ -25,6 +26,7 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(template::router())
         .merge(props::router())
         .merge(monitor::router())
+        .merge(lora::router())
 }
 
 /// Whether the path's clients expect llama-server's errors.

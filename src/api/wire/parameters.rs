@@ -90,6 +90,7 @@ pub(in crate::api) fn limits_from(
         stop: stop(fields)?,
         stop_tokens: tokens(fields, "stop_tokens", vocabulary)?,
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        min_indent: fields.integer("n_indent", 0..=1000)?.unwrap_or(0) as u32,
         max_time: fields
             .integer("t_max_predict_ms", -1..=i64::from(u32::MAX))?
             .and_then(|ms| u64::try_from(ms).ok().filter(|&ms| ms > 0))

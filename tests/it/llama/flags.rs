@@ -58,7 +58,7 @@ fn wrong_flags_are_refused_with_what_would_be_right() {
         (&["-fa", "on", "--attention", "on"], "exclude each other"),
         (&["--chat-template", "llama3"], "--chat-template-file"),
         (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),
-        (&["--parameter", "xtc"], "NAME"),
+        (&["--parameter", "xtc"], "behind a name"),
         (&["--no-cont-batching"], "unexpected argument"),
     ] {
         let said = refused(arguments, &[]);

@@ -89,7 +89,7 @@ async fn metrics_count_and_do_not_forget() {
 }
 
 #[tokio::test]
-async fn health_needs_no_key_and_names_nothing_else() {
+async fn every_path_answers_in_its_dialect() {
     let server = server().await;
     for path in ["/health", "/v1/health"] {
         let (status, health) = server.get(path).await;
@@ -100,6 +100,10 @@ async fn health_needs_no_key_and_names_nothing_else() {
         (status, &answer["error"]["type"], &answer["error"]["code"]),
         (404, &json!("not_found_error"), &json!(404))
     );
+    let (status, answer) = server.get("/nowhere").await;
+    assert_eq!((status, &answer["error"]["type"]), (404, &json!("not_found_error")));
+    let (status, answer) = server.get("/api/v1/nowhere").await;
+    assert_eq!((status, &answer["type"]), (404, &json!("/problems/not-found")));
     let (status, answer) = server.get("/completion").await;
     assert_eq!((status, &answer["error"]["type"]), (405, &json!("invalid_request_error")));
 }

@@ -43,6 +43,16 @@ async fn what_is_off_says_which_flag_turns_it_on() {
 }
 
 #[tokio::test]
+async fn there_are_no_adapters() {
+    let server = server().await;
+    assert_eq!(server.get("/lora-adapters").await, (200, json!([])));
+    assert_eq!(server.answer("/lora-adapters", &json!([])).await, json!({"success": true}));
+    let (status, answer) = server.post("/lora-adapters", &json!([{"id": 0, "scale": 0.5}])).await;
+    assert_eq!(status, 400);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("no adapter 0"), "{answer}");
+}
+
+#[tokio::test]
 async fn a_server_with_other_switches() {
     let server =
         Server::start(&["--props", "--no-slots", "--no-webui", "--chat-template", "{{ messages[0].content }}!"]);

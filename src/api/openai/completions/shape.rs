@@ -196,7 +196,7 @@ impl<'a> Logprobs<'a> {
             others.iter().map(|other| (other.text.clone(), json!(ln(other.prob)))).collect();
         // OpenAI tells the token that stands there in any case.
         if let Some(logprob) = logprob.filter(|_| top > 0) {
-            named.entry(text).or_insert(json!(logprob));
+            named.insert(text.to_owned(), json!(logprob));
         }
         self.tops.push(if measured.is_some() { Value::Object(named) } else { Value::Null });
         let entry = |token: TokenId, logprob: Value| {
