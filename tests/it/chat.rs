@@ -1,7 +1,7 @@
 //! Conversations on a real model: thoughts, tool calls, several answers, continued messages. Its weights are random: where
 //! an answer must be known, a mod forces it.
 
-use super::harness::server;
+use super::harness::{Server, server};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -346,4 +346,30 @@ async fn an_answer_has_the_form_that_was_asked_for() {
     let answer = server.answer(CHAT, &chat(json!({"grammar": "root ::= \"yes\" | \"no\"", "temperature": 3.0}))).await;
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(text == "yes" || text == "no", "{text}");
+}
+
+#[tokio::test]
+async fn another_familys_template_brings_its_own_ways() {
+    const TEMPLATE: &str = "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}{% for c in \
+                            m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|eot_id|>{% endfor %}{{ tools | tojson if tools }}\
+                            {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|><think>\n{% endif %}";
+    let server = Server::start(&["--chat-template", TEMPLATE]);
+    server.wait_ready().await;
+    let call = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
+    let body = chat(json!({"tools": tools(), "mods": says(&format!("hm\n</think>\n{call}"))}));
+    let answer = server.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    // The prompt opened the thought, and the call needs no marker.
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("hm"), &Value::Null), "{answer}");
+    assert_eq!(message["tool_calls"][0]["function"], json!({"name": "add", "arguments": "{\"a\": 1}"}));
+    let forced = chat(json!({"tools": tools(), "tool_choice": {"type": "function", "function": {"name": "add"}},
+                             "temperature": 3.0, "mods": [{"name": "force-prefix", "config": {"text": "so</think>"}}]}));
+    let answer = server.answer(CHAT, &forced).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(
+        (&message["reasoning_content"], message["tool_calls"].as_array().map(Vec::len)),
+        (&json!("so"), Some(1)),
+        "{answer}"
+    );
+    check(&message["tool_calls"][0]);
 }

@@ -32,5 +32,7 @@ pub fn router() -> OpenApiRouter<App> {
 /// Whether the path's clients expect OpenAI's errors.
 pub(super) fn owns(path: &str) -> bool {
     (path.starts_with("/v1/") && path != "/v1/ingest")
-        || matches!(path, "/v1" | "/chat/completions" | "/models" | "/responses")
+        || matches!(path, "/v1" | "/models")
+        || path.starts_with("/chat/completions")
+        || path.starts_with("/responses")
 }
