@@ -215,7 +215,9 @@ impl<'model> Scheduler<'model> {
                     )
                 })
                 .map(|(index, _)| index);
-            let (Some(index), Some(mut live)) = (best, self.queue.pop_front()) else { return };
+            // Only what has a slot leaves the queue.
+            let Some(index) = best else { return };
+            let Some(mut live) = self.queue.pop_front() else { return };
             self.waiting.fetch_sub(1, Ordering::AcqRel);
             let commands = self.commands.clone();
             live.run.placed_in(index as u32);

@@ -37,6 +37,7 @@ async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json
         "total_slots": engine.slots(),
         "model_alias": loaded.name(),
         "model_path": path,
+        "model_ftype": card.file_type,
         "modalities": { "vision": false, "audio": false, "video": false },
         "media_marker": "<__media__>",
         "endpoint_slots": routes.slots,
