@@ -132,7 +132,10 @@ impl Run {
         if gone > 0 {
             self.outbox.push_back(Output::Retract { chars: gone });
         }
-        self.sampler.rewind(&self.sequence);
+        self.sampler.rewind(self.sequence.len());
+        if let Some(constraint) = &mut self.constraint {
+            constraint.rewind(count);
+        }
     }
 
     fn adjust_prefill(&mut self, tokens: Vec<TokenId>, max_steps: Option<u32>) {
@@ -143,7 +146,6 @@ impl Run {
         }
         // The spans described the prompt that was replaced.
         self.request.spans.clear();
-        self.sampler.rewind(&self.sequence);
     }
 
     fn edit_logits(&mut self, edit: &LogitEdit) {

@@ -20,14 +20,16 @@ mod scheduler;
 mod status;
 mod steps;
 
+pub use crate::model::llama::{Sampling, Stage};
 pub use capture::AttentionCoder;
 pub use journal::Clock;
-pub use request::{Limits, RecordPolicy, Report, Request, Sampling};
+pub use request::{Limits, RecordPolicy, Report, Request};
 pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 
 use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
-use crate::model::llama::{ContextOptions, Sampler, SamplerOptions};
+use crate::model::grammar::{self, Follower};
+use crate::model::llama::{ContextOptions, Sampler};
 use crate::mods::RunView;
 use capture::Capture;
 use journal::Journal;
@@ -147,6 +149,14 @@ pub enum SubmitError {
         name: String,
         /// What it said.
         message: String,
+    },
+    /// The constraint cannot be used.
+    #[error("{field}: {error}")]
+    Constraint {
+        /// The request's field that it came from.
+        field: String,
+        /// Why.
+        error: grammar::Error,
     },
     /// Too many runs wait already.
     #[error("{waiting} runs wait already; try again later")]
@@ -285,14 +295,17 @@ impl Engine {
             tools: request.tools.clone(),
             parameters: json!({
                 "sampling": request.sampling,
+                "constraint": request.constraint,
                 "limits": request.limits,
                 "mods": request.mods.iter().map(|chosen| &chosen.mod_ref).collect::<Vec<_>>(),
                 "attention": request.attention,
             }),
             seed: request.sampling.seed,
+            grammars: Arc::clone(model.grammars()),
         });
+        let constraint = compile(&request, model).await?;
         let mods = start_mods(&request, &view).await?;
-        let sampler = Sampler::new(&sampler_options(&request.sampling, model.vocabulary().len(), context));
+        let sampler = Sampler::new(&request.sampling, model.vocabulary());
         let journal = Journal::new(request.record != RecordPolicy::Off, options.clock);
         let started = Signal::Started(Arc::new(RunStart {
             run_id: id,
@@ -317,7 +330,7 @@ impl Engine {
             recorder: recorder.upgrade().filter(|_| journal.recorded()),
             blank: blank.clone(),
         };
-        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, constraint, context));
         run.last_will = Some(last_will);
         run.counted = Some(Arc::clone(&self.inner.counted));
         let meter = Arc::clone(&run.meter);
@@ -419,18 +432,13 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
     tokio::task::spawn_blocking(start).await.map_err(|_| SubmitError::Stopped)?
 }
 
-fn sampler_options(sampling: &Sampling, vocabulary: usize, context: usize) -> SamplerOptions {
-    SamplerOptions {
-        vocabulary,
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        repeat_penalty: sampling.repeat_penalty,
-        repeat_last_n: usize::try_from(sampling.repeat_last_n).unwrap_or(context),
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        seed: sampling.seed,
-        logit_bias: sampling.logit_bias.clone(),
-    }
+/// Compiles the request's constraint, away from the async threads.
+async fn compile(request: &Request, model: &Arc<Model>) -> Result<Option<Follower>, SubmitError> {
+    let Some(constraint) = request.constraint.clone() else { return Ok(None) };
+    let grammars = Arc::clone(model.grammars());
+    let compile = move || {
+        let follower = grammars.follow(&constraint);
+        follower.map_err(|error| SubmitError::Constraint { field: constraint.field, error })
+    };
+    tokio::task::spawn_blocking(compile).await.map_err(|_| SubmitError::Stopped)?.map(Some)
 }

@@ -1,4 +1,6 @@
 use crate::events::{Span, Surface, TokenId};
+use crate::model::grammar::Constraint;
+use crate::model::llama::Sampling;
 use crate::mods::Chosen;
 use serde::Serialize;
 use serde_json::Value;
@@ -25,6 +27,8 @@ pub struct Request {
     pub tools: Option<Value>,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// What the answer must be.
+    pub constraint: Option<Constraint>,
     /// When to end.
     pub limits: Limits,
     /// Control tokens that are part of the answer's text, e.g. those that begin a tool call; others are not.
@@ -56,6 +60,7 @@ impl Request {
             conversation: None,
             tools: None,
             sampling: Sampling::default(),
+            constraint: None,
             limits: Limits::default(),
             visible: Vec::new(),
             mods: Vec::new(),
@@ -80,48 +85,6 @@ pub struct Report {
     pub progress: bool,
     /// Alternatives as they stood after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,
-}
-
-/// How tokens are drawn: llama.cpp's sampler chain in its default order, penalties, top-k, top-p, min-p, temperature.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Sampling {
-    /// 0 = argmax.
-    pub temperature: f32,
-    /// 0 = all.
-    pub top_k: i32,
-    /// 1 = off.
-    pub top_p: f32,
-    /// 0 = off.
-    pub min_p: f32,
-    /// 1 = off.
-    pub repeat_penalty: f32,
-    /// Tokens that the three penalties look back on; -1 = the whole context.
-    pub repeat_last_n: i32,
-    /// 0 = off.
-    pub presence_penalty: f32,
-    /// 0 = off.
-    pub frequency_penalty: f32,
-    /// Seed of the draw.
-    pub seed: u32,
-    /// Added to logits before everything else; `-inf` bans.
-    pub logit_bias: Vec<(TokenId, f32)>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            repeat_penalty: 1.0,
-            repeat_last_n: 64,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            seed: 0,
-            logit_bias: Vec::new(),
-        }
-    }
 }
 
 /// When a run ends.

@@ -9,6 +9,7 @@ use super::promise::LastWill;
 use super::status::{Meter, PromptDone};
 use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
+use crate::model::grammar::Follower;
 use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Call, CallEvent, Done, Reply, RunView};
 use std::collections::VecDeque;
@@ -66,6 +67,8 @@ pub(super) struct Run {
     pub(super) answer: Answer,
     pub(super) unsent: VecDeque<(TokenMeasure, Vec<Alternative>)>,
     pub(super) sampler: Sampler,
+    /// What the answer must be.
+    pub(super) constraint: Option<Follower>,
     /// Logits of the sequence's end as the model gave them; kept only for runs with mods.
     pub(super) kept: Vec<f32>,
     /// The same after mods edited them.
@@ -101,6 +104,7 @@ impl Run {
         mods: Vec<ActiveMod>,
         journal: Journal,
         sampler: Sampler,
+        constraint: Option<Follower>,
         context: usize,
     ) -> Self {
         Self {
@@ -122,6 +126,7 @@ impl Run {
             answer: Answer::new(&request.limits.stop).indented(request.limits.min_indent as usize),
             unsent: VecDeque::new(),
             sampler,
+            constraint,
             kept: Vec::new(),
             edited: None,
             kept_valid: false,

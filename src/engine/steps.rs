@@ -7,7 +7,8 @@ use super::{Delta, Output};
 use crate::events::{
     Alternative, EventType, Finish, FinishReason, Measured, RunEnd, RunStatus, Stage, TokenId, TokenMeasure, Usage,
 };
-use crate::model::llama::{Candidates, Draw};
+use crate::model::grammar::{Accepted, Follower, Mask};
+use crate::model::llama::{Candidates, Draft, Draw};
 use crate::model::printable;
 use std::sync::Arc;
 
@@ -43,6 +44,9 @@ impl Run {
             let last = self.sequence.len() - 1;
             self.cached = self.cached.min(last);
             self.state = State::Decode { outputs_from: last };
+            if let Some(constraint) = &self.constraint {
+                constraint.prepare();
+            }
         }
     }
 
@@ -81,14 +85,11 @@ impl Run {
     }
 
     fn sample(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates) {
-        let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
-        let logits = self.edited.as_deref().unwrap_or(raw);
-        let Some(draw) = self.sampler.sample(logits, self.draw_temperature, candidates) else {
-            let message =
-                "no token can be drawn: mods, bans and biases leave none with a probability above 0".to_owned();
-            self.finish(FinishReason::Error, Some(message), None);
-            return;
+        let draw = match self.draw(fresh.unwrap_or(&[]), candidates) {
+            Ok(draw) => draw,
+            Err(message) => return self.finish(FinishReason::Error, Some(message), None),
         };
+        let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
         let measured = self.measure(self.distribution.unwrap_or_else(|| Distribution::of(raw)), raw, draw.token);
         let after_mods = self.edited.as_deref().filter(|_| self.journal.recorded()).map(|edited| {
             let distribution = Distribution::of(edited);
@@ -116,6 +117,36 @@ impl Run {
         });
         self.drawn = Some(measured);
         self.state = State::Passing(Passage::new(EventType::Sampled, order, self.step));
+    }
+
+    /// Draws a token that the constraint allows.
+    fn draw(&mut self, fresh: &[f32], candidates: &mut Candidates) -> Result<Draw, String> {
+        let Self { kept, kept_valid, edited, constraint, sampler, sequence, view, draw_temperature, .. } = self;
+        let logits = edited.as_deref().unwrap_or(if *kept_valid { kept } else { fresh });
+        let mask = match constraint {
+            Some(constraint) => constraint.mask()?,
+            None => None,
+        };
+        let allowed = mask.as_deref().map(Mask::as_slice);
+        // Without the tokens that would complete a trigger and go on with what its constraint does not begin with.
+        let mut without: Vec<f32> = Vec::new();
+        loop {
+            let logits = if without.is_empty() { logits } else { &without };
+            let draft = Draft { logits, allowed, sequence, temperature: *draw_temperature };
+            let Some(draw) = sampler.sample(&draft, candidates) else {
+                let left =
+                    if mask.is_some() { "none that the constraint allows" } else { "none that is probable at all" };
+                return Err(format!("no token can be drawn: mods, bans and biases leave {left}"));
+            };
+            let piece = view.vocabulary.piece(draw.token);
+            if constraint.as_ref().is_none_or(|constraint| constraint.permits(draw.token, piece)) {
+                return Ok(draw);
+            }
+            if without.is_empty() {
+                without = logits.to_vec();
+            }
+            without[draw.token as usize] = f32::NEG_INFINITY;
+        }
     }
 
     /// What the draw was made from; the drawn token is always there.
@@ -152,8 +183,8 @@ impl Run {
             let text = self.answer.push(vocabulary.piece(measured.token), hidden);
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
             measured.text = printable(std::mem::take(&mut measured.text));
-            self.sampler.accept(measured.token);
         }
+        let note = self.follow(&tokens);
         let stopped_by = self.answer.stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
@@ -165,6 +196,7 @@ impl Run {
                 position: Some(position as u32),
                 tokens: tokens.clone(),
                 stopped_by,
+                note,
                 ends_generation,
                 ..Measured::default()
             }));
@@ -173,6 +205,32 @@ impl Run {
         let mut tops = tops.into_iter();
         self.unsent.extend(tokens.into_iter().map(|measured| (measured, tops.next().unwrap_or_default())));
         self.state = State::Passing(Passage::new(EventType::Added, order, step));
+    }
+
+    /// Tells sampler and constraint of the tokens that now end the sequence. A note when they are not what the constraint
+    /// allows: a mod forced them, and the mod wins.
+    fn follow(&mut self, tokens: &[TokenMeasure]) -> Option<String> {
+        let mut note = None;
+        for (length, measured) in (self.sequence.len() + 1 - tokens.len()..).zip(tokens) {
+            self.sampler.accept(measured.token, length);
+            let ends = self.ends_generation(measured.token);
+            let piece = self.view.vocabulary.piece(measured.token);
+            match &mut self.constraint {
+                None => {}
+                Some(constraint) if ends => constraint.end(),
+                Some(constraint) => {
+                    if constraint.accept(measured.token, piece) == Accepted::Contradicts {
+                        note = Some(format!(
+                            "{:?} at position {} is not what the request's {} allows; while it stands, nothing is held to it",
+                            measured.text,
+                            length - 1,
+                            self.request.constraint.as_ref().map_or("constraint", |constraint| &constraint.field),
+                        ));
+                    }
+                }
+            }
+        }
+        note
     }
 
     /// Hands the client what may be seen.
@@ -196,6 +254,9 @@ impl Run {
     fn reason_to_end(&self) -> Option<(FinishReason, Option<String>)> {
         let last = *self.sequence.last()?;
         if self.ends_generation(last) || self.answer.stopped_by().is_some() {
+            return Some((FinishReason::Stop, None));
+        }
+        if self.constraint.as_ref().is_some_and(Follower::is_complete) {
             return Some((FinishReason::Stop, None));
         }
         if self.generated() >= self.max_tokens {

@@ -35,6 +35,9 @@ pub struct Measured {
     /// `Added`: why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
+    /// `Added`: what a person should know of these tokens, e.g. that they are not what the request's grammar allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// `Added`: the last of these tokens ends the generation and is no part of the answer, in text or count.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_generation: bool,
@@ -110,7 +113,8 @@ pub struct Alternative {
 /// One stage of the sampler chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp`.
+    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's constraint, `argmax` at
+    /// temperature 0.
     pub name: String,
     /// Candidates left after it.
     pub left: u32,
@@ -136,6 +140,7 @@ impl Measured {
             after_sampler,
             stages,
             stopped_by,
+            note,
             ends_generation,
             elapsed_us,
         } = self;
@@ -148,6 +153,7 @@ impl Measured {
             && after_sampler.is_empty()
             && stages.is_empty()
             && stopped_by.is_none()
+            && note.is_none()
             && !ends_generation
             && elapsed_us.is_none()
     }

@@ -201,6 +201,7 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
         if let Some(rare) = measured {
             ours.prompt = rare.prompt;
             ours.stopped_by = rare.stopped_by;
+            ours.note = rare.note;
         }
         details = None;
         measured = Some(Box::new(ours));

@@ -7,6 +7,7 @@ mod broken;
 mod browser;
 mod chat;
 mod cli;
+mod constraints;
 mod engine;
 mod harness;
 mod health;

@@ -8,6 +8,7 @@ pub(in crate::api) use runs::{Runs, Told};
 use super::{ApiError, App, Caller, Kind};
 use crate::engine::{Request, SubmitError};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
+use crate::model::grammar;
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
@@ -97,6 +98,10 @@ impl From<SubmitError> for ApiError {
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
             SubmitError::AttentionOff => Self::invalid("attention", message),
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
+            SubmitError::Constraint { error: grammar::Error::Busy, .. } => {
+                Self::new(Kind::Busy, message).retry_after(1)
+            }
+            SubmitError::Constraint { field, .. } => Self::invalid(field, message),
             SubmitError::Busy { .. } => Self::new(Kind::Busy, message).retry_after(1),
             SubmitError::Stopped => Self::unavailable(message),
         }

@@ -1,5 +1,6 @@
 //! From the body of a native completion to the requests that the engine takes: one for each prompt and each answer to it.
 
+use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, shown, wrong};
 use crate::api::wire::{mods, parameters};
 use crate::api::{ApiError, App, Loaded};
@@ -133,6 +134,7 @@ fn request(
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
         sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: constraint(fields, false)?,
         limits: parameters::limits_from(0, fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),

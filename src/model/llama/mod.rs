@@ -11,8 +11,10 @@ mod ubatch;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
 pub use gguf::Header;
-pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
+pub(super) use sampler::Breakers;
+pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
 
+use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
 use super::{Error, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
@@ -27,6 +29,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub struct Model {
     llama: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
+    grammars: Arc<Grammars>,
     card: Card,
     /// llama.cpp writes to the model while it makes a context.
     making_context: Mutex<()>,
@@ -147,7 +150,8 @@ impl Model {
             tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
-        Ok(Self { llama, vocabulary, card, making_context: Mutex::new(()) })
+        let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
+        Ok(Self { llama, vocabulary, grammars, card, making_context: Mutex::new(()) })
     }
 
     /// What it is called.
@@ -160,6 +164,12 @@ impl Model {
     #[must_use]
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
+    }
+
+    /// Compiles grammars for its vocabulary.
+    #[must_use]
+    pub fn grammars(&self) -> &Arc<Grammars> {
+        &self.grammars
     }
 
     /// What a person wants to know of it.

@@ -1,6 +1,7 @@
 //! From a body to the requests that the engine takes, one for each prompt and each answer to it.
 
 use crate::api::llama;
+use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, integer, wrong};
 use crate::api::wire::{mods, parameters};
 use crate::api::{ApiError, App, Loaded};
@@ -100,6 +101,7 @@ fn request(
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&prompt.text),
         sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: constraint(fields, false)?,
         limits: parameters::limits_from(u32::from(!answer.echo), fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
