@@ -84,12 +84,6 @@ fn request(
     wishes: &Wishes,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
-    if let Some(constraint) = &prepared.constraint {
-        let field = &constraint.field;
-        return Err(
-            ApiError::invalid(field, format!("{field}: constrained output is not supported yet")).code("unsupported")
-        );
-    }
     let room = (loaded.engine().context_per_slot() as usize).saturating_sub(prepared.tokens.len()).max(1) as u32;
     let mut limits = parameters::limits(fields, vocabulary, room)?;
     if !limits.ignore_eos {
@@ -104,6 +98,7 @@ fn request(
         conversation: Some(prepared.conversation),
         tools: prepared.tools,
         sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: prepared.constraint,
         limits,
         visible: prepared.visible,
         mods: mods::chosen(fields, loaded, app.registry())?,

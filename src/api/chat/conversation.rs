@@ -1,6 +1,6 @@
 //! From messages, tools and formats to a prompt, a constraint, and how the answer is to be read.
 
-use super::format::Form;
+use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, wrong};
 use crate::api::wire::parameters;
 use crate::api::{ApiError, App, Loaded};
@@ -10,7 +10,7 @@ use crate::model::chat::answer::{Reading, Tool};
 use crate::model::chat::family::CallShape;
 use crate::model::chat::tools::{self, Choice};
 use crate::model::chat::{self, Options};
-use crate::model::grammar::Constraint;
+use crate::model::grammar::{Constraint, Source};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ pub(in crate::api) struct Conversation {
     offered: Vec<Tool>,
     choice: Choice,
     single: bool,
-    form: Option<Form>,
+    /// What the answer's text must be.
+    form: Option<Constraint>,
     thoughts: bool,
     /// Whether a thought may come before a call that must come, where the request says so.
     may_think: Option<bool>,
@@ -62,20 +63,18 @@ impl Conversation {
         let tools = fields.list("tools")?.cloned().unwrap_or_default();
         let offered = offered(&tools)?;
         let choice = choice(fields, &offered)?;
-        let form = Form::read(fields)?;
+        let form = constraint(fields, true)?;
         if let Some(form) = &form
-            && form.schema().is_none()
+            && schema(form).is_none()
             && !offered.is_empty()
             && choice != Choice::None
         {
-            return Err(ApiError::invalid(
-                form.field,
-                format!(
-                    "{} cannot be combined with tools, whose calls it would forbid; leave one out, or send \
-                     \"tool_choice\": \"none\"",
-                    form.field
-                ),
-            ));
+            let message = format!(
+                "{} cannot be combined with tools, whose calls it would forbid; leave one out, or send \
+                 \"tool_choice\": \"none\"",
+                form.field
+            );
+            return Err(ApiError::invalid(form.field.as_str(), message));
         }
         let mut variables = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
         think(fields, &mut variables)?;
@@ -117,14 +116,11 @@ impl Conversation {
             thinking: rendered.thinking,
             single: self.single || matches!(self.choice, Choice::Function(_)),
         };
-        let schema = self.form.as_ref().and_then(Form::schema);
+        let schema = self.form.as_ref().and_then(schema);
         // A model that answers in channels always thinks on one of them first; others may think for ever instead of calling.
         let may_think = self.may_think.unwrap_or(format.call == CallShape::Channel);
         let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
-        let constraint = calls.or_else(|| {
-            let form = self.form?;
-            Some(tools::behind_thought(Constraint::new(form.field, form.source), &reading, vocabulary))
-        });
+        let constraint = calls.or_else(|| self.form.map(|form| tools::behind_thought(form, &reading, vocabulary)));
         let (tokens, spans) = rendered.tokenize(vocabulary);
         let ends: Vec<(&str, Option<TokenId>)> =
             format.end_of_turn.iter().map(|text| (*text, control(text, vocabulary))).collect();
@@ -146,6 +142,15 @@ impl Conversation {
             reading: Arc::new(reading),
             text: rendered.text,
         })
+    }
+}
+
+/// The schema, where the answer's text must be JSON.
+fn schema(form: &Constraint) -> Option<Value> {
+    match &form.source {
+        Source::JsonSchema(schema) => Some(schema.clone()),
+        Source::JsonObject => Some(json!({ "type": "object" })),
+        Source::Gbnf(_) | Source::Lark(_) | Source::Regex(_) => None,
     }
 }
 

@@ -6,7 +6,6 @@
 
 mod ask;
 mod conversation;
-mod format;
 pub(super) mod stream;
 mod talk;
 
