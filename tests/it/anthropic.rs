@@ -157,7 +157,7 @@ async fn results_go_back_and_tokens_are_counted() {
 #[tokio::test]
 async fn a_chosen_tool_is_called() {
     let server = server().await;
-    for choice in [json!({"type": "tool", "name": "add"}), json!({"type": "any"})] {
+    for choice in [json!({"type": "tool", "name": "add"}), json!({"type": "any", "disable_parallel_tool_use": true})] {
         let tools = json!([tools()[1]]);
         let body = ask(json!({"tools": tools, "tool_choice": choice, "temperature": 3.0}));
         let answer = server.answer(MESSAGES, &body).await;
