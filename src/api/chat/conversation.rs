@@ -57,6 +57,8 @@ pub(in crate::api) struct Prepared {
 impl Conversation {
     /// Reads what a body in the shape of a chat completion says about its conversation.
     pub(in crate::api) fn read(app: &App, fields: Fields<'_>) -> Result<Self, ApiError> {
+        let defaults = &app.config().server.request_defaults;
+        let fields = fields.or(defaults);
         let messages = fields.get("messages").ok_or_else(|| {
             ApiError::invalid("messages", "messages is missing; it takes a list of {\"role\": …, \"content\": …}")
         })?;
@@ -76,7 +78,10 @@ impl Conversation {
             );
             return Err(ApiError::invalid(form.field.as_str(), message));
         }
-        let mut variables = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+        // The server's variables, and over them the request's.
+        let mut variables =
+            defaults.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
+        variables.extend(fields.object("chat_template_kwargs")?.cloned().unwrap_or_default());
         think(fields, &mut variables)?;
         let may_think = match variables.get("enable_thinking") {
             Some(enabled) => Some(*enabled == Value::Bool(true)),
