@@ -273,7 +273,7 @@ async fn a_wrong_field_is_named() {
         (json!({"messages": []}), "messages"),
         (json!({"messages": null}), "messages"),
         (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content"),
-        (json!({"response_format": "json"}), "response_format"),
+        (json!({"response_format": {"type": "xml"}}), "response_format"),
         (json!({"tool_choice": "required"}), "tool_choice"),
     ] {
         let (status, answer) = server.post(CHAT, &chat(further.clone())).await;

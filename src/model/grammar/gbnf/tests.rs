@@ -89,9 +89,9 @@ fn llama_cpps_own_grammars_are_translated() {
             "c",
             &[
                 "int main(){}",
-                "int main(){int x = 1;return 1 ;}",
+                "int main(){int x = 1;return 1;}",
                 "int f(int a){while(a<1){a = a+1;}//x\n/*y*/}",
-                "int integer(){return f(1, 2)*-(3) ;}",
+                "int integer(){return f(1, 2)*-( 3 );}",
             ],
             &["main(){}", "int main(){x}", "intmain(){}"],
         ),

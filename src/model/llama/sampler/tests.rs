@@ -146,9 +146,11 @@ proptest! {
 
     #[test]
     fn the_same_seed_draws_what_llama_cpp_draws(sampling in sampling(), begin in proptest::collection::vec(0i32..6, 0..30)) {
-        // llama.cpp keeps what is banned among the candidates, where these two stages count it; here it is gone.
+        // llama.cpp keeps what is banned among the candidates, where these stages count it; here it is gone.
         let bans = sampling.top_n_sigma > 0.0 || sampling.logit_bias.iter().any(|bias| bias.1 == f32::NEG_INFINITY);
-        prop_assume!(!bans || (sampling.typical_p >= 1.0 && sampling.dynatemp_range == 0.0));
+        prop_assume!(
+            !bans || (sampling.typical_p >= 1.0 && sampling.dynatemp_range == 0.0 && sampling.xtc_probability == 0.0)
+        );
         let mut theirs = reference(&sampling);
         let mut ours = Sampler::new(&sampling, MODEL.vocabulary());
         let mut candidates = Candidates::default();
@@ -309,8 +311,11 @@ fn grammars_mean_what_they_mean_to_llama_cpp() {
                 let mut allowed = Vec::new();
                 for entry in &array.data {
                     let token = entry.id().0;
-                    // llama.cpp lets control tokens stand for their text, and reads half a character with less care.
-                    let text = std::str::from_utf8(vocabulary.piece(token)).is_ok() && !vocabulary.is_control(token);
+                    // llama.cpp lets control tokens stand for their text, reads half a character with less care, and
+                    // takes a NUL for a text's end.
+                    let piece = vocabulary.piece(token);
+                    let text = std::str::from_utf8(piece).is_ok_and(|text| !text.contains('\0'))
+                        && !vocabulary.is_control(token);
                     if text || vocabulary.is_end_of_generation(token) {
                         let (here, there) = (mask.is_allowed(token as u32), entry.logit() == 0.0);
                         let so_far = vocabulary.decode(&sequence);
