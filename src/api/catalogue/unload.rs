@@ -53,7 +53,7 @@ impl Catalogue {
         if loaded.engine().runs() > 0 {
             tracing::warn!(model = name, grace_s = grace.as_secs(), "runs are cut off, their model is unloaded");
         }
-        loaded.engine().stop().await;
+        loaded.stop().await;
         let memory = Arc::downgrade(loaded.model());
         drop(loaded);
         let gone = async {

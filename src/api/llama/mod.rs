@@ -3,11 +3,15 @@
 
 mod answer;
 mod ask;
+mod classify;
 mod completion;
+mod embeddings;
+mod encoding;
 mod infill;
 mod lora;
 mod monitor;
 mod props;
+mod rerank;
 mod settings;
 mod template;
 mod text;
@@ -27,6 +31,9 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(props::router())
         .merge(monitor::router())
         .merge(lora::router())
+        .merge(embeddings::router())
+        .merge(rerank::router())
+        .merge(classify::router())
 }
 
 /// Whether the path's clients expect llama-server's errors.
