@@ -299,6 +299,19 @@ impl ApiError {
         json!({ "error": error })
     }
 
+    /// `{"type":"error","error":{type,message}}`, as Anthropic's clients read it. Logs the cause of an internal error.
+    #[must_use]
+    pub fn anthropic(&self) -> Value {
+        let kind = match self.kind {
+            Kind::TooLarge => "request_too_large",
+            Kind::Internal => "api_error",
+            Kind::Unavailable => "overloaded_error",
+            _ => self.word(),
+        };
+        let error = json!({ "type": kind, "message": self.public_detail() });
+        json!({ "type": "error", "error": error, "request_id": request_id() })
+    }
+
     fn word(&self) -> &'static str {
         match self.kind {
             Kind::Unauthorized => "authentication_error",
@@ -353,6 +366,23 @@ impl<E: Into<ApiError>> From<E> for OpenAiError {
 impl IntoResponse for OpenAiError {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&self.0.openai()).unwrap_or_default();
+        self.0.respond("application/json", body)
+    }
+}
+
+/// An [`ApiError`] in Anthropic's shape.
+#[derive(Debug, Clone)]
+pub struct AnthropicError(pub ApiError);
+
+impl<E: Into<ApiError>> From<E> for AnthropicError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for AnthropicError {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self.0.anthropic()).unwrap_or_default();
         self.0.respond("application/json", body)
     }
 }

@@ -31,6 +31,8 @@ pub struct Request {
     pub constraint: Option<Constraint>,
     /// When to end.
     pub limits: Limits,
+    /// Control tokens that are part of the answer's text, e.g. those that begin a tool call; others are not.
+    pub visible: Vec<TokenId>,
     /// Mods in order.
     pub mods: Vec<Chosen>,
     /// Whether attention is captured and recorded.
@@ -70,6 +72,7 @@ impl Request {
             sampling: Sampling::default(),
             constraint: None,
             limits: Limits::default(),
+            visible: Vec::new(),
             mods: Vec::new(),
             attention: false,
             alternatives: Self::ALTERNATIVES,

@@ -340,7 +340,8 @@ impl Run {
     }
 
     fn is_hidden(&self, token: TokenId) -> bool {
-        self.view.vocabulary.is_control(token) || self.ends_generation(token)
+        (self.view.vocabulary.is_control(token) && !self.request.visible.contains(&token))
+            || self.ends_generation(token)
     }
 
     pub(super) fn measure(&self, distribution: Distribution, logits: &[f32], token: TokenId) -> TokenMeasure {

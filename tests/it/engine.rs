@@ -369,6 +369,23 @@ async fn force_output_replaces_everything_and_ends() {
 }
 
 #[tokio::test]
+async fn a_control_token_is_text_where_the_request_says_so() {
+    let mut bench = bench(1, false).await;
+    let vocabulary = Arc::clone(model().vocabulary());
+    let tokens = vocabulary.encode("a<|im_start|>b", false, true);
+    let marker = *tokens.iter().find(|&&token| vocabulary.is_control(token)).unwrap();
+    for (visible, text) in [(vec![], "ab"), (vec![marker], "a<|im_start|>b")] {
+        let tokens = tokens.clone();
+        let told = bench
+            .tell(with_mod(Request { visible, ..request("The sky is", 8) }, true, move |call| {
+                if added_at(call, 1) { Action::ForceOutput(tokens.clone()) } else { Action::Noop }
+            }))
+            .await;
+        assert_eq!(told.end.finish.text, text);
+    }
+}
+
+#[tokio::test]
 async fn an_action_that_its_event_does_not_permit_is_the_mods_error() {
     let mut bench = bench(1, false).await;
     let told = bench

@@ -1,9 +1,11 @@
 //! All integration tests, in one binary: one file a surface, on one real server ([`harness`]).
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod anthropic;
 mod architecture;
 mod broken;
 mod browser;
+mod chat;
 mod cli;
 mod constraints;
 mod engine;
@@ -14,6 +16,7 @@ mod llama;
 mod mods;
 mod native;
 mod openai;
+mod responses;
 mod security;
 mod slots;
 mod store;

@@ -258,7 +258,7 @@ async fn a_wrong_field_is_named() {
         (json!({"stream": "yes"}), "stream"),
         (json!({"stop": 5}), "stop"),
         (json!({"stop": ["a", 5]}), "stop"),
-        (json!({"n": 2}), "n"),
+        (json!({"n": 99}), "n"),
         (json!({"logit_bias": {"1": 101}}), "logit_bias"),
         (json!({"logit_bias": {"999999": 1}}), "logit_bias"),
         (json!({"banned_tokens": [999_999]}), "banned_tokens"),

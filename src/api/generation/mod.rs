@@ -5,31 +5,18 @@ pub(super) mod stream;
 
 pub(in crate::api) use runs::{Runs, Told};
 
-use super::{ApiError, App, Caller, Kind, Loaded};
-use crate::engine::{Meter, Output, Request, SubmitError};
+use super::{ApiError, App, Caller, Kind};
+use crate::engine::{Request, SubmitError};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Value, json};
-use std::sync::Arc;
-use tokio::sync::mpsc;
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 /// `thunder run` says so, and its runs are told from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
-
-/// A run whose first output is there.
-#[derive(Debug)]
-pub(in crate::api) struct Begun {
-    pub(in crate::api) run_id: RunId,
-    /// What becomes known of it before it ends.
-    pub(in crate::api) meter: Arc<Meter>,
-    /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
-    pub(in crate::api) first: Output,
-    pub(in crate::api) rest: mpsc::Receiver<Output>,
-}
 
 /// Writes down who asks: the key's label, unless the request names somebody, and whether it is our own command line.
 pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
@@ -38,28 +25,6 @@ pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, ca
     }
     if let Some(Extension(caller)) = caller {
         request.user_label.get_or_insert(caller.label);
-    }
-}
-
-/// Hands a request to the engine and waits for its first output.
-///
-/// # Errors
-/// The request's id belongs to another run, the engine does not take it, or the server stops.
-pub(in crate::api) async fn begin(app: &App, loaded: &Loaded, request: Request) -> Result<Begun, ApiError> {
-    refuse_known_id(app, request.request_id.as_deref()).await?;
-    let mut generation = loaded.engine().submit(request).await?;
-    let first = next(app, &mut generation.output).await?;
-    Ok(Begun { run_id: generation.run_id, meter: generation.meter, first, rest: generation.output })
-}
-
-/// The next output of a run that is not over.
-///
-/// # Errors
-/// 503 when the server stops.
-pub(in crate::api) async fn next(app: &App, outputs: &mut mpsc::Receiver<Output>) -> Result<Output, ApiError> {
-    tokio::select! {
-        output = outputs.recv() => output.ok_or_else(|| ApiError::internal("the engine dropped the run")),
-        () = app.stopped() => Err(ApiError::unavailable("the server is stopping").retry_after(1)),
     }
 }
 
