@@ -10,6 +10,7 @@ mod error;
 pub mod extract;
 mod health;
 mod ingest;
+mod models;
 mod native;
 pub mod openai;
 mod security;
@@ -53,6 +54,7 @@ pub fn router(app: &App) -> Router {
     let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(health::router())
         .merge(ingest::router())
+        .merge(models::router())
         .merge(native::router())
         .merge(openai::router())
         .split_for_parts();

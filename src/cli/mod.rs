@@ -3,10 +3,13 @@
 //! [`main`] reads the words and the environment once; every command gets a validated configuration. Results go to
 //! standard output, everything else to standard error.
 
+mod chat;
 mod client;
+mod events;
 mod export;
 mod ingest;
 mod local;
+mod place;
 mod printer;
 mod progress;
 mod run;
@@ -33,6 +36,7 @@ pub struct Cli {
 enum Command {
     Serve(serve::Args),
     Run(run::Args),
+    Chat(chat::Args),
     Ingest(ingest::Args),
     Export(export::Args),
 }
@@ -56,13 +60,8 @@ pub fn main() -> ExitCode {
     let result = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => serve::serve(args).await,
-            Command::Run(args) => {
-                let said = matches.subcommand_matches("run");
-                run::run(args, |id| {
-                    said.is_some_and(|said| said.value_source(id) == Some(clap::parser::ValueSource::CommandLine))
-                })
-                .await
-            }
+            Command::Run(args) => run::run(args, |id| said(&matches, "run", id)).await,
+            Command::Chat(args) => chat::chat(args, |id| said(&matches, "chat", id)).await,
             Command::Ingest(args) => ingest::ingest(args).await,
             Command::Export(args) => export::export(args).await,
         }
@@ -73,6 +72,12 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => failed(&error),
     }
+}
+
+/// Whether a flag of a command stood on the command line.
+fn said(matches: &clap::ArgMatches, command: &str, id: &str) -> bool {
+    let source = matches.subcommand_matches(command).and_then(|said| said.value_source(id));
+    source == Some(clap::parser::ValueSource::CommandLine)
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {

@@ -4,11 +4,13 @@
 mod architecture;
 mod broken;
 mod browser;
+mod chat;
 mod cli;
 mod engine;
 mod harness;
 mod health;
 mod ingest;
+mod models;
 mod mods;
 mod native;
 mod openai;

@@ -39,4 +39,5 @@ pub fn router() -> OpenApiRouter<App> {
 pub(super) fn owns(path: &str) -> bool {
     (path.starts_with("/v1/") && path != "/v1/ingest")
         || matches!(path, "/v1" | "/chat/completions" | "/completions" | "/models")
+        || path.starts_with("/models/")
 }
