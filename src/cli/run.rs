@@ -79,7 +79,7 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
             if files.is_empty() { "--model, --data-dir and --database-url are" } else { "a mod given as a file is" };
         bail!("{why} for an engine in this process and cannot be combined with --server");
     }
-    let attention = !args.no_attention && args.engine.attention == crate::config::flags::Switch::On;
+    let attention = !args.no_attention && args.engine.captures_attention();
     let found = if here { None } else { args.server.find().await? };
     let mut names = args.mods.clone();
     let mut place = match found {

@@ -21,9 +21,11 @@ impl From<mpsc::Sender<Signal>> for Recorder {
 /// Tells that a run is safe on a disk, or why it will never be.
 pub type Promise = oneshot::Receiver<Result<(), String>>;
 
+type Given = HashMap<RunId, oneshot::Sender<Result<(), String>>>;
+
 /// The runs that must be kept; cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Promises(Arc<Mutex<HashMap<RunId, oneshot::Sender<Result<(), String>>>>>);
+pub struct Promises(Arc<Mutex<Given>>);
 
 impl Promises {
     /// Asks that a run which has not begun be kept whole. The answer comes after its end, or as soon as it cannot be.
@@ -51,7 +53,7 @@ impl Promises {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, oneshot::Sender<Result<(), String>>>> {
+    fn lock(&self) -> MutexGuard<'_, Given> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

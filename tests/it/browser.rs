@@ -45,7 +45,8 @@ async fn the_dashboard_works_in_a_browser() {
 
 /// Says so past the test runner, which keeps what a passing test prints to itself.
 fn left_out(missing: &str) {
-    writeln!(std::io::stderr(), "LEFT OUT: the browser tests need {missing}, which is not here").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "LEFT OUT: the browser tests need {missing}, which is not here").unwrap();
 }
 
 fn find(names: &[&str]) -> Option<PathBuf> {

@@ -10,6 +10,7 @@ mod engine;
 mod harness;
 mod health;
 mod ingest;
+mod llama;
 mod models;
 mod mods;
 mod native;

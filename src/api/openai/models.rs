@@ -1,6 +1,6 @@
 //! The list of models: those that are loaded, and those that can be.
 
-use crate::api::models::status;
+use crate::api::llama::status;
 use crate::api::{App, Entry, Loaded, OpenAiError};
 use axum::Json;
 use axum::extract::{Path, Query, State};

@@ -12,7 +12,7 @@ use super::client::ServerArgs;
 use super::place::Place;
 use super::startup;
 use crate::config::DataConfig;
-use crate::config::flags::{DataFlags, EngineFlags, Switch};
+use crate::config::flags::{DataFlags, EngineFlags};
 use crate::mods::Registry;
 use anyhow::bail;
 use conversation::Conversation;
@@ -67,7 +67,7 @@ pub async fn chat(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exi
     let conversation = beginning(&args)?;
     let reader = Reader::new(DataConfig::try_from(args.data.clone())?.dir.join("chat_history"))?;
     let (place, mods) = place(&args, said).await?;
-    let attention = !args.no_attention && args.engine.attention == Switch::On && place.keeps_attention();
+    let attention = !args.no_attention && args.engine.captures_attention() && place.keeps_attention();
     let mut talk = Talk::new(place, conversation, reader, Screen::new(), attention);
     talk.add_mods(mods);
     let talked = talk.run().await;

@@ -233,7 +233,10 @@ impl Talk {
                 on.and_then(|chosen| chosen.get("config")).map(|config| format!(" {config}")).unwrap_or_default();
             let mark = if on.is_some() { "on " } else { "   " };
             let description = described["description"].as_str().unwrap_or_default();
-            self.screen.note(&format!("{mark}{name}{config}  {}", description.lines().next().unwrap_or_default()));
+            let example = &described["config"];
+            let example = if on.is_none() && !example.is_null() { format!("  e.g. {example}") } else { String::new() };
+            let description = description.lines().next().unwrap_or_default();
+            self.screen.note(&format!("{mark}{name}{config}  {description}{example}"));
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Loading and unloading at run time, as the router of llama-server has it: by name, and nothing by path.
 
-use super::{ApiError, App, Kind, ModelState, OpenAiError};
+use crate::api::wire::fields::Fields;
+use crate::api::{ApiError, App, Kind, LlamaError, ModelState, wire};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -16,7 +17,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// The routes; the list of models is among OpenAI's.
-pub fn router() -> OpenApiRouter<App> {
+pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(load))
         .routes(routes!(unload))
@@ -35,7 +36,7 @@ struct Which {
     responses((status = 200, description = "`{success: true}`: the load goes on by itself"),
               (status = 400, description = "It is loaded"), (status = 404, description = "There is no such model"),
               (status = 429, description = "As many models as may be are loaded and in use")))]
-async fn load(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, OpenAiError> {
+async fn load(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
     app.ready()?;
     app.models().begin(&name(&body?)?).await?;
     Ok(Json(json!({ "success": true })))
@@ -47,7 +48,7 @@ async fn load(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Re
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{success: true}`: it is unloaded when its runs have ended"),
               (status = 400, description = "It is not loaded"), (status = 404, description = "There is no such model")))]
-async fn unload(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, OpenAiError> {
+async fn unload(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
     app.ready()?;
     app.models().begin_unload(&name(&body?)?)?;
     Ok(Json(json!({ "success": true })))
@@ -55,14 +56,14 @@ async fn unload(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
 
 /// Server-sent events of changes: `{model, event: "model_status", data: {status, progress?}}`, first the present state.
 #[utoipa::path(get, path = "/models/sse", tag = "models", responses((status = 200, description = "Events")))]
-async fn watch(State(app): State<App>) -> Result<impl IntoResponse, OpenAiError> {
+async fn watch(State(app): State<App>) -> Result<impl IntoResponse, LlamaError> {
     app.ready()?;
     Ok(([("x-accel-buffering", "no")], Sse::new(changes(app)).keep_alive(KeepAlive::new())))
 }
 
 /// Refuses to download: models are put into the folder of `--models-dir`.
 #[utoipa::path(post, path = "/models", tag = "models", responses((status = 400, description = "Always")))]
-async fn add() -> OpenAiError {
+async fn add() -> LlamaError {
     let detail = "Thunder downloads nothing; put the GGUF into the folder of --models-dir, and it is listed";
     ApiError::new(Kind::BadRequest, detail).into()
 }
@@ -70,25 +71,22 @@ async fn add() -> OpenAiError {
 /// Refuses to delete: files belong to whoever put them there.
 #[utoipa::path(delete, path = "/models", tag = "models", responses((status = 400, description = "Always"),
               (status = 404, description = "There is no such model")))]
-async fn remove(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, OpenAiError> {
+async fn remove(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
     let entry = app.models().named(&which.model.unwrap_or_default())?;
     let detail = format!("Thunder deletes no files; POST /models/unload frees the memory of '{}'", entry.name);
     Err(ApiError::invalid("model", detail).into())
 }
 
 fn name(body: &[u8]) -> Result<String, ApiError> {
-    let body: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")).code("invalid_json"))?;
-    match body.get("model").and_then(Value::as_str) {
-        Some(name) if !name.is_empty() => Ok(name.to_owned()),
-        _ => {
-            Err(ApiError::invalid("model", "model is missing; it takes the name of a model, as GET /models lists them"))
-        }
-    }
+    let body = wire::json(body)?;
+    let name = Fields::new(&body)?.text("model")?.filter(|name| !name.is_empty());
+    name.map(str::to_owned).ok_or_else(|| {
+        ApiError::invalid("model", "model is missing; it takes the name of a model, as GET /models lists them")
+    })
 }
 
 /// A model's state as the list and the events tell it.
-pub(super) fn status(state: &ModelState) -> Value {
+pub(in crate::api) fn status(state: &ModelState) -> Value {
     match state {
         ModelState::Unloaded => json!({ "value": "unloaded" }),
         ModelState::Loading(done) => json!({ "value": "loading", "progress": done }),
