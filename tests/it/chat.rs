@@ -197,7 +197,10 @@ async fn a_key_stops_the_answer_and_not_the_program() {
     let scene = move || {
         let mut terminal = Terminal::start(server, &["--no-attention"]);
         let mut at = terminal.wait(0, "/help lists");
+        at = terminal.wait(at, "> ");
         terminal.press("/params ignore_eos true\r");
+        at = terminal.wait(at, "true");
+        at = terminal.wait(at, "> ");
         for key in ["\x03", "\x1b"] {
             terminal.press("Hello!\r");
             at = terminal.wait(at, "Hello!");
@@ -205,21 +208,24 @@ async fn a_key_stops_the_answer_and_not_the_program() {
             std::thread::sleep(Duration::from_millis(600));
             terminal.press(key);
             at = terminal.wait(at, "stopped");
+            at = terminal.wait(at, "> ");
         }
         terminal.press("/params max_tokens 4\r");
         at = terminal.wait(at, "max_tokens 4");
+        at = terminal.wait(at, "> ");
         terminal.press("Again!\r");
         at = terminal.wait(at, "4 tokens");
+        at = terminal.wait(at, "> ");
         // The history has the last message.
         terminal.press("\x1b[A");
         at = terminal.wait(at, "Again!");
         terminal.press("\x03");
         at = terminal.wait(at, "leaves");
+        terminal.wait(at, "> ");
         terminal.press("\x03");
         assert_eq!(terminal.ended(), Some(0));
         let shown = terminal.shown.lock().unwrap().clone();
         assert!(!shown.contains("panicked"), "{shown:?}");
-        let _ = at;
     };
     tokio::task::spawn_blocking(scene).await.unwrap();
 }
@@ -231,6 +237,7 @@ async fn what_is_taken_back_is_erased_from_the_terminal() {
         let mut terminal =
             Terminal::start(server, &["--mod", "take_back", "-n", "12", "--seed", "2", "--no-attention"]);
         let at = terminal.wait(0, "/help lists");
+        let at = terminal.wait(at, "> ");
         terminal.press("Hello!\r");
         let at = terminal.wait(at, "\x1b[J");
         let at = terminal.wait(at, "tokens, ");

@@ -74,7 +74,7 @@ async fn a_request_loads_the_model_it_names_in_the_place_of_the_one_used_least_r
     std::fs::copy(model(), dir.join("plum.gguf")).unwrap();
     assert_eq!(server.answer("/v1/completions", &text("plum/log-top")).await["model"], "plum");
     let path = dir.join("plum.gguf");
-    for wrong in ["../tiny", path.to_str().unwrap(), "plum.gguf", "quince"] {
+    for wrong in ["../../tiny", path.to_str().unwrap(), "plum.gguf", "quince"] {
         let (code, error) = server.post("/v1/completions", &text(wrong)).await;
         assert_eq!((code, error["error"]["code"].as_str()), (404, Some("model_not_found")), "{wrong}: {error}");
         assert!(error["error"]["message"].as_str().unwrap().contains("tiny, apple, pear, plum"), "{error}");
@@ -220,4 +220,56 @@ async fn unloading_frees_the_memory() {
     eprintln!("MiB: {before} before, {loaded} with six models, {after} after");
     assert!(loaded > before + 60, "{before} -> {loaded}");
     assert!(after < before + (loaded - before) / 5, "{before} -> {loaded} -> {after} MiB");
+}
+
+/// Loads the file that `THUNDER_TEST_FILE` names and decodes with it; run by [`damaged_files_never_end_the_process`].
+#[tokio::test]
+#[ignore = "loads a damaged file, in a process of its own"]
+async fn load_one() {
+    use thunder::model::Model;
+    use thunder::model::llama::ModelOptions;
+    let Some(file) = std::env::var_os("THUNDER_TEST_FILE") else { return };
+    match Model::load(std::path::Path::new(&file), &ModelOptions::default(), |_| true) {
+        Err(error) => println!("refused: {error}"),
+        Ok(model) => {
+            let tokens = model.vocabulary().encode("Once upon a time", true, true);
+            println!("{} tokens, {}", tokens.len(), model.vocabulary().decode(&tokens));
+        }
+    }
+}
+
+#[test]
+fn damaged_files_never_end_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    let whole = std::fs::read(model()).unwrap();
+    let rounds: u64 = std::env::var("THUNDER_FUZZ_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(24);
+    let first: u64 = std::env::var("THUNDER_FUZZ_FIRST").ok().and_then(|first| first.parse().ok()).unwrap_or(1);
+    let file = folder().join("damaged.gguf");
+    for seed in first..first + rounds {
+        // A generator of its own, so that a seed is a file.
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut next = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let mut damaged = whole.clone();
+        // The header is where the damage hurts.
+        let reach = if seed % 4 == 0 { damaged.len() } else { 40_000.min(damaged.len()) };
+        for _ in 0..=next(3) {
+            let at = next(reach);
+            damaged[at] = [0, 255, 1, 128, next(256) as u8][next(5)];
+        }
+        if seed % 5 == 0 {
+            let at = next(damaged.len());
+            damaged.truncate(at);
+        }
+        std::fs::write(&file, &damaged).unwrap();
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "models::load_one", "--ignored", "--nocapture"])
+            .env("THUNDER_TEST_FILE", &file)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.signal().is_none(), "seed {seed}: {}\n{said}", output.status);
+    }
 }

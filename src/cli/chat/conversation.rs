@@ -73,6 +73,8 @@ impl Conversation {
         let messages = self.messages.iter().map(|message| Value::Object(message.sent.clone()));
         body.insert("messages".into(), system.chain(messages).collect());
         body.insert("stream".into(), true.into());
+        // A conversation may outgrow the context: its oldest messages make room.
+        body.entry("context_policy").or_insert_with(|| "evict".into());
         body.insert("stream_options".into(), json!({ "include_usage": true }));
         // With them come the ids of the tokens.
         body.insert("logprobs".into(), true.into());

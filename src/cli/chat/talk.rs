@@ -153,6 +153,9 @@ impl Talk {
             return;
         };
         self.used = total;
+        if let Some(evicted) = count(timings, "evicted_n").filter(|&count| count > 0) {
+            self.screen.note(&format!("the context is full: {evicted} tokens of the oldest messages made room"));
+        }
         let generated = count(&answered.usage, "completion_tokens").unwrap_or(0);
         let speed = timings["predicted_per_second"].as_f64().unwrap_or(0.0);
         let prompt = count(&answered.usage, "prompt_tokens").unwrap_or(0);
