@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use std::net::IpAddr;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Who sent the request, where keys are set; in the request's extensions.
 #[derive(Debug, Clone)]
@@ -187,13 +187,8 @@ pub(super) fn cors(security: &Security) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        .allow_headers([
-            header::AUTHORIZATION,
-            header::CONTENT_TYPE,
-            header::ACCEPT,
-            header::HeaderName::from_static("x-api-key"),
-            header::HeaderName::from_static("last-event-id"),
-        ])
+        // Clients send headers of their own; who may send any at all is decided above.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([
             header::HeaderName::from_static("x-request-id"),
             header::HeaderName::from_static("x-thunder-run-id"),

@@ -44,6 +44,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("mlock", "LLAMA_ARG_MLOCK"),
     ("chat_template", "LLAMA_ARG_CHAT_TEMPLATE"),
     ("chat_template_file", "LLAMA_ARG_CHAT_TEMPLATE_FILE"),
+    ("chat_template_kwargs", "LLAMA_ARG_CHAT_TEMPLATE_KWARGS"),
     ("embedding", "LLAMA_ARG_EMBEDDINGS"),
     ("reranking", "LLAMA_ARG_RERANKING"),
     ("pooling", "LLAMA_ARG_POOLING"),

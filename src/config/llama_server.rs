@@ -57,6 +57,9 @@ pub struct RequestFlags {
     /// Tokens of the prompt that stay when the context is full, -1 for all
     #[arg(long, env = "THUNDER_KEEP", value_name = "N", allow_negative_numbers = true)]
     pub keep: Option<i32>,
+    /// Variables of the chat template, as a JSON object, e.g. '{"enable_thinking": false}'
+    #[arg(long, env = "THUNDER_CHAT_TEMPLATE_KWARGS", value_name = "JSON")]
+    pub chat_template_kwargs: Option<String>,
     /// Any other sampling parameter of a request, as its JSON, e.g. 'xtc_probability=0.5' or 'samplers=["top_k"]'
     #[arg(long = "parameter", env = "THUNDER_PARAMETER", value_name = "NAME=JSON")]
     pub parameters: Vec<String>,
@@ -261,6 +264,14 @@ impl RequestFlags {
         set("frequency_penalty", number(self.frequency_penalty));
         set("ignore_eos", json!(self.ignore_eos.then_some(true)));
         set("n_keep", json!(self.keep));
+        if let Some(variables) = &self.chat_template_kwargs {
+            let variables = parsed("--chat-template-kwargs", variables)?;
+            if !variables.is_object() {
+                let text = variables.to_string();
+                return Err(Error::Parameter { flag: "--chat-template-kwargs", text });
+            }
+            set("chat_template_kwargs", variables);
+        }
         let further = &self.further;
         set("typical_p", number(further.typical_p));
         set("top_n_sigma", number(further.top_n_sigma));

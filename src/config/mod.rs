@@ -291,7 +291,10 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Not a parameter.
-    #[error("'{text}' is not what {flag} takes: JSON, for --parameter behind a name and =, e.g. min_keep=2")]
+    #[error(
+        "'{text}' is not what {flag} takes: JSON, for --parameter behind a name and =, e.g. min_keep=2, for \
+         --chat-template-kwargs an object"
+    )]
     Parameter {
         /// The flag.
         flag: &'static str,

@@ -169,6 +169,9 @@ impl Status {
 
     /// A run is over.
     pub(super) fn ended(&self, run: &Run) {
+        if let Some(slot) = run.meter.slot.get().and_then(|&slot| self.slots.get(slot as usize)) {
+            slot.count(run);
+        }
         let Some(end) = &run.end else { return };
         let (finish, usage) = (&end.finish, end.finish.usage);
         let done = Totals {
@@ -249,6 +252,10 @@ impl SlotStatus {
                 Occupant { run_id: run.id, sampling: run.request.sampling.clone(), limits: run.request.limits.clone() };
             *self.occupant.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(occupant));
         }
+        self.count(run);
+    }
+
+    fn count(&self, run: &Run) {
         self.prompt_tokens.store(run.prompt_len as u32, Relaxed);
         self.processed.store(run.cached.min(run.prompt_len).saturating_sub(run.reused) as u32, Relaxed);
         self.cached.store(run.reused as u32, Relaxed);

@@ -45,7 +45,7 @@ async fn input_tokens(State(app): State<App>, body: Result<Bytes, BytesRejection
 }
 
 async fn rendered(app: &App, body: &Value) -> Result<(Loaded, Rendered), ApiError> {
-    let fields = Fields::new(body)?;
+    let fields = Fields::new(body)?.or(&app.config().server.request_defaults);
     let messages = fields.get("messages").ok_or_else(|| {
         ApiError::invalid("messages", "messages is missing; it takes a list of {\"role\": …, \"content\": …}")
     })?;

@@ -20,7 +20,15 @@ async fn slots_tell_what_they_do() {
         stream.next().await.unwrap().unwrap();
         streams.push(stream);
     }
-    let (_, busy) = server.get("/slots").await;
+    // What a slot shows is as old as the decode that is going on.
+    let mut busy = Value::Null;
+    for _ in 0..200 {
+        busy = server.get("/slots").await.1;
+        if busy.as_array().unwrap().iter().all(|slot| slot["next_token"][0]["n_decoded"].as_u64() > Some(0)) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     for slot in busy.as_array().unwrap() {
         assert_eq!(slot["is_processing"], true, "{slot}");
         assert_eq!(slot["params"]["temperature"], 0.3);
@@ -34,7 +42,12 @@ async fn slots_tell_what_they_do() {
     assert_eq!((status, &full["error"]["type"]), (503, &json!("unavailable_error")));
     drop(streams);
     for _ in 0..200 {
-        if server.get("/slots?fail_on_no_slot=1").await.0 == 200 {
+        let (status, slots) = server.get("/slots?fail_on_no_slot=1").await;
+        if status == 200 {
+            let free = slots.as_array().unwrap().iter().find(|slot| slot["is_processing"] == false).unwrap();
+            let processed = free["n_prompt_tokens_processed"].as_u64().unwrap();
+            let cached = free["n_prompt_tokens_cache"].as_u64().unwrap();
+            assert_eq!(free["n_prompt_tokens"], processed + cached, "{free}");
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

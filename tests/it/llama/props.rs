@@ -54,8 +54,15 @@ async fn there_are_no_adapters() {
 
 #[tokio::test]
 async fn a_server_with_other_switches() {
-    let server =
-        Server::start(&["--props", "--no-slots", "--no-webui", "--chat-template", "{{ messages[0].content }}!"]);
+    let server = Server::start(&[
+        "--props",
+        "--no-slots",
+        "--no-webui",
+        "--chat-template-kwargs",
+        "{\"mark\": \"!\"}",
+        "--chat-template",
+        "{{ messages[0].content }}{{ mark }}",
+    ]);
     server.wait_ready().await;
     assert_eq!(server.answer("/props", &json!({})).await, json!({"success": true}));
     let (status, answer) = server.get("/slots").await;
@@ -63,4 +70,6 @@ async fn a_server_with_other_switches() {
     assert_eq!(server.get("/").await.0, 404, "there is no dashboard");
     let prompt = server.answer("/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]})).await;
     assert_eq!(prompt["prompt"], "Hi!");
+    let asked = json!({"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"mark": "?"}});
+    assert_eq!(server.answer("/apply-template", &asked).await["prompt"], "Hi?");
 }
