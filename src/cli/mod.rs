@@ -12,6 +12,7 @@ mod llama_server;
 mod local;
 mod place;
 mod printer;
+mod probe;
 mod progress;
 mod run;
 mod serve;
@@ -39,6 +40,8 @@ enum Command {
     Chat(chat::Args),
     Ingest(ingest::Args),
     Export(export::Args),
+    #[command(hide = true)]
+    Probe(probe::Args),
 }
 
 /// Runs the program.
@@ -65,6 +68,7 @@ pub fn main() -> ExitCode {
             Command::Chat(args) => chat::chat(args, |id| said(&matches, "chat", id)).await,
             Command::Ingest(args) => ingest::ingest(args).await,
             Command::Export(args) => export::export(args).await,
+            Command::Probe(args) => Ok(probe::probe(&args)),
         }
     });
     // A blocking task that hangs, e.g. a read of standard input, must not keep the program.

@@ -75,6 +75,10 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<()> {
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     startup::register_mods(app.registry(), config, progress).await?;
+    match std::env::current_exe() {
+        Ok(program) => app.models().try_with(program),
+        Err(error) => tracing::warn!(%error, "files of models cannot be tried in a process of their own"),
+    }
     startup::load_default(app, recorder, progress).await
 }
 

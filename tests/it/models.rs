@@ -254,9 +254,9 @@ async fn damaged_files_never_end_the_server() {
         std::fs::write(&file, damaged(&whole, seed)).unwrap();
         let sent = server.request(reqwest::Method::POST, "/v1/completions").json(&text(&name)).send().await;
         let Ok(response) = sent else { panic!("seed {seed} ended the server:\n{}", server.log()) };
-        // Some damages are only other weights, or other numbers.
+        // Some damages are only other weights, or numbers that are none.
         let code = response.status().as_u16();
-        assert!(matches!(code, 200 | 400 | 503), "seed {seed}: {code} {}", response.text().await.unwrap());
+        assert!(matches!(code, 200 | 400 | 422 | 503), "seed {seed}: {code} {}", response.text().await.unwrap());
         if code == 200 {
             server.post("/models/unload", &json!({"model": name})).await;
         }

@@ -118,6 +118,7 @@ impl Catalogue {
             return Err(refused(&entry.path, "the catalogue is not open"));
         };
         let config = &self.0.config.engine;
+        self.attempt(&entry.path).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, Step::Context);
         let options = engine_options(config, &model, self.0.clock);

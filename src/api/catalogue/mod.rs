@@ -8,6 +8,7 @@ mod folder;
 mod load;
 mod loaded;
 mod names;
+mod trial;
 mod unload;
 
 pub use load::Step;
@@ -20,7 +21,7 @@ use crate::engine::Clock;
 use crate::events::Recorder;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
 
 /// How far a model is.
@@ -71,6 +72,8 @@ struct Inner {
     recorder: Mutex<Option<Recorder>>,
     config: Arc<Config>,
     clock: Clock,
+    /// The program that tries files.
+    trial: OnceLock<PathBuf>,
 }
 
 /// What a request finds.
@@ -99,6 +102,7 @@ impl Catalogue {
             recorder: Mutex::default(),
             config,
             clock,
+            trial: OnceLock::new(),
         }))
     }
 

@@ -11,7 +11,7 @@ pub const HELP: &str = "\
 /mods off [NAME]         turns one off, or all
 /tools [FILE.json]       tools that the model may call; takes their definitions from a file
 /tools off               no more tools
-/params [NAME [VALUE]]   parameters of requests, e.g. /params temperature 0.2; - removes one
+/params [NAME [VALUE]]   parameters of requests, e.g. /params temperature 0.2, or model NAME; - removes one
 /regenerate              another answer to the last message
 /reset                   begins anew; system, mods, tools and parameters stay
 /save FILE               keeps the conversation

@@ -79,6 +79,7 @@ impl Reader {
                     && !line.trim().is_empty()
                 {
                     let _ = editor.add_history_entry(line.as_str());
+                    let _ = history.parent().map(std::fs::create_dir_all);
                     // Without a place to write it the history is that of this conversation.
                     let _ = editor.append_history(&history);
                 }

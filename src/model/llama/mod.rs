@@ -4,6 +4,7 @@ mod context;
 mod devices;
 mod ffi;
 mod gguf;
+mod probe;
 mod reason;
 mod sampler;
 mod ubatch;
@@ -11,6 +12,7 @@ mod ubatch;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
 pub use gguf::Header;
+pub use probe::probe;
 pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
 
 use super::vocabulary::{FillIn, Special};
