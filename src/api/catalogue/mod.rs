@@ -4,6 +4,7 @@
 //! comes over the network is ever taken for a path. A loaded model is a [`Loaded`]: an engine with its own decode
 //! thread and context, and what belongs to its weights. All engines send their signals to one recorder.
 
+mod encoding;
 mod folder;
 mod load;
 mod loaded;
@@ -185,7 +186,7 @@ impl Catalogue {
             models.entries.iter().for_each(|entry| entry.given_up.store(true, Ordering::Release));
             models.entries.iter().filter_map(|entry| entry.ready().cloned()).collect()
         };
-        futures::future::join_all(running.iter().map(|loaded| loaded.engine().stop())).await;
+        futures::future::join_all(running.iter().map(Loaded::stop)).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Models> {

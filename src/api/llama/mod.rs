@@ -3,12 +3,16 @@
 
 mod answer;
 mod ask;
+mod classify;
 mod completion;
+mod embeddings;
+mod encoding;
 mod infill;
 mod lora;
 mod models;
 mod monitor;
 mod props;
+mod rerank;
 mod settings;
 mod template;
 mod text;
@@ -30,6 +34,9 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(models::router())
         .merge(monitor::router())
         .merge(lora::router())
+        .merge(embeddings::router())
+        .merge(rerank::router())
+        .merge(classify::router())
 }
 
 /// Whether the path's clients expect llama-server's errors.

@@ -45,6 +45,7 @@ fn object(app: &App, entry: &Entry) -> Value {
         "created": app.started_at().timestamp(),
         "owned_by": "thunder",
         "status": status(&entry.state),
+        "capabilities": entry.ready().map(Loaded::capabilities),
         "meta": entry.ready().map(meta),
     })
 }
