@@ -158,7 +158,7 @@ class ActionBuilder:
         if set is not None and add is not None:
             raise InvalidActionError("adjust_logits takes set or add, not both")
         if logits is None and set is None and add is None:
-            logits = self._event.logits
+            logits = getattr(self._event, "logits", None)
         return AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
 
     def force_tokens(self, tokens: Iterable[int]) -> ForceTokens:

@@ -61,6 +61,8 @@ class Asking:
         self._erase = erase
         self._temperature = 0.0 if argmax else None
         self._mask_value = mask_value
+        if isinstance(strategy, LanguageStrategy):
+            pieces_of(tokenizer)  # the first time takes a while, and this is not the call that needs it
         self._ends = frozenset(end_tokens(tokenizer))
         self._begin: Optional[int] = None
         self._attempts = 0
@@ -202,7 +204,8 @@ class Asking:
 
     def _hold(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
         """Forbids every token that cannot go on with the answer."""
-        strategy, state, tokenizer = self._strategy, self._state, self._tokenizer
+        strategy, tokenizer = self._strategy, self._tokenizer
+        state: Any = self._state
         allowed: Sequence[int]
         if isinstance(strategy, LanguageStrategy):
             mask: Mask = strategy.mask(state, tokenizer)

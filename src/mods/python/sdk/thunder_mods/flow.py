@@ -37,7 +37,7 @@ from .routes import (
     route_tool,
 )
 from .self_prompt import token_ids
-from .strategies.masks import end_tokens
+from .strategies.masks import end_tokens, pieces_of
 from .strategies.strategy_constructor import into_strategy
 
 __all__ = [
@@ -109,7 +109,9 @@ class FlowEngine(Generic[TState]):
         if request_id not in self._begun:
             self._begun.add(request_id)
             state.current_question, state.pending_route = self.entry_question, None
-        if isinstance(event, Prefilled) or not isinstance(event, (ForwardPass, Added)) or tokenizer is None:
+        if isinstance(event, Prefilled) and tokenizer is not None:
+            pieces_of(tokenizer)  # the first time takes a while, and this is not the call that needs it
+        if not isinstance(event, (ForwardPass, Added)) or tokenizer is None:
             return actions.noop()
         try:
             return self._advance(event, state, actions, tokenizer)

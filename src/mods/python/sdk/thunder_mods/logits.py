@@ -170,7 +170,7 @@ def flat(values: Any) -> Any:
     if np is not None:
         return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     if isinstance(values, memoryview):
-        return values.cast("B").cast("f") if values.format == "f" else array("f", values.cast("B").cast(values.format))
+        return values.cast("B").cast("f") if values.format == "f" else array("f", values.cast("B").cast(values.format))  # type: ignore[call-overload]
     if isinstance(values, array):
         return values if values.typecode == "f" else array("f", values)
     values = values.tolist() if hasattr(values, "tolist") else values

@@ -73,6 +73,11 @@ class Tokenizer:
             raise IndexError("%s is not a token; ids are 0 to %s" % (token, self._size - 1))
         return bytes(pieces[self._offsets[token] : self._offsets[token + 1]])
 
+    def pieces(self) -> List[bytes]:
+        """Bytes of every token, by id."""
+        data, offsets = self._load(), list(self._offsets)
+        return [data[start:end] for start, end in zip(offsets, offsets[1:])]
+
     def get_vocab(self) -> Dict[str, int]:
         """{text: id}; of several tokens with the same text, the first."""
         if self._vocab is None:

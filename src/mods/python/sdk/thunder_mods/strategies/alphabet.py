@@ -48,6 +48,8 @@ def can_become(mode: CharsMode, pending: bytes) -> bool:
         return False
     if mode is CharsMode.STRING:
         return True
+    if pending[0] > 0xF0:  # letters and digits end with plane 3
+        return False
     length = 2 if pending[0] < 0xE0 else 3 if pending[0] < 0xF0 else 4
     first = pending[0] & (0xFF >> (length + 1))
     for byte in pending[1:]:

@@ -54,7 +54,7 @@ def require_token_ids(tokenizer: Any) -> Set[int]:
     try:
         return set(range(len(tokenizer)))
     except TypeError:
-        vocabulary = getattr(tokenizer, "get_vocab", dict)()
+        vocabulary: Any = getattr(tokenizer, "get_vocab", dict)()
     if not vocabulary:
         raise RuntimeError("the tokenizer has neither a length nor a vocabulary")
     return {int(token) for token in vocabulary.values()}

@@ -41,7 +41,7 @@ class Language:
         return b""
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.key() == other.key()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.key() == other.key()
 
     def __hash__(self) -> int:
         return hash((type(self), self.key()))
@@ -112,6 +112,8 @@ class Until(Language):
 class Chars(Language):
     """Characters of one kind, at least `low` and at most `high`, then `stop`.
 
+    The number of characters is -1 where neither bound matters for as far as is looked.
+
     Configurations: ("body", state of the kind, characters, how much of the stop the last ones are, unfinished
     character), ("stop", bytes read of it). The body never holds the stop: it ends with the first.
     """
@@ -135,7 +137,8 @@ class Chars(Language):
         if self._stop and self._stop_bytes[0] == byte and self._complete(config):
             yield "stop", 1
         fed = feed(pending, byte)
-        if fed is None or (self._high is not None and count >= self._high):
+        high = None if count < 0 else self._high
+        if fed is None or (high is not None and count >= high):
             return
         pending, char = fed
         if not char:
@@ -149,10 +152,11 @@ class Chars(Language):
             match = 0 if state == "escaped" else self._matched(match, char)
             if match == len(self._stop):
                 return
-        count += 1
-        if self._high is not None and count + class_needs(self._mode, after) > self._high:
+        if high is not None and count + 1 + class_needs(self._mode, after) > high:
             return
-        yield "body", after, count if self._high is not None else min(count, self._low), match, b""
+        if count >= 0:
+            count = count + 1 if high is not None else min(count + 1, self._low)
+        yield "body", after, count, match, b""
 
     def accepts(self, config: Config) -> bool:
         if config[0] == "stop":
@@ -162,8 +166,8 @@ class Chars(Language):
     def blur(self, config: Config, horizon: int) -> Config:
         if config[0] == "body" and self._high is not None:
             _, state, count, match, pending = config
-            if count > self._low and self._high - count > horizon:
-                return "body", state, self._low, match, pending
+            if count >= self._low and self._high - count > horizon:
+                return "body", state, -1, match, pending
         return config
 
     def stop_read(self, config: Config) -> bytes:
@@ -171,7 +175,7 @@ class Chars(Language):
 
     def _complete(self, config: Config) -> bool:
         _, state, count, _, pending = config
-        return not pending and count >= self._low and class_ends(self._mode, state)
+        return not pending and (count < 0 or count >= self._low) and class_ends(self._mode, state)
 
     def _matched(self, match: int, char: str) -> int:
         recent = self._stop[:match] + char

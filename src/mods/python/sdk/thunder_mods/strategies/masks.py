@@ -10,6 +10,8 @@ from .language import Config, Language
 
 _DEAD = -1
 _MOST_MASKS = 512
+#: From how many tokens on it pays to know which bytes leave a state as it is.
+_WORTH_ASKING = 40
 _MOST_MACHINES = 128
 
 
@@ -20,22 +22,30 @@ class Pieces:
         self.size = len(tokenizer)
         self.ends: FrozenSet[int] = frozenset(end_tokens(tokenizer))
         silent = self.ends.union(int(token) for token in getattr(tokenizer, "all_special_ids", None) or ())
-        self._piece = getattr(tokenizer, "piece", None) or _decoder(tokenizer)
-        self._silent = silent
+        if hasattr(tokenizer, "pieces"):
+            self._pieces: List[bytes] = list(tokenizer.pieces())
+        else:
+            self._pieces = [tokenizer.decode([token]).encode("utf-8", "replace") for token in range(self.size)]
+        for token in silent:
+            if 0 <= token < self.size:
+                self._pieces[token] = b""
         self.single: List[Tuple[int, int]] = []
         self.groups: Dict[bytes, List[Tuple[int, bytes]]] = {}
-        self.longest = 1
-        for token in range(self.size):
-            piece = self.bytes_of(token)
-            if len(piece) == 1:
-                self.single.append((token, piece[0]))
+        groups = self.groups
+        for token, piece in enumerate(self._pieces):
+            if len(piece) > 1:
+                head = piece[:2]
+                members = groups.get(head)
+                if members is None:
+                    groups[head] = members = []
+                members.append((token, piece[2:]))
             elif piece:
-                self.groups.setdefault(piece[:2], []).append((token, piece[2:]))
-                self.longest = max(self.longest, len(piece))
+                self.single.append((token, piece[0]))
+        self.longest = max(map(len, self._pieces), default=1)
 
     def bytes_of(self, token: int) -> bytes:
         """What the token writes."""
-        return b"" if token in self._silent or not 0 <= token < self.size else bytes(self._piece(token))
+        return self._pieces[token] if 0 <= token < self.size else b""
 
 
 def end_tokens(tokenizer: Any) -> List[int]:
@@ -45,10 +55,6 @@ def end_tokens(tokenizer: Any) -> List[int]:
         return [int(token) for token in found]
     eos = getattr(tokenizer, "eos_token_id", None)
     return [] if eos is None else [int(eos)]
-
-
-def _decoder(tokenizer: Any) -> Any:
-    return lambda token: tokenizer.decode([token]).encode("utf-8", "replace")
 
 
 _known: "WeakKeyDictionary[Any, Pieces]" = WeakKeyDictionary()
@@ -91,6 +97,7 @@ class Machine:
         self._table: List[Dict[int, int]] = []
         self._accepts: List[bool] = []
         self._goes_on: Dict[int, bool] = {}
+        self._stays: Dict[int, bytes] = {}
         self._masks: "WeakKeyDictionary[Pieces, Dict[int, Mask]]" = WeakKeyDictionary()
         self._number(frozenset(language.first()))
 
@@ -146,7 +153,11 @@ class Machine:
             start = step(step(state, first), second)
             if start < 0:
                 continue
+            staying = self._staying(start) if len(members) >= _WORTH_ASKING else b""
             for token, rest in members:
+                if not rest.translate(None, staying):
+                    yield token
+                    continue
                 at = start
                 for byte in rest:
                     after = table[at].get(byte)
@@ -155,6 +166,13 @@ class Machine:
                         break
                 else:
                     yield token
+
+    def _staying(self, state: int) -> bytes:
+        """The bytes that leave the state as it is: a token of nothing else needs no closer look."""
+        known = self._stays.get(state)
+        if known is None:
+            known = self._stays[state] = bytes(byte for byte in range(256) if self.step(state, byte) == state)
+        return known
 
     def _number(self, configs: FrozenSet[Config]) -> int:
         number = self._numbers.get(configs)

@@ -89,7 +89,8 @@ class _Mod:
     def __init__(self, given: Any, config: Dict[str, Any]) -> None:
         if isinstance(given, tuple):
             given, config = given
-        self.call = given if hasattr(given, "__thunder_mod__") else _decorate(given)
+        decorated: Any = given if hasattr(given, "__thunder_mod__") else _decorate(given)
+        self.call = decorated
         about: Dict[str, Any] = self.call.__thunder_mod__
         module = sys.modules.get(self.call.__module__)
         self.name = about["name"] or next((name for name, value in vars(module or self).items() if value is given), "mod")

@@ -22,7 +22,7 @@ class Capture:
     def install(self, module: str) -> None:
         """Takes over sys.stdout, sys.stderr and the root logger. `module` is the mod's module name."""
         self._streams = [Stream(self, "INFO"), Stream(self, "WARNING")]
-        sys.stdout, sys.stderr = self._streams  # type: ignore[assignment]
+        sys.stdout, sys.stderr = self._streams
         root = logging.getLogger()
         root.addHandler(Handler(self, module))
         root.setLevel(logging.DEBUG)
@@ -56,7 +56,7 @@ class Stream(io.TextIOBase):
         self._level = level
         self._text = ""
 
-    encoding = "utf-8"  # type: ignore[assignment]
+    encoding = "utf-8"
 
     def writable(self) -> bool:
         return True

@@ -207,7 +207,8 @@ class Worker:
         kind, request_id, step = header["event"], run.request_id, header["step"]
         event: ModEvent
         if kind == "ForwardPass":
-            event = ForwardPass(request_id, step, Logits(self.memory.view(*header["logits"], "f")), context)
+            place, size = header["logits"]
+            event = ForwardPass(request_id, step, Logits(self.memory.view(place, size, "f")), context)
         elif kind == "Sampled":
             drawn = event = Sampled(request_id, step, header["token"], context)
             drawn._text, drawn.logprob = header["text"], header["logprob"]
