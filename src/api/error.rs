@@ -1,14 +1,14 @@
 //! The one error of every machine surface, and the only type that knows status codes.
 //!
 //! A handler answers with [`ApiError`], which renders as `application/problem+json`; a dialect wraps it in its own
-//! newtype ([`OpenAiError`]) and renders the same error in its shape. The cause of a 5xx is logged once, here,
+//! newtype ([`OpenAiError`], [`LlamaError`]) and renders the same error in its shape. The cause of a 5xx is logged once, here,
 //! and the client gets the request id to ask for it.
 
 use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Display;
 use utoipa::ToSchema;
 
@@ -53,6 +53,8 @@ pub enum Kind {
     Busy,
     /// Our fault.
     Internal,
+    /// The server was started without it, or the model cannot do it.
+    NotSupported,
     /// A part of the server is not there (yet).
     Unavailable,
 }
@@ -73,6 +75,7 @@ impl Kind {
             Self::Unprocessable => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -90,6 +93,7 @@ impl Kind {
             Self::Unprocessable => "unprocessable",
             Self::Busy => "busy",
             Self::Internal => "internal",
+            Self::NotSupported => "not-supported",
             Self::Unavailable => "unavailable",
         }
     }
@@ -107,6 +111,7 @@ impl Kind {
             Self::Unprocessable => "The run was refused",
             Self::Busy => "Too many runs at once",
             Self::Internal => "Something went wrong on the server",
+            Self::NotSupported => "This server cannot do that",
             Self::Unavailable => "The server is not ready",
         }
     }
@@ -121,6 +126,8 @@ pub struct ApiError {
     did_you_mean: Option<String>,
     retry_after_s: Option<u64>,
     code: Option<&'static str>,
+    /// Tokens of a prompt that does not fit, and of the context.
+    exceeded: Option<(usize, usize)>,
 }
 
 /// An error in the shape of RFC 9457.
@@ -148,7 +155,15 @@ pub struct Problem {
 impl ApiError {
     /// An error of that sort. `detail` says what was wrong, where, and what would be right.
     pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
-        Self { kind, detail: detail.into(), pointer: None, did_you_mean: None, retry_after_s: None, code: None }
+        Self {
+            kind,
+            detail: detail.into(),
+            pointer: None,
+            did_you_mean: None,
+            retry_after_s: None,
+            code: None,
+            exceeded: None,
+        }
     }
 
     /// 400: the request is wrong.
@@ -169,6 +184,11 @@ impl ApiError {
     /// 409: it contradicts what is there.
     pub fn conflict(detail: impl Into<String>) -> Self {
         Self::new(Kind::Conflict, detail)
+    }
+
+    /// 501: the server was started without it, or the model cannot do it; `detail` says what would be needed.
+    pub fn not_supported(detail: impl Into<String>) -> Self {
+        Self::new(Kind::NotSupported, detail)
     }
 
     /// 503: a part of the server is not there (yet).
@@ -207,6 +227,13 @@ impl ApiError {
     pub const fn code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
         self
+    }
+
+    /// The prompt has more tokens than the context holds.
+    #[must_use]
+    pub const fn exceeds_context(mut self, prompt_tokens: usize, context: usize) -> Self {
+        self.exceeded = Some((prompt_tokens, context));
+        self.code("context_length_exceeded")
     }
 
     /// What sort it is.
@@ -250,17 +277,41 @@ impl ApiError {
 
     /// `{"error":{message,type,param,code}}`, as OpenAI's clients read it. Logs the cause of an internal error.
     #[must_use]
-    pub fn openai(&self) -> serde_json::Value {
-        let kind = match self.kind {
+    pub fn openai(&self) -> Value {
+        let mut error = json!({ "message": self.public_detail(), "type": self.word(), "param": self.pointer,
+                                "code": self.code });
+        self.tell_exceeded(&mut error);
+        json!({ "error": error })
+    }
+
+    /// `{"error":{code,message,type}}` with the HTTP status as the code, as llama-server's clients read it. Logs the
+    /// cause of an internal error.
+    #[must_use]
+    pub fn llama(&self) -> Value {
+        let kind = if self.exceeded.is_some() { "exceed_context_size_error" } else { self.word() };
+        let mut error = json!({ "code": self.status().as_u16(), "message": self.public_detail(), "type": kind });
+        self.tell_exceeded(&mut error);
+        json!({ "error": error })
+    }
+
+    fn word(&self) -> &'static str {
+        match self.kind {
             Kind::Unauthorized => "authentication_error",
             Kind::Forbidden => "permission_error",
             Kind::NotFound => "not_found_error",
             Kind::Busy => "rate_limit_error",
             Kind::Internal => "server_error",
+            Kind::NotSupported => "not_supported_error",
             Kind::Unavailable => "unavailable_error",
             _ => "invalid_request_error",
-        };
-        json!({ "error": { "message": self.public_detail(), "type": kind, "param": self.pointer, "code": self.code } })
+        }
+    }
+
+    fn tell_exceeded(&self, error: &mut Value) {
+        if let Some((prompt_tokens, context)) = self.exceeded {
+            error["n_prompt_tokens"] = prompt_tokens.into();
+            error["n_ctx"] = context.into();
+        }
     }
 
     fn respond(&self, content_type: &'static str, body: Vec<u8>) -> Response {
@@ -298,6 +349,23 @@ impl IntoResponse for OpenAiError {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&self.0.openai()).unwrap_or_default();
         self.0.respond("application/json", body)
+    }
+}
+
+/// An [`ApiError`] in llama-server's shape.
+#[derive(Debug, Clone)]
+pub struct LlamaError(pub ApiError);
+
+impl<E: Into<ApiError>> From<E> for LlamaError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for LlamaError {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self.0.llama()).unwrap_or_default();
+        self.0.respond("application/json; charset=utf-8", body)
     }
 }
 
@@ -344,6 +412,23 @@ mod tests {
         assert_eq!(problem.status, 500);
         assert_eq!(problem.detail, "the cause is in the server's log under request id r-1");
         assert_eq!(problem.request_id.as_deref(), Some("r-1"));
+    }
+
+    #[test]
+    fn a_prompt_that_does_not_fit_says_by_how_much() {
+        let error = ApiError::bad_request("too long").exceeds_context(40, 16);
+        insta::assert_json_snapshot!(error.llama(), @r#"
+        {
+          "error": {
+            "code": 400,
+            "message": "too long",
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": 40,
+            "n_ctx": 16
+          }
+        }
+        "#);
+        assert_eq!(error.openai()["error"]["code"], "context_length_exceeded");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Whether the server can take a run: `/health`, `/healthz` and llama-server's `/v1/health`, open to everybody.
 
-use super::{App, State};
+use super::{ApiError, App, State};
 use axum::Json;
 use axum::http::StatusCode;
 use serde::Serialize;
@@ -16,6 +16,10 @@ pub struct Health {
     /// What it waits for, unless the status is `ok`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The same as llama-server has it, unless the status is `ok`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub error: Option<serde_json::Value>,
     /// Always `thunder`, so that a client knows whom it found.
     pub server: &'static str,
     /// The release.
@@ -49,5 +53,6 @@ async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (Statu
         },
     };
     let code = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(Health { status, reason, server: "thunder", version: env!("CARGO_PKG_VERSION") }))
+    let error = reason.clone().and_then(|reason| ApiError::unavailable(reason).llama().get("error").cloned());
+    (code, Json(Health { status, reason, error, server: "thunder", version: env!("CARGO_PKG_VERSION") }))
 }

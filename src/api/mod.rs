@@ -8,17 +8,20 @@ mod app;
 mod catalogue;
 mod error;
 pub mod extract;
+mod generation;
 mod health;
 mod ingest;
+mod llama;
 mod native;
 pub mod openai;
 mod security;
 mod server;
 mod session;
+mod wire;
 
 pub use app::{App, State};
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
-pub use error::{ApiError, Kind, OpenAiError, Problem, request_id, with_request_id};
+pub use error::{ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
 pub use health::Health;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
@@ -55,16 +58,18 @@ pub fn router(app: &App) -> Router {
         .merge(ingest::router())
         .merge(native::router())
         .merge(openai::router())
+        .merge(llama::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
     let security = &app.config().server.security;
+    let dashboard = if app.config().server.routes.dashboard { ui::router() } else { Router::new() };
     routes
         .route(
             "/api/v1/openapi.json",
             get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
         )
         .merge(session::router())
-        .merge(ui::router())
+        .merge(dashboard)
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(app.config().server.max_body_bytes))

@@ -4,15 +4,15 @@
 //! loopback server by DNS rebinding. A request that changes something must not come from a page of another origin.
 //! And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second gate.
 
-use super::{ApiError, App, Kind, OpenAiError, openai, session};
+use super::{ApiError, App, Kind, LlamaError, OpenAiError, llama, openai, session};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use std::net::IpAddr;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Who sent the request, where keys are set; in the request's extensions.
 #[derive(Debug, Clone)]
@@ -21,9 +21,21 @@ pub struct Caller {
     pub label: String,
 }
 
-/// Renders an error as the path's clients read it.
+/// Paths of our own, with everything below them; their errors are problems.
+const OURS: [&str; 9] =
+    ["/api", "/ingest", "/v1/ingest", "/healthz", "/runs", "/playground", "/compare", "/assets", session::PATH];
+
+/// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
-    if openai::owns(path) { OpenAiError(error).into_response() } else { error.into_response() }
+    let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if openai::owns(path) && !llama::owns(path) {
+        OpenAiError(error).into_response()
+    } else if OURS.iter().any(below) {
+        error.into_response()
+    } else {
+        // Whoever asks for a path that nobody knows is most likely a program written for llama-server.
+        LlamaError(error).into_response()
+    }
 }
 
 /// The gates, as middleware.
@@ -123,7 +135,7 @@ fn check_origin(request: &Request, host: &str, security: &Security) -> Result<()
             _ => Ok(()),
         };
     };
-    if security.cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin) {
+    if security.allows_origin(origin) {
         return Ok(());
     }
     let own = origin.split_once("://").map(|(_, authority)| authority);
@@ -163,25 +175,20 @@ fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, Ap
     }
 }
 
-/// Answers for the origins that may call from a page; without `--cors-origin` there are none.
+/// Answers for the origins that may call from a page; without `--cors-origin` there are none. With `*` any page may call,
+/// but never with the cookies of this server: llama-server reflects the origin and allows them.
 pub(super) fn cors(security: &Security) -> CorsLayer {
-    let origins: Vec<HeaderValue> =
-        security.cors_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
     let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {
-        AllowOrigin::list(origins)
+        let security = security.clone();
+        AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| security.allows_origin(origin)))
     };
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        .allow_headers([
-            header::AUTHORIZATION,
-            header::CONTENT_TYPE,
-            header::ACCEPT,
-            header::HeaderName::from_static("x-api-key"),
-            header::HeaderName::from_static("last-event-id"),
-        ])
+        // Clients send headers of their own; who may send any at all is decided above.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([
             header::HeaderName::from_static("x-request-id"),
             header::HeaderName::from_static("x-thunder-run-id"),

@@ -6,6 +6,7 @@
 mod client;
 mod export;
 mod ingest;
+mod llama_server;
 mod local;
 mod printer;
 mod progress;
@@ -14,7 +15,6 @@ mod serve;
 mod startup;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::ffi::OsString;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -40,7 +40,8 @@ enum Command {
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
-    let matches = match Cli::command().try_get_matches_from(spelled_out(std::env::args_os())) {
+    let command = llama_server::with_environment(Cli::command(), |name| std::env::var_os(name).is_some());
+    let matches = match command.try_get_matches_from(llama_server::spelled_out(std::env::args_os())) {
         Ok(matches) => matches,
         Err(error) => error.exit(),
     };
@@ -80,28 +81,9 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// llama-server's flags of one dash and several letters, which clap would read as several flags.
-fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let mut text_follows = false;
-    words.map(move |word| {
-        text_follows |= word == "--";
-        match word.to_str() {
-            Some("-np") if !text_follows => "--parallel".into(),
-            Some("-ub") if !text_follows => "--ubatch-size".into(),
-            Some("-ngl") if !text_follows => "--gpu-layers".into(),
-            Some("-sm") if !text_follows => "--split-mode".into(),
-            Some("-ts") if !text_follows => "--tensor-split".into(),
-            Some("-mg") if !text_follows => "--main-gpu".into(),
-            Some("-tb") if !text_follows => "--threads-batch".into(),
-            Some("--no-models-autoload") if !text_follows => "--models-autoload=off".into(),
-            _ => word,
-        }
-    })
-}
-
 fn log(cli: &Cli) {
-    let default = match cli.command {
-        Command::Serve(_) => "info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn",
+    let default = match &cli.command {
+        Command::Serve(args) => args.log_filter().unwrap_or("info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn"),
         _ => "warn,llama-cpp-2=error",
     };
     let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default);
@@ -118,8 +100,8 @@ fn log(cli: &Cli) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, spelled_out};
-    use clap::{CommandFactory, Parser};
+    use super::Cli;
+    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -127,44 +109,14 @@ mod tests {
     }
 
     #[test]
-    fn llama_servers_spellings_are_understood() {
-        let line = [
-            "thunder",
-            "serve",
-            "--port",
-            "8080",
-            "-c",
-            "4096",
-            "-np",
-            "2",
-            "-t",
-            "1",
-            "-b",
-            "64",
-            "-ub",
-            "32",
-            "-ngl",
-            "9",
-            "-tb",
-            "2",
-            "-sm",
-            "row",
-            "-ts",
-            "3,1",
-            "-mg",
-            "1",
-            "--no-models-autoload",
-            "-a",
-            "x,y",
-        ];
-        assert!(Cli::try_parse_from(spelled_out(line.iter().map(Into::into))).is_ok());
-    }
-
-    #[test]
     fn every_flag_of_the_server_can_be_set_by_environment() {
         let command = Cli::command();
         let serve = command.find_subcommand("serve").unwrap();
         for flag in serve.get_arguments().filter(|flag| !matches!(flag.get_id().as_str(), "help" | "version")) {
+            // What a person is not told of on the command line is there for llama-server's scripts only.
+            if flag.is_hide_set() {
+                continue;
+            }
             assert!(flag.get_env().is_some(), "{} has no environment variable", flag.get_id());
         }
     }

@@ -80,7 +80,7 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
             if files.is_empty() { "--model, --data-dir and --database-url are" } else { "a mod given as a file is" };
         bail!("{why} for an engine in this process and cannot be combined with --server");
     }
-    let attention = !args.no_attention && args.engine.attention == crate::config::flags::Switch::On;
+    let attention = !args.no_attention && args.engine.captures_attention();
     if !here && let Some(server) = args.server.find().await? {
         let outcome = stream(&server, &args, &args.mods, attention).await?;
         return Ok(report(&outcome, outcome.run_id.as_deref().map(|id| server.replay(id))));

@@ -20,6 +20,13 @@ pub struct Args {
     server: ServerFlags,
 }
 
+impl Args {
+    /// What to log, where one of llama-server's flags says it.
+    pub fn log_filter(&self) -> Option<&'static str> {
+        self.server.accepted.log_filter()
+    }
+}
+
 /// Serves until told to stop. Connections are taken at once and answered with 503 until everything is loaded.
 pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);

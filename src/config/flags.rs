@@ -1,6 +1,7 @@
 //! What can be said on the command line, each flag with its environment variable. llama-server's spellings are
 //! accepted for the flags it shares.
 
+use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
 use super::{Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -60,9 +61,18 @@ pub struct EngineFlags {
     /// Keep the model's weights from being swapped out
     #[arg(long, env = "THUNDER_MLOCK")]
     pub mlock: bool,
-    /// Whether runs can capture attention; flash attention is then off, which makes long prompts slower
-    #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off", default_value = "on")]
-    pub attention: Switch,
+    /// Whether runs can capture attention, which flash attention cannot; without it on, unless --flash-attn is
+    #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off")]
+    pub attention: Option<Switch>,
+    /// Flash attention: long prompts are faster with it, generation on a CPU is slower [also: -fa]
+    #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
+    pub flash_attn: Option<Automatic>,
+    /// Chat template as Jinja text, or chatml, instead of the model's own
+    #[arg(long, env = "THUNDER_CHAT_TEMPLATE", value_name = "JINJA", conflicts_with = "chat_template_file")]
+    pub chat_template: Option<String>,
+    /// File with such a template
+    #[arg(long, env = "THUNDER_CHAT_TEMPLATE_FILE", value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
     /// Folder of Python mods, registered at start
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     pub mods_dir: Option<PathBuf>,
@@ -114,8 +124,14 @@ pub struct ServerFlags {
     /// Serve other machines without a key
     #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED")]
     pub allow_unauthenticated: bool,
-    /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, or * for all
-    #[arg(long = "cors-origin", env = "THUNDER_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, localhost, or * for all
+    #[arg(
+        long = "cors-origin",
+        alias = "cors-origins",
+        env = "THUNDER_CORS_ORIGIN",
+        value_name = "ORIGIN",
+        value_delimiter = ','
+    )]
     pub cors_origins: Vec<String>,
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
@@ -146,6 +162,15 @@ pub struct ServerFlags {
     /// Seconds that runs may go on after the server was told to stop
     #[arg(long, env = "THUNDER_SHUTDOWN_GRACE", value_name = "SECONDS", default_value_t = 10)]
     pub shutdown_grace: u64,
+    /// What a request gets when it does not say.
+    #[command(flatten)]
+    pub requests: RequestFlags,
+    /// Which of llama-server's routes there are.
+    #[command(flatten)]
+    pub routes: RouteFlags,
+    /// What is so in any case.
+    #[command(flatten)]
+    pub accepted: AcceptedFlags,
 }
 
 /// How many layers go on GPUs.
@@ -192,8 +217,24 @@ pub enum SplitMode {
 pub enum Switch {
     /// On.
     #[default]
+    #[value(aliases = ["1", "true", "enabled"])]
     On,
     /// Off.
+    #[value(aliases = ["0", "false", "disabled"])]
+    Off,
+}
+
+/// On, off, or as it fits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Automatic {
+    /// As it fits.
+    #[default]
+    Auto,
+    /// On.
+    #[value(alias = "1")]
+    On,
+    /// Off.
+    #[value(alias = "0")]
     Off,
 }
 
@@ -219,6 +260,14 @@ impl Secret {
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("(secret)")
+    }
+}
+
+impl EngineFlags {
+    /// Whether runs can capture attention.
+    #[must_use]
+    pub fn captures_attention(&self) -> bool {
+        self.attention.unwrap_or_default() == Switch::On && self.flash_attn != Some(Automatic::On)
     }
 }
 
@@ -262,7 +311,12 @@ impl ServerFlags {
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
                 .map_err(|source| super::Error::KeyFile { path: path.display().to_string(), source })?;
-            keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+            keys.extend(
+                text.lines()
+                    .map(str::trim)
+                    .filter(|line| !line.is_empty() && !line.starts_with('#'))
+                    .map(str::to_owned),
+            );
             if keys.is_empty() {
                 return Err(super::Error::NoKeyInFile { path: path.display().to_string() });
             }
@@ -278,7 +332,10 @@ impl ServerFlags {
         }
         for origin in &self.cors_origins {
             let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-            if origin != "*" && !rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*'])) {
+            if origin != "*"
+                && origin != super::LOCALHOST
+                && !rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*']))
+            {
                 return Err(super::Error::Origin { origin: origin.clone() });
             }
         }

@@ -5,8 +5,10 @@
 
 mod defaults;
 pub mod flags;
+pub mod llama_server;
 
-use flags::{DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
+use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use std::time::Duration;
 use subtle::ConstantTimeEq;
 
 pub use defaults::bundled_model;
+pub use llama_server::RouteConfig;
 
 /// Port of the server.
 pub const DEFAULT_PORT: u16 = 6767;
@@ -21,6 +24,14 @@ pub const DEFAULT_PORT: u16 = 6767;
 pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 /// Most tokens of context that a slot gets unless more is asked for.
 pub const DEFAULT_SLOT_CONTEXT: u32 = 8192;
+
+/// The template that many models share.
+const CHATML: &str = "{% for message in messages %}\
+    {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// The word for pages of this machine, at any port, among the origins that may call the API.
+pub const LOCALHOST: &str = "localhost";
 
 /// A validated configuration.
 #[derive(Debug, Clone)]
@@ -64,8 +75,10 @@ pub struct EngineConfig {
     pub no_mmap: bool,
     /// Keep the weights from being swapped out.
     pub mlock: bool,
-    /// Whether attention can be captured.
+    /// Whether attention can be captured; flash attention is off then.
     pub attention: bool,
+    /// Chat template that is used instead of the model's own.
+    pub chat_template: Option<String>,
     /// Folder of Python mods.
     pub mods_dir: Option<PathBuf>,
 }
@@ -98,6 +111,10 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// How long runs may go on after the server was told to stop.
     pub shutdown_grace: Duration,
+    /// Fields that a request has when it does not say otherwise.
+    pub request_defaults: Map<String, Value>,
+    /// llama-server's routes.
+    pub routes: RouteConfig,
 }
 
 /// Models besides the default one.
@@ -116,7 +133,7 @@ pub struct ModelsConfig {
 pub struct Security {
     /// Hashes of the keys; when empty, no key is asked for.
     pub keys: Vec<KeyHash>,
-    /// Web origins whose pages may call the API; `*` for all.
+    /// Web origins whose pages may call the API; `*` for all, [`LOCALHOST`] for this machine's.
     pub cors_origins: Vec<String>,
     /// Names under which browsers may reach the server, in lower case.
     pub trusted_hosts: Vec<String>,
@@ -148,6 +165,14 @@ impl KeyHash {
 }
 
 impl Security {
+    /// Whether pages of that origin may call the API.
+    #[must_use]
+    pub fn allows_origin(&self, origin: &str) -> bool {
+        self.cors_origins
+            .iter()
+            .any(|allowed| allowed == "*" || allowed == origin || (allowed == LOCALHOST && is_local(origin)))
+    }
+
     /// The one of the keys that was sent, if any. Takes the same time for every wrong key.
     #[must_use]
     pub fn known(&self, sent: &str) -> Option<&KeyHash> {
@@ -155,6 +180,18 @@ impl Security {
         // Every hash is compared, so that the time does not tell which key came close.
         self.keys.iter().fold(None, |found, key| if bool::from(key.0.ct_eq(&sent.0)) { Some(key) } else { found })
     }
+}
+
+/// Whether an origin is a page of this machine.
+fn is_local(origin: &str) -> bool {
+    let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    rest.is_some_and(|authority| {
+        let host = match authority.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+            _ => authority,
+        };
+        matches!(host, "localhost" | "127.0.0.1" | "[::1]")
+    })
 }
 
 impl std::fmt::Debug for KeyHash {
@@ -235,6 +272,48 @@ pub enum Error {
         /// Path given.
         path: String,
     },
+    /// A folder is not there.
+    #[error("there is no folder {path}; {flag} takes a folder that exists")]
+    NoFolder {
+        /// The flag.
+        flag: &'static str,
+        /// Path given.
+        path: String,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {path}, which {flag} names: {source}")]
+    File {
+        /// The flag.
+        flag: &'static str,
+        /// Path given.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Not a parameter.
+    #[error(
+        "'{text}' is not what {flag} takes: JSON, for --parameter behind a name and =, e.g. min_keep=2, for \
+         --chat-template-kwargs an object"
+    )]
+    Parameter {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        text: String,
+    },
+    /// Flash attention does not show what it attends to.
+    #[error(
+        "--flash-attn on and --attention on exclude each other: flash attention never holds what could be captured"
+    )]
+    FlashAttention,
+    /// A name of a template that llama.cpp has built in.
+    #[error(
+        "--chat-template takes Jinja text or chatml, got '{name}'; give the template's text, or a file with --chat-template-file"
+    )]
+    ChatTemplate {
+        /// What was given.
+        name: String,
+    },
     /// The host has no address.
     #[error("cannot find the host '{host}': {source}")]
     Host {
@@ -275,7 +354,9 @@ pub enum Error {
         address: SocketAddr,
     },
     /// Not an origin.
-    #[error("'{origin}' is not a web origin; --cors-origin takes scheme and host, e.g. https://app.example, or *")]
+    #[error(
+        "'{origin}' is not a web origin; --cors-origin takes scheme and host, e.g. https://app.example, localhost, or *"
+    )]
     Origin {
         /// What was given.
         origin: String,
@@ -305,6 +386,8 @@ impl Config {
                 models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
+                request_defaults: server.requests.defaults()?,
+                routes: server.routes.config()?,
             },
         })
     }
@@ -354,9 +437,32 @@ impl TryFrom<EngineFlags> for EngineConfig {
             main_gpu: i32::from(flags.main_gpu),
             no_mmap: flags.no_mmap,
             mlock: flags.mlock,
-            attention: flags.attention == Switch::On,
+            attention: attention(flags.attention, flags.flash_attn)?,
+            chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             mods_dir: flags.mods_dir,
         })
+    }
+}
+
+/// Whether attention can be captured: unless flash attention is asked for.
+fn attention(capture: Option<Switch>, flash: Option<Automatic>) -> Result<bool, Error> {
+    match (capture, flash) {
+        (Some(Switch::On), Some(Automatic::On)) => Err(Error::FlashAttention),
+        (Some(capture), _) => Ok(capture == Switch::On),
+        (None, flash) => Ok(flash != Some(Automatic::On)),
+    }
+}
+
+fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, Error> {
+    if let Some(path) = file {
+        let read = std::fs::read_to_string(&path);
+        let flag = "--chat-template-file";
+        return read.map(Some).map_err(|source| Error::File { flag, path: path.display().to_string(), source });
+    }
+    match text {
+        Some(name) if name.trim() == "chatml" => Ok(Some(CHATML.to_owned())),
+        Some(name) if !name.contains('{') => Err(Error::ChatTemplate { name }),
+        text => Ok(text),
     }
 }
 

@@ -12,6 +12,11 @@ pub(super) struct Answer {
     stop: Vec<Vec<u8>>,
     /// Where a stop string begins, and which.
     stopped: Option<(usize, usize)>,
+    first_line_break: Option<usize>,
+    /// Least indentation of every line but the first; 0 for any.
+    min_indent: usize,
+    /// Where a line begins that is indented by less.
+    outdented: Option<usize>,
     sent: usize,
 }
 
@@ -21,10 +26,24 @@ impl Answer {
         Self { stop: stop.iter().map(|text| text.as_bytes().to_vec()).collect(), ..Self::default() }
     }
 
+    /// The same answer, which ends before the first line, but the very first, that is indented by less.
+    pub fn indented(self, min_indent: usize) -> Self {
+        Self { min_indent, ..self }
+    }
+
+    /// Whether a line is indented by less than it must be.
+    pub fn is_outdented(&self) -> bool {
+        self.outdented.is_some()
+    }
+
     /// Appends a token. Returns its text: what became complete with it. Hidden tokens add nothing.
     pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
         if !hidden {
+            let from = self.bytes.len();
             self.bytes.extend_from_slice(piece);
+            if self.first_line_break.is_none() {
+                self.first_line_break = piece.iter().position(|&byte| byte == b'\n').map(|at| from + at);
+            }
         }
         let complete_before = self.complete();
         let complete = complete_before + complete_prefix(&self.bytes[complete_before..]);
@@ -32,6 +51,9 @@ impl Answer {
         self.ends.push((self.bytes.len(), complete));
         if self.stopped.is_none() && !hidden {
             self.find_stop(end_before);
+        }
+        if self.min_indent > 0 && self.outdented.is_none() {
+            self.find_outdented(end_before);
         }
         String::from_utf8_lossy(&self.bytes[complete_before..complete]).into_owned()
     }
@@ -49,6 +71,8 @@ impl Answer {
             0
         };
         self.bytes.truncate(end);
+        self.first_line_break = self.first_line_break.filter(|&at| at < end);
+        self.outdented = self.outdented.filter(|&at| at < end);
         if let Some((at, which)) = self.stopped
             && at + self.stop[which].len() > end
         {
@@ -77,6 +101,11 @@ impl Answer {
         self.take_upto(self.text_end())
     }
 
+    /// Whether the text has a line break.
+    pub fn has_new_line(&self) -> bool {
+        self.first_line_break.is_some()
+    }
+
     /// Number of tokens whose text has been sent entirely.
     pub fn sent_tokens(&self) -> usize {
         self.ends.partition_point(|&(end, _)| end <= self.sent)
@@ -92,7 +121,8 @@ impl Answer {
     }
 
     fn text_end(&self) -> usize {
-        self.stopped.map_or(self.bytes.len(), |(at, _)| at)
+        let stopped = self.stopped.map_or(self.bytes.len(), |(at, _)| at);
+        self.outdented.map_or(stopped, |at| at.min(stopped))
     }
 
     fn take_upto(&mut self, upto: usize) -> String {
@@ -117,10 +147,28 @@ impl Answer {
             .min();
     }
 
+    /// Looks at the line that `from` is in, and at those behind it.
+    fn find_outdented(&mut self, from: usize) {
+        let mut start = self.bytes[..from].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        loop {
+            if start > 0 {
+                let indent = self.bytes[start..].iter().take_while(|&&byte| matches!(byte, b' ' | b'\t')).count();
+                if start + indent < self.bytes.len() && indent < self.min_indent {
+                    self.outdented = Some(start + indent);
+                    return;
+                }
+            }
+            match self.bytes[start..].iter().position(|&byte| byte == b'\n') {
+                Some(at) => start += at + 1,
+                None => return,
+            }
+        }
+    }
+
     /// Up to where the text cannot become part of a stop string.
     fn stop_limit(&self) -> usize {
-        if let Some((at, _)) = self.stopped {
-            return at;
+        if self.stopped.is_some() || self.outdented.is_some() {
+            return self.text_end();
         }
         let partial = |stop: &Vec<u8>| {
             (1..stop.len().min(self.bytes.len() + 1)).rev().find(|&len| self.bytes.ends_with(&stop[..len])).unwrap_or(0)
@@ -166,6 +214,22 @@ mod tests {
         assert_eq!(answer.take_sendable(0), "");
         assert_eq!(answer.push(&euro[2..], false), "€");
         assert_eq!(answer.take_sendable(0), "€");
+    }
+
+    #[test]
+    fn a_line_that_is_indented_by_less_ends_it() {
+        let mut answer = answer(&[]).indented(2);
+        let mut shown = String::new();
+        for piece in ["def f():\n", " ", " x", "\n    y\n", "z = 1\nmore"] {
+            assert!(!answer.is_outdented(), "{shown:?}");
+            answer.push(piece.as_bytes(), false);
+            shown += &answer.take_sendable(0);
+        }
+        assert!(answer.is_outdented());
+        assert_eq!(shown, "def f():\n  x\n    y\n");
+        assert_eq!(answer.text(), shown);
+        answer.truncate(4);
+        assert!(!answer.is_outdented());
     }
 
     #[test]

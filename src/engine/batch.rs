@@ -34,7 +34,7 @@ impl Scheduler<'_> {
                     continue;
                 }
             }
-            ready.push((live.arrival, index, live.run.sequence.len() - live.run.cached));
+            ready.push((live.arrival, index, live.run.next_decode()));
         }
         let generating = ready.iter().any(|&(_, _, left)| left <= SHORT);
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
@@ -107,6 +107,7 @@ impl Scheduler<'_> {
             let Some(live) = &mut slot.live else { continue };
             slot.cache.extend_from_slice(&live.run.sequence[part.from..part.upto]);
             live.run.cached = part.upto;
+            live.run.tell_progress();
             let commands = &self.commands;
             for (index, position) in part.outputs {
                 if let Some(row) = captured.next_if(|row| row.index == index) {
@@ -116,6 +117,7 @@ impl Scheduler<'_> {
                 live.run.on_logits(position, logits, &mut self.candidates, &|id, call| done(commands, id, call));
             }
         }
+        self.count_decode();
     }
 
     /// The model could not decode: the runs of the batch fail, the others go on.

@@ -17,11 +17,13 @@ mod promise;
 mod request;
 mod run;
 mod scheduler;
+mod status;
 mod steps;
 
 pub use capture::AttentionCoder;
 pub use journal::Clock;
-pub use request::{Limits, RecordPolicy, Request, Sampling};
+pub use request::{Limits, RecordPolicy, Report, Request, Sampling};
+pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 
 use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
@@ -78,6 +80,10 @@ pub enum Output {
         /// Unicode scalar values to remove from the end.
         chars: usize,
     },
+    /// How probable the tokens of the prompt were, where it was asked for; before any text.
+    Prompt(Vec<(TokenMeasure, Vec<Alternative>)>),
+    /// How far the prompt is, where it was asked for.
+    Progress(Progress),
     /// The run is over; always the last output.
     Ended(Arc<RunEnd>),
 }
@@ -91,6 +97,19 @@ pub struct Delta {
     pub tokens: Vec<(TokenMeasure, Vec<Alternative>)>,
 }
 
+/// How far a prompt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub total: u32,
+    /// Tokens whose state was there already.
+    pub cached: u32,
+    /// Tokens that are there now, `cached` among them.
+    pub processed: u32,
+    /// Microseconds since the run got its slot.
+    pub elapsed_us: u64,
+}
+
 /// A run that was accepted.
 #[derive(Debug)]
 pub struct Generation {
@@ -98,6 +117,8 @@ pub struct Generation {
     pub run_id: RunId,
     /// The client's id, or ours as text.
     pub request_id: String,
+    /// What becomes known of it before it ends.
+    pub meter: Arc<Meter>,
     /// What happens to it.
     pub output: mpsc::Receiver<Output>,
 }
@@ -149,6 +170,7 @@ struct Inner {
     options: Options,
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
+    status: Arc<Status>,
     /// Cloned into every run.
     counted: Arc<()>,
     promises: Option<Promises>,
@@ -171,10 +193,11 @@ impl Engine {
         let weak = recorder.downgrade();
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
+        let status = Arc::new(Status::new(options.parallel));
         let (ready, started) = oneshot::channel();
         let thread = {
-            let (model, options, commands, waiting) =
-                (Arc::clone(&model), options.clone(), commands.clone(), Arc::clone(&waiting));
+            let (model, options, commands, waiting, status) =
+                (Arc::clone(&model), options.clone(), commands.clone(), Arc::clone(&waiting), Arc::clone(&status));
             move || {
                 let context = ContextOptions {
                     context_per_sequence: options.ctx_size,
@@ -196,7 +219,7 @@ impl Engine {
                 match made {
                     Ok((context, capture)) => {
                         if ready.send(Ok(())).is_ok() {
-                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting).run();
+                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status).run();
                         }
                     }
                     // Nobody listens only when the start was given up.
@@ -210,8 +233,17 @@ impl Engine {
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
         started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
         let thread = Mutex::new(Some(thread));
-        let inner =
-            Inner { model, options, commands, waiting, promises, recorder: weak, counted: Arc::new(()), thread };
+        let inner = Inner {
+            model,
+            options,
+            commands,
+            waiting,
+            status,
+            counted: Arc::new(()),
+            promises,
+            recorder: weak,
+            thread,
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -288,13 +320,14 @@ impl Engine {
         let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
         run.last_will = Some(last_will);
         run.counted = Some(Arc::clone(&self.inner.counted));
+        let meter = Arc::clone(&run.meter);
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
         let output = match promise {
             Some(promise) => promise::keep(output, promise, blank),
             None => output,
         };
-        Ok(Generation { run_id: id, request_id, output })
+        Ok(Generation { run_id: id, request_id, meter, output })
     }
 
     /// The model it runs.
@@ -309,10 +342,22 @@ impl Engine {
         self.inner.options.ctx_size
     }
 
+    /// Runs that decode at the same time.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.inner.options.parallel
+    }
+
     /// Runs that wait, decode, or have a client that has not read everything.
     #[must_use]
     pub fn runs(&self) -> usize {
         Arc::strong_count(&self.inner.counted) - 1
+    }
+
+    /// What the decode thread is doing.
+    #[must_use]
+    pub fn status(&self) -> &Status {
+        &self.inner.status
     }
 
     /// Whether attention can be captured.

@@ -56,7 +56,7 @@ async fn pass(mut output: mpsc::Receiver<Output>, mut promise: Promise, mut end:
                         end.finish.usage.completion_tokens += delta.tokens.len() as u32;
                     }
                     Output::Retract { chars } => text.truncate(text.len().saturating_sub(*chars)),
-                    Output::Ended(_) => {}
+                    Output::Prompt(_) | Output::Progress(_) | Output::Ended(_) => {}
                 }
                 if client.send(next).await.is_err() {
                     return;

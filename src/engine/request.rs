@@ -2,6 +2,7 @@ use crate::events::{Span, Surface, TokenId};
 use crate::mods::Chosen;
 use serde::Serialize;
 use serde_json::Value;
+use std::time::Duration;
 
 /// One validated generation request. Every surface builds one through its own wire types; nothing behind it checks again.
 #[derive(Debug, Clone)]
@@ -34,6 +35,48 @@ pub struct Request {
     pub alternatives: usize,
     /// What recording failures do to the run.
     pub record: RecordPolicy,
+    /// What the surface wants to hear of besides the answer.
+    pub report: Report,
+}
+
+impl Request {
+    /// A request for a continuation of that prompt, with a default for everything else: recorded as well as possible,
+    /// ten alternatives a token, no mods, as many tokens as the context holds.
+    #[must_use]
+    pub fn new(prompt: Vec<TokenId>, surface: Surface) -> Self {
+        Self {
+            request_id: None,
+            surface,
+            user_label: None,
+            prompt,
+            spans: Vec::new(),
+            prompt_preview: String::new(),
+            conversation: None,
+            tools: None,
+            sampling: Sampling::default(),
+            limits: Limits::default(),
+            mods: Vec::new(),
+            attention: false,
+            alternatives: Self::ALTERNATIVES,
+            record: RecordPolicy::default(),
+            report: Report::default(),
+        }
+    }
+
+    /// Alternatives that are recorded for each token, unless the answer needs more.
+    pub const ALTERNATIVES: usize = 10;
+}
+
+/// What a surface wants to hear of besides the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Report {
+    /// How probable each token of the prompt was: an [`super::Output::Prompt`]. The whole prompt is decoded for it, whatever
+    /// state there was.
+    pub prompt_probabilities: bool,
+    /// How far the prompt is: an [`super::Output::Progress`] after each decode.
+    pub progress: bool,
+    /// Alternatives as they stood after the sampler's last stage, instead of the model's.
+    pub after_sampler: bool,
 }
 
 /// How tokens are drawn: llama.cpp's sampler chain in its default order, penalties, top-k, top-p, min-p, temperature.
@@ -81,7 +124,7 @@ impl Default for Sampling {
 /// When a run ends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Most tokens in the answer; cut to what the context holds.
+    /// Most tokens in the answer; 0 only evaluates the prompt.
     pub max_tokens: u32,
     /// Most steps; bounds a mod that backtracks for ever.
     pub max_steps: u32,
@@ -91,6 +134,40 @@ pub struct Limits {
     pub stop_tokens: Vec<TokenId>,
     /// Do not end at end-of-generation tokens: they are never drawn.
     pub ignore_eos: bool,
+    /// Least indentation of every line but the first, in characters; the answer ends before one that has less. 0 for any.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub min_indent: u32,
+    /// Most time for the answer, counted from its first token; it ends after its first line break.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_time: Option<Duration>,
+}
+
+impl Limits {
+    /// At most that many tokens, and enough steps for a mod that takes every token back a few times.
+    #[must_use]
+    pub fn new(max_tokens: u32) -> Self {
+        Self {
+            max_tokens,
+            max_steps: max_tokens.saturating_mul(4).saturating_add(256),
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            min_indent: 0,
+            max_time: None,
+        }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
+impl Default for Limits {
+    /// As many tokens as the context holds.
+    fn default() -> Self {
+        Self::new(i32::MAX as u32)
+    }
 }
 
 /// What a recording failure does to a run.

@@ -6,12 +6,14 @@ use super::journal::Journal;
 use super::measure::{self, Distribution};
 use super::pipeline::{ActiveMod, Passage};
 use super::promise::LastWill;
-use super::{Output, Request};
+use super::status::{Meter, PromptDone};
+use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
 use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Call, CallEvent, Done, Reply, RunView};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Makes the way back for the answer to one call: the run, and the number of the call.
 pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> Done + 'a;
@@ -54,6 +56,8 @@ pub(super) struct Run {
     pub awaited_call: u64,
     pub outbox: VecDeque<Output>,
     pub end: Option<Arc<RunEnd>>,
+    /// Shared with the surface.
+    pub meter: Arc<Meter>,
     /// What is said when the thread dies on which the run lives.
     pub last_will: Option<LastWill>,
     pub(super) context: usize,
@@ -78,6 +82,10 @@ pub(super) struct Run {
     pub(super) forced: Option<(usize, Vec<TokenMeasure>)>,
     /// The step that the forced list belongs to.
     pub(super) forced_step: u32,
+    /// How probable the tokens of the prompt were, while that is being found out.
+    pub(super) prompt_measures: Vec<(TokenMeasure, Vec<Alternative>)>,
+    /// When the run got its slot, in microseconds since it was made.
+    pub(super) begun_us: u64,
     pub(super) prompt_us: Option<u64>,
     pub(super) first_token_us: Option<u64>,
     /// The engine counts its runs by the clones of this.
@@ -106,11 +114,12 @@ impl Run {
             awaited_call: 0,
             outbox: VecDeque::new(),
             end: None,
+            meter: Arc::default(),
             last_will: None,
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,
-            answer: Answer::new(&request.limits.stop),
+            answer: Answer::new(&request.limits.stop).indented(request.limits.min_indent as usize),
             unsent: VecDeque::new(),
             sampler,
             kept: Vec::new(),
@@ -123,6 +132,8 @@ impl Run {
             newly: (0, false),
             forced: None,
             forced_step: 0,
+            prompt_measures: Vec::new(),
+            begun_us: 0,
             prompt_us: None,
             first_token_us: None,
             counted: None,
@@ -160,21 +171,33 @@ impl Run {
     /// Takes the logits that follow `position`. The last position of the sequence begins a step; an earlier one belongs
     /// to a forced list and says how probable its next token was.
     pub fn on_logits(&mut self, position: usize, logits: &[f32], candidates: &mut Candidates, done: &DoneFactory<'_>) {
-        if self.prompt_us.is_none() {
-            self.prompt_us = Some(self.journal.elapsed().as_micros() as u64);
-        }
         if let Some(&next) = self.sequence.get(position + 1) {
-            let measure = self.measure(Distribution::of(logits), logits, next);
-            if let Some((_, measures)) = &mut self.forced {
+            let distribution = Distribution::of(logits);
+            let measure = self.measure(distribution, logits, next);
+            if position + 1 < self.prompt_len {
+                let top = self.alternatives(logits, distribution);
+                self.prompt_measures.push((measure, top));
+            } else if let Some((_, measures)) = &mut self.forced {
                 measures.push(measure);
             }
             return;
         }
+        if self.prompt_us.is_none() {
+            let elapsed_us = self.elapsed_us().saturating_sub(self.begun_us);
+            self.prompt_us = Some(elapsed_us);
+            // The first of several prompts, when a mod goes back to it.
+            let _ = self.meter.prompt.set(PromptDone {
+                tokens: self.prompt_len as u32,
+                cached: self.reused as u32,
+                elapsed_us,
+                at: Instant::now(),
+            });
+            if self.request.report.prompt_probabilities {
+                self.outbox.push_back(Output::Prompt(std::mem::take(&mut self.prompt_measures)));
+            }
+        }
         let distribution = Distribution::of(logits);
-        self.top = measure::top(logits, self.request.alternatives)
-            .into_iter()
-            .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
-            .collect();
+        self.top = self.alternatives(logits, distribution);
         self.distribution = Some(distribution);
         if !self.mods.is_empty() {
             self.kept.clear();
@@ -187,6 +210,14 @@ impl Run {
             self.begin_step();
         }
         self.drive(Some(logits), candidates, done);
+    }
+
+    /// The most probable tokens that these logits tell of.
+    fn alternatives(&self, logits: &[f32], distribution: Distribution) -> Vec<Alternative> {
+        measure::top(logits, self.request.alternatives)
+            .into_iter()
+            .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
+            .collect()
     }
 
     /// Takes the answer that a mod owed.
@@ -206,6 +237,42 @@ impl Run {
         if self.end.is_none() {
             self.finish(reason, Some(message), None);
         }
+    }
+
+    /// The run has a slot.
+    pub fn placed_in(&mut self, slot: u32) {
+        self.begun_us = self.elapsed_us();
+        // A run is placed once.
+        let _ = self.meter.slot.set(slot);
+    }
+
+    /// Tells the client how far the prompt is, where it asked for that.
+    pub fn tell_progress(&mut self) {
+        if self.request.report.progress && self.prompt_us.is_none() && self.end.is_none() {
+            self.outbox.push_back(Output::Progress(Progress {
+                total: self.prompt_len as u32,
+                cached: self.reused as u32,
+                processed: self.cached.min(self.prompt_len) as u32,
+                elapsed_us: self.elapsed_us().saturating_sub(self.begun_us),
+            }));
+        }
+    }
+
+    /// How many tokens the next decode may take: all that are missing, unless each of them gives a row of logits.
+    pub fn next_decode(&self) -> usize {
+        const MOST_ROWS: usize = 256;
+        let missing = self.sequence.len() - self.cached;
+        let rows = self.request.report.prompt_probabilities && self.prompt_us.is_none();
+        if rows { missing.min(MOST_ROWS) } else { missing }
+    }
+
+    /// Whether the answer has a line break.
+    pub fn has_new_line(&self) -> bool {
+        self.answer.has_new_line()
+    }
+
+    pub(super) fn elapsed_us(&self) -> u64 {
+        self.journal.elapsed().as_micros() as u64
     }
 
     /// Whether the run wants a decode.

@@ -2,6 +2,7 @@
 
 use super::capture::Capture;
 use super::run::{Run, State};
+use super::status::Status;
 use super::{Options, Output, RecordPolicy};
 use crate::events::{FinishReason, Item, RunId, Signal, TokenId};
 use crate::model::llama::{Candidates, Context};
@@ -59,9 +60,11 @@ pub(super) struct Scheduler<'model> {
     pub(super) options: Options,
     pub(super) arrivals: u64,
     pub(super) waiting: Arc<AtomicUsize>,
+    pub(super) status: Arc<Status>,
 }
 
 impl<'model> Scheduler<'model> {
+    #[expect(clippy::too_many_arguments, reason = "called once")]
     pub fn new(
         context: Context<'model>,
         options: Options,
@@ -70,6 +73,7 @@ impl<'model> Scheduler<'model> {
         recorder: mpsc::Sender<Signal>,
         capture: Option<Capture>,
         waiting: Arc<AtomicUsize>,
+        status: Arc<Status>,
     ) -> Self {
         Self {
             context,
@@ -84,6 +88,7 @@ impl<'model> Scheduler<'model> {
             options,
             arrivals: 0,
             waiting,
+            status,
         }
     }
 
@@ -96,6 +101,7 @@ impl<'model> Scheduler<'model> {
             self.admit();
             self.serve_clients();
             let parts = if self.unrecorded.is_empty() { self.plan() } else { Vec::new() };
+            self.show_status();
             if parts.is_empty() {
                 self.record(true);
                 if !self.wait() {
@@ -209,9 +215,12 @@ impl<'model> Scheduler<'model> {
                     )
                 })
                 .map(|(index, _)| index);
-            let (Some(index), Some(mut live)) = (best, self.queue.pop_front()) else { return };
+            // Only what has a slot leaves the queue.
+            let Some(index) = best else { return };
+            let Some(mut live) = self.queue.pop_front() else { return };
             self.waiting.fetch_sub(1, Ordering::AcqRel);
             let commands = self.commands.clone();
+            live.run.placed_in(index as u32);
             live.run.begin(&|id, call| done(&commands, id, call));
             self.slots[index].live = Some(live);
             self.slots[index].last_used = self.arrivals;
@@ -248,6 +257,7 @@ impl<'model> Scheduler<'model> {
     /// A run is over: its last items and its end are recorded, its slot is free.
     fn clear(&mut self, index: usize) {
         let Some(mut live) = self.slots[index].live.take() else { return };
+        self.status.ended(&live.run);
         let keep = live.run.cached.min(self.slots[index].cache.len());
         self.slots[index].cache.truncate(keep);
         let left = self.context.truncate(index as i32, keep as u32);

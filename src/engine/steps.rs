@@ -7,7 +7,7 @@ use super::{Delta, Output};
 use crate::events::{
     Alternative, EventType, Finish, FinishReason, Measured, RunEnd, RunStatus, Stage, TokenId, TokenMeasure, Usage,
 };
-use crate::model::llama::Candidates;
+use crate::model::llama::{Candidates, Draw};
 use crate::model::printable;
 use std::sync::Arc;
 
@@ -18,7 +18,11 @@ impl Run {
     /// What follows an event that no mod turned.
     pub(super) fn go_on(&mut self, event: EventType, fresh: Option<&[f32]>, candidates: &mut Candidates) {
         match event {
-            EventType::Prefilled => self.state = State::Decode { outputs_from: self.sequence.len() - 1 },
+            EventType::Prefilled => {
+                let whole_prompt = self.request.report.prompt_probabilities;
+                let outputs_from = if whole_prompt { 0 } else { self.sequence.len() - 1 };
+                self.state = State::Decode { outputs_from };
+            }
             EventType::ForwardPass => self.sample(fresh, candidates),
             EventType::Sampled => self.append_drawn(),
             EventType::Added => {
@@ -51,6 +55,10 @@ impl Run {
                 self.generated()
             );
             self.finish(FinishReason::Length, Some(message), None);
+            return;
+        }
+        if self.max_tokens == 0 {
+            self.finish(FinishReason::Length, None, None);
             return;
         }
         self.step += 1;
@@ -89,15 +97,10 @@ impl Run {
                 .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
                 .collect()
         });
-        let after_sampler = if self.journal.recorded() {
-            let mut top = candidates.top(self.request.alternatives);
-            if !top.iter().any(|&(token, _)| token == draw.token) {
-                top.push((draw.token, draw.prob));
-            }
-            top.into_iter().map(|(token, prob)| self.alternative(token, prob)).collect()
-        } else {
-            Vec::new()
-        };
+        let after_sampler = if self.journal.recorded() { self.after_sampler(candidates, &draw) } else { Vec::new() };
+        if self.request.report.after_sampler {
+            self.top = self.after_sampler(candidates, &draw);
+        }
         let position = self.sequence.len() as u32;
         let order = self.journal.event(EventType::Sampled, self.step, |event| {
             event.sampled_token = Some(draw.token);
@@ -113,6 +116,15 @@ impl Run {
         });
         self.drawn = Some(measured);
         self.state = State::Passing(Passage::new(EventType::Sampled, order, self.step));
+    }
+
+    /// What the draw was made from; the drawn token is always there.
+    fn after_sampler(&self, candidates: &Candidates, draw: &Draw) -> Vec<Alternative> {
+        let mut top = candidates.top(self.request.alternatives);
+        if !top.iter().any(|&(token, _)| token == draw.token) {
+            top.push((draw.token, draw.prob));
+        }
+        top.into_iter().map(|(token, prob)| self.alternative(token, prob)).collect()
     }
 
     fn append_drawn(&mut self) {
@@ -189,6 +201,16 @@ impl Run {
         if self.generated() >= self.max_tokens {
             return Some((FinishReason::Length, None));
         }
+        if self.answer.is_outdented() {
+            let message = format!("a line is indented by less than {}", self.request.limits.min_indent);
+            return Some((FinishReason::Length, Some(message)));
+        }
+        if let (Some(most), Some(first)) = (self.request.limits.max_time, self.first_token_us)
+            && self.has_new_line()
+            && self.elapsed_us().saturating_sub(first) >= most.as_micros() as u64
+        {
+            return Some((FinishReason::Length, Some(format!("the time of {} ms is over", most.as_millis()))));
+        }
         (self.sequence.len() >= self.context)
             .then(|| (FinishReason::Length, Some(format!("the context of {} tokens is full", self.context))))
     }
@@ -204,8 +226,11 @@ impl Run {
         self.send(rest);
         let ends_hidden =
             self.sequence.last().is_some_and(|&token| self.generated() > 0 && self.ends_generation(token));
-        let elapsed = self.journal.elapsed().as_micros() as u64;
         let prompt_us = self.prompt_us.unwrap_or(0);
+        let generation_us = match self.prompt_us {
+            Some(prompt_us) => self.elapsed_us().saturating_sub(self.begun_us + prompt_us),
+            None => 0,
+        };
         let end = Arc::new(RunEnd {
             completed_at: self.journal.now(),
             status: match reason {
@@ -226,7 +251,7 @@ impl Run {
                 },
                 first_token_us: self.first_token_us,
                 prompt_us,
-                generation_us: elapsed.saturating_sub(prompt_us),
+                generation_us,
             },
         });
         for active in &mut self.mods {

@@ -9,7 +9,7 @@ pub mod llama;
 mod vocabulary;
 
 pub use llama::Model;
-pub use vocabulary::{Special, Vocabulary, complete_prefix, printable};
+pub use vocabulary::{FillIn, Special, Vocabulary, complete_prefix, printable};
 
 /// Why a model or its context could not be had.
 #[derive(Debug, thiserror::Error)]

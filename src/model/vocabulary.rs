@@ -22,6 +22,23 @@ pub struct Special {
     pub eos: Option<TokenId>,
     /// Whether `bos` stands before every prompt.
     pub add_bos: bool,
+    /// What filling in between two texts takes; `None` when the model was not trained for it.
+    pub fill_in: Option<FillIn>,
+}
+
+/// Tokens of a prompt that is to be filled in between two texts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FillIn {
+    /// Stands before the text in front of the gap.
+    pub prefix: TokenId,
+    /// Stands before the text behind the gap.
+    pub suffix: TokenId,
+    /// Stands where the filling begins.
+    pub middle: TokenId,
+    /// Stands before the name of a repository.
+    pub repository: Option<TokenId>,
+    /// Stands before the name of a file.
+    pub file: Option<TokenId>,
 }
 
 impl std::fmt::Debug for Vocabulary {

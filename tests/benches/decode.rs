@@ -130,26 +130,12 @@ async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: impl Int
 fn request(engine: &Engine, setup: &Setup, attention: bool, record: RecordPolicy) -> Request {
     let prompt: Vec<TokenId> = engine.model().vocabulary().encode(PROMPT, false, true);
     Request {
-        request_id: None,
-        surface: Surface::Cli,
-        user_label: None,
-        prompt,
-        spans: Vec::new(),
         prompt_preview: PROMPT.into(),
-        conversation: None,
-        tools: None,
         sampling: Sampling { seed: 7, ..Sampling::default() },
-        limits: Limits {
-            max_tokens: setup.tokens,
-            max_steps: setup.tokens * 2,
-            stop: Vec::new(),
-            stop_tokens: Vec::new(),
-            ignore_eos: true,
-        },
-        mods: Vec::new(),
+        limits: Limits { max_steps: setup.tokens * 2, ignore_eos: true, ..Limits::new(setup.tokens) },
         attention,
-        alternatives: 10,
         record,
+        ..Request::new(prompt, Surface::Cli)
     }
 }
 

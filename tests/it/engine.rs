@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
+use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
 use thunder::events::{EventType, FinishReason, Item, RunEnd, Signal, Surface, TokenId};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
@@ -59,26 +59,10 @@ fn request(prompt: &str, max_tokens: u32) -> Request {
 
 fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request {
-        request_id: None,
-        surface: Surface::Cli,
-        user_label: None,
-        prompt,
-        spans: Vec::new(),
-        prompt_preview: String::new(),
-        conversation: None,
-        tools: None,
         sampling: Sampling { temperature: 0.0, seed: 7, ..Sampling::default() },
-        limits: Limits {
-            max_tokens,
-            max_steps: 10 * max_tokens,
-            stop: Vec::new(),
-            stop_tokens: Vec::new(),
-            ignore_eos: true,
-        },
-        mods: Vec::new(),
-        attention: false,
+        limits: Limits { max_steps: 10 * max_tokens, ignore_eos: true, ..Limits::new(max_tokens) },
         alternatives: 5,
-        record: RecordPolicy::BestEffort,
+        ..Request::new(prompt, Surface::Cli)
     }
 }
 
@@ -104,6 +88,7 @@ async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
         match output {
             Output::Text(delta) => text.extend(delta.text.chars()),
             Output::Retract { chars } => text.truncate(text.len() - chars),
+            Output::Prompt(_) | Output::Progress(_) => {}
             Output::Ended(end) => return (text.into_iter().collect(), end),
         }
     }

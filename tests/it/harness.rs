@@ -29,7 +29,7 @@ pub fn thunder() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| {
         let name = name.to_string_lossy();
-        name.starts_with("THUNDER_") && name != "THUNDER_PG_BIN" || name == "DATABASE_URL"
+        name.starts_with("LLAMA_") || name.starts_with("THUNDER_") && name != "THUNDER_PG_BIN" || name == "DATABASE_URL"
     }) {
         command.env_remove(name);
     }
@@ -78,7 +78,10 @@ impl Server {
     pub fn start_in(data_dir: PathBuf, arguments: &[&str]) -> Self {
         let port = free_port();
         let mut command = thunder();
-        command.args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--model"]).arg(model());
+        command.args(["serve", "--listen", &format!("127.0.0.1:{port}")]);
+        if !arguments.contains(&"--model") {
+            command.arg("--model").arg(model());
+        }
         command.arg("--data-dir").arg(&data_dir).args(["--threads", "1"]).args(arguments);
         let log = std::fs::File::create(data_dir.join("server.log")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();

@@ -9,6 +9,7 @@ mod engine;
 mod harness;
 mod health;
 mod ingest;
+mod llama;
 mod mods;
 mod native;
 mod openai;

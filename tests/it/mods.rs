@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
+use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
 use thunder::events::{ActionType, FinishReason, Item, RunEnd, Signal, Surface};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
@@ -50,28 +50,14 @@ impl Lab {
     async fn tell(&mut self, mods: &[(&str, Value)]) -> Told {
         let refs = mods.iter().map(|(name, config)| ModRef { name: (*name).into(), config: config.clone() }).collect();
         let vocabulary = self.engine.model().vocabulary();
+        // The one that ends answers with an end-of-generation token needs it heeded.
+        let ignore_eos = mods.iter().all(|(name, _)| *name != "stop-on-repetition");
         let request = Request {
-            request_id: None,
-            surface: Surface::Cli,
-            user_label: None,
-            prompt: vocabulary.encode("Once upon a time", false, true),
-            spans: Vec::new(),
-            prompt_preview: String::new(),
-            conversation: None,
-            tools: None,
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            limits: Limits {
-                max_tokens: 24,
-                max_steps: 500,
-                stop: Vec::new(),
-                stop_tokens: Vec::new(),
-                // The one that ends answers with an end-of-generation token needs it heeded.
-                ignore_eos: mods.iter().all(|(name, _)| *name != "stop-on-repetition"),
-            },
+            limits: Limits { max_steps: 500, ignore_eos, ..Limits::new(24) },
             mods: self.registry.choose(refs).unwrap(),
-            attention: false,
             alternatives: 0,
-            record: RecordPolicy::BestEffort,
+            ..Request::new(vocabulary.encode("Once upon a time", false, true), Surface::Cli)
         };
         let mut generation = self.engine.submit(request).await.unwrap();
         let mut text: Vec<char> = Vec::new();
@@ -79,6 +65,7 @@ impl Lab {
             match generation.output.recv().await.unwrap() {
                 Output::Text(delta) => text.extend(delta.text.chars()),
                 Output::Retract { chars } => text.truncate(text.len() - chars),
+                Output::Prompt(_) | Output::Progress(_) => {}
                 Output::Ended(end) => break end,
             }
         };

@@ -122,12 +122,14 @@ async fn the_named_origin_may_call(server: &Server) {
         .request(Method::OPTIONS, format!("{}/v1/chat/completions", server.base))
         .header("origin", "https://app.example")
         .header("access-control-request-method", "POST")
-        .header("access-control-request-headers", "content-type,authorization")
+        .header("access-control-request-headers", "content-type,authorization,x-stainless-os")
         .send()
         .await
         .unwrap();
     assert_eq!(preflight.status().as_u16(), 200);
     assert_eq!(preflight.headers()["access-control-allow-origin"], "https://app.example");
+    assert!(preflight.headers()["access-control-allow-headers"].to_str().unwrap().contains("x-stainless-os"));
+    assert!(preflight.headers().get("access-control-allow-credentials").is_none());
     // An error must be readable too, or the page's author sees none.
     let refused = send(server, "/v1/chat/completions", &[("origin", "https://app.example")]).await;
     assert_eq!(refused.status().as_u16(), 401);
@@ -164,4 +166,24 @@ fn other_machines_are_not_served_without_a_key() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(said.contains("--api-key") && said.contains("--allow-unauthenticated"), "{said}");
+}
+
+#[tokio::test]
+async fn pages_of_this_machine_may_call_where_that_is_said() {
+    let server = Server::start(&["--cors-origins", "localhost"]);
+    server.wait_ready().await;
+    for (origin, allowed) in [
+        ("http://localhost:3000", true),
+        ("http://127.0.0.1:5173", true),
+        ("https://localhost", true),
+        ("http://localhost.evil.example", false),
+        ("http://evil.example", false),
+        ("null", false),
+    ] {
+        let response = send(&server, "/v1/models", &[("origin", origin)]).await;
+        let header = response.headers().get("access-control-allow-origin").map(|value| value.to_str().unwrap());
+        assert_eq!(header, allowed.then_some(origin));
+        let status = send(&server, "/v1/chat/completions", &[("origin", origin)]).await.status().as_u16();
+        assert_eq!(status, if allowed { 400 } else { 403 }, "{origin}");
+    }
 }

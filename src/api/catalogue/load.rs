@@ -122,7 +122,7 @@ impl Catalogue {
         observe(&entry.name, Step::Context);
         let options = engine_options(config, &model, self.0.clock);
         let engine = Engine::start(Arc::new(model), options, recorder).await?;
-        Ok(Loaded::new(engine, entry.aliases.clone()))
+        Ok(Loaded::new(engine, entry.aliases.clone(), config.chat_template.as_deref()))
     }
 
     /// Reads the weights, away from the async threads.

@@ -18,8 +18,9 @@ struct Inner {
 
 impl Loaded {
     /// What belongs to the model of that engine. `aliases` are names that requests may use besides the model's own.
-    pub(super) fn new(engine: Engine, aliases: Vec<String>) -> Self {
-        let template = template_of(&engine);
+    /// `template` stands for the one inside the model.
+    pub(super) fn new(engine: Engine, aliases: Vec<String>, template: Option<&str>) -> Self {
+        let template = template_of(&engine, template);
         if let Err(reason) = &template {
             tracing::warn!(model = engine.model().name(), %reason, "chat is not available with this model");
         }
@@ -77,9 +78,9 @@ impl std::fmt::Debug for Loaded {
     }
 }
 
-fn template_of(engine: &Engine) -> Result<Template, String> {
+fn template_of(engine: &Engine, given: Option<&str>) -> Result<Template, String> {
     let model = engine.model();
-    let (vocabulary, source) = (model.vocabulary(), model.card().chat_template.as_deref());
+    let (vocabulary, source) = (model.vocabulary(), given.or(model.card().chat_template.as_deref()));
     let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
     let special = vocabulary.special();
     Template::new(source, &text(special.bos), &text(special.eos)).map_err(|error| error.to_string())

@@ -3,9 +3,9 @@
 use super::shape::{self, Head};
 use super::tool_calls;
 use super::wire::Route;
-use crate::api::{ApiError, App, Kind};
+use crate::api::{ApiError, App, generation};
 use crate::engine::Output;
-use crate::events::{FinishReason, RunEnd};
+use crate::events::RunEnd;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -17,36 +17,17 @@ pub(super) async fn whole(
     mut rest: mpsc::Receiver<Output>,
 ) -> Result<Value, ApiError> {
     let mut tokens = Vec::new();
-    let mut next = Some(first);
+    let mut next = first;
     let end = loop {
         match next {
-            Some(Output::Text(delta)) => shape::collect(head.answer, &mut tokens, delta),
-            Some(Output::Retract { chars }) => shape::retract(&mut tokens, chars),
-            Some(Output::Ended(end)) => break end,
-            None => return Err(ApiError::internal("the engine dropped the run")),
+            Output::Text(delta) => shape::collect(head.answer, &mut tokens, delta),
+            Output::Retract { chars } => shape::retract(&mut tokens, chars),
+            Output::Ended(end) => break end,
+            Output::Prompt(_) | Output::Progress(_) => {}
         }
-        next = tokio::select! {
-            output = rest.recv() => output,
-            () = app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
-        };
+        next = generation::next(app, &mut rest).await?;
     };
-    failure(&end, head).map_or_else(|| Ok(answer(head, &end, &tokens)), Err)
-}
-
-/// The error that a run ended with, if it did.
-pub(super) fn failure(end: &RunEnd, head: &Head) -> Option<ApiError> {
-    let finish = &end.finish;
-    let message = finish.message.clone();
-    match finish.reason {
-        FinishReason::Stop | FinishReason::Length | FinishReason::ToolCalls => None,
-        FinishReason::Cancelled => {
-            Some(ApiError::unavailable(message.unwrap_or_else(|| "the run was cancelled".into())).retry_after(1))
-        }
-        FinishReason::Error => {
-            let message = message.unwrap_or_else(|| format!("run {} failed", head.run_id));
-            Some(ApiError::new(Kind::Unprocessable, message).code("run_failed"))
-        }
-    }
+    generation::failure(&end, head.run_id).map_or_else(|| Ok(answer(head, &end, &tokens)), Err)
 }
 
 fn answer(
@@ -72,7 +53,7 @@ fn answer(
     };
     let mut object = head.object(json!([choice]), false);
     object.insert("usage".into(), shape::usage(finish.usage));
-    object.insert("timings".into(), shape::timings(finish));
+    object.insert("timings".into(), generation::timings(finish));
     object.insert("thunder".into(), head.thunder());
     Value::Object(object)
 }

@@ -2,7 +2,7 @@
 
 use super::wire::{Answer, Route};
 use crate::engine::Delta;
-use crate::events::{Alternative, Finish, FinishReason, RunId, TokenMeasure, Usage};
+use crate::events::{Alternative, FinishReason, RunId, TokenMeasure, Usage};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -127,25 +127,5 @@ pub(super) fn usage(usage: Usage) -> Value {
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
-    })
-}
-
-/// Where the time went, as llama-server tells it.
-pub(super) fn timings(finish: &Finish) -> Value {
-    let usage = finish.usage;
-    let prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
-    let (prompt_ms, predicted_ms) = (finish.prompt_us as f64 / 1e3, finish.generation_us as f64 / 1e3);
-    let per_second = |count: u32, ms: f64| if ms > 0.0 { f64::from(count) * 1e3 / ms } else { 0.0 };
-    let per_token = |count: u32, ms: f64| if count > 0 { ms / f64::from(count) } else { 0.0 };
-    json!({
-        "cache_n": usage.cached_tokens,
-        "prompt_n": prompt,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": per_token(prompt, prompt_ms),
-        "prompt_per_second": per_second(prompt, prompt_ms),
-        "predicted_n": usage.completion_tokens,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": per_token(usage.completion_tokens, predicted_ms),
-        "predicted_per_second": per_second(usage.completion_tokens, predicted_ms),
     })
 }

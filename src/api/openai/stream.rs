@@ -3,11 +3,10 @@
 //! The stream pulls: a client that does not read stops its own run, and one that has gone drops the stream, and with
 //! it the run.
 
-use super::answer::failure;
 use super::shape::{self, Head};
 use super::tool_calls;
 use super::wire::Route;
-use crate::api::{ApiError, App};
+use crate::api::{ApiError, App, generation};
 use crate::engine::{Delta, Output};
 use crate::events::RunEnd;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -82,10 +81,11 @@ impl Writer {
                 let choice = self.choice("", &Value::Null);
                 self.chunk(&choice, Some(json!({ "retract": { "chars": chars } })));
             }
-            Some(Output::Ended(end)) => match failure(&end, &self.head) {
+            Some(Output::Ended(end)) => match generation::failure(&end, self.head.run_id) {
                 Some(error) => self.fail(&error),
                 None => self.end(&end),
             },
+            Some(Output::Prompt(_) | Output::Progress(_)) => {}
             None => self.fail(&ApiError::internal("the engine dropped the run")),
         }
     }
@@ -132,7 +132,7 @@ impl Writer {
             last = self.head.object(json!([]), true);
             last.insert("usage".into(), shape::usage(finish.usage));
         }
-        last.insert("timings".into(), shape::timings(finish));
+        last.insert("timings".into(), generation::timings(finish));
         self.ready.push_back(Value::Object(last).to_string());
         self.ready.push_back("[DONE]".into());
         self.over = true;

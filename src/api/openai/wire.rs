@@ -1,22 +1,16 @@
 //! From a body's fields to the one [`Request`] that the engine takes. Everything is checked here, and nowhere after.
 
-use super::fields::{Fields, integer, wrong};
-use super::mods;
+use crate::api::wire::fields::{Fields, integer, wrong};
+use crate::api::wire::{mods, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Limits, RecordPolicy, Request, Sampling};
+use crate::engine::Request;
 use crate::events::{Span, Surface, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::{self, Options};
 use serde_json::Value;
 
-/// Alternatives that are recorded for each token, unless the answer needs more.
-const ALTERNATIVES: usize = 10;
 /// Most alternatives that an answer can have, as with OpenAI.
 const MOST_TOP_LOGPROBS: i64 = 20;
-/// Longest `request_id`.
-const LONGEST_ID: usize = 256;
-/// Length of the text that a run is recognised by.
-const PREVIEW: usize = 300;
 
 /// Which of the two routes a body came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +47,7 @@ struct Prompt {
 
 /// Reads a body.
 pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Result<Asked, ApiError> {
-    let fields = Fields::new(body)?;
+    let fields = Fields::new(body)?.or(&app.config().server.request_defaults);
     refuse_what_is_not_there(fields)?;
     let engine = loaded.engine();
     let vocabulary = loaded.vocabulary();
@@ -69,20 +63,19 @@ pub(super) fn read(app: &App, loaded: &Loaded, route: Route, body: &Value) -> Re
     let logprobs = logprobs(fields, route)?;
     let room = (engine.context_per_slot() as usize).saturating_sub(prompt.tokens.len()).max(1) as u32;
     let request = Request {
-        request_id: request_id(fields)?,
-        surface: Surface::Openai,
-        user_label: fields.text("user")?.map(|label| label.chars().take(LONGEST_ID).collect()),
-        prompt: prompt.tokens,
+        request_id: parameters::request_id(fields)?,
+        user_label: parameters::user(fields)?,
         spans: prompt.spans,
         prompt_preview: prompt.preview,
         conversation: prompt.conversation,
         tools: prompt.tools,
-        sampling: sampling(fields, vocabulary)?,
-        limits: limits(fields, vocabulary, room)?,
+        sampling: parameters::sampling(fields, vocabulary)?,
+        limits: parameters::limits(fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
-        alternatives: ALTERNATIVES.max(logprobs.unwrap_or(0)),
-        record: record(fields)?,
+        alternatives: Request::ALTERNATIVES.max(logprobs.unwrap_or(0)),
+        record: parameters::record(fields)?,
+        ..Request::new(prompt.tokens, Surface::Openai)
     };
     Ok(Asked { request, answer: Answer { route, stream, include_usage, logprobs } })
 }
@@ -136,7 +129,13 @@ fn conversation(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Prompt
     };
     let rendered = loaded.template()?.render(messages, &options)?;
     let (tokens, spans) = rendered.tokenize(loaded.vocabulary());
-    Ok(Prompt { tokens, spans, preview: preview(&last_words(messages)), conversation: Some(messages.clone()), tools })
+    Ok(Prompt {
+        tokens,
+        spans,
+        preview: parameters::preview(&last_words(messages)),
+        conversation: Some(messages.clone()),
+        tools,
+    })
 }
 
 fn text(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Prompt, ApiError> {
@@ -158,12 +157,12 @@ fn text(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Prompt, ApiError>
         Value::String(text) => vocabulary.encode(text, true, true),
         Value::Array(ids) => ids
             .iter()
-            .map(|id| token(id, vocabulary).ok_or_else(|| wrong("prompt", EXPECTED, id)))
+            .map(|id| parameters::token(id, vocabulary).ok_or_else(|| wrong("prompt", EXPECTED, id)))
             .collect::<Result<_, _>>()?,
         other => return Err(wrong("prompt", EXPECTED, other)),
     };
     let shown = prompt.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
-    Ok(Prompt { tokens, spans: Vec::new(), preview: preview(&shown), conversation: None, tools: None })
+    Ok(Prompt { tokens, spans: Vec::new(), preview: parameters::preview(&shown), conversation: None, tools: None })
 }
 
 /// The text of the last message that a person wrote, else of the last message.
@@ -176,22 +175,6 @@ fn last_words(messages: &Value) -> String {
             parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
         }
         _ => String::new(),
-    }
-}
-
-fn preview(text: &str) -> String {
-    text.trim().chars().take(PREVIEW).collect()
-}
-
-fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
-    match fields.text("request_id")? {
-        Some(id) if id.is_empty() || id.len() > LONGEST_ID || id.chars().any(char::is_control) => {
-            Err(ApiError::invalid(
-                "request_id",
-                format!("request_id must have 1 to {LONGEST_ID} bytes and no control characters"),
-            ))
-        }
-        id => Ok(id.map(str::to_owned)),
     }
 }
 
@@ -210,138 +193,6 @@ fn logprobs(fields: Fields<'_>, route: Route) -> Result<Option<usize>, ApiError>
                 (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true")),
             }
         }
-    }
-}
-
-fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sampling, ApiError> {
-    let default = Sampling::default();
-    let seed = match fields.integer("seed", i64::MIN..=i64::MAX)? {
-        // llama-server's word for "choose one".
-        None | Some(-1) => rand::random(),
-        // OpenAI's seeds have 64 bits, llama.cpp's have 32.
-        Some(seed) => seed as u32,
-    };
-    let mut bias = match fields.get("logit_bias") {
-        Some(value) => logit_bias(value, vocabulary)?,
-        None => Vec::new(),
-    };
-    bias.extend(tokens(fields, "banned_tokens", vocabulary)?.into_iter().map(|token| (token, f32::NEG_INFINITY)));
-    Ok(Sampling {
-        temperature: fields.number("temperature", 0.0..=100.0)?.unwrap_or(default.temperature),
-        top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.map_or(default.top_k, |k| k.max(0) as i32),
-        top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(default.top_p),
-        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(default.min_p),
-        repeat_penalty: fields.number("repeat_penalty", 0.01..=100.0)?.unwrap_or(default.repeat_penalty),
-        repeat_last_n: fields.integer("repeat_last_n", -1..=1 << 20)?.map_or(default.repeat_last_n, |n| n as i32),
-        presence_penalty: fields.number("presence_penalty", -10.0..=10.0)?.unwrap_or(default.presence_penalty),
-        frequency_penalty: fields.number("frequency_penalty", -10.0..=10.0)?.unwrap_or(default.frequency_penalty),
-        seed,
-        logit_bias: bias,
-    })
-}
-
-fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: u32) -> Result<Limits, ApiError> {
-    let max_tokens = match fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]) {
-        // -1 is llama-server's word for "as many as fit".
-        Some((name, value)) if integer(value) != Some(-1) => {
-            fields.integer(name, 1..=i64::from(i32::MAX))?.map_or(room, |count| (count as u32).min(room))
-        }
-        _ => room,
-    };
-    let max_steps = fields.integer("max_steps", 1..=i64::from(u32::MAX))?.map(|steps| steps as u32);
-    Ok(Limits {
-        max_tokens,
-        // Enough for a mod that takes every token back a few times, and an end for one that never stops.
-        max_steps: max_steps.unwrap_or_else(|| max_tokens.saturating_mul(4).saturating_add(256)),
-        stop: stop(fields)?,
-        stop_tokens: tokens(fields, "stop_tokens", vocabulary)?,
-        ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
-    })
-}
-
-fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let texts = match fields.get("stop") {
-        None => return Ok(Vec::new()),
-        Some(one @ Value::String(_)) => std::slice::from_ref(one),
-        Some(Value::Array(list)) => list,
-        Some(other) => return Err(wrong("stop", "a text or a list of texts", other)),
-    };
-    let read = |text: &Value| match text.as_str() {
-        Some(text) => Ok(text.to_owned()),
-        None => Err(wrong("stop", "a text or a list of texts", text)),
-    };
-    let texts: Vec<String> = texts.iter().map(read).collect::<Result<_, _>>()?;
-    Ok(texts.into_iter().filter(|text| !text.is_empty()).collect())
-}
-
-fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
-    let id = TokenId::try_from(integer(value)?).ok()?;
-    vocabulary.contains(id).then_some(id)
-}
-
-/// A list of token ids, or of texts that are one token each.
-fn tokens(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
-    let one = |value: &Value| match value.as_str() {
-        Some(text) => match vocabulary.encode(text, false, true)[..] {
-            [token] => Ok(token),
-            ref several => Err(ApiError::invalid(
-                name,
-                format!("{name}: the text {value} is {} tokens ({several:?}), not one; give the ids", several.len()),
-            )),
-        },
-        None => token(value, vocabulary)
-            .ok_or_else(|| wrong(name, &format!("a list of token ids below {}, or of texts", vocabulary.len()), value)),
-    };
-    fields.list(name)?.into_iter().flatten().map(one).collect()
-}
-
-/// `{"id or text": bias}` as OpenAI has it, or llama-server's `[[id or text, bias or false], …]`.
-fn logit_bias(value: &Value, vocabulary: &Vocabulary) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    const EXPECTED: &str = "an object from token to a bias between -100 and 100 (false bans it)";
-    let refuse = || wrong("logit_bias", EXPECTED, value);
-    let bias = |value: &Value| match value {
-        Value::Bool(false) => Some(f32::NEG_INFINITY),
-        other => other.as_f64().map(|number| number as f32).filter(|number| (-100.0..=100.0).contains(number)),
-    };
-    let named = |name: &str| match name.parse::<TokenId>() {
-        Ok(id) => vocabulary.contains(id).then(|| vec![id]),
-        Err(_) => Some(vocabulary.encode(name, false, true)),
-    };
-    let mut biases = Vec::new();
-    let mut add = |tokens: Option<Vec<TokenId>>, value: &Value| -> Option<()> {
-        let bias = bias(value)?;
-        biases.extend(tokens?.into_iter().map(|token| (token, bias)));
-        Some(())
-    };
-    match value {
-        Value::Object(object) => {
-            for (name, value) in object {
-                add(named(name), value).ok_or_else(refuse)?;
-            }
-        }
-        Value::Array(list) => {
-            for pair in list {
-                let [of, value] = pair.as_array().map_or(&[][..], Vec::as_slice) else { return Err(refuse()) };
-                let tokens = match of.as_str() {
-                    Some(text) => Some(vocabulary.encode(text, false, true)),
-                    None => token(of, vocabulary).map(|token| vec![token]),
-                };
-                add(tokens, value).ok_or_else(refuse)?;
-            }
-        }
-        _ => return Err(refuse()),
-    }
-    Ok(biases)
-}
-
-fn record(fields: Fields<'_>) -> Result<RecordPolicy, ApiError> {
-    match fields.get("record") {
-        None | Some(Value::Bool(true)) => Ok(RecordPolicy::BestEffort),
-        Some(Value::Bool(false)) => Ok(RecordPolicy::Off),
-        Some(Value::String(word)) if word == "required" => Ok(RecordPolicy::Required),
-        Some(Value::String(word)) if word == "best-effort" => Ok(RecordPolicy::BestEffort),
-        Some(Value::String(word)) if word == "off" => Ok(RecordPolicy::Off),
-        Some(other) => Err(wrong("record", "true, false, \"required\", \"best-effort\" or \"off\"", other)),
     }
 }
 

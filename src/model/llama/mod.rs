@@ -13,7 +13,7 @@ pub use devices::{Device, devices};
 pub use gguf::Header;
 pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
 
-use super::vocabulary::Special;
+use super::vocabulary::{FillIn, Special};
 use super::{Error, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
@@ -206,7 +206,15 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
     let count = vocab.n_tokens();
     let tokens = || (0..count).map(LlamaToken::new);
     let valid = |token: LlamaToken| (token.0 >= 0).then_some(token.0);
-    let special = Special { bos: valid(vocab.bos()), eos: valid(vocab.eos()), add_bos: vocab.should_add_bos() };
+    let fill_in = match (valid(vocab.fim_pre()), valid(vocab.fim_suf()), valid(vocab.fim_mid())) {
+        (Some(prefix), Some(suffix), Some(middle)) => {
+            let (repository, file) = (valid(vocab.fim_rep()), valid(vocab.fim_sep()));
+            Some(FillIn { prefix, suffix, middle, repository, file })
+        }
+        _ => None,
+    };
+    let special =
+        Special { bos: valid(vocab.bos()), eos: valid(vocab.eos()), add_bos: vocab.should_add_bos(), fill_in };
     let owner = Arc::clone(llama);
     Vocabulary::new(
         tokens().map(|token| vocab.token_to_piece(token, true, None).into_boxed_slice()).collect(),

@@ -9,7 +9,11 @@ use serde_json::Value;
 ///
 /// The model's name is `model`, `model/mod-a/mod-b`, or, for a model that is named by its publisher,
 /// `publisher/model/mod-a`.
-pub(super) fn chosen(fields: Fields<'_>, loaded: &Loaded, registry: &Registry) -> Result<Vec<Chosen>, ApiError> {
+pub(in crate::api) fn chosen(
+    fields: Fields<'_>,
+    loaded: &Loaded,
+    registry: &Registry,
+) -> Result<Vec<Chosen>, ApiError> {
     let known = |name: &str| registry.list().iter().any(|found| found.name == name);
     let mut refs = Vec::new();
     if let Some(asked) = fields.text("model")? {

@@ -1,0 +1,139 @@
+//! From a validated request to a run that has begun, and from its end to an error: the same for every dialect.
+
+pub(super) mod runs;
+pub(super) mod stream;
+
+pub(in crate::api) use runs::{Runs, Told};
+
+use super::{ApiError, App, Caller, Kind, Loaded};
+use crate::engine::{Meter, Output, Request, SubmitError};
+use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
+use axum::Extension;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::Response;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
+/// `thunder run` says so, and its runs are told from those of other programs.
+const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
+
+/// A run whose first output is there.
+#[derive(Debug)]
+pub(in crate::api) struct Begun {
+    pub(in crate::api) run_id: RunId,
+    /// What becomes known of it before it ends.
+    pub(in crate::api) meter: Arc<Meter>,
+    /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
+    pub(in crate::api) first: Output,
+    pub(in crate::api) rest: mpsc::Receiver<Output>,
+}
+
+/// Writes down who asks: the key's label, unless the request names somebody, and whether it is our own command line.
+pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
+    if headers.get(CLIENT).is_some_and(|client| client == "cli") {
+        request.surface = Surface::Cli;
+    }
+    if let Some(Extension(caller)) = caller {
+        request.user_label.get_or_insert(caller.label);
+    }
+}
+
+/// Hands a request to the engine and waits for its first output.
+///
+/// # Errors
+/// The request's id belongs to another run, the engine does not take it, or the server stops.
+pub(in crate::api) async fn begin(app: &App, loaded: &Loaded, request: Request) -> Result<Begun, ApiError> {
+    refuse_known_id(app, request.request_id.as_deref()).await?;
+    let mut generation = loaded.engine().submit(request).await?;
+    let first = next(app, &mut generation.output).await?;
+    Ok(Begun { run_id: generation.run_id, meter: generation.meter, first, rest: generation.output })
+}
+
+/// The next output of a run that is not over.
+///
+/// # Errors
+/// 503 when the server stops.
+pub(in crate::api) async fn next(app: &App, outputs: &mut mpsc::Receiver<Output>) -> Result<Output, ApiError> {
+    tokio::select! {
+        output = outputs.recv() => output.ok_or_else(|| ApiError::internal("the engine dropped the run")),
+        () = app.stopped() => Err(ApiError::unavailable("the server is stopping").retry_after(1)),
+    }
+}
+
+/// The error that a run ended with, if it did.
+pub(in crate::api) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
+    let finish = &end.finish;
+    let message = finish.message.clone();
+    match finish.reason {
+        FinishReason::Stop | FinishReason::Length | FinishReason::ToolCalls => None,
+        FinishReason::Cancelled => {
+            Some(ApiError::unavailable(message.unwrap_or_else(|| "the run was cancelled".into())).retry_after(1))
+        }
+        FinishReason::Error => {
+            let message = message.unwrap_or_else(|| format!("run {run} failed"));
+            Some(ApiError::new(Kind::Unprocessable, message).code("run_failed"))
+        }
+    }
+}
+
+/// The response with the header that leads to the run's replay; a failed run is recorded too.
+pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Response {
+    if let Ok(run_id) = HeaderValue::from_str(&run.to_string()) {
+        response.headers_mut().insert(RUN_ID, run_id);
+    }
+    response
+}
+
+/// Where the time of a run went, as llama-server tells it.
+pub(in crate::api) fn timings(finish: &Finish) -> Value {
+    timings_of(finish.usage, finish.prompt_us, finish.generation_us)
+}
+
+/// The same for these counts and times in microseconds. The first token comes with the prompt, so that the rate is that of
+/// the tokens behind it.
+pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u64) -> Value {
+    let prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+    let (prompt_ms, predicted_ms) = (prompt_us as f64 / 1e3, generation_us as f64 / 1e3);
+    let per_second = |count: u32, ms: f64| if ms > 0.0 { f64::from(count) * 1e3 / ms } else { 0.0 };
+    let per_token = |count: u32, ms: f64| if count > 0 { ms / f64::from(count) } else { 0.0 };
+    let steps = usage.completion_tokens.saturating_sub(1);
+    json!({
+        "cache_n": usage.cached_tokens,
+        "prompt_n": prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": per_token(prompt, prompt_ms),
+        "prompt_per_second": per_second(prompt, prompt_ms),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": per_token(steps, predicted_ms),
+        "predicted_per_second": per_second(steps, predicted_ms),
+    })
+}
+
+/// A client's id names one run for ever. When the database cannot be asked, the run goes on.
+async fn refuse_known_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
+    if let Some(id) = request_id
+        && let Ok(Some(_)) = app.store()?.find(id).await
+    {
+        return Err(ApiError::conflict(format!("request_id '{id}' belongs to another run")).at("request_id"));
+    }
+    Ok(())
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::PromptTooLong { prompt_tokens, context } => {
+                Self::bad_request(message).exceeds_context(prompt_tokens, context)
+            }
+            SubmitError::EmptyPrompt => Self::invalid("prompt", message),
+            SubmitError::AttentionOff => Self::invalid("attention", message),
+            SubmitError::ModConfig { .. } => Self::invalid("mods", message),
+            SubmitError::Busy { .. } => Self::new(Kind::Busy, message).retry_after(1),
+            SubmitError::Stopped => Self::unavailable(message),
+        }
+    }
+}

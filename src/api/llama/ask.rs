@@ -1,0 +1,181 @@
+//! From the body of a native completion to the requests that the engine takes: one for each prompt and each answer to it.
+
+use crate::api::wire::fields::{Fields, shown, wrong};
+use crate::api::wire::{mods, parameters};
+use crate::api::{ApiError, App, Loaded};
+use crate::engine::{Report, Request};
+use crate::events::{Surface, TokenId};
+use serde_json::{Map, Value};
+use std::time::Duration;
+
+/// Most alternatives that an answer can have for each token.
+const MOST_PROBS: i64 = 1000;
+
+/// A body, read.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// One for each answer, in order.
+    pub(super) requests: Vec<Request>,
+    pub(super) answer: Answer,
+}
+
+/// How the answer is to be written.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) stream: bool,
+    /// What `n_predict` was; -1 for as many as fit.
+    pub(super) n_predict: i64,
+    /// Probabilities of that many tokens at each place; 0 for none.
+    pub(super) n_probs: usize,
+    /// Probabilities after the sampler's stages, instead of the model's.
+    pub(super) post_sampling: bool,
+    pub(super) return_tokens: bool,
+    pub(super) timings_per_token: bool,
+    pub(super) return_progress: bool,
+    /// Paths of what the answer has; empty for everything.
+    pub(super) response_fields: Vec<String>,
+    pub(super) ping: Option<Duration>,
+    /// Parameters that are echoed as they were sent.
+    pub(super) sent: Map<String, Value>,
+}
+
+impl Answer {
+    /// The answer to a request that says nothing but how long it may be.
+    pub(super) fn usual(n_predict: i64) -> Self {
+        Self {
+            stream: false,
+            n_predict,
+            n_probs: 0,
+            post_sampling: false,
+            return_tokens: false,
+            timings_per_token: false,
+            return_progress: false,
+            response_fields: Vec::new(),
+            ping: None,
+            sent: Map::new(),
+        }
+    }
+}
+
+/// Reads a body whose prompts are these.
+pub(super) fn read(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompts: Vec<Vec<TokenId>>,
+) -> Result<Asked, ApiError> {
+    let fields = fields.or(&app.config().server.request_defaults).clamping();
+    super::lora::refuse(fields)?;
+    let answer = answer(app, fields)?;
+    let count = count(fields, loaded.engine().slots())?;
+    let mut requests = Vec::with_capacity(prompts.len() * count);
+    for prompt in prompts {
+        let request = request(app, loaded, fields, prompt, &answer)?;
+        for index in 0..count {
+            let mut request = request.clone();
+            // Answers to one prompt differ, as llama-server's do.
+            request.sampling.seed = request.sampling.seed.wrapping_add(index as u32);
+            requests.push(request);
+        }
+    }
+    Ok(Asked { requests, answer })
+}
+
+fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
+    let flag = |name| fields.flag(name).map(|flag| flag.unwrap_or(false));
+    let n_probs = fields.first(&["n_probs", "logprobs"]).map(|(name, value)| match value {
+        Value::Bool(wanted) => Ok(i64::from(*wanted)),
+        _ => fields.integer(name, 0..=MOST_PROBS).map(Option::unwrap_or_default),
+    });
+    let response_fields = fields.list("response_fields")?.into_iter().flatten().map(|path| match path.as_str() {
+        Some(path) => Ok(path.to_owned()),
+        None => Err(wrong("response_fields", "a list of texts", path)),
+    });
+    let ping = match fields.integer("sse_ping_interval", -1..=86_400)? {
+        None => app.config().server.routes.sse_ping_interval,
+        Some(seconds) => u64::try_from(seconds).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs),
+    };
+    let n_predict = fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]);
+    Ok(Answer {
+        stream: flag("stream")?,
+        n_predict: n_predict.and_then(|(_, value)| crate::api::wire::fields::integer(value)).unwrap_or(-1),
+        n_probs: n_probs.transpose()?.unwrap_or(0) as usize,
+        post_sampling: flag("post_sampling_probs")?,
+        return_tokens: flag("return_tokens")?,
+        timings_per_token: flag("timings_per_token")?,
+        return_progress: flag("return_progress")?,
+        response_fields: response_fields.collect::<Result<_, _>>()?,
+        ping,
+        sent: fields.said(super::settings::ECHOED),
+    })
+}
+
+/// Answers to each prompt.
+fn count(fields: Fields<'_>, slots: u32) -> Result<usize, ApiError> {
+    let count = match fields.first(&["n_cmpl", "n"]) {
+        Some((name, _)) => fields.integer(name, 1..=i64::from(slots))?,
+        None => None,
+    };
+    Ok(count.unwrap_or(1) as usize)
+}
+
+fn request(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompt: Vec<TokenId>,
+    answer: &Answer,
+) -> Result<Request, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let room = (loaded.engine().context_per_slot() as usize).saturating_sub(prompt.len()).max(1) as u32;
+    Ok(Request {
+        request_id: parameters::request_id(fields)?,
+        user_label: parameters::user(fields)?,
+        prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
+        sampling: parameters::sampling(fields, vocabulary)?,
+        limits: parameters::limits_from(0, fields, vocabulary, room)?,
+        mods: mods::chosen(fields, loaded, app.registry())?,
+        attention: fields.flag("attention")?.unwrap_or(false),
+        alternatives: Request::ALTERNATIVES.max(answer.n_probs),
+        record: parameters::record(fields)?,
+        report: Report {
+            prompt_probabilities: false,
+            progress: answer.return_progress && answer.stream,
+            after_sampler: answer.post_sampling && answer.n_probs > 0,
+        },
+        ..Request::new(prompt, Surface::LlamaServer)
+    })
+}
+
+/// The prompts of a body: a text, tokens, a mixed list, or a list of those.
+pub(super) fn prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    const EXPECTED: &str = "a text, a list of token ids and texts, or a list of such prompts";
+    let value = fields
+        .get("prompt")
+        .ok_or_else(|| ApiError::invalid("prompt", format!("prompt is missing; it takes {EXPECTED}")))?;
+    match value {
+        Value::Array(list) if list.is_empty() => Err(wrong("prompt", EXPECTED, value)),
+        // As llama-server has it: a list with a number in it is one prompt, any other a list of prompts.
+        Value::Array(list) if !list.iter().any(Value::is_number) => {
+            list.iter().enumerate().map(|(index, one)| prompt(one, &format!("prompt[{index}]"), loaded)).collect()
+        }
+        one => Ok(vec![prompt(one, "prompt", loaded)?]),
+    }
+}
+
+fn prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
+    let text = match value {
+        Value::Object(object) => {
+            if object.get("multimodal_data").and_then(Value::as_array).is_some_and(|data| !data.is_empty()) {
+                return Err(ApiError::not_supported(format!(
+                    "{name}.multimodal_data: this server takes text only; leave it out"
+                )));
+            }
+            object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
+                ApiError::invalid(name, format!("{name} needs prompt_string, a text, got {}", shown(value)))
+            })?
+        }
+        other => other,
+    };
+    parameters::text_or_tokens(text, name, loaded.vocabulary(), true, true)
+}

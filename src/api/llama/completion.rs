@@ -1,0 +1,129 @@
+//! `/completion`: llama-server's own way to continue a text, with everything it can say about how that was done.
+
+use super::answer::{Kept, Line};
+use super::ask::{self, Asked};
+use crate::api::generation::{self, Runs, stream};
+use crate::api::wire::{self, Fields};
+use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
+use crate::engine::Output;
+use axum::Extension;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(completion)).route("/completions", axum::routing::post(completion))
+}
+
+/// Continues `prompt`: a text, token ids, a mixed list, or a list of those, which is answered by a list. With
+/// `"stream": true` token by token. `/completions` is the same.
+#[utoipa::path(post, path = "/completion", tag = "llama-server",
+    request_body(content = Value, content_type = "application/json"),
+    responses((status = 200, description = "The answer, a list of answers, or server-sent events of its pieces"),
+              (status = 400, description = "A field is wrong; the message names it"),
+              (status = 503, description = "The model is being loaded")))]
+async fn completion(
+    State(app): State<App>,
+    caller: Option<Extension<Caller>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, LlamaError> {
+    let body = wire::json(&body?)?;
+    let fields = Fields::new(&body)?;
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let asked = ask::read(&app, &loaded, fields, ask::prompts(fields, &loaded)?)?;
+    Ok(respond(app, &loaded, asked, caller, &headers).await?)
+}
+
+/// Runs what was asked for and writes the answer.
+pub(super) async fn respond(
+    app: App,
+    loaded: &Loaded,
+    asked: Asked,
+    caller: Option<Extension<Caller>>,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let Asked { mut requests, answer } = asked;
+    for request in &mut requests {
+        generation::note_client(request, headers, caller.clone());
+    }
+    let vocabulary = loaded.vocabulary();
+    let kept: Vec<Kept> = requests.iter().map(|request| Kept::of(request, vocabulary)).collect();
+    let runs = Runs::begin(app, loaded, requests).await?;
+    let run_id = runs.begun.first().map(|run| run.id);
+    let lines = runs.begun.iter().zip(kept).enumerate().map(|(index, (run, kept))| {
+        Line::new(index, run.clone(), kept, answer.clone(), Arc::clone(vocabulary), loaded.name().to_owned())
+    });
+    let lines: Vec<Line> = lines.collect();
+    let response = if let Some(error) = runs.failed_at_once() {
+        LlamaError(error).into_response()
+    } else if answer.stream {
+        stream::respond(runs, Pieces { lines }, answer.ping)
+    } else {
+        match whole(runs, lines).await {
+            Ok(answer) => Json(answer).into_response(),
+            Err(error) => LlamaError(error).into_response(),
+        }
+    };
+    Ok(match run_id {
+        Some(run_id) => generation::with_run_id(response, run_id),
+        None => response,
+    })
+}
+
+async fn whole(mut runs: Runs, mut lines: Vec<Line>) -> Result<Value, ApiError> {
+    let mut answers = vec![Value::Null; lines.len()];
+    while let Some((index, output)) = runs.next().await? {
+        let line = &mut lines[index];
+        match output {
+            Output::Text(delta) => line.add(delta),
+            Output::Retract { chars } => line.retract(chars),
+            Output::Prompt(_) | Output::Progress(_) => {}
+            Output::Ended(end) => match generation::failure(&end, runs.begun[index].id) {
+                Some(error) => return Err(error),
+                None => answers[index] = line.last(&end),
+            },
+        }
+    }
+    Ok(match answers.len() {
+        1 => answers.remove(0),
+        _ => Value::Array(answers),
+    })
+}
+
+/// The pieces of a stream. There is no `[DONE]` behind them.
+struct Pieces {
+    lines: Vec<Line>,
+}
+
+impl stream::Writer for Pieces {
+    fn write(&mut self, run: usize, output: Output, ready: &mut VecDeque<String>) -> Result<(), ApiError> {
+        let line = &mut self.lines[run];
+        let piece = match output {
+            Output::Text(delta) => line.piece(delta),
+            Output::Retract { chars } => line.retraction(chars),
+            Output::Progress(progress) => line.progress(progress),
+            Output::Prompt(_) => return Ok(()),
+            Output::Ended(end) => match generation::failure(&end, line.run_id()) {
+                Some(error) => return Err(error),
+                None => line.last(&end),
+            },
+        };
+        ready.push_back(piece.to_string());
+        Ok(())
+    }
+
+    fn end(&mut self, _: &mut VecDeque<String>) {}
+
+    fn error(&self, error: &ApiError) -> String {
+        error.llama().to_string()
+    }
+}

@@ -1,0 +1,58 @@
+//! llama-server's own routes: one file for each, each with its `router()`. Errors have llama-server's shape, and unknown
+//! fields are ignored, as there.
+
+mod answer;
+mod ask;
+mod completion;
+mod infill;
+mod lora;
+mod monitor;
+mod props;
+mod settings;
+mod template;
+mod text;
+
+pub(super) use infill::{between, tokens_of};
+
+use super::App;
+use utoipa_axum::router::OpenApiRouter;
+
+/// The routes.
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .merge(completion::router())
+        .merge(infill::router())
+        .merge(text::router())
+        .merge(template::router())
+        .merge(props::router())
+        .merge(monitor::router())
+        .merge(lora::router())
+}
+
+/// Whether the path's clients expect llama-server's errors.
+pub(super) fn owns(path: &str) -> bool {
+    const EXACT: [&str; 20] = [
+        "/completion",
+        "/completions",
+        "/infill",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+        "/slots",
+        "/metrics",
+        "/lora-adapters",
+        "/embedding",
+        "/embeddings",
+        "/rerank",
+        "/reranking",
+        "/v1/rerank",
+        "/v1/reranking",
+        "/classify",
+        "/v1/classify",
+        "/sessions",
+        "/v1/health",
+    ];
+    const BELOW: [&str; 3] = ["/slots/", "/v1/slots/", "/sessions/"];
+    EXACT.contains(&path) || BELOW.iter().any(|start| path.starts_with(start))
+}

@@ -1,0 +1,128 @@
+//! What the engine is doing: `/slots` for people and dashboards, `/metrics` for Prometheus. Looking never holds the engine up.
+
+use super::ask::Answer;
+use super::props::Which;
+use super::settings::settings;
+use crate::api::{ApiError, App, LlamaError};
+use crate::engine::{Counts, SlotView};
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(slots)).routes(routes!(metrics))
+}
+
+#[derive(Debug, Deserialize)]
+struct SlotsQuery {
+    model: Option<String>,
+    fail_on_no_slot: Option<String>,
+}
+
+/// What every slot is doing. With `?fail_on_no_slot=1` it is 503 while none is free. Prompts and answers are not shown: they are
+/// in the trace, for those who may see it.
+#[utoipa::path(get, path = "/slots", tag = "llama-server",
+    params(("fail_on_no_slot" = Option<String>, Query, description = "1: fail while no slot is free")),
+    responses((status = 200, description = "A list of slots"),
+              (status = 501, description = "The server was started with --no-slots"),
+              (status = 503, description = "No slot is free, and that was to be an error")))]
+async fn slots(State(app): State<App>, Query(query): Query<SlotsQuery>) -> Result<Json<Value>, LlamaError> {
+    if !app.config().server.routes.slots {
+        return Err(ApiError::not_supported("GET /slots is off; start the server without --no-slots").into());
+    }
+    let loaded = app.loaded(query.model.as_deref()).await?;
+    let engine = loaded.engine();
+    let slots = engine.status().slots();
+    let fails = query.fail_on_no_slot.is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
+    if fails && slots.iter().all(|slot| slot.busy) {
+        return Err(ApiError::unavailable("no slot is free").into());
+    }
+    let n_ctx = engine.context_per_slot();
+    Ok(Json(slots.iter().enumerate().map(|(id, slot)| shown(id, slot, n_ctx)).collect()))
+}
+
+fn shown(id: usize, slot: &SlotView, n_ctx: u32) -> Value {
+    let mut shown = json!({ "id": id, "n_ctx": n_ctx, "speculative": false, "is_processing": slot.busy });
+    if let Some(occupant) = &slot.occupant {
+        let n_predict = i64::from(occupant.limits.max_tokens);
+        shown["id_task"] = slot.task.into();
+        shown["n_prompt_tokens"] = slot.prompt_tokens.into();
+        shown["n_prompt_tokens_processed"] = slot.processed.into();
+        shown["n_prompt_tokens_cache"] = slot.cached.into();
+        shown["params"] = settings(&occupant.sampling, &occupant.limits, &Answer::usual(n_predict));
+        shown["next_token"] = json!([{
+            "has_next_token": slot.busy,
+            "has_new_line": slot.new_line,
+            "n_remain": n_predict - i64::from(slot.generated),
+            "n_decoded": slot.generated,
+        }]);
+        shown["thunder"] = json!({ "run_id": occupant.run_id, "replay": format!("/runs/{}", occupant.run_id) });
+    }
+    shown
+}
+
+/// Counters for Prometheus. The two rates are over the last minute, whoever asks and how often.
+#[utoipa::path(get, path = "/metrics", tag = "llama-server",
+    responses((status = 200, description = "Prometheus' text format", content_type = "text/plain"),
+              (status = 501, description = "The server was started without --metrics")))]
+async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<Response, LlamaError> {
+    if !app.config().server.routes.metrics {
+        return Err(ApiError::not_supported("GET /metrics is off; start the server with --metrics").into());
+    }
+    let loaded = app.loaded(which.model.as_deref()).await?;
+    let text = exposition(&loaded.engine().status().counts());
+    let headers = [
+        (header::CONTENT_TYPE, "text/plain; version=0.0.4".to_owned()),
+        (header::HeaderName::from_static("process-start-time-unix"), app.started_at().timestamp().to_string()),
+    ];
+    Ok((headers, text).into_response())
+}
+
+fn exposition(counts: &Counts) -> String {
+    let (total, recent) = (counts.total, counts.recent);
+    let seconds = |us: u64| us as f64 / 1e6;
+    let rate = |tokens: u64, us: u64| if us > 0 { tokens as f64 / seconds(us) } else { 0.0 };
+    let busy = if counts.decodes > 0 { counts.busy_slots as f64 / counts.decodes as f64 } else { 0.0 };
+    let counters: [(&str, &str, f64); 10] = [
+        ("prompt_tokens_total", "Number of prompt tokens processed.", total.prompt_tokens as f64),
+        ("prompt_tokens_cached_total", "Number of prompt tokens taken from the cache.", total.cached_tokens as f64),
+        ("prompt_seconds_total", "Prompt process time", seconds(total.prompt_us)),
+        ("tokens_predicted_total", "Number of generation tokens processed.", total.generated_tokens as f64),
+        ("tokens_predicted_seconds_total", "Predict process time", seconds(total.generation_us)),
+        ("n_decode_total", "Total number of llama_decode() calls", counts.decodes as f64),
+        ("n_tokens_max", "Largest observed n_tokens.", counts.longest as f64),
+        ("spec_decode_num_draft_tokens_total", "Drafted tokens; there is no speculative decoding.", 0.0),
+        ("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", 0.0),
+        ("spec_decode_num_drafts_total", "Drafts.", 0.0),
+    ];
+    let gauges: [(&str, &str, f64); 5] = [
+        (
+            "prompt_tokens_seconds",
+            "Average prompt throughput in tokens/s over the last minute.",
+            rate(recent.prompt_tokens, recent.prompt_us),
+        ),
+        (
+            "predicted_tokens_seconds",
+            "Average generation throughput in tokens/s over the last minute.",
+            rate(recent.generated_tokens, recent.generation_us),
+        ),
+        ("requests_processing", "Number of requests processing.", f64::from(counts.running)),
+        ("requests_deferred", "Number of requests deferred.", f64::from(counts.queued)),
+        ("n_busy_slots_per_decode", "Average number of busy slots per llama_decode() call", busy),
+    ];
+    let mut text = String::new();
+    for (kind, metrics) in [("counter", &counters[..]), ("gauge", &gauges[..])] {
+        for (name, help, value) in metrics {
+            // Writing to a String cannot fail.
+            let _ =
+                writeln!(text, "# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}");
+        }
+    }
+    text
+}

@@ -1,0 +1,127 @@
+//! `/props`: what a client wants to know of the server before it sends anything.
+
+use super::ask::Answer;
+use super::settings::settings;
+use crate::api::wire::{Fields, parameters};
+use crate::api::{ApiError, App, LlamaError, Loaded};
+use crate::engine::Limits;
+use crate::model::chat::{Options, Template};
+use axum::Json;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(show, change))
+}
+
+/// Which model a route is about, where it has no body to say it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Which {
+    pub(super) model: Option<String>,
+}
+
+/// The server's properties: the defaults of requests, the slots, the model and its chat template. `?model=` names a model.
+#[utoipa::path(get, path = "/props", tag = "llama-server",
+    responses((status = 200, description = "The properties"), (status = 503, description = "The model is being loaded")))]
+async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
+    let loaded = app.loaded(which.model.as_deref()).await?;
+    let (engine, vocabulary, card) = (loaded.engine(), loaded.vocabulary(), loaded.model().card());
+    let routes = &app.config().server.routes;
+    let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
+    let path = app.models().named(loaded.name()).map(|entry| entry.path.display().to_string()).unwrap_or_default();
+    Ok(Json(json!({
+        "default_generation_settings": { "params": defaults(&app, &loaded)?, "n_ctx": engine.context_per_slot() },
+        "total_slots": engine.slots(),
+        "model_alias": loaded.name(),
+        "model_path": path,
+        "model_ftype": card.file_type,
+        "modalities": { "vision": false, "audio": false, "video": false },
+        "media_marker": "<__media__>",
+        "endpoint_slots": routes.slots,
+        "endpoint_props": routes.props,
+        "endpoint_metrics": routes.metrics,
+        "ui": routes.dashboard,
+        "ui_settings": {},
+        "chat_template": card.chat_template.as_deref().unwrap_or_default(),
+        "chat_template_caps": loaded.template().map(|template| abilities(template, &app)).unwrap_or_default(),
+        "bos_token": text(vocabulary.special().bos),
+        "eos_token": text(vocabulary.special().eos),
+        "build_info": concat!("thunder-", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+        "cors_proxy_enabled": false,
+    })))
+}
+
+/// Changes nothing yet, as in llama-server; needs `--props`.
+#[utoipa::path(post, path = "/props", tag = "llama-server",
+    responses((status = 200, description = "`{success: true}`"),
+              (status = 501, description = "The server was started without --props")))]
+async fn change(State(app): State<App>) -> Result<Json<Value>, LlamaError> {
+    if !app.config().server.routes.props {
+        return Err(ApiError::not_supported("POST /props is off; start the server with --props").into());
+    }
+    Ok(Json(json!({ "success": true })))
+}
+
+/// The settings of a request that says nothing.
+fn defaults(app: &App, loaded: &Loaded) -> Result<Value, ApiError> {
+    let nothing = Value::Object(Map::new());
+    let fields = Fields::new(&nothing)?.or(&app.config().server.request_defaults).clamping();
+    let sampling = parameters::sampling(fields, loaded.vocabulary())?;
+    let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX)?;
+    let n_predict = fields.integer("n_predict", -1..=i64::from(i32::MAX))?.unwrap_or(-1);
+    let mut settings = settings(&sampling, &limits, &Answer::usual(n_predict));
+    if fields.get("seed").is_none() {
+        // llama-server's word for a new one each time.
+        settings["seed"] = u32::MAX.into();
+    }
+    Ok(settings)
+}
+
+/// What the chat template does with what it may be given, found out by giving it.
+fn abilities(template: &Template, app: &App) -> Value {
+    const MARK: &str = "qzmarkzq";
+    const OTHER: &str = "qzotherzq";
+    let options = |tools: Value, variables: Value| Options {
+        tools: (!tools.is_null()).then_some(tools),
+        add_generation_prompt: true,
+        variables: variables.as_object().cloned().unwrap_or_default(),
+        now: app.now(),
+    };
+    let plain = || options(Value::Null, Value::Null);
+    let text = |messages: Value, options: &Options| template.render(&messages, options).map(|rendered| rendered.text);
+    let shows =
+        |messages: Value, options: &Options, mark: &str| text(messages, options).is_ok_and(|text| text.contains(mark));
+    let user = || json!({ "role": "user", "content": "hello" });
+    let tool = |name: &str| {
+        json!({ "type": "function", "function": { "name": name, "description": "d",
+                                    "parameters": { "type": "object", "properties": {} } } })
+    };
+    let call = |name: &str| {
+        json!({ "id": "call_1", "type": "function",
+                                    "function": { "name": name, "arguments": { "key": "value" } } })
+    };
+    let calls = |calls: Value| json!([user(), { "role": "assistant", "content": "", "tool_calls": calls }, user()]);
+    let both = text(calls(json!([call(MARK), call(OTHER)])), &plain());
+    let effort =
+        |effort: &str| text(json!([user()]), &options(Value::Null, json!({ "reasoning_effort": effort }))).ok();
+    json!({
+        "supports_string_content": shows(json!([{ "role": "user", "content": MARK }]), &plain(), MARK),
+        "supports_typed_content":
+            shows(json!([{ "role": "user", "content": [{ "type": "text", "text": MARK }] }]), &plain(), MARK),
+        "supports_tools": shows(json!([user()]), &options(json!([tool(MARK)]), Value::Null), MARK),
+        "supports_tool_calls": shows(calls(json!([call(MARK)])), &plain(), MARK),
+        "supports_parallel_tool_calls": both.is_ok_and(|text| text.contains(MARK) && text.contains(OTHER)),
+        "supports_system_role": shows(json!([{ "role": "system", "content": MARK }, user()]), &plain(), MARK),
+        "supports_preserve_reasoning": shows(
+            json!([user(), { "role": "assistant", "content": "hi", "reasoning_content": MARK }, user()]),
+            &plain(),
+            MARK
+        ),
+        "supports_reasoning_effort": effort("low") != effort("high"),
+        "supports_object_arguments": shows(calls(json!([call(MARK)])), &plain(), "value"),
+    })
+}

@@ -1,0 +1,140 @@
+//! From a body to the requests that the engine takes, one for each prompt and each answer to it.
+
+use crate::api::llama;
+use crate::api::wire::fields::{Fields, integer, wrong};
+use crate::api::wire::{mods, parameters};
+use crate::api::{ApiError, App, Loaded};
+use crate::engine::{Report, Request};
+use crate::events::{Surface, TokenId};
+use serde_json::Value;
+
+/// Most alternatives that an answer can have for each token.
+const MOST_LOGPROBS: i64 = 1000;
+/// Most answers to one prompt, as with OpenAI.
+const MOST_ANSWERS: i64 = 128;
+
+/// A body, read.
+pub(super) struct Asked {
+    /// One for each answer, in order.
+    pub(super) requests: Vec<Request>,
+    /// The prompt of each.
+    pub(super) prompts: Vec<Prompt>,
+    pub(super) answer: Answer,
+}
+
+/// A prompt, as it is repeated.
+#[derive(Debug, Clone)]
+pub(super) struct Prompt {
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) text: String,
+    /// Whether an earlier answer has the same, so that its tokens are not counted again.
+    pub(super) again: bool,
+}
+
+/// How the answer is to be written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Answer {
+    pub(super) stream: bool,
+    /// Whether a stream ends with a chunk of token counts.
+    pub(super) include_usage: bool,
+    /// `Some(n)`: the log-probability of each token, and those of `n` alternatives.
+    pub(super) logprobs: Option<usize>,
+    pub(super) echo: bool,
+}
+
+/// Reads a body.
+pub(super) fn read(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, ApiError> {
+    let fields = fields.or(&app.config().server.request_defaults);
+    let count = count(fields)?;
+    let stream_options = fields.object("stream_options")?;
+    let include_usage = stream_options.and_then(|options| options.get("include_usage")).and_then(Value::as_bool);
+    let answer = Answer {
+        stream: fields.flag("stream")?.unwrap_or(false),
+        include_usage: include_usage.unwrap_or(false),
+        logprobs: logprobs(fields)?,
+        echo: fields.flag("echo")?.unwrap_or(false),
+    };
+    let (mut requests, mut prompts) = (Vec::new(), Vec::new());
+    for prompt in self::prompts(fields, loaded)? {
+        let request = request(app, loaded, fields, &prompt, answer)?;
+        for index in 0..count {
+            let mut request = request.clone();
+            request.sampling.seed = request.sampling.seed.wrapping_add(index);
+            requests.push(request);
+            prompts.push(Prompt { again: index > 0, ..prompt.clone() });
+        }
+    }
+    Ok(Asked { requests, prompts, answer })
+}
+
+fn count(fields: Fields<'_>) -> Result<u32, ApiError> {
+    let count = fields.integer("n", 1..=MOST_ANSWERS)?.unwrap_or(1);
+    match fields.get("best_of") {
+        Some(best_of) if integer(best_of) != Some(count) => {
+            let detail = format!("best_of must be n, which is {count}: answers are not compared; leave it out");
+            Err(ApiError::invalid("best_of", detail).code("unsupported"))
+        }
+        _ => Ok(count as u32),
+    }
+}
+
+fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
+    match fields.first(&["logprobs", "n_probs"]) {
+        Some(("logprobs", Value::Bool(wanted))) => Ok(wanted.then_some(0)),
+        Some((name, _)) => Ok(fields.integer(name, 0..=MOST_LOGPROBS)?.map(|count| count as usize)),
+        None => Ok(None),
+    }
+}
+
+fn request(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompt: &Prompt,
+    answer: Answer,
+) -> Result<Request, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let room = (loaded.engine().context_per_slot() as usize).saturating_sub(prompt.tokens.len()).max(1) as u32;
+    Ok(Request {
+        request_id: parameters::request_id(fields)?,
+        user_label: parameters::user(fields)?,
+        prompt_preview: parameters::preview(&prompt.text),
+        sampling: parameters::sampling(fields, vocabulary)?,
+        limits: parameters::limits_from(u32::from(!answer.echo), fields, vocabulary, room)?,
+        mods: mods::chosen(fields, loaded, app.registry())?,
+        attention: fields.flag("attention")?.unwrap_or(false),
+        alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
+        record: parameters::record(fields)?,
+        report: Report { prompt_probabilities: answer.echo && answer.logprobs.is_some(), ..Report::default() },
+        ..Request::new(prompt.tokens.clone(), Surface::Openai)
+    })
+}
+
+fn prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Prompt>, ApiError> {
+    const EXPECTED: &str = "a text, a list of token ids, or a list of such prompts";
+    let prompt = fields
+        .get("prompt")
+        .ok_or_else(|| ApiError::invalid("prompt", format!("prompt is missing; it takes {EXPECTED}")))?;
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    match prompt {
+        Value::Array(list) if list.is_empty() => Err(wrong("prompt", EXPECTED, prompt)),
+        Value::Array(list) if !list.iter().any(Value::is_number) => {
+            list.iter().map(|one| self::prompt(one, suffix, loaded)).collect()
+        }
+        one => Ok(vec![self::prompt(one, suffix, loaded)?]),
+    }
+}
+
+fn prompt(value: &Value, suffix: Option<&str>, loaded: &Loaded) -> Result<Prompt, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let tokens = match (suffix, value) {
+        (None, value) => parameters::text_or_tokens(value, "prompt", vocabulary, true, true)?,
+        (Some(suffix), Value::String(prefix)) => {
+            let tokens = llama::tokens_of(vocabulary).map_err(|error| error.at("suffix"))?;
+            llama::between(vocabulary, tokens, prefix, suffix)
+        }
+        (Some(_), other) => return Err(wrong("prompt", "a text where there is a suffix", other)),
+    };
+    let text = value.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
+    Ok(Prompt { tokens, text, again: false })
+}

@@ -1,0 +1,227 @@
+//! The JSON of choices, and log-probabilities in OpenAI's older form, with llama-server's beside it.
+
+use super::read::{Answer, Prompt};
+use crate::api::generation::{self, Told};
+use crate::api::openai::shape;
+use crate::events::{Alternative, RunEnd, RunId, TokenId, TokenMeasure, Usage};
+use crate::model::Vocabulary;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// OpenAI's word for "no probability to speak of".
+const NO_LOGPROB: f32 = -9999.0;
+
+/// One answer to one prompt.
+pub(super) struct Choice {
+    index: usize,
+    prompt: Prompt,
+    /// How probable the tokens of the prompt were, from the second on.
+    pub(super) measures: Vec<(TokenMeasure, Vec<Alternative>)>,
+    pub(super) told: Told,
+    pub(super) end: Option<Arc<RunEnd>>,
+    /// Characters that a stream has sent, and not taken back.
+    pub(super) chars: usize,
+    echoed: bool,
+}
+
+impl Choice {
+    pub(super) fn new(index: usize, prompt: Prompt) -> Self {
+        let (measures, told) = (Vec::new(), Told::default());
+        Self { index, prompt, measures, told, end: None, chars: 0, echoed: false }
+    }
+}
+
+/// What all chunks of an answer repeat.
+pub(super) struct Head {
+    pub(super) answer: Answer,
+    pub(super) choices: Vec<Choice>,
+    pub(super) runs: Vec<RunId>,
+    pub(super) model: String,
+    pub(super) created: i64,
+    pub(super) vocabulary: Arc<Vocabulary>,
+}
+
+impl Head {
+    /// The object with these choices.
+    pub(super) fn object(&self, choices: Value) -> Map<String, Value> {
+        let mut object = Map::new();
+        let id = self.runs.first().map(ToString::to_string).unwrap_or_default();
+        object.insert("id".into(), format!("cmpl-{id}").into());
+        object.insert("object".into(), "text_completion".into());
+        object.insert("created".into(), self.created.into());
+        object.insert("model".into(), self.model.clone().into());
+        object.insert("system_fingerprint".into(), concat!("thunder-", env!("CARGO_PKG_VERSION")).into());
+        object.insert("choices".into(), choices);
+        object
+    }
+
+    /// Where the runs can be looked at.
+    pub(super) fn thunder(&self) -> Value {
+        match &self.runs[..] {
+            [run] => json!({ "run_id": run, "replay": format!("/runs/{run}") }),
+            runs => json!({
+                "run_id": runs.first(),
+                "replay": runs.first().map(|run| format!("/runs/{run}")),
+                "run_ids": runs,
+            }),
+        }
+    }
+
+    /// Token counts of all choices; a prompt that has several answers counts once.
+    pub(super) fn usage(&self) -> Value {
+        let mut sum = Usage::default();
+        for choice in &self.choices {
+            let Some(end) = &choice.end else { continue };
+            let usage = end.finish.usage;
+            sum.completion_tokens += usage.completion_tokens;
+            if !choice.prompt.again {
+                sum.prompt_tokens += usage.prompt_tokens;
+                sum.cached_tokens += usage.cached_tokens;
+            }
+        }
+        shape::usage(sum)
+    }
+
+    /// Where the time went: of the choice that took longest.
+    pub(super) fn timings(&self) -> Value {
+        let ends = self.choices.iter().filter_map(|choice| choice.end.as_ref());
+        let longest = ends.max_by_key(|end| end.finish.prompt_us + end.finish.generation_us);
+        longest.map_or(Value::Null, |end| generation::timings(&end.finish))
+    }
+
+    /// A choice that is complete.
+    pub(super) fn whole(&mut self, index: usize) -> Value {
+        let choice = &mut self.choices[index];
+        let Some(end) = choice.end.clone() else { return Value::Null };
+        let measures = std::mem::take(&mut choice.measures);
+        let tokens = std::mem::take(&mut choice.told.tokens);
+        let echo = self.answer.echo;
+        let choice = &self.choices[index];
+        let text = if echo { choice.prompt.text.clone() + &end.finish.text } else { end.finish.text.clone() };
+        let mut logprobs = Logprobs::new(self.answer.logprobs, &self.vocabulary, 0);
+        if echo {
+            logprobs.prompt(&choice.prompt.tokens, &measures);
+        }
+        logprobs.answer(&tokens);
+        json!({
+            "index": index,
+            "text": text,
+            "logprobs": logprobs.json(),
+            "finish_reason": shape::finish_reason(end.finish.reason),
+        })
+    }
+
+    /// The prompt, which goes before the first text, when it is to be repeated and was not yet.
+    pub(super) fn echo(&mut self, index: usize) -> Option<Value> {
+        let choice = &mut self.choices[index];
+        if !self.answer.echo || std::mem::replace(&mut choice.echoed, true) {
+            return None;
+        }
+        let measures = std::mem::take(&mut choice.measures);
+        let choice = &self.choices[index];
+        let mut logprobs = Logprobs::new(self.answer.logprobs, &self.vocabulary, 0);
+        logprobs.prompt(&choice.prompt.tokens, &measures);
+        let (text, logprobs) = (choice.prompt.text.clone(), logprobs.json());
+        Some(self.piece(index, &text, logprobs))
+    }
+
+    /// The log-probabilities of tokens that a stream is about to send.
+    pub(super) fn logprobs(&self, index: usize, tokens: &[(TokenMeasure, Vec<Alternative>)]) -> Value {
+        if tokens.is_empty() {
+            return Value::Null;
+        }
+        let mut logprobs = Logprobs::new(self.answer.logprobs, &self.vocabulary, self.choices[index].chars);
+        logprobs.answer(tokens);
+        logprobs.json()
+    }
+
+    /// A piece of a choice's text.
+    pub(super) fn piece(&mut self, index: usize, text: &str, logprobs: Value) -> Value {
+        let choice = &mut self.choices[index];
+        choice.chars += text.chars().count();
+        json!({ "index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": null })
+    }
+
+    /// The end of a choice.
+    pub(super) fn finish(&self, index: usize) -> Value {
+        let reason = self.choices[index].end.as_ref().map(|end| shape::finish_reason(end.finish.reason));
+        json!({ "index": index, "text": "", "logprobs": null, "finish_reason": reason })
+    }
+}
+
+/// Four lists of equal length, as OpenAI has them, and `content`, as llama-server has it.
+struct Logprobs<'a> {
+    /// How many alternatives; `None` when nothing was asked for.
+    top: Option<usize>,
+    vocabulary: &'a Vocabulary,
+    offset: usize,
+    texts: Vec<Value>,
+    values: Vec<Value>,
+    tops: Vec<Value>,
+    offsets: Vec<Value>,
+    content: Vec<Value>,
+}
+
+impl<'a> Logprobs<'a> {
+    fn new(top: Option<usize>, vocabulary: &'a Vocabulary, offset: usize) -> Self {
+        let none = Vec::new;
+        let (texts, values, tops, offsets, content) = (none(), none(), none(), none(), none());
+        Self { top, vocabulary, offset, texts, values, tops, offsets, content }
+    }
+
+    /// The tokens of the prompt; nothing goes before the first, so that it has no probability.
+    fn prompt(&mut self, tokens: &[TokenId], measures: &[(TokenMeasure, Vec<Alternative>)]) {
+        let texts = self.vocabulary.texts(tokens);
+        for (index, (&token, text)) in tokens.iter().zip(&texts).enumerate() {
+            let measured = index.checked_sub(1).and_then(|before| measures.get(before));
+            self.push(token, text, measured.map(|(measure, others)| (measure.logprob, others.as_slice())));
+        }
+    }
+
+    fn answer(&mut self, tokens: &[(TokenMeasure, Vec<Alternative>)]) {
+        for (measure, others) in tokens {
+            self.push(measure.token, &measure.text, Some((measure.logprob, others)));
+        }
+    }
+
+    fn push(&mut self, token: TokenId, text: &str, measured: Option<(Option<f32>, &[Alternative])>) {
+        let Some(top) = self.top else { return };
+        let logprob = measured.map(|(logprob, _)| logprob.unwrap_or(NO_LOGPROB));
+        let others = measured.map_or(&[][..], |(_, others)| &others[..others.len().min(top)]);
+        self.texts.push(json!(text));
+        self.values.push(json!(logprob));
+        self.offsets.push(json!(self.offset));
+        self.offset += text.chars().count();
+        let mut named: Map<String, Value> =
+            others.iter().map(|other| (other.text.clone(), json!(ln(other.prob)))).collect();
+        // OpenAI tells the token that stands there in any case.
+        if let Some(logprob) = logprob.filter(|_| top > 0) {
+            named.insert(text.to_owned(), json!(logprob));
+        }
+        self.tops.push(if measured.is_some() { Value::Object(named) } else { Value::Null });
+        let entry = |token: TokenId, logprob: Value| {
+            let bytes = self.vocabulary.piece(token);
+            json!({ "id": token, "token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": logprob })
+        };
+        let mut content = entry(token, json!(logprob));
+        content["top_logprobs"] = others.iter().map(|other| entry(other.token, json!(ln(other.prob)))).collect();
+        self.content.push(content);
+    }
+
+    fn json(self) -> Value {
+        if self.top.is_none() || self.texts.is_empty() {
+            return Value::Null;
+        }
+        json!({
+            "tokens": self.texts,
+            "token_logprobs": self.values,
+            "top_logprobs": self.tops,
+            "text_offset": self.offsets,
+            "content": self.content,
+        })
+    }
+}
+
+fn ln(probability: f32) -> f32 {
+    if probability > 0.0 { probability.ln() } else { NO_LOGPROB }
+}

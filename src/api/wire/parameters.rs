@@ -1,0 +1,217 @@
+//! The parameters that every dialect takes, read in one place: sampling, limits, stop texts, biases, token lists, and what
+//! is Thunder's own.
+
+use super::fields::{Fields, integer, wrong};
+use crate::api::ApiError;
+use crate::engine::{Limits, RecordPolicy, Sampling};
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use serde_json::Value;
+
+/// Longest `request_id`.
+const LONGEST_ID: usize = 256;
+/// Length of the text that a run is recognised by.
+const PREVIEW: usize = 300;
+
+/// The start of a text, for a person to recognise a run by.
+pub(in crate::api) fn preview(text: &str) -> String {
+    text.trim().chars().take(PREVIEW).collect()
+}
+
+/// The client's id of the run.
+pub(in crate::api) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+    match fields.text("request_id")? {
+        Some(id) if id.is_empty() || id.len() > LONGEST_ID || id.chars().any(char::is_control) => {
+            Err(ApiError::invalid(
+                "request_id",
+                format!("request_id must have 1 to {LONGEST_ID} bytes and no control characters"),
+            ))
+        }
+        id => Ok(id.map(str::to_owned)),
+    }
+}
+
+/// Who asks, as the client names it.
+pub(in crate::api) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+    Ok(fields.text("user")?.map(|label| label.chars().take(LONGEST_ID).collect()))
+}
+
+/// How tokens are drawn.
+pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sampling, ApiError> {
+    let default = Sampling::default();
+    let seed = match fields.integer("seed", i64::MIN..=i64::MAX)? {
+        // llama-server's words for "choose one".
+        None | Some(-1 | 0xffff_ffff) => rand::random(),
+        // OpenAI's seeds have 64 bits, llama.cpp's have 32.
+        Some(seed) => seed as u32,
+    };
+    let mut bias = match fields.get("logit_bias") {
+        Some(value) => logit_bias(value, vocabulary)?,
+        None => Vec::new(),
+    };
+    bias.extend(tokens(fields, "banned_tokens", vocabulary)?.into_iter().map(|token| (token, f32::NEG_INFINITY)));
+    Ok(Sampling {
+        temperature: fields.number("temperature", 0.0..=100.0)?.unwrap_or(default.temperature),
+        top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.map_or(default.top_k, |k| k.max(0) as i32),
+        top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(default.top_p),
+        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(default.min_p),
+        repeat_penalty: fields.number("repeat_penalty", 0.01..=100.0)?.unwrap_or(default.repeat_penalty),
+        repeat_last_n: fields.integer("repeat_last_n", -1..=1 << 20)?.map_or(default.repeat_last_n, |n| n as i32),
+        presence_penalty: fields.number("presence_penalty", -10.0..=10.0)?.unwrap_or(default.presence_penalty),
+        frequency_penalty: fields.number("frequency_penalty", -10.0..=10.0)?.unwrap_or(default.frequency_penalty),
+        seed,
+        logit_bias: bias,
+    })
+}
+
+/// When the run ends; `room` is how many tokens the context has left behind the prompt.
+pub(in crate::api) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: u32) -> Result<Limits, ApiError> {
+    limits_from(1, fields, vocabulary, room)
+}
+
+/// The same for an answer of at least that many tokens; none at all only evaluates the prompt.
+pub(in crate::api) fn limits_from(
+    least: u32,
+    fields: Fields<'_>,
+    vocabulary: &Vocabulary,
+    room: u32,
+) -> Result<Limits, ApiError> {
+    let max_tokens = match fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]) {
+        // -1 is llama-server's word for "as many as fit".
+        Some((name, value)) if integer(value) != Some(-1) => {
+            fields.integer(name, i64::from(least)..=i64::from(i32::MAX))?.map_or(room, |count| (count as u32).min(room))
+        }
+        _ => room,
+    };
+    let default = Limits::new(max_tokens);
+    let max_steps = fields.integer("max_steps", 1..=i64::from(u32::MAX))?.map(|steps| steps as u32);
+    Ok(Limits {
+        max_steps: max_steps.unwrap_or(default.max_steps),
+        stop: stop(fields)?,
+        stop_tokens: tokens(fields, "stop_tokens", vocabulary)?,
+        ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        min_indent: fields.integer("n_indent", 0..=1000)?.unwrap_or(0) as u32,
+        max_time: fields
+            .integer("t_max_predict_ms", -1..=i64::from(u32::MAX))?
+            .and_then(|ms| u64::try_from(ms).ok().filter(|&ms| ms > 0))
+            .map(std::time::Duration::from_millis),
+        ..default
+    })
+}
+
+/// Texts that end the run.
+pub(in crate::api) fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let texts = match fields.get("stop") {
+        None => return Ok(Vec::new()),
+        Some(one @ Value::String(_)) => std::slice::from_ref(one),
+        Some(Value::Array(list)) => list,
+        Some(other) => return Err(wrong("stop", "a text or a list of texts", other)),
+    };
+    let read = |text: &Value| match text.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Err(wrong("stop", "a text or a list of texts", text)),
+    };
+    let texts: Vec<String> = texts.iter().map(read).collect::<Result<_, _>>()?;
+    Ok(texts.into_iter().filter(|text| !text.is_empty()).collect())
+}
+
+/// A token's id.
+pub(in crate::api) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
+    let id = TokenId::try_from(integer(value)?).ok()?;
+    vocabulary.contains(id).then_some(id)
+}
+
+/// A list of token ids, or of texts that are one token each.
+pub(in crate::api) fn tokens(
+    fields: Fields<'_>,
+    name: &str,
+    vocabulary: &Vocabulary,
+) -> Result<Vec<TokenId>, ApiError> {
+    let one = |value: &Value| match value.as_str() {
+        Some(text) => match vocabulary.encode(text, false, true)[..] {
+            [token] => Ok(token),
+            ref several => Err(ApiError::invalid(
+                name,
+                format!("{name}: the text {value} is {} tokens ({several:?}), not one; give the ids", several.len()),
+            )),
+        },
+        None => token(value, vocabulary)
+            .ok_or_else(|| wrong(name, &format!("a list of token ids below {}, or of texts", vocabulary.len()), value)),
+    };
+    fields.list(name)?.into_iter().flatten().map(one).collect()
+}
+
+/// `{"id or text": bias}` as OpenAI has it, or llama-server's `[[id or text, bias or false], …]`.
+pub(in crate::api) fn logit_bias(value: &Value, vocabulary: &Vocabulary) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    const EXPECTED: &str = "an object from token to a bias between -100 and 100 (false bans it)";
+    let refuse = || wrong("logit_bias", EXPECTED, value);
+    let bias = |value: &Value| match value {
+        Value::Bool(false) => Some(f32::NEG_INFINITY),
+        other => other.as_f64().map(|number| number as f32).filter(|number| (-100.0..=100.0).contains(number)),
+    };
+    let named = |name: &str| match name.parse::<TokenId>() {
+        Ok(id) => vocabulary.contains(id).then(|| vec![id]),
+        Err(_) => Some(vocabulary.encode(name, false, true)),
+    };
+    let mut biases = Vec::new();
+    let mut add = |tokens: Option<Vec<TokenId>>, value: &Value| -> Option<()> {
+        let bias = bias(value)?;
+        biases.extend(tokens?.into_iter().map(|token| (token, bias)));
+        Some(())
+    };
+    match value {
+        Value::Object(object) => {
+            for (name, value) in object {
+                add(named(name), value).ok_or_else(refuse)?;
+            }
+        }
+        Value::Array(list) => {
+            for pair in list {
+                let [of, value] = pair.as_array().map_or(&[][..], Vec::as_slice) else { return Err(refuse()) };
+                let tokens = match of.as_str() {
+                    Some(text) => Some(vocabulary.encode(text, false, true)),
+                    None => token(of, vocabulary).map(|token| vec![token]),
+                };
+                add(tokens, value).ok_or_else(refuse)?;
+            }
+        }
+        _ => return Err(refuse()),
+    }
+    Ok(biases)
+}
+
+/// What a recording failure does to the run.
+pub(in crate::api) fn record(fields: Fields<'_>) -> Result<RecordPolicy, ApiError> {
+    match fields.get("record") {
+        None | Some(Value::Bool(true)) => Ok(RecordPolicy::BestEffort),
+        Some(Value::Bool(false)) => Ok(RecordPolicy::Off),
+        Some(Value::String(word)) if word == "required" => Ok(RecordPolicy::Required),
+        Some(Value::String(word)) if word == "best-effort" => Ok(RecordPolicy::BestEffort),
+        Some(Value::String(word)) if word == "off" => Ok(RecordPolicy::Off),
+        Some(other) => Err(wrong("record", "true, false, \"required\", \"best-effort\" or \"off\"", other)),
+    }
+}
+
+/// A prompt of one run: a text, a list of token ids, or a list of both. `add_special` is about its start.
+pub(in crate::api) fn text_or_tokens(
+    value: &Value,
+    name: &str,
+    vocabulary: &Vocabulary,
+    add_special: bool,
+    parse_special: bool,
+) -> Result<Vec<TokenId>, ApiError> {
+    let expected = || format!("a text, or a list of texts and token ids below {}", vocabulary.len());
+    let parts = match value {
+        Value::String(text) => return Ok(vocabulary.encode(text, add_special, parse_special)),
+        Value::Array(parts) => parts,
+        other => return Err(wrong(name, &expected(), other)),
+    };
+    let mut tokens = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        match part {
+            Value::String(text) => tokens.extend(vocabulary.encode(text, add_special && index == 0, parse_special)),
+            id => tokens.push(token(id, vocabulary).ok_or_else(|| wrong(name, &expected(), id))?),
+        }
+    }
+    Ok(tokens)
+}

@@ -1,0 +1,315 @@
+//! What the decode thread is doing, readable from any thread: counters since the start and a view of every slot. The decode
+//! thread writes plain atomics, so that nobody who looks can hold it up.
+
+use super::run::Run;
+use super::scheduler::Scheduler;
+use super::{Limits, Sampling};
+use crate::events::RunId;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+/// Seconds over which [`Totals::recent`] looks back.
+const WINDOW: u64 = 60;
+
+/// What the decode thread is doing.
+#[derive(Debug)]
+pub struct Status {
+    started: Instant,
+    counters: Counters,
+    recent: Vec<Bucket>,
+    queued: AtomicU32,
+    slots: Vec<SlotStatus>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    decodes: AtomicU64,
+    busy_slots: AtomicU64,
+    longest: AtomicU64,
+    work: Work,
+}
+
+/// Tokens of finished runs, and the time they took.
+#[derive(Debug, Default)]
+struct Work {
+    prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+    prompt_us: AtomicU64,
+    generated_tokens: AtomicU64,
+    generation_us: AtomicU64,
+}
+
+/// The work of one second.
+#[derive(Debug, Default)]
+struct Bucket {
+    second: AtomicU64,
+    work: Work,
+}
+
+#[derive(Debug, Default)]
+struct SlotStatus {
+    /// Number of the run since the start, from 1; 0 before the first.
+    task: AtomicU64,
+    busy: AtomicBool,
+    prompt_tokens: AtomicU32,
+    processed: AtomicU32,
+    cached: AtomicU32,
+    generated: AtomicU32,
+    new_line: AtomicBool,
+    occupant: Mutex<Option<Arc<Occupant>>>,
+}
+
+/// What a run in a slot asked for.
+#[derive(Debug)]
+pub struct Occupant {
+    /// The run.
+    pub run_id: RunId,
+    /// How its tokens are drawn.
+    pub sampling: Sampling,
+    /// When it ends.
+    pub limits: Limits,
+}
+
+/// A slot, as it was a moment ago.
+#[derive(Debug, Clone)]
+pub struct SlotView {
+    /// Number of its newest run since the start, from 1; 0 before the first.
+    pub task: u64,
+    /// Whether that run goes on.
+    pub busy: bool,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of the prompt that were decoded so far.
+    pub processed: u32,
+    /// Tokens of the prompt whose state was there already.
+    pub cached: u32,
+    /// Tokens generated so far.
+    pub generated: u32,
+    /// Whether the answer has a line break.
+    pub new_line: bool,
+    /// What the run asked for; `None` before the first.
+    pub occupant: Option<Arc<Occupant>>,
+}
+
+/// Tokens of finished runs, and the time they took, summed over runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Prompt tokens that were decoded.
+    pub prompt_tokens: u64,
+    /// Prompt tokens whose state was there already.
+    pub cached_tokens: u64,
+    /// Microseconds spent on prompts.
+    pub prompt_us: u64,
+    /// Generated tokens.
+    pub generated_tokens: u64,
+    /// Microseconds spent on generating.
+    pub generation_us: u64,
+}
+
+/// Counters since the start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
+    /// Calls of the model.
+    pub decodes: u64,
+    /// Slots that had a run, summed over those calls.
+    pub busy_slots: u64,
+    /// The longest sequence that was decoded, in tokens.
+    pub longest: u64,
+    /// Everything since the start.
+    pub total: Totals,
+    /// The last minute.
+    pub recent: Totals,
+    /// Runs in slots.
+    pub running: u32,
+    /// Runs that wait for a slot.
+    pub queued: u32,
+}
+
+impl Status {
+    pub(super) fn new(slots: u32) -> Self {
+        Self {
+            started: Instant::now(),
+            counters: Counters::default(),
+            recent: (0..WINDOW).map(|_| Bucket::default()).collect(),
+            queued: AtomicU32::new(0),
+            slots: (0..slots).map(|_| SlotStatus::default()).collect(),
+        }
+    }
+
+    /// Every slot, by its number.
+    #[must_use]
+    pub fn slots(&self) -> Vec<SlotView> {
+        self.slots.iter().map(SlotStatus::view).collect()
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let now = self.second();
+        let recent = self
+            .recent
+            .iter()
+            .filter(|bucket| now.saturating_sub(bucket.second.load(Relaxed)) < WINDOW)
+            .fold(Totals::default(), |sum, bucket| sum.plus(bucket.work.totals()));
+        Counts {
+            decodes: self.counters.decodes.load(Relaxed),
+            busy_slots: self.counters.busy_slots.load(Relaxed),
+            longest: self.counters.longest.load(Relaxed),
+            total: self.counters.work.totals(),
+            recent,
+            running: self.slots.iter().map(|slot| u32::from(slot.busy.load(Relaxed))).sum(),
+            queued: self.queued.load(Relaxed),
+        }
+    }
+
+    fn second(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+
+    /// A run is over.
+    pub(super) fn ended(&self, run: &Run) {
+        if let Some(slot) = run.meter.slot.get().and_then(|&slot| self.slots.get(slot as usize)) {
+            slot.count(run);
+        }
+        let Some(end) = &run.end else { return };
+        let (finish, usage) = (&end.finish, end.finish.usage);
+        let done = Totals {
+            prompt_tokens: u64::from(usage.prompt_tokens.saturating_sub(usage.cached_tokens)),
+            cached_tokens: u64::from(usage.cached_tokens),
+            prompt_us: finish.prompt_us,
+            generated_tokens: u64::from(usage.completion_tokens),
+            generation_us: finish.generation_us,
+        };
+        self.counters.work.add(done);
+        let second = self.second();
+        let bucket = &self.recent[(second % WINDOW) as usize];
+        // Only the decode thread writes, so that nobody comes between.
+        if bucket.second.swap(second, Relaxed) != second {
+            bucket.work.clear();
+        }
+        bucket.work.add(done);
+    }
+}
+
+impl Totals {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            cached_tokens: self.cached_tokens + other.cached_tokens,
+            prompt_us: self.prompt_us + other.prompt_us,
+            generated_tokens: self.generated_tokens + other.generated_tokens,
+            generation_us: self.generation_us + other.generation_us,
+        }
+    }
+}
+
+impl Work {
+    fn add(&self, done: Totals) {
+        self.prompt_tokens.fetch_add(done.prompt_tokens, Relaxed);
+        self.cached_tokens.fetch_add(done.cached_tokens, Relaxed);
+        self.prompt_us.fetch_add(done.prompt_us, Relaxed);
+        self.generated_tokens.fetch_add(done.generated_tokens, Relaxed);
+        self.generation_us.fetch_add(done.generation_us, Relaxed);
+    }
+
+    fn clear(&self) {
+        for counter in
+            [&self.prompt_tokens, &self.cached_tokens, &self.prompt_us, &self.generated_tokens, &self.generation_us]
+        {
+            counter.store(0, Relaxed);
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            prompt_tokens: self.prompt_tokens.load(Relaxed),
+            cached_tokens: self.cached_tokens.load(Relaxed),
+            prompt_us: self.prompt_us.load(Relaxed),
+            generated_tokens: self.generated_tokens.load(Relaxed),
+            generation_us: self.generation_us.load(Relaxed),
+        }
+    }
+}
+
+impl SlotStatus {
+    fn view(&self) -> SlotView {
+        SlotView {
+            task: self.task.load(Relaxed),
+            busy: self.busy.load(Relaxed),
+            prompt_tokens: self.prompt_tokens.load(Relaxed),
+            processed: self.processed.load(Relaxed),
+            cached: self.cached.load(Relaxed),
+            generated: self.generated.load(Relaxed),
+            new_line: self.new_line.load(Relaxed),
+            occupant: self.occupant.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    fn show(&self, task: u64, run: &Run) {
+        if self.task.swap(task, Relaxed) != task {
+            let occupant =
+                Occupant { run_id: run.id, sampling: run.request.sampling.clone(), limits: run.request.limits.clone() };
+            *self.occupant.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(occupant));
+        }
+        self.count(run);
+    }
+
+    fn count(&self, run: &Run) {
+        self.prompt_tokens.store(run.prompt_len as u32, Relaxed);
+        self.processed.store(run.cached.min(run.prompt_len).saturating_sub(run.reused) as u32, Relaxed);
+        self.cached.store(run.reused as u32, Relaxed);
+        self.generated.store(run.generated() as u32, Relaxed);
+        self.new_line.store(run.has_new_line(), Relaxed);
+        self.busy.store(run.end.is_none(), Relaxed);
+    }
+}
+
+impl Scheduler<'_> {
+    /// Shows what every slot is doing.
+    pub(super) fn show_status(&self) {
+        let status = &self.status;
+        status.queued.store(self.queue.len() as u32, Relaxed);
+        for (slot, shown) in self.slots.iter().zip(&status.slots) {
+            match &slot.live {
+                Some(live) => shown.show(live.arrival, &live.run),
+                None => shown.busy.store(false, Relaxed),
+            }
+        }
+    }
+
+    /// Counts a call of the model.
+    pub(super) fn count_decode(&self) {
+        let counters = &self.status.counters;
+        let (mut busy, mut longest) = (0, 0);
+        for live in self.slots.iter().filter_map(|slot| slot.live.as_ref()) {
+            busy += 1;
+            longest = longest.max(live.run.cached as u64);
+        }
+        counters.decodes.fetch_add(1, Relaxed);
+        counters.busy_slots.fetch_add(busy, Relaxed);
+        counters.longest.fetch_max(longest, Relaxed);
+    }
+}
+
+/// What becomes known of a run before it ends.
+#[derive(Debug, Default)]
+pub struct Meter {
+    /// The slot it was given.
+    pub slot: OnceLock<u32>,
+    /// What its prompt took, once it is decoded.
+    pub prompt: OnceLock<PromptDone>,
+}
+
+/// What a prompt took.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptDone {
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Tokens whose state was there already.
+    pub cached: u32,
+    /// Microseconds from the slot to the first logits.
+    pub elapsed_us: u64,
+    /// When the first logits were there.
+    pub at: Instant,
+}

@@ -1,0 +1,388 @@
+//! `/completion`: every field of a request, every field of an answer.
+
+use super::super::harness::{Server, server};
+use super::bare;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const PATH: &str = "/completion";
+
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+fn body(further: Value) -> Value {
+    let mut body = json!({"prompt": "Once upon a time", "n_predict": 12, "temperature": 0, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+async fn tokens(server: &Server, text: &str) -> Vec<i32> {
+    let answer = server.answer("/tokenize", &json!({"content": text})).await;
+    serde_json::from_value(answer["tokens"].clone()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<i32> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn events(data: &[String]) -> Vec<Value> {
+    data.iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn greedy_is_what_bare_llama_cpp_says() {
+    let server = server().await;
+    let prompt = tokens(server, "Once upon a time").await;
+    let answer = server.answer(PATH, &body(json!({"return_tokens": true, "n_probs": 3, "ignore_eos": false}))).await;
+    let said = ids(&answer["tokens"]);
+    let (expected, logprobs) = bare::greedy(&prompt, said.len());
+    assert_eq!(said, expected);
+    let text = server.answer("/detokenize", &json!({"tokens": said})).await;
+    if answer["stop_type"] == "limit" {
+        assert_eq!(text["content"], answer["content"]);
+    }
+    for (entry, (token, logprob)) in answer["completion_probabilities"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(said.iter().zip(&logprobs[prompt.len() - 1..]))
+    {
+        assert_eq!(entry["id"], *token);
+        assert!((entry["logprob"].as_f64().unwrap() - logprob).abs() < 2e-3, "{entry} {logprob}");
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["id"]), (3, &entry["id"]));
+        assert!(top.iter().all(|other| other["bytes"].is_array() && other["logprob"].is_number()));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_has_all_of_llama_servers_fields() {
+    let server = server().await;
+    let answer = server.answer(PATH, &body(json!({"seed": 5, "stop": ["never said"]}))).await;
+    let keys: Vec<&str> = answer.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(
+        keys,
+        [
+            "index",
+            "content",
+            "tokens",
+            "id_slot",
+            "stop",
+            "model",
+            "tokens_predicted",
+            "tokens_evaluated",
+            "generation_settings",
+            "prompt",
+            "has_new_line",
+            "truncated",
+            "stop_type",
+            "stopping_word",
+            "tokens_cached",
+            "timings",
+            "thunder"
+        ]
+    );
+    let evaluated = answer["tokens_evaluated"].as_u64().unwrap();
+    assert_eq!(answer["tokens"], json!([]));
+    assert_eq!(answer["prompt"], "Once upon a time");
+    assert_eq!(
+        (&answer["stop"], &answer["stop_type"], &answer["truncated"]),
+        (&json!(true), &json!("limit"), &json!(false))
+    );
+    assert_eq!(answer["tokens_predicted"], 12);
+    assert_eq!(answer["tokens_cached"], evaluated + 11);
+    assert!(answer["id_slot"].as_u64().unwrap() < 4);
+    let settings = &answer["generation_settings"];
+    assert_eq!(
+        (&settings["seed"], &settings["n_predict"], &settings["stop"]),
+        (&json!(5), &json!(12), &json!(["never said"]))
+    );
+    assert_eq!(settings["temperature"], 0.0);
+    assert_eq!(settings["ignore_eos"], true);
+    assert_eq!(settings["logit_bias"][0]["bias"], Value::Null);
+    assert!(settings.as_object().unwrap().len() >= 44, "{settings}");
+    let timings = &answer["timings"];
+    assert_eq!(timings["prompt_n"].as_u64().unwrap() + timings["cache_n"].as_u64().unwrap(), evaluated);
+    assert_eq!(timings["predicted_n"], 12);
+    let (ms, rate) = (timings["predicted_ms"].as_f64().unwrap(), timings["predicted_per_second"].as_f64().unwrap());
+    assert!((rate - 11_000.0 / ms).abs() < 1e-6 * rate, "the first token comes with the prompt: {timings}");
+    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["surface"], "llama_server");
+}
+
+#[tokio::test]
+async fn a_stream_is_the_same_answer_in_pieces() {
+    let server = server().await;
+    let whole = server.answer(PATH, &body(json!({"return_tokens": true, "n_probs": 2}))).await;
+    let pieces = events(&server.stream(PATH, &body(json!({"stream": true, "n_probs": 2}))).await);
+    let (last, pieces) = pieces.split_last().unwrap();
+    let text: String = pieces.iter().map(|piece| piece["content"].as_str().unwrap()).collect();
+    assert_eq!(text, whole["content"]);
+    let said: Vec<i32> = pieces.iter().flat_map(|piece| ids(&piece["tokens"])).collect();
+    assert_eq!(json!(said), whole["tokens"]);
+    assert!(pieces.iter().all(|piece| piece["stop"] == false && piece["completion_probabilities"].is_array()));
+    let probabilities: Vec<&Value> =
+        pieces.iter().flat_map(|piece| piece["completion_probabilities"].as_array().unwrap()).collect();
+    let whole_probabilities = whole["completion_probabilities"].as_array().unwrap();
+    assert_eq!(probabilities.len(), whole_probabilities.len());
+    for (piece, whole) in probabilities.iter().zip(whole_probabilities) {
+        assert_eq!((&piece["id"], &piece["token"]), (&whole["id"], &whole["token"]));
+        assert_eq!(piece["top_logprobs"].as_array().unwrap().len(), 2);
+    }
+    assert_eq!(pieces.last().unwrap()["tokens_predicted"], 12);
+    assert_eq!((&last["stop"], &last["content"], &last["tokens"]), (&json!(true), &json!(""), &json!([])));
+    assert_eq!(last["stop_type"], "limit");
+    assert!(last.get("completion_probabilities").is_none());
+}
+
+#[tokio::test]
+async fn the_prompt_alone_can_be_evaluated() {
+    let server = server().await;
+    let answer = server.answer(PATH, &body(json!({"n_predict": 0}))).await;
+    assert_eq!((&answer["content"], &answer["tokens_predicted"]), (&json!(""), &json!(0)));
+    assert_eq!(answer["stop_type"], "limit");
+    assert!(answer["tokens_evaluated"].as_u64().unwrap() > 0);
+}
+
+#[tokio::test]
+async fn a_prompt_is_a_text_tokens_or_a_mixture() {
+    let server = server().await;
+    let (first, second) = (tokens(server, "Once upon").await, tokens(server, " a time").await);
+    let all: Vec<Value> = first.iter().chain(&second).map(|&id| json!(id)).collect();
+    let mixed: Vec<Value> = first.iter().map(|&id| json!(id)).chain([json!(" a time")]).collect();
+    let expected = server.answer(PATH, &body(json!({"prompt": all}))).await["content"].clone();
+    for prompt in
+        [json!(mixed), json!([all.clone()]), json!({"prompt_string": "Once upon a time"}), json!(["Once upon a time"])]
+    {
+        let answer = server.answer(PATH, &body(json!({"prompt": prompt}))).await;
+        assert!(answer.is_object(), "one prompt, one answer: {prompt}");
+        assert_eq!(answer["content"], expected, "{prompt}");
+    }
+}
+
+#[tokio::test]
+async fn several_prompts_are_answered_by_a_list() {
+    let server = server().await;
+    let alone = server.answer(PATH, &body(json!({"prompt": "The sky is"}))).await;
+    let all = server.answer(PATH, &body(json!({"prompt": ["Once upon a time", "The sky is", [40, 41]]}))).await;
+    let all = all.as_array().unwrap();
+    assert_eq!(all.len(), 3);
+    assert_eq!(all[1]["content"], alone["content"]);
+    let indices: Vec<u64> = all.iter().map(|answer| answer["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, [0, 1, 2]);
+
+    let asked = body(json!({"prompt": ["Once upon a time", "The sky is"], "stream": true}));
+    let pieces = events(&server.stream(PATH, &asked).await);
+    let text: String =
+        pieces.iter().filter(|piece| piece["index"] == 1).map(|piece| piece["content"].as_str().unwrap()).collect();
+    assert_eq!(text, alone["content"]);
+    assert_eq!(pieces.iter().filter(|piece| piece["stop"] == true).count(), 2);
+}
+
+#[tokio::test]
+async fn several_answers_to_one_prompt_differ() {
+    let server = server().await;
+    let asked = body(json!({"n_cmpl": 3, "temperature": 1.5, "seed": 11}));
+    let all = server.answer(PATH, &asked).await;
+    let texts: Vec<&str> = all.as_array().unwrap().iter().map(|one| one["content"].as_str().unwrap()).collect();
+    assert_eq!(texts.len(), 3);
+    assert!(texts[0] != texts[1] && texts[1] != texts[2]);
+    let alone = server.answer(PATH, &body(json!({"temperature": 1.5, "seed": 12}))).await;
+    assert_eq!(alone["content"], texts[1], "each has its own seed");
+}
+
+#[tokio::test]
+async fn stop_words_end_it_and_are_told() {
+    let server = server().await;
+    let whole = server.answer(PATH, &body(json!({}))).await["content"].as_str().unwrap().to_owned();
+    let chars: Vec<char> = whole.chars().collect();
+    let readable = |word: &&[char]| word.iter().all(|c| c.is_ascii_graphic());
+    let word: String = chars.windows(2).skip(3).find(readable).unwrap().iter().collect();
+    let answer = server.answer(PATH, &body(json!({"stop": [word.clone(), ""]}))).await;
+    assert_eq!((&answer["stop_type"], &answer["stopping_word"]), (&json!("word"), &json!(word)));
+    assert_eq!(answer["content"], whole[..whole.find(&word).unwrap()]);
+}
+
+#[tokio::test]
+async fn an_end_token_counts_and_is_told() {
+    let server = server().await;
+    let vocabulary = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await;
+    let end = vocabulary["tokens"][0].as_i64().unwrap();
+    let asked = body(json!({"ignore_eos": false, "logit_bias": [[end, 100]], "return_tokens": true}));
+    let answer = server.answer(PATH, &asked).await;
+    assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")));
+    assert_eq!((&answer["tokens"], &answer["tokens_predicted"]), (&json!([end]), &json!(1)));
+}
+
+#[tokio::test]
+async fn a_full_context_truncates() {
+    let server = server().await;
+    let (_, props) = server.get("/props").await;
+    let n_ctx = props["default_generation_settings"]["n_ctx"].as_u64().unwrap();
+    let prompt = vec![40; n_ctx as usize - 5];
+    let answer = server.answer(PATH, &body(json!({"prompt": prompt, "n_predict": -1}))).await;
+    assert_eq!((&answer["truncated"], &answer["stop_type"]), (&json!(true), &json!("limit")));
+    let prompt = vec![40; n_ctx as usize];
+    let (status, answer) = server.post(PATH, &body(json!({"prompt": prompt}))).await;
+    let error = &answer["error"];
+    assert_eq!((status, &error["type"], &error["code"]), (400, &json!("exceed_context_size_error"), &json!(400)));
+    assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(n_ctx), &json!(n_ctx)));
+}
+
+#[tokio::test]
+async fn only_the_fields_that_were_asked_for() {
+    let server = server().await;
+    let fields = json!(["content", "generation_settings/n_predict", "timings/predicted_n", "nowhere", "prompt/x"]);
+    let answer = server.answer(PATH, &body(json!({"response_fields": fields}))).await;
+    assert_eq!(answer["generation_settings/n_predict"], 12);
+    assert_eq!(answer["timings/predicted_n"], 12);
+    assert_eq!(answer.as_object().unwrap().len(), 3, "{answer}");
+}
+
+#[tokio::test]
+async fn probabilities_after_sampling() {
+    let server = server().await;
+    let asked = body(json!({"n_probs": 50, "post_sampling_probs": true, "temperature": 0.7, "top_k": 4, "seed": 3}));
+    let answer = server.answer(PATH, &asked).await;
+    for entry in answer["completion_probabilities"].as_array().unwrap() {
+        let top = entry["top_probs"].as_array().unwrap();
+        assert!((1..=4).contains(&top.len()), "{entry}");
+        let sum: f64 = top.iter().map(|other| other["prob"].as_f64().unwrap()).sum();
+        assert!((sum - 1.0).abs() < 1e-3, "{entry}");
+        let own = top.iter().find(|other| other["id"] == entry["id"]).unwrap();
+        assert_eq!(own["prob"], entry["prob"]);
+        assert!(entry.get("logprob").is_none());
+    }
+}
+
+#[tokio::test]
+async fn progress_and_timings_of_every_piece() {
+    let server = server().await;
+    let prompt: Vec<i32> = (0..600).map(|index| 40 + index % 50).collect();
+    let asked = body(json!({"prompt": prompt, "stream": true, "return_progress": true, "timings_per_token": true}));
+    let pieces = events(&server.stream(PATH, &asked).await);
+    let progress: Vec<&Value> = pieces.iter().map(|piece| &piece["prompt_progress"]).filter(|p| !p.is_null()).collect();
+    let last = progress.last().unwrap();
+    assert_eq!((&last["total"], &last["processed"]), (&json!(600), &json!(600)));
+    assert!(last["time_ms"].as_f64().unwrap() > 0.0 && last["cache"].is_number());
+    let timed: Vec<&Value> = pieces.iter().filter(|piece| piece["timings"].is_object()).collect();
+    assert!(timed.len() > 3, "{pieces:?}");
+    assert_eq!(
+        timed[0]["timings"]["prompt_n"].as_u64().unwrap() + timed[0]["timings"]["cache_n"].as_u64().unwrap(),
+        600
+    );
+}
+
+#[tokio::test]
+async fn time_ends_an_answer_behind_a_line_break() {
+    let server = server().await;
+    let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
+    let asked = body(json!({"n_predict": 2000, "logit_bias": [[line, 100]], "t_max_predict_ms": 1}));
+    let answer = server.answer(PATH, &asked).await;
+    assert_eq!((&answer["stop_type"], &answer["has_new_line"]), (&json!("limit"), &json!(true)));
+    assert!(answer["tokens_predicted"].as_u64().unwrap() < 2000);
+}
+
+#[tokio::test]
+async fn a_line_that_is_indented_by_less_ends_it() {
+    let server = server().await;
+    let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
+    let whole = server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60}))).await;
+    let answer =
+        server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60, "n_indent": 90}))).await;
+    let (whole, kept) = (whole["content"].as_str().unwrap(), answer["content"].as_str().unwrap());
+    assert!(whole.starts_with(kept) && kept.matches('\n').count() == 1, "{kept:?} {whole:?}");
+    assert_eq!((&answer["stop_type"], &answer["truncated"]), (&json!("limit"), &json!(false)));
+}
+
+#[tokio::test]
+async fn numbers_are_clamped_and_unknown_fields_ignored() {
+    let server = server().await;
+    let asked = body(json!({"temperature": -1, "top_p": 7, "min_p": -2, "frobnicate": [1], "stop": null, "seed": -1}));
+    let answer = server.answer(PATH, &asked).await;
+    let settings = &answer["generation_settings"];
+    assert_eq!(
+        (&settings["temperature"], &settings["top_p"], &settings["min_p"]),
+        (&json!(0.0), &json!(1.0), &json!(0.0))
+    );
+}
+
+#[tokio::test]
+async fn every_wrong_field_is_named_and_no_slot_is_lost() {
+    let server = server().await;
+    for (further, name) in [
+        (json!({"prompt": null}), "prompt"),
+        (json!({"prompt": []}), "prompt"),
+        (json!({"prompt": ""}), "prompt"),
+        (json!({"prompt": 5}), "prompt"),
+        (json!({"prompt": [1, 999_999]}), "prompt"),
+        (json!({"prompt": ["a", {"x": 1}]}), "prompt[1]"),
+        (json!({"prompt": {"prompt_string": 5}}), "prompt"),
+        (json!({"n_predict": -2}), "n_predict"),
+        (json!({"n_predict": "many"}), "n_predict"),
+        (json!({"n_cmpl": 0}), "n_cmpl"),
+        (json!({"n_cmpl": 5}), "n_cmpl"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"repeat_last_n": -7}), "repeat_last_n"),
+        (json!({"stop": 5}), "stop"),
+        (json!({"n_probs": -1}), "n_probs"),
+        (json!({"stream": "yes"}), "stream"),
+        (json!({"logit_bias": [[999_999, 1]]}), "logit_bias"),
+        (json!({"response_fields": [1]}), "response_fields"),
+        (json!({"mods": ["nope"]}), "nope"),
+        (json!({"prompt": ["a", "b"], "request_id": "x"}), "request_id"),
+        (json!({"sse_ping_interval": "often"}), "sse_ping_interval"),
+        (json!({"t_max_predict_ms": "long"}), "t_max_predict_ms"),
+        (json!({"lora": [{"id": 0, "scale": 1}]}), "lora: there is no adapter 0"),
+    ] {
+        for stream in [false, true] {
+            let mut asked = body(further.clone());
+            asked["stream"] = if further.get("stream").is_some() { further["stream"].clone() } else { stream.into() };
+            let (status, answer) = server.post(PATH, &asked).await;
+            let error = &answer["error"];
+            assert_eq!(
+                (status, &error["code"], &error["type"]),
+                (400, &json!(400), &json!("invalid_request_error")),
+                "{further}: {answer}"
+            );
+            assert!(error["message"].as_str().unwrap().contains(name), "{further}: {answer}");
+        }
+    }
+    let (status, answer) =
+        server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}))).await;
+    assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
+    let all = server.answer(PATH, &body(json!({"prompt": ["a", "b", "c", "d"]}))).await;
+    assert_eq!(all.as_array().unwrap().len(), 4, "every slot is still there");
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_json_is_the_clients_fault() {
+    let server = server().await;
+    for path in [PATH, "/completions", "/tokenize", "/detokenize", "/apply-template", "/infill"] {
+        for body in ["", "{", "{\"prompt\": [}", "[]", "\"text\""] {
+            let response = server.request(Method::POST, path).body(body).send().await.unwrap();
+            assert_eq!(response.status().as_u16(), 400, "{path} {body}");
+            let answer: Value = response.json().await.unwrap();
+            let message = answer["error"]["message"].as_str().unwrap().to_owned();
+            assert_eq!(answer["error"]["type"], "invalid_request_error");
+            assert!(message.contains("line 1") || message.contains("JSON object"), "{path} {body}: {message}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_fails_leaves_its_slot_behind() {
+    let server = server().await;
+    for _ in 0..6 {
+        let (status, answer) = server.post(PATH, &body(json!({"mods": ["refuse"]}))).await;
+        assert_eq!((status, answer["error"]["message"].as_str()), (422, Some("not today")), "{answer}");
+    }
+    let late = server.stream(PATH, &body(json!({"mods": ["refuse_late"], "stream": true, "n_predict": 30}))).await;
+    let last: Value = serde_json::from_str(late.last().unwrap()).unwrap();
+    assert_eq!((&last["error"]["message"], &last["error"]["code"]), (&json!("enough"), &json!(422)));
+    server.answer(PATH, &body(json!({}))).await;
+}
+
+#[tokio::test]
+async fn completions_is_the_same_route() {
+    let answer = server().await.answer("/completions", &body(json!({}))).await;
+    assert_eq!(answer["stop_type"], "limit");
+}

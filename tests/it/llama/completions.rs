@@ -1,0 +1,115 @@
+//! `/v1/completions`: several prompts and answers, the prompt repeated, probabilities as evaluation harnesses read them.
+
+use super::super::harness::server;
+use super::bare;
+use serde_json::{Value, json};
+
+const PATH: &str = "/v1/completions";
+
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+fn body(further: Value) -> Value {
+    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn several_prompts_and_answers_are_choices_in_order() {
+    let server = server().await;
+    let texts = async |further: Value| {
+        let answer = server.answer(PATH, &body(further)).await;
+        let choices = answer["choices"].as_array().unwrap().clone();
+        let indices: Vec<u64> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+        assert_eq!(indices, (0..choices.len() as u64).collect::<Vec<_>>());
+        (choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect::<Vec<_>>(), answer)
+    };
+    let (sky, alone) = texts(json!({"prompt": "The sky is"})).await;
+    let (both, together) = texts(json!({"prompt": ["Once upon a time", "The sky is"]})).await;
+    assert_eq!((both.len(), &both[1]), (2, &sky[0]));
+    let (four, counted) =
+        texts(json!({"prompt": ["Once upon a time", "The sky is"], "n": 2, "best_of": 2, "temperature": 1.5})).await;
+    assert_eq!(four.len(), 4);
+    assert!(four[0] != four[1] && four[2] != four[3]);
+    assert_eq!(counted["usage"]["prompt_tokens"], together["usage"]["prompt_tokens"], "a prompt counts once");
+    assert_eq!((&counted["usage"]["completion_tokens"], &alone["usage"]["completion_tokens"]), (&json!(32), &json!(8)));
+    assert_eq!(counted["thunder"]["run_ids"].as_array().unwrap().len(), 4);
+}
+
+#[tokio::test]
+async fn the_prompt_is_repeated_with_its_probabilities() {
+    let server = server().await;
+    let tokens = server.answer("/tokenize", &json!({"content": "Once upon a time, the baker"})).await["tokens"].clone();
+    let ids: Vec<i32> = serde_json::from_value(tokens.clone()).unwrap();
+    for (count, prompt) in [(0, tokens.clone()), (1, json!([tokens])), (3, json!("Once upon a time, the baker"))] {
+        let asked = body(json!({"prompt": prompt, "echo": true, "logprobs": 1, "max_tokens": count}));
+        let answer = server.answer(PATH, &asked).await;
+        let choice = &answer["choices"][0];
+        let text = choice["text"].as_str().unwrap();
+        assert!(text.starts_with("Once upon a time, the baker"), "{text}");
+        let logprobs = &choice["logprobs"];
+        let (_, expected) = bare::greedy(&ids, count);
+        let values = logprobs["token_logprobs"].as_array().unwrap();
+        assert_eq!((values.len(), &values[0]), (ids.len() + count, &Value::Null));
+        for (value, expected) in values[1..].iter().zip(&expected) {
+            assert!((value.as_f64().unwrap() - expected).abs() < 2e-3, "{value} {expected}");
+        }
+        let pieces: String = logprobs["tokens"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+        assert!(pieces.starts_with("Once upon a time, the baker"), "{pieces}");
+        assert_eq!(logprobs["text_offset"][0], 0);
+        let tops = logprobs["top_logprobs"].as_array().unwrap();
+        assert_eq!((tops.len(), &tops[0]), (values.len(), &Value::Null));
+        // As lm-evaluation-harness finds out whether a token was the most probable one.
+        for ((top, token), value) in tops.iter().zip(logprobs["tokens"].as_array().unwrap()).zip(values).skip(1) {
+            assert_eq!(&top[token.as_str().unwrap()], value, "{top}");
+        }
+        assert_eq!(logprobs["content"].as_array().unwrap().len(), values.len());
+        assert_eq!(answer["usage"]["completion_tokens"], count);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_repeats_the_prompt_first() {
+    let server = server().await;
+    let asked = body(json!({"echo": true, "logprobs": 2}));
+    let whole = server.answer(PATH, &asked).await;
+    let mut streamed = asked;
+    streamed["stream"] = true.into();
+    streamed["stream_options"] = json!({"include_usage": true});
+    let events = server.stream(PATH, &streamed).await;
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    let chunks: Vec<Value> =
+        events[..events.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect();
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, whole["choices"][0]["text"]);
+    let joined = |list: &str| {
+        let lists = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"][list].as_array());
+        lists.flatten().cloned().collect::<Vec<Value>>()
+    };
+    let expected = &whole["choices"][0]["logprobs"];
+    assert_eq!(json!(joined("tokens")), expected["tokens"]);
+    assert_eq!(json!(joined("text_offset")), expected["text_offset"]);
+    assert_eq!(joined("token_logprobs").len(), expected["token_logprobs"].as_array().unwrap().len());
+    let [.., finish, usage] = &chunks[..] else { panic!("too few chunks") };
+    assert_eq!(finish["choices"][0]["finish_reason"], "length");
+    assert_eq!((&usage["choices"], &usage["usage"]["completion_tokens"]), (&json!([]), &json!(8)));
+    assert!(chunks[0]["thunder"]["run_id"].is_string());
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_is_an_error_that_names_the_field() {
+    let server = server().await;
+    for (further, status, param) in [
+        (json!({"best_of": 2}), 400, "best_of"),
+        (json!({"n": 0}), 400, "n"),
+        (json!({"suffix": "the end"}), 501, "suffix"),
+        (json!({"max_tokens": 0}), 400, "max_tokens"),
+        (json!({"echo": "yes"}), 400, "echo"),
+        (json!({"prompt": null}), 400, "prompt"),
+        (json!({"prompt": [[]]}), 400, "prompt"),
+        (json!({"prompt": ["a", 5.5]}), 400, "prompt"),
+        (json!({"top_p": 3}), 400, "top_p"),
+    ] {
+        let (found, answer) = server.post(PATH, &body(further.clone())).await;
+        assert_eq!((found, answer["error"]["param"].as_str()), (status, Some(param)), "{further}: {answer}");
+    }
+}

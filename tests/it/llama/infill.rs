@@ -1,0 +1,95 @@
+//! `/infill` and `suffix`, on a model that can and one that cannot.
+
+use super::super::harness::{Server, folder, model, server};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+const PREFIX: u32 = 3;
+const SUFFIX: u32 = 4;
+const MIDDLE: u32 = 5;
+
+/// The tiny model, with the names of three of its tokens changed to those of filling in.
+fn filling_model() -> PathBuf {
+    /// Magic, version, number of tensors, number of entries.
+    const HEADER: usize = 24;
+    let bytes = std::fs::read(model()).unwrap();
+    let mut entries = Vec::new();
+    let mut entry = |key: &str, kind: u32, value: &[u8]| {
+        entries.extend((key.len() as u64).to_le_bytes());
+        entries.extend(key.as_bytes());
+        entries.extend(kind.to_le_bytes());
+        entries.extend(value);
+    };
+    for (name, token) in [("pre", PREFIX), ("suf", SUFFIX), ("mid", MIDDLE)] {
+        entry(&format!("tokenizer.ggml.fim_{name}_token_id"), 4, &token.to_le_bytes());
+    }
+    // The tensors stay where they are modulo their alignment.
+    entry("pad.ab", 0, &[0]);
+    assert_eq!(entries.len() % 32, 0);
+    let count = u64::from_le_bytes(bytes[16..HEADER].try_into().unwrap()) + 4;
+    let patched = [&bytes[..16], &count.to_le_bytes(), &entries, &bytes[HEADER..]].concat();
+    let path = folder().join("filling.gguf");
+    std::fs::write(&path, patched).unwrap();
+    path
+}
+
+async fn tokens(server: &Server, text: &str) -> Vec<Value> {
+    let answer = server.answer("/tokenize", &json!({"content": text, "parse_special": false})).await;
+    answer["tokens"].as_array().unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_gap_is_filled_between_two_texts() {
+    let server = Server::start(&["--model", filling_model().to_str().unwrap(), "-c", "512", "-np", "1"]);
+    server.wait_ready().await;
+    let (before, behind) = ("def main():\n", "\n\nmain()");
+    let body = json!({"input_prefix": before, "input_suffix": behind, "prompt": "    p", "n_predict": 4,
+                      "temperature": 0, "ignore_eos": true});
+    let answer = server.answer("/infill", &body).await;
+    let parts = [
+        vec![json!(PREFIX)],
+        tokens(&server, before).await,
+        vec![json!(SUFFIX)],
+        tokens(&server, behind).await,
+        vec![json!(MIDDLE)],
+    ]
+    .concat();
+    let mut prompt = parts.clone();
+    prompt.extend(tokens(&server, "    p").await);
+    let plain = json!({"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": true});
+    assert_eq!(answer["content"], server.answer("/completion", &plain).await["content"]);
+    assert_eq!(answer["tokens_evaluated"], prompt.len());
+
+    let suffix = json!({"prompt": before, "suffix": behind, "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+    let completed = server.answer("/v1/completions", &suffix).await;
+    assert_eq!(completed["usage"]["prompt_tokens"], parts.len());
+
+    let extra = json!([{"filename": "a.py", "text": "x = 1\n"}]);
+    let longer = json!({"input_prefix": before, "input_suffix": behind, "input_extra": extra, "n_predict": 1});
+    let longer = server.answer("/infill", &longer).await;
+    assert!(longer["prompt"].as_str().unwrap().contains("x = 1"), "{longer}");
+    let far = "word ".repeat(3000);
+    let cut = json!({"input_prefix": far, "input_suffix": far, "n_predict": 4, "temperature": 0});
+    let cut = server.answer("/infill", &cut).await;
+    assert!(cut["tokens_evaluated"].as_u64().unwrap() < 512, "what is far from the gap is left out");
+
+    for (body, name) in [
+        (json!({"input_suffix": "a"}), "input_prefix"),
+        (json!({"input_prefix": "a"}), "input_suffix"),
+        (json!({"input_prefix": "a", "input_suffix": 5}), "input_suffix"),
+        (json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [5]}), "input_extra"),
+    ] {
+        let (status, answer) = server.post("/infill", &body).await;
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(name), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_without_its_tokens_says_so() {
+    let body = json!({"input_prefix": "def main():\n", "input_suffix": "\n\nmain()", "n_predict": 4});
+    let (status, answer) = server().await.post("/infill", &body).await;
+    let error = &answer["error"];
+    assert_eq!((status, &error["type"], &error["code"]), (501, &json!("not_supported_error"), &json!(501)));
+    assert!(error["message"].as_str().unwrap().contains("prefix, suffix and middle"), "{answer}");
+}

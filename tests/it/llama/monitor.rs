@@ -1,0 +1,122 @@
+//! `/slots` and `/metrics`.
+
+use super::super::harness::{Server, server};
+use futures::StreamExt;
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+#[tokio::test]
+async fn slots_tell_what_they_do() {
+    let server = Server::start(&["--parallel", "2"]);
+    server.wait_ready().await;
+    let (status, idle) = server.get("/slots").await;
+    assert_eq!((status, idle.as_array().unwrap().len()), (200, 2));
+    assert_eq!((&idle[0]["is_processing"], idle[0].get("params")), (&json!(false), None));
+    let body = json!({"prompt": "Once", "n_predict": 4000, "ignore_eos": true, "stream": true, "temperature": 0.3});
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let mut stream = server.request(Method::POST, "/completion").json(&body).send().await.unwrap().bytes_stream();
+        stream.next().await.unwrap().unwrap();
+        streams.push(stream);
+    }
+    // What a slot shows is as old as the decode that is going on.
+    let mut busy = Value::Null;
+    for _ in 0..200 {
+        busy = server.get("/slots").await.1;
+        if busy.as_array().unwrap().iter().all(|slot| slot["next_token"][0]["n_decoded"].as_u64() > Some(0)) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for slot in busy.as_array().unwrap() {
+        assert_eq!(slot["is_processing"], true, "{slot}");
+        assert_eq!(slot["params"]["temperature"], 0.3);
+        assert!(slot["next_token"][0]["n_decoded"].as_u64().unwrap() > 0);
+        assert_eq!(slot["next_token"][0]["has_next_token"], true);
+        assert!(slot["n_prompt_tokens"].as_u64().unwrap() > 0);
+        assert!(slot.get("prompt").is_none() && slot.get("generated").is_none());
+    }
+    assert_ne!(busy[0]["id_task"], busy[1]["id_task"]);
+    let (status, full) = server.get("/slots?fail_on_no_slot=1").await;
+    assert_eq!((status, &full["error"]["type"]), (503, &json!("unavailable_error")));
+    drop(streams);
+    for _ in 0..200 {
+        let (status, slots) = server.get("/slots?fail_on_no_slot=1").await;
+        if status == 200 {
+            let free = slots.as_array().unwrap().iter().find(|slot| slot["is_processing"] == false).unwrap();
+            let processed = free["n_prompt_tokens_processed"].as_u64().unwrap();
+            let cached = free["n_prompt_tokens_cache"].as_u64().unwrap();
+            assert_eq!(free["n_prompt_tokens"], processed + cached, "{free}");
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the slots are still taken");
+}
+
+/// The value of a metric, and that it has its two lines before it.
+fn metric(text: &str, name: &str) -> f64 {
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines
+        .iter()
+        .position(|line| line.starts_with(&format!("llamacpp:{name} ")))
+        .unwrap_or_else(|| panic!("{name}:\n{text}"));
+    assert!(lines[at - 2].starts_with(&format!("# HELP llamacpp:{name} ")));
+    assert!(lines[at - 1].starts_with(&format!("# TYPE llamacpp:{name} ")));
+    lines[at].rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn metrics_count_and_do_not_forget() {
+    let server = Server::start(&["--metrics"]);
+    server.wait_ready().await;
+    let scrape = async || {
+        let response = server.request(Method::GET, "/metrics").send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 200);
+        assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4");
+        assert!(response.headers().contains_key("process-start-time-unix"));
+        response.text().await.unwrap()
+    };
+    assert!(metric(&scrape().await, "tokens_predicted_total") == 0.0);
+    let body = json!({"prompt": "Once upon a time", "n_predict": 20, "ignore_eos": true});
+    let answer = server.answer("/completion", &body).await;
+    server.answer("/completion", &body).await;
+    // The decode thread counts a run when it clears it away, a moment after its last token.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let text = scrape().await;
+    assert_eq!(metric(&text, "tokens_predicted_total"), 40.0);
+    let prompt = answer["tokens_evaluated"].as_f64().unwrap();
+    let (decoded, cached) = (metric(&text, "prompt_tokens_total"), metric(&text, "prompt_tokens_cached_total"));
+    assert_eq!(decoded + cached, 2.0 * prompt);
+    assert!(cached > 0.0);
+    assert!(metric(&text, "n_decode_total") >= 40.0);
+    assert_eq!(metric(&text, "n_tokens_max"), prompt + 19.0);
+    assert!(metric(&text, "tokens_predicted_seconds_total") > 0.0);
+    let rate = metric(&text, "predicted_tokens_seconds");
+    assert!(rate > 0.0);
+    assert_eq!(metric(&scrape().await, "predicted_tokens_seconds"), rate, "another scraper sees the same");
+    assert_eq!((metric(&text, "requests_processing"), metric(&text, "requests_deferred")), (0.0, 0.0));
+    assert_eq!(metric(&text, "n_busy_slots_per_decode"), 1.0);
+    assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 15);
+}
+
+#[tokio::test]
+async fn every_path_answers_in_its_dialect() {
+    let server = server().await;
+    for path in ["/health", "/v1/health"] {
+        let (status, health) = server.get(path).await;
+        assert_eq!((status, health["status"].as_str()), (200, Some("ok")));
+    }
+    let (status, answer): (u16, Value) = server.get("/slots/nowhere/at/all").await;
+    assert_eq!(
+        (status, &answer["error"]["type"], &answer["error"]["code"]),
+        (404, &json!("not_found_error"), &json!(404))
+    );
+    let (status, answer) = server.get("/nowhere").await;
+    assert_eq!((status, &answer["error"]["type"]), (404, &json!("not_found_error")));
+    let (status, answer) = server.get("/api/v1/nowhere").await;
+    assert_eq!((status, &answer["type"]), (404, &json!("/problems/not-found")));
+    let (status, answer) = server.get("/completion").await;
+    assert_eq!((status, &answer["error"]["type"]), (405, &json!("invalid_request_error")));
+}

@@ -1,0 +1,75 @@
+//! `/props`, and what a server says of routes that are off.
+
+use super::super::harness::{Server, server};
+use serde_json::json;
+
+#[tokio::test]
+async fn properties_of_the_server() {
+    let server = server().await;
+    let (status, props) = server.get("/props").await;
+    assert_eq!(status, 200);
+    assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(4), &json!("tiny")));
+    let params = &props["default_generation_settings"]["params"];
+    assert_eq!((&params["temperature"], &params["top_k"], &params["min_p"]), (&json!(0.8), &json!(40), &json!(0.05)));
+    assert_eq!(
+        (&params["repeat_penalty"], &params["seed"], &params["n_predict"]),
+        (&json!(1.0), &json!(u32::MAX), &json!(-1))
+    );
+    assert!(props["default_generation_settings"]["n_ctx"].as_u64().unwrap() >= 16);
+    assert!(props["model_path"].as_str().unwrap().ends_with("tiny.gguf"));
+    assert!(props["chat_template"].as_str().unwrap().contains("messages"));
+    let caps = props["chat_template_caps"].as_object().unwrap();
+    assert_eq!(caps.len(), 9);
+    assert!(caps["supports_string_content"] == true && caps["supports_system_role"] == true, "{caps:?}");
+    assert_eq!(props["eos_token"], "<|im_end|>");
+    assert_eq!(
+        (&props["endpoint_slots"], &props["endpoint_metrics"], &props["endpoint_props"]),
+        (&json!(true), &json!(false), &json!(false))
+    );
+}
+
+#[tokio::test]
+async fn what_is_off_says_which_flag_turns_it_on() {
+    let server = server().await;
+    let (status, answer) = server.post("/props", &json!({})).await;
+    assert_eq!(
+        (status, &answer["error"]["type"], &answer["error"]["code"]),
+        (501, &json!("not_supported_error"), &json!(501))
+    );
+    assert!(answer["error"]["message"].as_str().unwrap().contains("--props"));
+    let (status, answer) = server.get("/metrics").await;
+    assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
+    assert!(answer["error"]["message"].as_str().unwrap().contains("--metrics"));
+}
+
+#[tokio::test]
+async fn there_are_no_adapters() {
+    let server = server().await;
+    assert_eq!(server.get("/lora-adapters").await, (200, json!([])));
+    assert_eq!(server.answer("/lora-adapters", &json!([])).await, json!({"success": true}));
+    let (status, answer) = server.post("/lora-adapters", &json!([{"id": 0, "scale": 0.5}])).await;
+    assert_eq!(status, 400);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("no adapter 0"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_server_with_other_switches() {
+    let server = Server::start(&[
+        "--props",
+        "--no-slots",
+        "--no-webui",
+        "--chat-template-kwargs",
+        "{\"mark\": \"!\"}",
+        "--chat-template",
+        "{{ messages[0].content }}{{ mark }}",
+    ]);
+    server.wait_ready().await;
+    assert_eq!(server.answer("/props", &json!({})).await, json!({"success": true}));
+    let (status, answer) = server.get("/slots").await;
+    assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
+    assert_eq!(server.get("/").await.0, 404, "there is no dashboard");
+    let prompt = server.answer("/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]})).await;
+    assert_eq!(prompt["prompt"], "Hi!");
+    let asked = json!({"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"mark": "?"}});
+    assert_eq!(server.answer("/apply-template", &asked).await["prompt"], "Hi?");
+}

@@ -1,0 +1,68 @@
+//! Text to tokens and back; templates without a run.
+
+use super::super::harness::server;
+use serde_json::json;
+
+#[tokio::test]
+async fn text_becomes_tokens_and_text_again() {
+    let server = server().await;
+    for text in ["Once upon a time", "Zażółć gęślą jaźń 😀\n\ttab", "", "<|im_start|>"] {
+        let tokens = server.answer("/tokenize", &json!({"content": text})).await["tokens"].clone();
+        let back = server.answer("/detokenize", &json!({"tokens": tokens})).await;
+        assert_eq!(back["content"], text);
+        let pieces = server.answer("/tokenize", &json!({"content": text, "with_pieces": true})).await["tokens"].clone();
+        let pieces = pieces.as_array().unwrap();
+        assert_eq!(pieces.len(), tokens.as_array().unwrap().len());
+        let mut bytes: Vec<u8> = Vec::new();
+        for piece in pieces {
+            match piece["piece"].as_str() {
+                Some(text) => bytes.extend(text.bytes()),
+                None => {
+                    bytes.extend(piece["piece"].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8))
+                }
+            }
+        }
+        assert_eq!(String::from_utf8(bytes).unwrap(), text);
+    }
+    let special = server.answer("/tokenize", &json!({"content": "<|im_start|>"})).await["tokens"].clone();
+    let plain = server.answer("/tokenize", &json!({"content": "<|im_start|>", "parse_special": false})).await;
+    assert_eq!(special.as_array().unwrap().len(), 1);
+    assert!(plain["tokens"].as_array().unwrap().len() > 1);
+    let mixed = server.answer("/tokenize", &json!({"content": ["a", 7, "b"]})).await["tokens"].clone();
+    assert_eq!(mixed[1], 7);
+}
+
+#[tokio::test]
+async fn wrong_tokens_are_named() {
+    let server = server().await;
+    for (path, body, name) in [
+        ("/detokenize", json!({"tokens": [1, 999_999]}), "tokens"),
+        ("/detokenize", json!({"tokens": "a"}), "tokens"),
+        ("/tokenize", json!({"content": 5}), "content"),
+        ("/tokenize", json!({"content": "a", "add_special": 1}), "add_special"),
+        ("/tokenize", json!({"content": "a", "model": "other"}), "other"),
+        ("/apply-template", json!({"messages": 5}), "messages"),
+        ("/apply-template", json!({}), "messages"),
+    ] {
+        let (status, answer) = server.post(path, &body).await;
+        assert!(status == 400 || status == 404, "{path} {body}: {answer}");
+        assert_eq!(answer["error"]["code"], status);
+        assert!(answer["error"]["message"].as_str().unwrap().contains(name), "{path} {body}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_template_is_applied_and_counted_without_a_run() {
+    let server = server().await;
+    let chat = json!({"messages": [{"role": "user", "content": "What is five times seven?"}]});
+    let prompt = server.answer("/apply-template", &chat).await["prompt"].as_str().unwrap().to_owned();
+    assert!(prompt.contains("What is five times seven?") && prompt.ends_with("assistant\n"), "{prompt}");
+    let tokens = server.answer("/tokenize", &json!({"content": prompt, "add_special": true})).await["tokens"].clone();
+    for path in ["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"] {
+        let counted = server.answer(path, &chat).await;
+        assert_eq!(
+            counted,
+            json!({"input_tokens": tokens.as_array().unwrap().len(), "object": "response.input_tokens"})
+        );
+    }
+}
