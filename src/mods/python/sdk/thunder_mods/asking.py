@@ -133,7 +133,10 @@ class Asking:
             return None
         start = self._begin + len(self._prompt)
         if tokens[self._begin : start] != self._prompt:
-            # Another mod took the question away: it is asked again.
+            # Another mod took the question away: the rest of it, or all of it, is asked again.
+            there = tokens[self._begin :]
+            if len(tokens) >= self._begin and there == self._prompt[: len(there)]:
+                return actions.force_tokens(self._prompt[len(there) :])
             self._begin = None
             self._restart()
             return None

@@ -354,7 +354,7 @@ class _Run:
             return
         sparse = action.set if action.set is not None else action.add
         if sparse is not None:
-            self.logits = before
+            self.logits = array("f", before)
             for token, value in sparse.items():
                 self.logits[token] = value if action.set is not None else self.logits[token] + value
         elif action.logits is not None and action.logits is not seen.logits:
