@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import math
 import random
 import sys
 from array import array
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .. import conversation as _conversation
 from .. import lifecycle
@@ -30,6 +27,7 @@ from ..decorator import mod as _decorate
 from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat
 from .answer import Answer
+from .capture import captured
 from .models import model_of
 from .problems import problem
 from .result import Call, Event, Result
@@ -304,7 +302,7 @@ class _Run:
         run = _Now(self)
         _conversation.current = run
         try:
-            with _captured(call.logs, active.call.__module__):
+            with captured(call.logs, active.call.__module__):
                 action = validate_action(seen, active.call(seen, self.tokenizer))
             wrong = problem(action, len(self.tokenizer), self.context)
             if wrong is not None:
@@ -375,46 +373,3 @@ class _Now:
     def __init__(self, run: _Run) -> None:
         self.request_id, self.conversation, self.tools = run.request_id, run.conversation, run.tools
         self.tokenizer = run.tokenizer
-
-
-class _Lines(io.TextIOBase):
-    def __init__(self, level: str, into: List[Tuple[str, str]]) -> None:
-        self._level, self._into, self._text = level, into, ""
-
-    def write(self, text: str) -> int:
-        self._text += text
-        if text.endswith("\n"):
-            self.end_line()
-        return len(text)
-
-    def end_line(self) -> None:
-        text, self._text = self._text.rstrip("\n"), ""
-        if text:
-            self._into.append((self._level, text))
-
-
-class _Handler(logging.Handler):
-    def __init__(self, into: List[Tuple[str, str]]) -> None:
-        super().__init__()
-        self._into = into
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._into.append((record.levelname, self.format(record)))
-
-
-@contextlib.contextmanager
-def _captured(into: List[Tuple[str, str]], module: str) -> Iterator[None]:
-    """Collects what is printed and logged."""
-    out, err, handler = _Lines("INFO", into), _Lines("WARNING", into), _Handler(into)
-    root, own = logging.getLogger(), logging.getLogger(module)
-    level = own.level
-    root.addHandler(handler)
-    own.setLevel(logging.DEBUG)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            yield
-    finally:
-        out.end_line()
-        err.end_line()
-        own.setLevel(level)
-        root.removeHandler(handler)
