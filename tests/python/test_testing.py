@@ -116,7 +116,7 @@ class Backtracking(unittest.TestCase):
 
         @mod(events=[Added])
         def tells(event, actions, tokenizer):
-            event.hold_back(2 if event.step < 4 else 0)
+            event.hold_back(2 if event.step < 4 else None)
             return actions.backtrack(2) if event.step == 3 else None
 
         self.assertEqual(run(tells, prompt="12", model=self.ABC, max_tokens=5).check().sent, ["CD", "E", "F", "G"])

@@ -7,6 +7,7 @@ forces tokens or takes some back meanwhile.
 from __future__ import annotations
 
 import math
+from array import array
 from enum import Enum
 from typing import Any, List, Optional, Sequence, Union
 
@@ -216,19 +217,18 @@ class Asking:
             if mask.inverted:
                 banned = [token for token in mask.tokens if token not in ends]
                 return self._ban(event, banned, actions)
-            allowed = mask.tokens.tolist() + sorted(ends)
+            allowed = array("i", [*mask.tokens, *ends]) if ends else mask.tokens
         else:
             forbidden = strategy.disallowed_tokens(state, tokenizer)
             permitted = strategy.allowed_tokens(state, tokenizer)
             if not permitted:
                 return self._ban(event, sorted(forbidden), actions) if forbidden else actions.noop()
-            allowed = sorted(permitted - forbidden)
-        logits = self._logits(event)
-        size = len(logits)
-        allowed = [token for token in allowed if 0 <= token < size]
+            size = len(tokenizer)
+            allowed = array("i", sorted(token for token in permitted - forbidden if 0 <= token < size))
         if not allowed:
             self._give_up(event.context_info.tokens)
             raise ValueError("no token of this model can go on with the answer %r" % self._so_far())
+        logits = self._logits(event)
         if not any(logits[token] > -math.inf for token in allowed):
             raise ValueError("a mod before this one has banned every token that the answer %r can go on with" % self._so_far())
         logits.keep_only(allowed, self._mask_value)
@@ -278,4 +278,4 @@ class Asking:
     def _release(self, event: ModEvent) -> None:
         if self._holding:
             self._holding = False
-            event.hold_back(0)
+            event.hold_back(None)

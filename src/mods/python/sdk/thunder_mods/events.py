@@ -87,10 +87,10 @@ class ModEvent:
         """All token ids of the sequence."""
         return self.context_info.tokens
 
-    def hold_back(self, count: int) -> None:
+    def hold_back(self, count: Optional[int]) -> None:
         """Keeps the last `count` generated tokens from the client until the next call of this: what a mod may still
-        take back is better not sent. It replaces `@mod(holdback=…)` for the rest of the run."""
-        self._held_back = int(count)
+        take back is better not sent. None goes back to what `@mod(holdback=…)` says."""
+        self._held_back = -1 if count is None else max(0, int(count))
 
     def _decode(self, tokens: Iterable[int]) -> str:
         if self._tokenizer is None:

@@ -93,7 +93,7 @@ class _Mod:
         module = sys.modules.get(self.call.__module__)
         self.name = about["name"] or next((name for name, value in vars(module or self).items() if value is given), "mod")
         self.handles = about["handles"]
-        self.holdback = about["holdback"]
+        self.static_holdback = self.holdback = about["holdback"]
         self.config = dict(about["config"] or {}, **config)
         unknown = [name for name in config if about["config"] is not None and name not in about["config"]]
         if unknown:
@@ -315,7 +315,7 @@ class _Run:
         finally:
             _conversation.current = None
         if seen._held_back is not None:
-            active.holdback = max(0, seen._held_back)
+            active.holdback = active.static_holdback if seen._held_back < 0 else seen._held_back
         call.superseded = decided and not isinstance(call.action, (Noop, AdjustedLogits, AdjustedPrefill))
         if isinstance(call.action, Backtrack):
             asked, there = call.action.n - (record.kind == "Sampled"), len(self._generated())

@@ -63,6 +63,7 @@ class Worker:
         self.module: Any = None
         self.handler: Any = None
         self.defaults: Optional[Dict[str, Any]] = None
+        self.holdback = 0
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
 
@@ -98,7 +99,7 @@ class Worker:
             about = dict(function.__thunder_mod__, entrypoint=attribute)
             about["name"] = about["name"] or attribute
             described.append(about)
-        self.defaults = described[0]["config"]
+        self.defaults, self.holdback = described[0]["config"], described[0]["holdback"]
         self.capture.end_call()
         self.channel.send({"kind": "loaded", "handlers": described})
 
@@ -280,7 +281,7 @@ class Worker:
         self.capture.end_call()
         header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
         if held_back is not None:
-            header["holdback"] = max(0, held_back)
+            header["holdback"] = self.holdback if held_back < 0 else held_back
         self.channel.send(header, body)
 
     def _exception(self, error: BaseException) -> Header:
