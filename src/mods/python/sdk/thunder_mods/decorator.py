@@ -1,16 +1,47 @@
 """`@mod`: turns a function into a mod."""
 
+from __future__ import annotations
+
 import inspect
 from functools import wraps
+from typing import Any, Callable, Dict, Iterable, List, Optional, Type, Union, overload
 
 from . import events as _events
-from .actions import for_event, validate_action
+from .actions import ModAction, for_event, validate_action
 
 #: A mod as it can be called: (event, tokenizer=None) -> action.
-ModCallable = object
+ModCallable = Callable[..., ModAction]
+#: What a mod is made of: handler(event, actions, tokenizer) -> action or None. It may take fewer arguments.
+Handler = Callable[..., Optional[ModAction]]
+EventNames = Union[str, Type[_events.ModEvent], Iterable[Union[str, Type[_events.ModEvent]]]]
 
 
-def mod(handler=None, *, events=None, handles=None, name=None, description=None, config=None, holdback=0):
+@overload
+def mod(handler: Handler) -> ModCallable: ...
+
+
+@overload
+def mod(
+    *,
+    events: Optional[EventNames] = None,
+    handles: Optional[EventNames] = None,
+    name: Optional[str] = None,
+    description: Optional[str] = None,
+    config: Optional[Dict[str, Any]] = None,
+    holdback: int = 0,
+) -> Callable[[Handler], ModCallable]: ...
+
+
+def mod(
+    handler: Optional[Handler] = None,
+    *,
+    events: Optional[EventNames] = None,
+    handles: Optional[EventNames] = None,
+    name: Optional[str] = None,
+    description: Optional[str] = None,
+    config: Optional[Dict[str, Any]] = None,
+    holdback: int = 0,
+) -> Any:
     """Makes `handler(event, actions, tokenizer)` a mod.
 
     events (or handles): the event classes or names it wants, all four by default; it is not called for others.
@@ -18,12 +49,22 @@ def mod(handler=None, *, events=None, handles=None, name=None, description=None,
     description: one sentence, by default the first paragraph of the docstring.
     config: the configuration's fields with their defaults. When given, a request's unknown fields are refused.
     holdback: the most generated tokens it may take back after they were added; the stream lags by that much, so
-    that a client never sees what is taken back.
+    that a client never sees what is taken back. `event.hold_back(n)` changes it during a run.
     """
+    wanted = events if events is not None else handles
     if handler is None:
-        return lambda function: mod(
-            function, events=events, handles=handles, name=name, description=description, config=config, holdback=holdback
-        )
+        return lambda function: _mod(function, wanted, name, description, config, holdback)
+    return _mod(handler, wanted, name, description, config, holdback)
+
+
+def _mod(
+    handler: Handler,
+    wanted: Optional[EventNames],
+    name: Optional[str],
+    description: Optional[str],
+    config: Optional[Dict[str, Any]],
+    holdback: int,
+) -> ModCallable:
     if not callable(handler):
         raise TypeError("@mod stands before a function, not before %r" % (handler,))
     if inspect.iscoroutinefunction(handler):
@@ -31,27 +72,27 @@ def mod(handler=None, *, events=None, handles=None, name=None, description=None,
     arguments = _positional(handler)
 
     @wraps(handler)
-    def wrapped(event, tokenizer=None):
+    def wrapped(event: _events.ModEvent, tokenizer: Any = None) -> ModAction:
         result = handler(*(event, for_event(event), tokenizer)[:arguments])
         return validate_action(event, result)
 
     text = description or (inspect.getdoc(handler) or "").split("\n\n")[0]
-    wrapped.__thunder_mod__ = {
+    wrapped.__thunder_mod__ = {  # type: ignore[attr-defined]
         "name": name or handler.__name__,
         "description": " ".join(text.split()),
-        "handles": _event_names(events if events is not None else handles),
+        "handles": _event_names(wanted),
         "config": config,
         "holdback": int(holdback),
     }
     return wrapped
 
 
-def create_mod(handler):
+def create_mod(handler: Handler) -> ModCallable:
     """`mod` as a function."""
     return mod(handler)
 
 
-def _positional(handler):
+def _positional(handler: Handler) -> int:
     """How many of (event, actions, tokenizer) the handler takes."""
     parameters = inspect.signature(handler).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
@@ -62,7 +103,7 @@ def _positional(handler):
     return min(count, 3)
 
 
-def _event_names(wanted):
+def _event_names(wanted: Optional[EventNames]) -> List[str]:
     if wanted is None:
         return list(_events.BY_NAME)
     if isinstance(wanted, (str, type)):

@@ -1,20 +1,22 @@
 """Logits of one step: float32 of shape (1, vocabulary), shared with the server, writable in place."""
 
+from __future__ import annotations
+
 import heapq
+import importlib
 import math
 from array import array
+from typing import Any, Iterator, List, Optional, Tuple
 
-_numpy = None
+_numpy: Any = None
 
 
-def numpy():
+def numpy() -> Any:
     """The numpy module, or None when it is not installed."""
     global _numpy
     if _numpy is None:
         try:
-            import numpy as found
-
-            _numpy = found
+            _numpy = importlib.import_module("numpy")
         except ImportError:
             _numpy = False
     return _numpy or None
@@ -23,18 +25,21 @@ def numpy():
 class Tensor:
     """What `max.driver.Tensor` is to a mod: something with `from_numpy` and `to_numpy`."""
 
-    def __init__(self, values):
+    def __init__(self, values: Any) -> None:
         self._values = values
 
     @classmethod
-    def from_numpy(cls, values):
+    def from_numpy(cls, values: Any) -> Tensor:
+        """Of an array of shape (1, vocabulary)."""
         return cls(values)
 
-    def to_numpy(self):
+    def to_numpy(self) -> Any:
+        """The array it was made of."""
         return self._values
 
     @property
-    def shape(self):
+    def shape(self) -> Any:
+        """(1, vocabulary)"""
         return getattr(self._values, "shape", None)
 
 
@@ -44,36 +49,53 @@ class Logits:
     It is a view on shared memory, valid during the call it came with: copy what you keep.
     """
 
-    def __init__(self, view):
+    def __init__(self, view: Any) -> None:
         self._view = view  # memoryview, one dimension, format "f"
         self.handed_out = False  # whether the mod may have written to it
 
     @property
-    def shape(self):
+    def shape(self) -> Tuple[int, int]:
+        """(1, vocabulary)"""
         return (1, len(self._view))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._view)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[float]:
         return iter(self._view)
 
-    def __getitem__(self, token):
-        return self._view[self._index(token)]
+    def __getitem__(self, token: Any) -> float:
+        return float(self._view[self._index(token)])
 
-    def __setitem__(self, token, value):
+    def __setitem__(self, token: Any, value: float) -> None:
         self.handed_out = True
         self._view[self._index(token)] = value
 
     @staticmethod
-    def _index(token):
+    def _index(token: Any) -> Any:
         if isinstance(token, tuple):
             row, token = token
             if row != 0:
                 raise IndexError("logits have one row, 0")
         return token
 
-    def to_numpy(self):
+    def keep_only(self, tokens: Any, others: float = -math.inf) -> None:
+        """Sets all logits but those of these token ids to `others`, in place."""
+        self.handed_out = True
+        np = numpy()
+        if np is not None:
+            values, index = np.frombuffer(self._view, dtype=np.float32), np.asarray(tokens, dtype=np.int64)
+            kept = values[index]
+            values.fill(others)
+            values[index] = kept
+            return
+        view = self._view
+        kept = [view[token] for token in tokens]
+        view[:] = memoryview(array("f", [others]) * len(view))
+        for token, value in zip(tokens, kept):
+            view[token] = value
+
+    def to_numpy(self) -> Any:
         """A writable view: a numpy array of shape (1, vocabulary), or without numpy a memoryview of that shape."""
         self.handed_out = True
         np = numpy()
@@ -81,29 +103,30 @@ class Logits:
             return np.frombuffer(self._view, dtype=np.float32).reshape(1, -1)
         return self._view.cast("B").cast("f", shape=[1, len(self._view)])
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         values = self.to_numpy()
         return values if dtype is None else values.astype(dtype)
 
-    def tolist(self):
+    def tolist(self) -> List[List[float]]:
+        """A copy as [[…]], of shape (1, vocabulary)."""
         return [self._view.tolist()]
 
-    def log_sum_exp(self):
+    def log_sum_exp(self) -> float:
         """Natural logarithm of the sum of exp(logit); the log-probability of a token is its logit minus this."""
         np = numpy()
         if np is not None:
             values = np.frombuffer(self._view, dtype=np.float32)
             highest = float(values.max())
             return highest + math.log(float(np.exp(values - highest).sum()))
-        highest = max(self._view)
+        highest = float(max(self._view))
         return highest + math.log(math.fsum(math.exp(value - highest) for value in self._view))
 
-    def top(self, k):
+    def top(self, k: int) -> List[Tuple[int, float]]:
         """The k most probable tokens as [(token, probability), …], highest first."""
         total = self.log_sum_exp()
         return [(token, math.exp(value - total)) for token, value in self._highest(k)]
 
-    def entropy(self):
+    def entropy(self) -> float:
         """Entropy of the distribution, in bits."""
         total = self.log_sum_exp()
         np = numpy()
@@ -115,7 +138,7 @@ class Logits:
         logprobs = (value - total for value in self._view)
         return max(0.0, -math.fsum(math.exp(lp) * lp for lp in logprobs if lp > -700) / math.log(2))
 
-    def _highest(self, k):
+    def _highest(self, k: int) -> List[Tuple[int, float]]:
         k = min(int(k), len(self._view))
         np = numpy()
         if np is not None:
@@ -126,8 +149,9 @@ class Logits:
         return heapq.nlargest(k, enumerate(self._view), key=lambda entry: entry[1])
 
 
-def top_k_logprob(logits, k):
-    """(log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first."""
+def top_k_logprob(logits: Any, k: int) -> Tuple[Any, Any]:
+    """(natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first; numpy
+    arrays where numpy is installed, else lists of lists."""
     if not isinstance(logits, Logits):
         values = logits.to_numpy() if hasattr(logits, "to_numpy") else logits
         logits = Logits(memoryview(flat(values)))
@@ -140,13 +164,13 @@ def top_k_logprob(logits, k):
     return [logprobs], [tokens]
 
 
-def flat(values):
+def flat(values: Any) -> Any:
     """Any matrix of one row, or row, of numbers as a flat buffer of float32."""
     np = numpy()
     if np is not None:
         return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     if isinstance(values, memoryview):
-        return values.cast("B").cast("f") if values.format == "f" else array("f", values.cast("B").cast(values.format))
+        return values.cast("B").cast("f") if values.format == "f" else array("f", values.cast("B").cast(values.format))  # type: ignore[call-overload]
     if isinstance(values, array):
         return values if values.typecode == "f" else array("f", values)
     values = values.tolist() if hasattr(values, "tolist") else values

@@ -1,11 +1,14 @@
 """Frames to and from the server, and the memory shared with it."""
 
+from __future__ import annotations
+
 import json
 import mmap
 import os
 import socket
 import struct
 import threading
+from typing import Any, Dict, Optional, Tuple
 
 _LENGTHS = struct.Struct("<II")
 
@@ -13,13 +16,13 @@ _LENGTHS = struct.Struct("<II")
 class Channel:
     """Length-prefixed frames: u32 header length, u32 body length, header (JSON), body; little-endian."""
 
-    def __init__(self, descriptor):
-        self._socket = socket.socket(fileno=descriptor)
+    def __init__(self, descriptor: int) -> None:
+        self._socket: Optional[socket.socket] = socket.socket(fileno=descriptor)
         self._buffer = bytearray()
         self._sending = threading.Lock()  # a thread of the mod may log
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
-    def receive(self):
+    def receive(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
         """The next (header, body), or None when the server has gone."""
         if not self._fill(_LENGTHS.size):
             return None
@@ -32,7 +35,7 @@ class Channel:
         del self._buffer[:total]
         return header, body
 
-    def send(self, header, body=b""):
+    def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         if self._socket is None:
             return
         encoded = json.dumps(header, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
@@ -42,13 +45,16 @@ class Channel:
         except OSError:
             os._exit(0)  # the server has gone
 
-    def _leave_to_parent(self):
+    def _leave_to_parent(self) -> None:
         """In a process that a mod forked: the protocol is not its own."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
         self._socket = None
 
-    def _fill(self, length):
+    def _fill(self, length: int) -> bool:
         while len(self._buffer) < length:
+            if self._socket is None:
+                return False
             try:
                 data = self._socket.recv(max(65536, length - len(self._buffer)))
             except OSError:
@@ -62,12 +68,12 @@ class Channel:
 class Memory:
     """Tokens and logits, where the server puts them."""
 
-    def __init__(self, descriptor):
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._map = None
-        self._view = None
+        self._map: Optional[mmap.mmap] = None
+        self._view: Any = None
 
-    def view(self, offset, count, form):
+    def view(self, offset: int, count: int, form: str) -> Any:
         """`count` numbers of format `form` (4 bytes each) from byte `offset` on, writable."""
         end = offset + 4 * count
         if self._view is None or len(self._view) < end:
