@@ -151,7 +151,7 @@ pub(in crate::engine) fn align(
         }
     }
     walk.copy(prompt.len() - walk.at);
-    if walk.edits.is_empty() {
+    if walk.tokens == prompt {
         return None;
     }
     let spans = walk.spans_now();
