@@ -253,15 +253,7 @@ mod tests {
     use super::{Activation, Family, HeadError, Pooling, activation, erf, pooling};
 
     fn family(architecture: &'static str, tokenizer: &'static str) -> Family<'static> {
-        Family {
-            architecture,
-            tokenizer,
-            causal: false,
-            width: 8,
-            epsilon: 1e-5,
-            classifier_pooling: None,
-            files: 1,
-        }
+        Family { architecture, tokenizer, causal: false, width: 8, epsilon: 1e-5, classifier_pooling: None, files: 1 }
     }
 
     #[test]
