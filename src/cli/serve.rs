@@ -11,6 +11,12 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves the dashboard and all APIs; without arguments the bundled model, on 127.0.0.1:6767
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Of llama-server's flags, its further sampling flags (--xtc-probability, --dry-multiplier, --mirostat, --samplers, \
+                        …) work as well. --jinja, --no-warmup, --cont-batching, --threads-http, --timeout, --ui, --offline, --perf, \
+                        --escape, --log-prefix, --log-timestamps and --log-colors are taken and change nothing: what they ask for \
+                        is so in any case, or has no counterpart here."
+)]
 pub struct Args {
     #[command(flatten)]
     engine: EngineFlags,
