@@ -51,6 +51,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     progress.end();
     if started.is_ok() {
         app.set_state(State::Ready);
+        eprintln!("thunder: {}", startup::devices_line(&app.config().engine));
         for address in addresses {
             eprintln!("thunder: ready, dashboard and APIs are on http://{address}");
         }
@@ -80,6 +81,10 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<()> {
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     startup::register_mods(app.registry(), config, progress).await?;
+    match std::env::current_exe() {
+        Ok(program) => app.models().try_with(program),
+        Err(error) => tracing::warn!(%error, "files of models cannot be tried in a process of their own"),
+    }
     startup::load_default(app, recorder, progress).await
 }
 

@@ -220,6 +220,12 @@ impl Encoder {
         self.0.commands.is_none() || thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
+    /// Inputs that wait or are being encoded.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.waiting.load(Ordering::Acquire)
+    }
+
     /// Gives up what waits, and waits for the thread.
     pub async fn stop(&self) {
         let Some(commands) = &self.0.commands else { return };

@@ -4,6 +4,7 @@
 mod architecture;
 mod broken;
 mod browser;
+mod chat;
 mod cli;
 mod constraints;
 mod engine;
@@ -11,6 +12,7 @@ mod harness;
 mod health;
 mod ingest;
 mod llama;
+mod models;
 mod mods;
 mod native;
 mod openai;

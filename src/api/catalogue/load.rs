@@ -119,14 +119,20 @@ impl Catalogue {
             return Err(refused(&entry.path, "the catalogue is not open"));
         };
         let config = &self.0.config.engine;
+        self.attempt(&entry.path).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, Step::Context);
         let options = engine_options(config, &model, self.0.clock);
         let settings = super::encoding::settings(config, &model);
         let model = Arc::new(model);
         let engine = Engine::start(Arc::clone(&model), options, recorder).await?;
-        let encoder = Encoder::start(model, &settings).await?;
-        Ok(Loaded::new(engine, encoder, entry.aliases.clone(), config.chat_template.as_deref()))
+        match Encoder::start(model, &settings).await {
+            Ok(encoder) => Ok(Loaded::new(engine, encoder, entry.aliases.clone(), config.chat_template.as_deref())),
+            Err(error) => {
+                engine.stop().await;
+                Err(error)
+            }
+        }
     }
 
     /// Reads the weights, away from the async threads.

@@ -54,6 +54,12 @@ impl Loaded {
         &self.0.engine
     }
 
+    /// Whether anything waits or runs on it.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.0.engine.runs() > 0 || self.0.encoder.waiting() > 0
+    }
+
     /// Its encoder, for embeddings and scores.
     #[must_use]
     pub fn encoder(&self) -> &Encoder {

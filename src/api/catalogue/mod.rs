@@ -9,6 +9,7 @@ mod folder;
 mod load;
 mod loaded;
 mod names;
+mod trial;
 mod unload;
 
 pub use load::Step;
@@ -21,7 +22,7 @@ use crate::engine::Clock;
 use crate::events::Recorder;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
 
 /// How far a model is.
@@ -72,6 +73,8 @@ struct Inner {
     recorder: Mutex<Option<Recorder>>,
     config: Arc<Config>,
     clock: Clock,
+    /// The program that tries files.
+    trial: OnceLock<PathBuf>,
 }
 
 /// What a request finds.
@@ -100,6 +103,7 @@ impl Catalogue {
             recorder: Mutex::default(),
             config,
             clock,
+            trial: OnceLock::new(),
         }))
     }
 

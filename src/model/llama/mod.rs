@@ -7,6 +7,7 @@ mod ffi;
 mod gguf;
 mod head;
 mod pair;
+mod probe;
 mod reason;
 mod sampler;
 mod ubatch;
@@ -17,6 +18,7 @@ pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
 pub use gguf::Header;
 pub use head::{Activation, Head, HeadError};
 pub use pair::Pairing;
+pub use probe::probe;
 pub(super) use sampler::Breakers;
 pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
 
