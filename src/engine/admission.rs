@@ -223,8 +223,8 @@ mod tests {
     fn pieces_are_found_in_order() {
         let held = [1, 2, 3, 90, 91, 4, 5, 6, 92, 7, 8, 9];
         assert_eq!(pieces(&held, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 3), [5..8, 9..12]);
-        assert_eq!(pieces(&held, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 4), Vec::new());
-        assert_eq!(pieces(&held, &[1, 2, 3], 3, 1), Vec::new());
+        assert!(pieces(&held, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 4).is_empty());
+        assert!(pieces(&held, &[1, 2, 3], 3, 1).is_empty());
         assert_eq!(pieces(&held, &[1, 2, 3, 7, 8, 4, 5, 6], 3, 2), [9..11]);
     }
 }
