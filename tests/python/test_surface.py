@@ -104,6 +104,11 @@ class Numbers(unittest.TestCase):
             self.assertEqual([int(token) for token in tokens[0]], [1, 3])
             self.assertAlmostEqual(float(logprobs[0][0]), -0.362, places=2)
         self.assertEqual(thunder_mods.AdjustedLogits(row).top_k_logprob(1)[1][0][0], 1)
+        event = thunder_mods.ForwardPass("r", 1, Logits(memoryview(flat(row))))
+        for edit, best in (({"set": {1: -9.0}}, 3), ({"add": {0: 9.0}}, 0), ({"token_temp": 0.5}, 1)):
+            action = thunder_mods.for_event(event).adjust_logits(**edit)
+            self.assertEqual(int(action.top_k_logprob(1)[1][0][0]), best)
+        self.assertEqual(event.logits.tolist(), [row], "looking at it changes nothing")
 
     def test_only_some_logits_stay(self):
         logits = Logits(memoryview(flat([1.0, 2.0, 3.0])))

@@ -16,7 +16,7 @@ class ModAction:
     """Base class of the actions."""
 
     def __repr__(self) -> str:
-        fields = ", ".join("%s=%r" % field for field in vars(self).items() if field[0] != "logits")
+        fields = ", ".join("%s=%r" % field for field in vars(self).items() if field[0] not in ("logits", "_before"))
         return "%s(%s)" % (type(self).__name__, fields)
 
 
@@ -70,10 +70,18 @@ class AdjustedLogits(ModAction):
         self.token_temp = token_temp
         self.set = set
         self.add = add
+        self._before: Any = None
 
     def top_k_logprob(self, k: int) -> Tuple[Any, Any]:
         """(log-probabilities, token ids) of the k most probable tokens after the edit, each of shape (1, k)."""
-        return top_k_logprob(self.logits, k)
+        if self.logits is not None or self._before is None:
+            return top_k_logprob(self.logits, k)
+        edited = self._before.copy()
+        for token, value in (self.set or {}).items():
+            edited[token] = value
+        for token, value in (self.add or {}).items():
+            edited[token] += value
+        return top_k_logprob(edited, k)
 
 
 class ToolCalls(ModAction):
@@ -157,9 +165,12 @@ class ActionBuilder:
             raise InvalidActionError("adjust_logits takes logits, or sparse edits, not both")
         if set is not None and add is not None:
             raise InvalidActionError("adjust_logits takes set or add, not both")
+        before = getattr(self._event, "logits", None)
         if logits is None and set is None and add is None:
-            logits = getattr(self._event, "logits", None)
-        return AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
+            logits = before
+        action = AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
+        action._before = before
+        return action
 
     def force_tokens(self, tokens: Iterable[int]) -> ForceTokens:
         """Append these tokens: instead of sampling (ForwardPass), instead of the drawn token (Sampled), or after the

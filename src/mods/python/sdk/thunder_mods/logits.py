@@ -107,6 +107,10 @@ class Logits:
         values = self.to_numpy()
         return values if dtype is None else values.astype(dtype)
 
+    def copy(self) -> Logits:
+        """A copy that can be kept; writing to it changes nothing."""
+        return Logits(memoryview(array("f", self._view)))
+
     def tolist(self) -> List[List[float]]:
         """A copy as [[…]], of shape (1, vocabulary)."""
         return [self._view.tolist()]
