@@ -48,11 +48,7 @@ fn the_bundled_template_takes_tools_and_their_calls() {
     insta::assert_snapshot!(rendered.text, @r#"
     <|im_start|>system
     # Tools
-    - get_weather(unit: string, city: string): The weather.
-    To call a tool, answer with
-    <tool_call>
-    {"name": ..., "arguments": {...}}
-    </tool_call><|im_end|>
+    - get_weather(unit: string, city: string): The weather.<|im_end|>
     <|im_start|>user
     Weather
     in Oakford?<|im_end|>
