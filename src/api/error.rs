@@ -127,7 +127,7 @@ pub struct ApiError {
     retry_after_s: Option<u64>,
     code: Option<&'static str>,
     /// Tokens of a prompt that does not fit, and of the context.
-    exceeded: Option<(usize, usize)>,
+    exceeded: Option<(u32, u32)>,
 }
 
 /// An error in the shape of RFC 9457.
@@ -232,7 +232,7 @@ impl ApiError {
     /// The prompt has more tokens than the context holds.
     #[must_use]
     pub const fn exceeds_context(mut self, prompt_tokens: usize, context: usize) -> Self {
-        self.exceeded = Some((prompt_tokens, context));
+        self.exceeded = Some((prompt_tokens as u32, context as u32));
         self.code("context_length_exceeded")
     }
 

@@ -41,7 +41,7 @@ async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (Statu
     let (status, reason) = match app.state() {
         State::Loading(doing) => ("loading", Some(doing)),
         State::Stopping | State::Stopped => ("stopping", Some("the server is stopping".into())),
-        State::Ready if app.models().default_model().is_some_and(|loaded| !loaded.engine().is_running()) => {
+        State::Ready if app.models().default_model().is_some_and(|loaded| !loaded.is_running()) => {
             ("failed", Some("the decode thread has died; restart the server".into()))
         }
         State::Ready => match app.store() {

@@ -47,7 +47,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 #[openapi(info(
     title = "Thunder",
     description = "Runs, their events, and what mods did to them. Errors are RFC 9457 problems; the OpenAI-compatible \
-                   routes answer in OpenAI's shape."
+                   routes answer in OpenAI's shape, llama-server's in llama-server's."
 ))]
 struct Document;
 

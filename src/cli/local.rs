@@ -1,4 +1,4 @@
-//! An engine in this process, for `thunder run` without a server.
+//! An engine in this process, for `thunder run` and `thunder chat` without a server.
 //!
 //! It is reached as every other server is, on a loopback port that the system chooses, with a key that nobody else
 //! knows; so there is one way from a prompt to a run.
@@ -8,12 +8,14 @@ use super::progress::Progress;
 use super::startup;
 use crate::api::{App, Listeners, State};
 use crate::config::{Config, KeyHash, Security};
-use crate::events::{Item, Signal};
+use crate::events::{Item, RunId, Signal};
 use crate::mods::Registry;
 use crate::trace::document::{Document, RequestMeta};
 use chrono::Utc;
+use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -21,7 +23,7 @@ use tokio::task::JoinHandle;
 pub enum Record {
     /// Into the configured database.
     Database,
-    /// Into a document, for a server that has the database.
+    /// Into a document for each run, for a server that has the database.
     Document,
 }
 
@@ -29,7 +31,7 @@ pub enum Record {
 pub struct Local {
     app: App,
     serving: JoinHandle<()>,
-    collecting: Option<JoinHandle<Option<Document>>>,
+    documents: Option<mpsc::UnboundedReceiver<Document>>,
 }
 
 impl Local {
@@ -45,7 +47,7 @@ impl Local {
         let app = App::new(Arc::clone(&config), Arc::new(registry), Utc::now);
         let serving = tokio::spawn(listeners.serve(app.clone()));
         let progress = Arc::new(Progress::new(None));
-        let mut local = Self { app: app.clone(), serving, collecting: None };
+        let mut local = Self { app: app.clone(), serving, documents: None };
         let started = local.fill(&config, record, &progress).await;
         progress.end();
         if let Err(error) = started {
@@ -66,7 +68,9 @@ impl Local {
             }
             Record::Document => {
                 let (sender, signals) = mpsc::channel(64);
-                self.collecting = Some(tokio::spawn(collect(signals)));
+                let (ended, documents) = mpsc::unbounded_channel();
+                tokio::spawn(collect(signals, ended));
+                self.documents = Some(documents);
                 sender.into()
             }
         };
@@ -74,8 +78,15 @@ impl Local {
         startup::load_default(&self.app, recorder, progress).await
     }
 
-    /// Stops the engine and the database; the document, where one was recorded.
-    pub async fn finish(self) -> Option<Document> {
+    /// The next run that has ended, where runs are recorded into documents.
+    pub async fn document(&mut self) -> Option<Document> {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let documents = self.documents.as_mut()?;
+        tokio::time::timeout(PATIENCE, documents.recv()).await.ok()?
+    }
+
+    /// Stops the engine and the database.
+    pub async fn finish(self) {
         self.app.set_state(State::Stopping);
         self.app.models().stop().await;
         self.app.set_state(State::Stopped);
@@ -83,16 +94,12 @@ impl Local {
         if let Ok(store) = self.app.store() {
             store.clone().close().await;
         }
-        match self.collecting {
-            Some(collecting) => tokio::time::timeout(std::time::Duration::from_secs(5), collecting).await.ok()?.ok()?,
-            None => None,
-        }
     }
 }
 
-/// Puts the signals of one run together; attention does not travel in a document.
-async fn collect(mut signals: mpsc::Receiver<Signal>) -> Option<Document> {
-    let mut document: Option<Document> = None;
+/// Puts the signals of each run together; attention does not travel in a document.
+async fn collect(mut signals: mpsc::Receiver<Signal>, ended: mpsc::UnboundedSender<Document>) {
+    let mut runs: HashMap<RunId, Document> = HashMap::new();
     while let Some(signal) = signals.recv().await {
         match signal {
             Signal::Started(start) => {
@@ -106,28 +113,29 @@ async fn collect(mut signals: mpsc::Receiver<Signal>) -> Option<Document> {
                     temperature: start.temperature,
                     mod_text: (!start.mods.is_empty()).then(|| start.mods.join(", ")),
                 };
-                document = Some(Document {
+                let document = Document {
                     request,
                     events: Vec::new(),
                     mod_calls: Vec::new(),
                     mod_logs: Vec::new(),
                     actions: Vec::new(),
-                });
+                };
+                runs.insert(start.run_id, document);
             }
-            Signal::Items(_, items) => {
-                if let Some(document) = &mut document {
+            Signal::Items(run, items) => {
+                if let Some(document) = runs.get_mut(&run) {
                     items.iter().cloned().for_each(|item| push(document, item));
                 }
             }
-            Signal::Ended(_, end) => {
-                if let Some(document) = &mut document {
+            Signal::Ended(run, end) => {
+                if let Some(mut document) = runs.remove(&run) {
                     document.request.completed_at = Some(end.completed_at);
+                    // Nobody takes it when the program is about to end.
+                    let _ = ended.send(document);
                 }
-                return document;
             }
         }
     }
-    document
 }
 
 fn push(document: &mut Document, item: Item) {

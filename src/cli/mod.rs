@@ -3,12 +3,16 @@
 //! [`main`] reads the words and the environment once; every command gets a validated configuration. Results go to
 //! standard output, everything else to standard error.
 
+mod chat;
 mod client;
+mod events;
 mod export;
 mod ingest;
 mod llama_server;
 mod local;
+mod place;
 mod printer;
+mod probe;
 mod progress;
 mod run;
 mod serve;
@@ -33,8 +37,11 @@ pub struct Cli {
 enum Command {
     Serve(serve::Args),
     Run(run::Args),
+    Chat(chat::Args),
     Ingest(ingest::Args),
     Export(export::Args),
+    #[command(hide = true)]
+    Probe(probe::Args),
 }
 
 /// Runs the program.
@@ -57,15 +64,11 @@ pub fn main() -> ExitCode {
     let result = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => serve::serve(args).await,
-            Command::Run(args) => {
-                let said = matches.subcommand_matches("run");
-                run::run(args, |id| {
-                    said.is_some_and(|said| said.value_source(id) == Some(clap::parser::ValueSource::CommandLine))
-                })
-                .await
-            }
+            Command::Run(args) => run::run(args, |id| said(&matches, "run", id)).await,
+            Command::Chat(args) => chat::chat(args, |id| said(&matches, "chat", id)).await,
             Command::Ingest(args) => ingest::ingest(args).await,
             Command::Export(args) => export::export(args).await,
+            Command::Probe(args) => Ok(probe::probe(&args)),
         }
     });
     // A blocking task that hangs, e.g. a read of standard input, must not keep the program.
@@ -74,6 +77,12 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => failed(&error),
     }
+}
+
+/// Whether a flag of a command stood on the command line.
+fn said(matches: &clap::ArgMatches, command: &str, id: &str) -> bool {
+    let source = matches.subcommand_matches(command).and_then(|said| said.value_source(id));
+    source == Some(clap::parser::ValueSource::CommandLine)
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {

@@ -69,7 +69,7 @@ impl Printer {
 }
 
 /// Text that cannot move the cursor or change colours: control characters become their pictures.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '\n' | '\t' => c,

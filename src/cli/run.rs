@@ -1,12 +1,11 @@
 use super::client::{Server, ServerArgs, words};
-use super::local::{Local, Record};
+use super::events::Events;
+use super::place::Place;
 use super::printer::Printer;
 use super::startup;
-use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::config::{Config, DEFAULT_ADDRESS};
+use crate::config::flags::{DataFlags, EngineFlags};
 use crate::mods::Registry;
 use anyhow::{Context, bail};
-use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::io::Read;
@@ -81,47 +80,36 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
         bail!("{why} for an engine in this process and cannot be combined with --server");
     }
     let attention = !args.no_attention && args.engine.captures_attention();
-    if !here && let Some(server) = args.server.find().await? {
-        let outcome = stream(&server, &args, &args.mods, attention).await?;
-        return Ok(report(&outcome, outcome.run_id.as_deref().map(|id| server.replay(id))));
-    }
-    run_here(args, &files, attention, said("data_dir") || said("database_url")).await
+    let found = if here { None } else { args.server.find().await? };
+    let mut names = args.mods.clone();
+    let mut place = match found {
+        Some(server) => Place::on(server),
+        None => {
+            let registry = Registry::with_builtin();
+            names = register(&registry, &args.mods, &files).await?;
+            let own_database = said("data_dir") || said("database_url");
+            Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?
+        }
+    };
+    let outcome = stream(place.server(), &args, &names, attention && place.keeps_attention()).await;
+    let replay = match &outcome {
+        Ok(outcome) => place.recorded(outcome.run_id.as_deref()).await,
+        Err(_) => Ok(None),
+    };
+    place.close().await;
+    Ok(report(&outcome?, replay?))
 }
 
-async fn run_here(mut args: Args, files: &[PathBuf], attention: bool, own_database: bool) -> anyhow::Result<ExitCode> {
-    // One slot is enough for one run, and its context can be as large as the model's.
-    args.engine.parallel = 1;
-    let config = Config::new(args.engine.clone(), args.data.clone(), &ServerFlags::default())?;
-    let owner = if own_database || config.data.database_url.is_some() { None } else { args.server.default().await };
-    let registry = Registry::with_builtin();
+/// Registers the mods that are files; the names of all.
+async fn register(registry: &Registry, mods: &[String], files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
-    for name in &args.mods {
+    for name in mods {
         match files.iter().find(|file| file.as_path() == Path::new(name)) {
-            Some(file) => names.extend(startup::register_file(&registry, file).await?),
+            Some(file) => names.extend(startup::register_file(registry, file).await?),
             None => names.push(name.clone()),
         }
     }
-    let record = if owner.is_some() { Record::Document } else { Record::Database };
-    let (local, server) = Local::start(config, registry, record).await?;
-    let streamed = stream(&server, &args, &names, attention && owner.is_none()).await;
-    let document = local.finish().await;
-    let outcome = streamed?;
-    let replay = match (owner, document) {
-        (Some(owner), Some(document)) => {
-            let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
-            owner
-                .send(request.body(document.write()))
-                .await
-                .with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
-            outcome.run_id.as_deref().map(|_| owner.replay(&document.request.request_id))
-        }
-        (Some(_), None) => None,
-        (None, _) => outcome
-            .run_id
-            .as_deref()
-            .map(|id| format!("http://{DEFAULT_ADDRESS}/runs/{id} (while `thunder serve` runs)")),
-    };
-    Ok(report(&outcome, replay))
+    Ok(names)
 }
 
 fn is_file(name: &str) -> bool {
@@ -149,25 +137,12 @@ async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) 
         run_id: response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok()).map(str::to_owned),
         ..Outcome::default()
     };
-    let mut bytes = response.bytes_stream();
-    let mut pending = Vec::new();
-    while let Some(chunk) = bytes.next().await {
-        pending.extend_from_slice(&chunk.context("the server broke off the answer")?);
-        while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = pending.drain(..=end).collect();
-            let Some(data) = line.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end) else { continue };
-            if data == b"[DONE]" {
-                printer.end()?;
-                return Ok(outcome);
-            }
-            take(
-                &serde_json::from_slice(data).context("the server sent what is not JSON")?,
-                &mut printer,
-                &mut outcome,
-            )?;
-        }
+    let mut events = Events::of(response);
+    while let Some(chunk) = events.next().await? {
+        take(&chunk, &mut printer, &mut outcome)?;
     }
-    bail!("the server broke off the answer")
+    printer.end()?;
+    Ok(outcome)
 }
 
 fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'static str, Value)> {

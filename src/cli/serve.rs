@@ -11,6 +11,12 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves the dashboard and all APIs; without arguments the bundled model, on 127.0.0.1:6767
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Of llama-server's flags, its further sampling flags (--xtc-probability, --dry-multiplier, --mirostat, --samplers, \
+                        …) work as well. --jinja, --no-warmup, --cont-batching, --threads-http, --timeout, --ui, --offline, --perf, \
+                        --escape, --log-prefix, --log-timestamps and --log-colors are taken and change nothing: what they ask for \
+                        is so in any case, or has no counterpart here."
+)]
 pub struct Args {
     #[command(flatten)]
     engine: EngineFlags,
@@ -45,6 +51,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     progress.end();
     if started.is_ok() {
         app.set_state(State::Ready);
+        eprintln!("thunder: {}", startup::devices_line(&app.config().engine));
         for address in addresses {
             eprintln!("thunder: ready, dashboard and APIs are on http://{address}");
         }
@@ -74,6 +81,10 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<()> {
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     startup::register_mods(app.registry(), config, progress).await?;
+    match std::env::current_exe() {
+        Ok(program) => app.models().try_with(program),
+        Err(error) => tracing::warn!(%error, "files of models cannot be tried in a process of their own"),
+    }
     startup::load_default(app, recorder, progress).await
 }
 

@@ -2,8 +2,10 @@
 
 use super::progress::Progress;
 use crate::api::{App, Step};
-use crate::config::{Config, DataConfig};
+use crate::config::flags::GpuLayers;
+use crate::config::{Config, DataConfig, EngineConfig};
 use crate::events::Recorder;
+use crate::model::llama::{Device, devices};
 use crate::mods::Registry;
 use crate::mods::python::{LoadError, PythonMods};
 use crate::store::{Database, Retention, Store};
@@ -24,6 +26,9 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
 
 /// Loads the default model and starts its engine; the signals of every engine go to `recorder`.
 pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
+    if let Some(wrong) = no_gpu(&app.config().engine) {
+        tracing::warn!("{wrong}");
+    }
     app.models().open(recorder.into()).await?;
     let shown = Arc::clone(progress);
     let observe = move |name: &str, step: Step| match step {
@@ -32,6 +37,41 @@ pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &A
     };
     app.models().load_default(observe).await?;
     Ok(())
+}
+
+/// What runs are computed on, as a line.
+pub fn devices_line(config: &EngineConfig) -> String {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let named = |device: &Device| match device.memory_bytes {
+        0 => device.description.clone(),
+        total => format!("{} ({:.1} of {:.1} GiB free)", device.description, gib(device.free_bytes), gib(total)),
+    };
+    let (gpus, others): (Vec<Device>, Vec<Device>) = devices().into_iter().partition(|device| device.gpu);
+    let shown: Vec<String> = gpus.iter().chain(&others).map(named).collect();
+    let threads = match (config.threads, config.threads_batch) {
+        (1, 1) => "1 thread".to_owned(),
+        (one, other) if one == other => format!("{one} threads"),
+        (one, other) => format!("{one} threads, {other} for prompts"),
+    };
+    format!("computing on {}; {threads}", shown.join(" and "))
+}
+
+/// What is wrong with asking for a GPU, where there is none.
+pub fn no_gpu(config: &EngineConfig) -> Option<String> {
+    let asked = match config.gpu_layers {
+        GpuLayers::Auto | GpuLayers::Count(0) => return None,
+        GpuLayers::All => "all".to_owned(),
+        GpuLayers::Count(count) => count.to_string(),
+    };
+    if devices().iter().any(|device| device.gpu) {
+        return None;
+    }
+    let why = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) {
+        "no GPU was found"
+    } else {
+        "this build has no GPU support; cargo build --release --features cuda (or vulkan, or metal) makes one that has"
+    };
+    Some(format!("--gpu-layers {asked} has no effect: {why}"))
 }
 
 /// Registers the mods of the configured folder. One that cannot be loaded is told, and keeps nothing else away.

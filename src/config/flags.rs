@@ -2,7 +2,7 @@
 //! accepted for the flags it shares.
 
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{Security, Size};
+use super::{EncoderFlags, Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -76,6 +76,9 @@ pub struct EngineFlags {
     /// Folder of Python mods, registered at start
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     pub mods_dir: Option<PathBuf>,
+    /// Embeddings and scores.
+    #[command(flatten)]
+    pub encoder: EncoderFlags,
 }
 
 /// Where things are kept.

@@ -57,10 +57,10 @@ pub struct RequestFlags {
     /// Tokens of the prompt that stay when the context is full, -1 for all
     #[arg(long, env = "THUNDER_KEEP", value_name = "N", allow_negative_numbers = true)]
     pub keep: Option<i32>,
-    /// Variables of the chat template, as a JSON object, e.g. '{"enable_thinking": false}'
+    /// Variables of the chat template, as a JSON object, e.g. `{"enable_thinking": false}`
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE_KWARGS", value_name = "JSON")]
     pub chat_template_kwargs: Option<String>,
-    /// Any other sampling parameter of a request, as its JSON, e.g. 'xtc_probability=0.5' or 'samplers=["top_k"]'
+    /// Any other sampling parameter of a request, as its JSON, e.g. `xtc_probability=0.5` or `samplers=["top_k"]`
     #[arg(long = "parameter", env = "THUNDER_PARAMETER", value_name = "NAME=JSON")]
     pub parameters: Vec<String>,
     /// llama-server's less common sampling flags; in the help they stand under `--parameter`.

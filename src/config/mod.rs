@@ -4,6 +4,7 @@
 //! the environment again, and nothing checks a value twice.
 
 mod defaults;
+mod encoder;
 pub mod flags;
 pub mod llama_server;
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 use subtle::ConstantTimeEq;
 
 pub use defaults::bundled_model;
+pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use llama_server::RouteConfig;
 
 /// Port of the server.
@@ -81,6 +83,8 @@ pub struct EngineConfig {
     pub chat_template: Option<String>,
     /// Folder of Python mods.
     pub mods_dir: Option<PathBuf>,
+    /// Embeddings and scores.
+    pub encoder: EncoderFlags,
 }
 
 /// Where things are kept.
@@ -440,6 +444,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             attention: attention(flags.attention, flags.flash_attn)?,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             mods_dir: flags.mods_dir,
+            encoder: flags.encoder,
         })
     }
 }
@@ -467,6 +472,16 @@ fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<S
 }
 
 impl EngineConfig {
+    /// Most tokens of a text that is embedded or scored, for a model that was trained with `context_train` tokens and
+    /// that shares the context among slots or not.
+    #[must_use]
+    pub fn longest_text(&self, context_train: u32, slots: bool) -> u32 {
+        match self.ctx_size {
+            Some(all) if !slots => all,
+            _ => self.slot_context(context_train),
+        }
+    }
+
     /// Context of each slot in tokens, for a model that was trained with `context_train` tokens.
     #[must_use]
     pub fn slot_context(&self, context_train: u32) -> u32 {

@@ -68,10 +68,32 @@ fn wrong_values_name_the_flag_and_the_range() {
         (["--database-url", "mysql://x"], "postgres://"),
         (["--cors-origin", "example.org"], "scheme and host"),
         (["--max-body", "12Q"], "is not a size"),
+        (["--gpu-layers", "many"], "neither a number of layers nor auto or all"),
+        (["--split-mode", "tensor"], "[possible values: none, layer, row]"),
+        (["--tensor-split", "3,-1"], "--tensor-split takes a proportion"),
+        (["--models-dir", "/nowhere"], "there is no folder /nowhere"),
     ] {
         let error = config(&words).unwrap_err();
         assert!(error.contains(expected), "{words:?}: {error}");
     }
+}
+
+#[test]
+fn gpus_and_models_are_chosen() {
+    use super::flags::{GpuLayers, SplitMode};
+    let usual = config(&[]).unwrap();
+    assert_eq!((usual.engine.gpu_layers, usual.engine.split_mode), (GpuLayers::Auto, SplitMode::Layer));
+    assert_eq!(usual.engine.threads_batch, usual.engine.threads);
+    assert_eq!((usual.server.models.most, usual.server.models.autoload), (Some(4), true));
+    let words =
+        ["--gpu-layers", "-1", "--split-mode", "row", "--tensor-split", "3,1", "--main-gpu", "1", "--threads", "2"];
+    let further = ["--threads-batch", "4", "--alias", "big, small", "--models-max", "0", "--models-autoload=off"];
+    let said = config(&[&words[..], &further[..]].concat()).unwrap();
+    assert_eq!((said.engine.gpu_layers, said.engine.split_mode), (GpuLayers::All, SplitMode::Row));
+    assert_eq!((&said.engine.tensor_split[..], said.engine.main_gpu), (&[3.0, 1.0][..], 1));
+    assert_eq!((said.engine.threads, said.engine.threads_batch), (2, 4));
+    assert_eq!(said.engine.alias, ["big", "small"]);
+    assert_eq!((said.server.models.most, said.server.models.autoload), (None, false));
 }
 
 #[test]

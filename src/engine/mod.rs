@@ -10,6 +10,7 @@ mod actions;
 mod answer;
 mod batch;
 mod capture;
+pub mod encoder;
 mod journal;
 mod measure;
 mod pipeline;
@@ -148,6 +149,12 @@ pub enum SubmitError {
         /// What it said.
         message: String,
     },
+    /// The model is an encoder.
+    #[error("the model '{model}' generates no text: it is an encoder, for embeddings and scores")]
+    NoGeneration {
+        /// Its name.
+        model: String,
+    },
     /// Too many runs wait already.
     #[error("{waiting} runs wait already; try again later")]
     Busy {
@@ -180,7 +187,8 @@ struct Inner {
 }
 
 impl Engine {
-    /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is one.
+    /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is one. For a
+    /// model that generates no text there is no thread, and every request is refused.
     ///
     /// # Errors
     /// llama.cpp refused the context, e.g. because its memory could not be had.
@@ -194,6 +202,11 @@ impl Engine {
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(Status::new(options.parallel));
+        if !model.generates() {
+            let (counted, thread) = (Arc::new(()), Mutex::default());
+            let inner = Inner { model, options, commands, waiting, promises, recorder: weak, counted, status, thread };
+            return Ok(Self { inner: Arc::new(inner) });
+        }
         let (ready, started) = oneshot::channel();
         let thread = {
             let (model, options, commands, waiting, status) =
@@ -253,6 +266,9 @@ impl Engine {
     /// [`SubmitError`]; the run then does not exist.
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
         let Inner { model, options, commands, waiting, promises, recorder, .. } = &*self.inner;
+        if !model.generates() {
+            return Err(SubmitError::NoGeneration { model: model.name().to_owned() });
+        }
         if !self.is_running() {
             return Err(SubmitError::Stopped);
         }
@@ -366,9 +382,13 @@ impl Engine {
         self.inner.options.attention
     }
 
-    /// Whether the decode thread runs. It does not after [`Engine::stop`], nor when it has died of a panic.
+    /// Whether the decode thread runs. It does not after [`Engine::stop`], nor when it has died of a panic; a model that
+    /// generates no text needs none.
     #[must_use]
     pub fn is_running(&self) -> bool {
+        if !self.inner.model.generates() {
+            return true;
+        }
         let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }

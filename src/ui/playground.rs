@@ -40,7 +40,8 @@ impl From<Description> for ModView {
 /// `GET /playground`.
 pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
     let (model, not_ready) = match app.engine() {
-        Ok(engine) => (engine.model().name().to_owned(), String::new()),
+        Ok(engine) if engine.model().generates() => (engine.model().name().to_owned(), String::new()),
+        Ok(engine) => (engine.model().name().to_owned(), encoder_sentence(engine.model().name())),
         Err(error) => (String::new(), super::error::sentence(&error.problem().detail)),
     };
     let page = PlaygroundPage {
@@ -53,6 +54,12 @@ pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response
         pane: Pane::idle(),
     };
     show(StatusCode::OK, &page)
+}
+
+fn encoder_sentence(model: &str) -> String {
+    format!(
+        "The model {model} is an encoder and generates no text; it answers at /v1/embeddings, /v1/rerank or /v1/classify."
+    )
 }
 
 #[cfg(test)]

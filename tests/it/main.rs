@@ -4,12 +4,14 @@
 mod architecture;
 mod broken;
 mod browser;
+mod chat;
 mod cli;
 mod engine;
 mod harness;
 mod health;
 mod ingest;
 mod llama;
+mod models;
 mod mods;
 mod native;
 mod openai;

@@ -3,6 +3,7 @@
 use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
 use crate::api::ApiError;
 use crate::config::{Config, DEFAULT_SLOT_CONTEXT, EngineConfig, bundled_model, flags};
+use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Recorder;
 use crate::model::llama::{GpuLayers, ModelOptions, SplitMode};
@@ -101,7 +102,7 @@ impl Catalogue {
         let given_up = entry.given_up.load(Ordering::Acquire);
         let (state, result) = match started {
             Ok(loaded) if given_up => {
-                loaded.engine().stop().await;
+                loaded.stop().await;
                 (ModelState::Unloaded, Err(refused(&entry.path, "the load was given up")))
             }
             Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
@@ -118,11 +119,20 @@ impl Catalogue {
             return Err(refused(&entry.path, "the catalogue is not open"));
         };
         let config = &self.0.config.engine;
+        self.attempt(&entry.path).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, Step::Context);
         let options = engine_options(config, &model, self.0.clock);
-        let engine = Engine::start(Arc::new(model), options, recorder).await?;
-        Ok(Loaded::new(engine, entry.aliases.clone(), config.chat_template.as_deref()))
+        let settings = super::encoding::settings(config, &model);
+        let model = Arc::new(model);
+        let engine = Engine::start(Arc::clone(&model), options, recorder).await?;
+        match Encoder::start(model, &settings).await {
+            Ok(encoder) => Ok(Loaded::new(engine, encoder, entry.aliases.clone(), config.chat_template.as_deref())),
+            Err(error) => {
+                engine.stop().await;
+                Err(error)
+            }
+        }
     }
 
     /// Reads the weights, away from the async threads.

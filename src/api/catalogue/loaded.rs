@@ -1,5 +1,6 @@
 use crate::api::ApiError;
-use crate::engine::Engine;
+use crate::engine::encoder::Encoder;
+use crate::engine::{Engine, SubmitError};
 use crate::model::chat::Template;
 use crate::model::{Model, Vocabulary};
 use std::sync::Arc;
@@ -13,18 +14,21 @@ pub struct Loaded(Arc<Inner>);
 struct Inner {
     aliases: Vec<String>,
     engine: Engine,
+    encoder: Encoder,
     template: Result<Template, String>,
 }
 
 impl Loaded {
     /// What belongs to the model of that engine. `aliases` are names that requests may use besides the model's own.
     /// `template` stands for the one inside the model.
-    pub(super) fn new(engine: Engine, aliases: Vec<String>, template: Option<&str>) -> Self {
+    pub(super) fn new(engine: Engine, encoder: Encoder, aliases: Vec<String>, template: Option<&str>) -> Self {
         let template = template_of(&engine, template);
-        if let Err(reason) = &template {
+        if let Err(reason) = &template
+            && engine.model().generates()
+        {
             tracing::warn!(model = engine.model().name(), %reason, "chat is not available with this model");
         }
-        Self(Arc::new(Inner { aliases, engine, template }))
+        Self(Arc::new(Inner { aliases, engine, encoder, template }))
     }
 
     /// The model's name, as answers and the trace tell it.
@@ -50,6 +54,46 @@ impl Loaded {
         &self.0.engine
     }
 
+    /// Whether anything waits or runs on it.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.0.engine.runs() > 0 || self.0.encoder.waiting() > 0
+    }
+
+    /// Its encoder, for embeddings and scores.
+    #[must_use]
+    pub fn encoder(&self) -> &Encoder {
+        &self.0.encoder
+    }
+
+    /// What requests can ask of it: `completion`, `embedding`, `rerank`, `classify`.
+    #[must_use]
+    pub fn capabilities(&self) -> Vec<&'static str> {
+        let scores = self.0.encoder.scores().ok();
+        let ranks = scores.is_some_and(|scores| scores.labels.len() == 1 || scores.softmax);
+        let classifies = scores.is_some_and(|scores| scores.labels.len() > 1);
+        [
+            (self.model().generates(), "completion"),
+            (self.0.encoder.embeddings().is_ok(), "embedding"),
+            (ranks, "rerank"),
+            (classifies, "classify"),
+        ]
+        .into_iter()
+        .filter_map(|(can, name)| can.then_some(name))
+        .collect()
+    }
+
+    /// Whether its threads run. They do not after [`Loaded::stop`], nor when one has died of a panic.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.0.engine.is_running() && self.0.encoder.is_running()
+    }
+
+    /// Ends its runs and whatever else it does, and waits for its threads; what was recorded is with the recorder then.
+    pub async fn stop(&self) {
+        tokio::join!(self.0.engine.stop(), self.0.encoder.stop());
+    }
+
     /// The model itself.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
@@ -65,8 +109,11 @@ impl Loaded {
     /// Its chat template.
     ///
     /// # Errors
-    /// 400 when the model's template cannot be read.
+    /// 400 when the model's template cannot be read; 501 when it generates no text.
     pub fn template(&self) -> Result<&Template, ApiError> {
+        if !self.model().generates() {
+            return Err(SubmitError::NoGeneration { model: self.name().to_owned() }.into());
+        }
         let template = self.0.template.as_ref();
         template.map_err(|reason| ApiError::bad_request(format!("{reason}; use /v1/completions")))
     }

@@ -4,10 +4,12 @@
 //! comes over the network is ever taken for a path. A loaded model is a [`Loaded`]: an engine with its own decode
 //! thread and context, and what belongs to its weights. All engines send their signals to one recorder.
 
+mod encoding;
 mod folder;
 mod load;
 mod loaded;
 mod names;
+mod trial;
 mod unload;
 
 pub use load::Step;
@@ -20,7 +22,7 @@ use crate::engine::Clock;
 use crate::events::Recorder;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
 
 /// How far a model is.
@@ -71,6 +73,8 @@ struct Inner {
     recorder: Mutex<Option<Recorder>>,
     config: Arc<Config>,
     clock: Clock,
+    /// The program that tries files.
+    trial: OnceLock<PathBuf>,
 }
 
 /// What a request finds.
@@ -99,6 +103,7 @@ impl Catalogue {
             recorder: Mutex::default(),
             config,
             clock,
+            trial: OnceLock::new(),
         }))
     }
 
@@ -181,7 +186,7 @@ impl Catalogue {
             models.entries.iter().for_each(|entry| entry.given_up.store(true, Ordering::Release));
             models.entries.iter().filter_map(|entry| entry.ready().cloned()).collect()
         };
-        futures::future::join_all(running.iter().map(|loaded| loaded.engine().stop())).await;
+        futures::future::join_all(running.iter().map(Loaded::stop)).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Models> {

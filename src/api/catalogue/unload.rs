@@ -47,13 +47,13 @@ impl Catalogue {
     async fn unload(&self, name: String, loaded: Loaded) {
         let began = Instant::now();
         let grace = self.0.config.server.shutdown_grace;
-        while loaded.engine().runs() > 0 && began.elapsed() < grace {
+        while loaded.is_busy() && began.elapsed() < grace {
             sleep(LOOK).await;
         }
-        if loaded.engine().runs() > 0 {
+        if loaded.is_busy() {
             tracing::warn!(model = name, grace_s = grace.as_secs(), "runs are cut off, their model is unloaded");
         }
-        loaded.engine().stop().await;
+        loaded.stop().await;
         let memory = Arc::downgrade(loaded.model());
         drop(loaded);
         let gone = async {
@@ -80,8 +80,7 @@ impl Catalogue {
                 let models = self.lock();
                 let others: Vec<&Entry> =
                     models.entries.iter().filter(|entry| entry.name != name && entry.takes_room()).collect();
-                let idle =
-                    others.iter().filter(|entry| entry.ready().is_some_and(|loaded| loaded.engine().runs() == 0));
+                let idle = others.iter().filter(|entry| entry.ready().is_some_and(|loaded| !loaded.is_busy()));
                 // The default goes last: requests without a name would bring it back at once.
                 let idle = idle.min_by_key(|entry| (entry.default, entry.last_used)).map(|entry| entry.name.clone());
                 (others.len(), idle)

@@ -129,6 +129,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::PromptTooLong { prompt_tokens, context } => {
                 Self::bad_request(message).exceeds_context(prompt_tokens, context)
             }
+            SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
             SubmitError::AttentionOff => Self::invalid("attention", message),
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),

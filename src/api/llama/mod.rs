@@ -3,16 +3,22 @@
 
 mod answer;
 mod ask;
+mod classify;
 mod completion;
+mod embeddings;
+mod encoding;
 mod infill;
 mod lora;
+mod models;
 mod monitor;
 mod props;
+mod rerank;
 mod settings;
 mod template;
 mod text;
 
 pub(super) use infill::{between, tokens_of};
+pub(super) use models::status;
 
 use super::App;
 use utoipa_axum::router::OpenApiRouter;
@@ -25,8 +31,12 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(text::router())
         .merge(template::router())
         .merge(props::router())
+        .merge(models::router())
         .merge(monitor::router())
         .merge(lora::router())
+        .merge(embeddings::router())
+        .merge(rerank::router())
+        .merge(classify::router())
 }
 
 /// Whether the path's clients expect llama-server's errors.
@@ -53,6 +63,6 @@ pub(super) fn owns(path: &str) -> bool {
         "/sessions",
         "/v1/health",
     ];
-    const BELOW: [&str; 3] = ["/slots/", "/v1/slots/", "/sessions/"];
+    const BELOW: [&str; 4] = ["/slots/", "/v1/slots/", "/sessions/", "/models/"];
     EXACT.contains(&path) || BELOW.iter().any(|start| path.starts_with(start))
 }

@@ -1,18 +1,31 @@
 //! The list of models: those that are loaded, and those that can be.
 
-use crate::api::{App, Entry, Loaded, ModelState, OpenAiError};
+use crate::api::llama::status;
+use crate::api::{App, Entry, Loaded, OpenAiError};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Lists the models that requests can name, and what is known of those that are loaded.
+/// Whether to look at the folder of models again.
+#[derive(Deserialize)]
+pub(super) struct Listing {
+    reload: Option<String>,
+}
+
+/// Lists the models that requests can name, and what is known of those that are loaded; `?reload=1` looks for new files.
 #[utoipa::path(get, path = "/v1/models", tag = "openai",
     responses((status = 200, description = "The models, the default first"),
               (status = 503, description = "The server is starting")))]
-pub(super) async fn list(State(app): State<App>) -> Result<Json<Value>, OpenAiError> {
+pub(super) async fn list(State(app): State<App>, Query(listing): Query<Listing>) -> Result<Json<Value>, OpenAiError> {
     app.ready()?;
-    let data: Vec<Value> = app.models().list().iter().map(|entry| object(&app, entry)).collect();
-    Ok(Json(json!({ "object": "list", "data": data })))
+    if listing.reload.is_some() {
+        app.models().refresh().await;
+    }
+    let entries = app.models().list();
+    let data: Vec<Value> = entries.iter().map(|entry| object(&app, entry)).collect();
+    let models: Vec<Value> = entries.iter().map(described).collect();
+    Ok(Json(json!({ "object": "list", "data": data, "models": models })))
 }
 
 /// Shows a model.
@@ -27,28 +40,47 @@ fn object(app: &App, entry: &Entry) -> Value {
     json!({
         "id": entry.name,
         "aliases": entry.aliases,
+        "tags": [],
         "object": "model",
         "created": app.started_at().timestamp(),
         "owned_by": "thunder",
         "status": status(&entry.state),
+        "capabilities": entry.ready().map(Loaded::capabilities),
         "meta": entry.ready().map(meta),
     })
 }
 
-fn status(state: &ModelState) -> Value {
-    match state {
-        ModelState::Unloaded => json!({ "value": "unloaded" }),
-        ModelState::Loading(done) => json!({ "value": "loading", "progress": done }),
-        ModelState::Ready(_) => json!({ "value": "loaded" }),
-        ModelState::Unloading => json!({ "value": "unloading" }),
-        ModelState::Failed(reason) => json!({ "value": "unloaded", "failed": true, "reason": reason }),
-    }
+/// As clients of Ollama read it.
+fn described(entry: &Entry) -> Value {
+    let card = entry.ready().map(|loaded| loaded.model().card());
+    json!({
+        "name": entry.name,
+        "model": entry.name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": card.map(|card| card.architecture.as_str()).unwrap_or_default(),
+            "families": [card.map(|card| card.architecture.as_str()).unwrap_or_default()],
+            "parameter_size": "",
+            "quantization_level": card.map(|card| card.file_type.as_str()).unwrap_or_default(),
+        },
+    })
 }
 
 fn meta(loaded: &Loaded) -> Value {
     let card = loaded.model().card();
     json!({
         "architecture": card.architecture,
+        "vocab_type": card.tokenizer_id,
+        "tokenizer": card.tokenizer,
         "n_vocab": card.vocabulary,
         "n_ctx": loaded.engine().context_per_slot(),
         "n_ctx_train": card.context_train,
@@ -57,5 +89,6 @@ fn meta(loaded: &Loaded) -> Value {
         "n_head": card.heads,
         "n_params": card.parameters,
         "size": card.size_bytes,
+        "ftype": card.file_type,
     })
 }

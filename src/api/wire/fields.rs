@@ -31,6 +31,11 @@ impl<'a> Fields<'a> {
         Self { clamps: true, ..self }
     }
 
+    /// Whether this is llama-server's dialect, see [`Fields::clamping`].
+    pub(in crate::api) fn clamps(self) -> bool {
+        self.clamps
+    }
+
     /// The value, where there is one.
     pub(in crate::api) fn get(self, name: &str) -> Option<&'a Value> {
         let said = self.body.get(name).filter(|value| !value.is_null());

@@ -10,6 +10,8 @@ use serde_json::Value;
 
 /// Longest `request_id`.
 const LONGEST_ID: usize = 256;
+/// Largest bias in OpenAI's API; llama-server's has no limit.
+const OPENAI_BIAS: f32 = 100.0;
 /// Length of the text that a run is recognised by.
 const PREVIEW: usize = 300;
 
@@ -46,7 +48,7 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
         Some(seed) => seed as u32,
     };
     let mut bias = match fields.get("logit_bias") {
-        Some(value) => logit_bias(value, vocabulary)?,
+        Some(value) => logit_bias(value, vocabulary, if fields.clamps() { f32::MAX } else { OPENAI_BIAS })?,
         None => Vec::new(),
     };
     bias.extend(tokens(fields, "banned_tokens", vocabulary)?.into_iter().map(|token| (token, f32::NEG_INFINITY)));
@@ -141,13 +143,21 @@ pub(in crate::api) fn tokens(
     fields.list(name)?.into_iter().flatten().map(one).collect()
 }
 
-/// `{"id or text": bias}` as OpenAI has it, or llama-server's `[[id or text, bias or false], …]`.
-pub(in crate::api) fn logit_bias(value: &Value, vocabulary: &Vocabulary) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    const EXPECTED: &str = "an object from token to a bias between -100 and 100 (false bans it)";
-    let refuse = || wrong("logit_bias", EXPECTED, value);
+/// Biases of at most `most`: `{"id or text": bias}` as OpenAI has it, or llama-server's `[[id or text, bias or false], …]`.
+pub(in crate::api) fn logit_bias(
+    value: &Value,
+    vocabulary: &Vocabulary,
+    most: f32,
+) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let expected = if most < f32::MAX {
+        format!("an object from token to a bias between -{most} and {most} (false bans it)")
+    } else {
+        "an object from token to bias, or a list of [token, bias] (false bans it)".to_owned()
+    };
+    let refuse = || wrong("logit_bias", &expected, value);
     let bias = |value: &Value| match value {
         Value::Bool(false) => Some(f32::NEG_INFINITY),
-        other => other.as_f64().map(|number| number as f32).filter(|number| (-100.0..=100.0).contains(number)),
+        other => other.as_f64().map(|number| number as f32).filter(|number| number.abs() <= most),
     };
     let named = |name: &str| match name.parse::<TokenId>() {
         Ok(id) => vocabulary.contains(id).then(|| vec![id]),

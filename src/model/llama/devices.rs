@@ -60,6 +60,7 @@ pub(super) fn loading(options: &ModelOptions, header: &Header) -> Loading {
         main_gpu: options.main_gpu,
         mmap: !options.no_mmap,
         mlock: options.mlock,
+        no_alloc: false,
     }
 }
 

@@ -1,10 +1,11 @@
-//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, and [`loading`].
+//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, [`loading`] and [`tensors`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
 //! cast to the raw structure; a compile-time assertion holds their size.
 #![expect(unsafe_code, reason = "parts of llama.cpp have no safe binding")]
 
 pub(super) mod loading;
+pub(super) mod tensors;
 
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_sys_2 as sys;

@@ -2,15 +2,23 @@
 
 mod context;
 mod devices;
+mod encoder;
 mod ffi;
 mod gguf;
+mod head;
+mod pair;
+mod probe;
 mod reason;
 mod sampler;
 mod ubatch;
 
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
+pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
 pub use gguf::Header;
+pub use head::{Activation, Head, HeadError};
+pub use pair::Pairing;
+pub use probe::probe;
 pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
 
 use super::vocabulary::{FillIn, Special};
@@ -20,7 +28,7 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A loaded model.
@@ -28,6 +36,7 @@ pub struct Model {
     llama: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
     card: Card,
+    path: PathBuf,
     /// llama.cpp writes to the model while it makes a context.
     making_context: Mutex<()>,
 }
@@ -107,6 +116,8 @@ pub struct Card {
     pub tokenizer_id: u32,
     /// The chat template inside the file, if any.
     pub chat_template: Option<String>,
+    /// Whether it continues texts; an encoder does not.
+    pub generates: bool,
 }
 
 impl Model {
@@ -129,12 +140,24 @@ impl Model {
         })?;
         let loading = devices::loading(options, &header);
         let llama = ffi::loading::load(&file, &loading, progress).map_err(|lines| refused(reason::reason(&lines)))?;
+        let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
+        if architecture == "t5" {
+            return Err(refused("models of an encoder and a decoder, such as T5, are not supported".into()));
+        }
         let llama = Arc::new(llama);
         let vocabulary = Arc::new(read_vocabulary(&llama));
         let tokenizer = ffi::loading::vocab_type(&llama);
+        let kind = TOKENIZERS.get(tokenizer as usize).copied().unwrap_or("unknown");
+        if kind == "wpm" && (llama.vocab().bos().0 < 0 || llama.vocab().sep().0 < 0) {
+            // llama.cpp would end the process at the first text.
+            let reason = "its vocabulary lacks [CLS] or [SEP]; tokenizer.ggml.bos_token_id and \
+                          tokenizer.ggml.seperator_token_id must name them";
+            return Err(refused(reason.into()));
+        }
         let card = Card {
             name: options.name.clone().unwrap_or_else(|| file_stem(path)),
-            architecture: llama.meta_val_str("general.architecture").unwrap_or_default(),
+            generates: encoder::generates(&llama, &architecture),
+            architecture,
             parameters: llama.n_params(),
             size_bytes: llama.size(),
             context_train: llama.n_ctx_train(),
@@ -143,11 +166,11 @@ impl Model {
             heads: llama.n_head(),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::loading::file_type(&llama),
-            tokenizer: TOKENIZERS.get(tokenizer as usize).unwrap_or(&"unknown"),
+            tokenizer: kind,
             tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
-        Ok(Self { llama, vocabulary, card, making_context: Mutex::new(()) })
+        Ok(Self { llama, vocabulary, card, path: path.to_owned(), making_context: Mutex::new(()) })
     }
 
     /// What it is called.

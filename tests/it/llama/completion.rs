@@ -206,7 +206,7 @@ async fn an_end_token_counts_and_is_told() {
     let server = server().await;
     let vocabulary = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await;
     let end = vocabulary["tokens"][0].as_i64().unwrap();
-    let asked = body(json!({"ignore_eos": false, "logit_bias": [[end, 100]], "return_tokens": true}));
+    let asked = body(json!({"ignore_eos": false, "logit_bias": [[end, 1e9]], "return_tokens": true}));
     let answer = server.answer(PATH, &asked).await;
     assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")));
     assert_eq!((&answer["tokens"], &answer["tokens_predicted"]), (&json!([end]), &json!(1)));

@@ -1,10 +1,63 @@
 //! llama-server's own routes.
 
 mod bare;
+mod classify;
 mod completion;
 mod completions;
+mod embeddings;
 mod flags;
 mod infill;
 mod monitor;
 mod props;
+mod rerank;
 mod text;
+
+use super::harness::Server;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::LazyLock;
+
+/// A server with everything that is encoded turned on: the classifier by default, and by name every other model that is
+/// in the repository.
+async fn encoders() -> &'static Server {
+    static SERVER: LazyLock<Server> = LazyLock::new(|| {
+        let models = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
+        let classifier = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/classifier.gguf");
+        Server::start(&[
+            "--model",
+            classifier,
+            "--models-dir",
+            models,
+            "--models-max",
+            "16",
+            "--reranking",
+            "--embedding",
+        ])
+    });
+    // Starting blocks; the test's own thread must not.
+    tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
+}
+
+/// What `fixtures/encoders/make.py` computed without llama.cpp.
+fn expected() -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoders/expected.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+/// The largest difference of two vectors.
+fn difference(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+/// The message of an error in llama-server's shape, which must be of that status.
+fn refusal((status, answer): &(u16, Value), expected: u16) -> String {
+    assert_eq!(*status, expected, "{answer}");
+    assert_eq!(answer["error"]["code"], expected, "{answer}");
+    assert!(answer["error"]["type"].is_string(), "{answer}");
+    answer["error"]["message"].as_str().unwrap().to_owned()
+}

@@ -102,7 +102,7 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk(&mut self, choice: Value, thunder: Option<Value>) -> String {
+    fn chunk(&mut self, choice: &Value, thunder: Option<Value>) -> String {
         let mut object = self.head.object(json!([choice]));
         // The first chunk leads to the replay.
         let thunder = thunder.or_else(|| (!self.begun).then(|| self.head.thunder()));
@@ -121,26 +121,26 @@ impl stream::Writer for Chunks {
             Output::Prompt(measures) => self.head.choices[run].measures = measures,
             Output::Text(delta) => {
                 if let Some(echo) = self.head.echo(run) {
-                    ready.push_back(self.chunk(echo, None));
+                    ready.push_back(self.chunk(&echo, None));
                 }
                 let logprobs = self.head.logprobs(run, &delta.tokens);
                 if !delta.text.is_empty() || !logprobs.is_null() {
-                    let piece = self.head.piece(run, &delta.text, logprobs);
-                    ready.push_back(self.chunk(piece, None));
+                    let piece = self.head.piece(run, &delta.text, &logprobs);
+                    ready.push_back(self.chunk(&piece, None));
                 }
             }
             Output::Retract { chars } => {
                 let choice = &mut self.head.choices[run];
                 choice.chars = choice.chars.saturating_sub(chars);
-                let piece = self.head.piece(run, "", Value::Null);
-                ready.push_back(self.chunk(piece, Some(json!({ "retract": { "chars": chars } }))));
+                let piece = self.head.piece(run, "", &Value::Null);
+                ready.push_back(self.chunk(&piece, Some(json!({ "retract": { "chars": chars } }))));
             }
             Output::Ended(end) => {
                 if let Some(error) = generation::failure(&end, self.head.runs[run]) {
                     return Err(error);
                 }
                 if let Some(echo) = self.head.echo(run) {
-                    ready.push_back(self.chunk(echo, None));
+                    ready.push_back(self.chunk(&echo, None));
                 }
                 self.head.choices[run].end = Some(end);
                 let last = self.head.finish(run);
@@ -151,7 +151,7 @@ impl stream::Writer for Chunks {
                     object.insert("timings".into(), self.head.timings());
                     ready.push_back(Value::Object(object).to_string());
                 } else {
-                    ready.push_back(self.chunk(last, Some(thunder)));
+                    ready.push_back(self.chunk(&last, Some(thunder)));
                 }
             }
         }

@@ -122,7 +122,7 @@ impl Head {
         let mut logprobs = Logprobs::new(self.answer.logprobs, &self.vocabulary, 0);
         logprobs.prompt(&choice.prompt.tokens, &measures);
         let (text, logprobs) = (choice.prompt.text.clone(), logprobs.json());
-        Some(self.piece(index, &text, logprobs))
+        Some(self.piece(index, &text, &logprobs))
     }
 
     /// The log-probabilities of tokens that a stream is about to send.
@@ -136,7 +136,7 @@ impl Head {
     }
 
     /// A piece of a choice's text.
-    pub(super) fn piece(&mut self, index: usize, text: &str, logprobs: Value) -> Value {
+    pub(super) fn piece(&mut self, index: usize, text: &str, logprobs: &Value) -> Value {
         let choice = &mut self.choices[index];
         choice.chars += text.chars().count();
         json!({ "index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": null })

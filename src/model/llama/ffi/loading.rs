@@ -32,6 +32,8 @@ pub struct Loading {
     pub mmap: bool,
     /// Keep the weights from being swapped out.
     pub mlock: bool,
+    /// Read everything but the weights.
+    pub no_alloc: bool,
 }
 
 /// Loads a model; `progress` gets 0 … 1, and gives the load up by returning false.
@@ -62,6 +64,10 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
         (false, true) => sys::LLAMA_LOAD_MODE_MLOCK,
         (true, true) => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,
     };
+    if loading.no_alloc {
+        params.no_alloc = true;
+        params.load_mode = sys::LLAMA_LOAD_MODE_NONE;
+    }
     params.progress_callback = Some(on_progress::<F>);
     params.progress_callback_user_data = (&raw mut progress).cast();
     LINES.with_borrow_mut(Vec::clear);

@@ -1,0 +1,32 @@
+//! How a model is to encode, from the configuration.
+
+use crate::config::{EngineConfig, HeadFlag, PoolingFlag};
+use crate::engine::encoder::EncoderSettings;
+use crate::model::Model;
+use crate::model::llama::{Activation, Declared, EncoderOptions, Pooling};
+
+pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings {
+    let asked = &config.encoder;
+    EncoderSettings {
+        embeddings: asked.embedding,
+        reranking: asked.reranking,
+        pooling: asked.pooling.map(|pooling| match pooling {
+            PoolingFlag::None => Declared::Embeds(Pooling::None),
+            PoolingFlag::Mean => Declared::Embeds(Pooling::Mean),
+            PoolingFlag::Cls => Declared::Embeds(Pooling::Cls),
+            PoolingFlag::Last => Declared::Embeds(Pooling::Last),
+            PoolingFlag::Rank => Declared::Ranks,
+        }),
+        head: asked.classifier_head.map(|head| match head {
+            HeadFlag::Direct => Activation::Direct,
+            HeadFlag::Tanh => Activation::Tanh,
+            HeadFlag::Relu => Activation::Relu,
+            HeadFlag::Gelu => Activation::Gelu,
+        }),
+        context: EncoderOptions {
+            longest: config.longest_text(model.card().context_train, model.generates()),
+            ubatch_size: config.ubatch_size,
+            threads: config.threads_batch,
+        },
+    }
+}

@@ -1,0 +1,237 @@
+//! Embeddings, in OpenAI's shape and in llama-server's own.
+
+use super::encoding::{self, Encoded, Usage};
+use crate::api::wire::fields::wrong;
+use crate::api::wire::{Fields, parameters};
+use crate::api::{ApiError, App, LlamaError, Loaded, OpenAiError};
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::model::llama::{Pooling, Wanted};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use base64::Engine as _;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Most tokens of a request that is answered with a vector for each.
+const MOST_TOKEN_VECTORS: usize = 16_384;
+
+/// What an input may be.
+const INPUT: &str = "a text, a list of token ids, {\"prompt_string\": text}, or a list of these";
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(openai_embeddings))
+        .routes(routes!(embeddings))
+        .route("/embedding", axum::routing::post(embeddings))
+}
+
+/// Embeddings as OpenAI's clients read them.
+#[derive(Debug, Serialize, ToSchema)]
+struct EmbeddingList {
+    model: String,
+    object: &'static str,
+    usage: Usage,
+    data: Vec<Embedding>,
+}
+
+/// The embedding of an input.
+#[derive(Debug, Serialize, ToSchema)]
+struct Embedding {
+    object: &'static str,
+    /// Place of the input, from 0.
+    index: usize,
+    embedding: Vector,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encoding_format: Option<&'static str>,
+}
+
+/// Numbers, or base64 of little-endian 32-bit floats.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum Vector {
+    Float(Vec<f32>),
+    Base64(String),
+}
+
+/// The embeddings of an input as llama-server has them.
+#[derive(Debug, Serialize, ToSchema)]
+struct NativeEmbedding {
+    /// Place of the input, from 0.
+    index: usize,
+    /// One, or with pooling `none` one for each token, which are then not normalized.
+    embedding: Vec<Vec<f32>>,
+}
+
+/// Embeds `input`: a text, a list of token ids, or a list of these. `encoding_format` is `float` or `base64`;
+/// `embd_normalize` is the norm that vectors are brought to: 2 by default, -1 for none.
+#[utoipa::path(post, path = "/v1/embeddings", tag = "openai",
+    request_body(content = Value, content_type = "application/json"),
+    responses((status = 200, body = EmbeddingList),
+              (status = 400, description = "A field is wrong, or an input too long; `error.param` names it"),
+              (status = 501, description = "The server was started without `--embedding`")))]
+async fn openai_embeddings(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<EmbeddingList>, OpenAiError> {
+    let (body, loaded) = encoding::request(&app, &body?).await?;
+    let pooling = loaded.encoder().embeddings().map_err(encoding::off)?;
+    if pooling == Pooling::None {
+        let detail = "the server runs with --pooling none, which has no embedding of a whole text; use /embeddings, or \
+                      start it with --pooling mean, cls or last";
+        return Err(ApiError::bad_request(detail).into());
+    }
+    let base64 = is_base64(Fields::new(&body)?)?;
+    let Encoded { vectors, usage } = embed(&loaded, body, pooling).await?;
+    let data = vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
+        object: "embedding",
+        index,
+        embedding: if base64 { Vector::Base64(encoded(&vector)) } else { Vector::Float(vector) },
+        encoding_format: base64.then_some("base64"),
+    });
+    Ok(Json(EmbeddingList { model: loaded.name().to_owned(), object: "list", usage, data: data.collect() }))
+}
+
+/// Embeds `input`, or `content`, as llama-server has it: a list of vectors for each input. Also at `/embedding`.
+#[utoipa::path(post, path = "/embeddings", tag = "llama-server",
+    request_body(content = Value, content_type = "application/json"),
+    responses((status = 200, body = [NativeEmbedding]),
+              (status = 400, description = "A field is wrong, or an input too long; the message names it"),
+              (status = 501, description = "The server was started without `--embedding`")))]
+async fn embeddings(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Vec<NativeEmbedding>>, LlamaError> {
+    let (body, loaded) = encoding::request(&app, &body?).await?;
+    let pooling = loaded.encoder().embeddings().map_err(encoding::off)?;
+    let width = loaded.model().width().max(1);
+    let Encoded { vectors, .. } = embed(&loaded, body, pooling).await?;
+    let rows = |vector: Vec<f32>| vector.chunks_exact(width).map(<[f32]>::to_vec).collect();
+    let all = vectors.into_iter().enumerate();
+    Ok(Json(all.map(|(index, vector)| NativeEmbedding { index, embedding: rows(vector) }).collect()))
+}
+
+async fn embed(loaded: &Loaded, body: Value, pooling: Pooling) -> Result<Encoded, ApiError> {
+    let fields = Fields::new(&body)?;
+    let norm = fields.integer("embd_normalize", -1..=32)?.unwrap_or(2);
+    let width = loaded.model().width();
+    if let Some(asked) = fields.integer("dimensions", 1..=1 << 20)?
+        && usize::try_from(asked) != Ok(width)
+    {
+        let detail = format!("dimensions cannot be chosen: this model's embeddings have {width}");
+        return Err(ApiError::invalid("dimensions", detail));
+    }
+    let (field, is_list) = match fields.first(&["input", "content"]) {
+        Some((field, value)) => (if field == "input" { "input" } else { "content" }, is_list(value)),
+        None => return Err(ApiError::invalid("input", format!("input is missing; it takes {INPUT}"))),
+    };
+    let tokenize = move |vocabulary: &Vocabulary| {
+        let inputs = inputs(&body[field], field, vocabulary)?;
+        let tokens: usize = inputs.iter().map(Vec::len).sum();
+        if pooling == Pooling::None && tokens > MOST_TOKEN_VECTORS {
+            let detail = format!(
+                "{field} has {tokens} tokens; with a vector for each (--pooling none) a request may have {MOST_TOKEN_VECTORS}"
+            );
+            return Err(ApiError::invalid(field, detail));
+        }
+        Ok(inputs)
+    };
+    let mut encoded = encoding::encode(loaded, field, is_list, Wanted::Embedding(pooling), tokenize).await?;
+    if pooling != Pooling::None {
+        encoded.vectors.iter_mut().for_each(|vector| normalize(vector, norm));
+    }
+    Ok(encoded)
+}
+
+fn is_base64(fields: Fields<'_>) -> Result<bool, ApiError> {
+    match fields.text("encoding_format")? {
+        None | Some("float") => Ok(false),
+        Some("base64") => Ok(true),
+        Some(other) => Err(wrong("encoding_format", "\"float\" or \"base64\"", &other.into())),
+    }
+}
+
+/// Whether a value holds several inputs; a list with a token id in it is one.
+fn is_list(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| !list.iter().any(Value::is_number))
+}
+
+fn inputs(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    match value {
+        Value::Array(list) if is_list(value) => encoding::bounded(field, list)?
+            .iter()
+            .enumerate()
+            .map(|(index, value)| input(value, &format!("{field}[{index}]"), vocabulary))
+            .collect(),
+        value => Ok(vec![input(value, field, vocabulary)?]),
+    }
+}
+
+fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
+    match value {
+        Value::String(text) if text.is_empty() => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
+        Value::String(_) | Value::Array(_) => parameters::text_or_tokens(value, field, vocabulary, true, true),
+        Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
+            (Some(text), _) if object.get("multimodal_data").is_none_or(is_nothing) => {
+                input(&encoding::text(&format!("{field}.prompt_string"), text)?.into(), field, vocabulary)
+            }
+            (None, Some(Value::String(text))) => input(&text.as_str().into(), field, vocabulary),
+            (None, Some(Value::Array(parts))) => {
+                let texts = parts.iter().map(|part| part["text"].as_str());
+                let text: Option<String> = texts.collect();
+                let text = text.ok_or_else(|| wrong(field, "text: images and sound are not taken here", value))?;
+                input(&text.into(), field, vocabulary)
+            }
+            _ => Err(wrong(field, INPUT, value)),
+        },
+        other => Err(wrong(field, INPUT, other)),
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// Brings a vector to length 1 by the `norm`-norm; 0 scales it to 16-bit integers, -1 leaves it.
+fn normalize(vector: &mut [f32], norm: i64) {
+    let size = |power: i32| vector.iter().map(|&value| f64::from(value.abs()).powi(power)).sum::<f64>();
+    let length = match norm {
+        ..0 => return,
+        0 => vector.iter().fold(0.0, |most, &value| f64::max(most, f64::from(value.abs()))) / 32_760.0,
+        2 => size(2).sqrt(),
+        norm => size(norm as i32).powf(1.0 / norm as f64),
+    };
+    let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
+    vector.iter_mut().for_each(|value| *value = (f64::from(*value) * scale) as f32);
+}
+
+fn encoded(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normalize;
+
+    #[test]
+    fn vectors_are_normalized_as_asked() {
+        let normalized = |norm| {
+            let mut vector = [3.0, -4.0];
+            normalize(&mut vector, norm);
+            vector
+        };
+        assert_eq!(normalized(-1), [3.0, -4.0]);
+        assert_eq!(normalized(0), [24_570.0, -32_760.0]);
+        assert_eq!(normalized(1), [3.0 / 7.0, -4.0 / 7.0]);
+        assert_eq!(normalized(2), [0.6, -0.8]);
+        let mut nothing = [0.0, 0.0];
+        normalize(&mut nothing, 2);
+        assert_eq!(nothing, [0.0, 0.0]);
+    }
+}

@@ -1,0 +1,199 @@
+//! What was said so far, and how the next answer is asked for; it can be kept in a file.
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The format of saved conversations.
+const VERSION: u32 = 1;
+
+/// A conversation with all that shapes its answers.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conversation {
+    /// Model it was held with.
+    #[serde(default)]
+    pub model: String,
+    /// What the system says before everything else.
+    #[serde(default)]
+    pub system: Option<String>,
+    /// Mods in order, as requests name them: a name, or `{"name", "config"}`.
+    #[serde(default)]
+    pub mods: Vec<Value>,
+    /// Tools in OpenAI's shape.
+    #[serde(default)]
+    pub tools: Vec<Value>,
+    /// Sampling parameters and further fields of requests.
+    #[serde(default)]
+    pub parameters: Map<String, Value>,
+    /// Everything after the system's message, in order.
+    #[serde(default)]
+    pub messages: Vec<Message>,
+}
+
+/// A message, as it is sent and what else is known of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// The message in OpenAI's shape.
+    #[serde(flatten)]
+    pub sent: Map<String, Value>,
+    /// The tokens of an answer as they were generated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<i64>,
+    /// The run that it came from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    thunder_chat: u32,
+    #[serde(flatten)]
+    conversation: Conversation,
+}
+
+impl Message {
+    /// A message of that role.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        let sent = json!({ "role": role, "content": content.into() });
+        Self { sent: sent.as_object().cloned().unwrap_or_default(), tokens: Vec::new(), run_id: None }
+    }
+
+    /// Who says it.
+    pub fn role(&self) -> &str {
+        self.sent.get("role").and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+impl Conversation {
+    /// The body of the request for the next answer.
+    pub fn request(&self) -> Value {
+        let mut body = self.parameters.clone();
+        let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        let messages = self.messages.iter().map(|message| Value::Object(message.sent.clone()));
+        body.insert("messages".into(), system.chain(messages).collect());
+        body.insert("stream".into(), true.into());
+        // A conversation may outgrow the context: its oldest messages make room.
+        body.entry("context_policy").or_insert_with(|| "evict".into());
+        body.insert("stream_options".into(), json!({ "include_usage": true }));
+        // With them come the ids of the tokens.
+        body.insert("logprobs".into(), true.into());
+        if !self.mods.is_empty() {
+            body.insert("mods".into(), self.mods.clone().into());
+        }
+        if !self.tools.is_empty() {
+            body.insert("tools".into(), self.tools.clone().into());
+        }
+        Value::Object(body)
+    }
+
+    /// Takes the last answer back, with the calls and results that led to it, and says whether there was one.
+    pub fn take_back(&mut self) -> bool {
+        let asked = self.messages.iter().rposition(|message| message.role() == "user");
+        let Some(asked) = asked.filter(|&asked| asked + 1 < self.messages.len()) else { return false };
+        self.messages.truncate(asked + 1);
+        true
+    }
+
+    /// Tool calls of the last answer that have no result yet: id, name and arguments.
+    pub fn open_calls(&self) -> Vec<(String, String, String)> {
+        let Some(at) = self.messages.iter().rposition(|message| message.role() == "assistant") else {
+            return Vec::new();
+        };
+        let answered =
+            |id: &str| self.messages[at..].iter().any(|message| message.sent.get("tool_call_id") == Some(&id.into()));
+        let calls = self.messages[at].sent.get("tool_calls").and_then(Value::as_array);
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        calls
+            .into_iter()
+            .flatten()
+            .map(|call| (text(&call["id"]), text(&call["function"]["name"]), text(&call["function"]["arguments"])))
+            .filter(|(id, ..)| !answered(id))
+            .collect()
+    }
+
+    /// The result of a tool call.
+    pub fn answer_call(&mut self, id: &str, name: &str, result: String) {
+        let mut message = Message::new("tool", result);
+        message.sent.insert("tool_call_id".into(), id.into());
+        message.sent.insert("name".into(), name.into());
+        self.messages.push(message);
+    }
+
+    /// Writes it to a file that only its owner can read.
+    pub fn save(&self, path: &Path) -> anyhow::Result<()> {
+        use std::io::Write;
+        use std::os::unix::fs::OpenOptionsExt;
+        let saved = Saved { thunder_chat: VERSION, conversation: self.clone() };
+        let text = serde_json::to_string_pretty(&saved)?;
+        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Reads what [`Conversation::save`] wrote.
+    pub fn restore(path: &Path) -> anyhow::Result<Self> {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+        let saved: Saved = serde_json::from_str(&text).with_context(|| format!("{shown} is no saved conversation"))?;
+        if saved.thunder_chat != VERSION {
+            bail!("{shown} is of version {}; this Thunder reads version {VERSION}", saved.thunder_chat);
+        }
+        if let Some(index) = saved.conversation.messages.iter().position(|message| message.role().is_empty()) {
+            bail!("{shown}: messages[{index}] has no role");
+        }
+        Ok(saved.conversation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Conversation, Message};
+    use serde_json::json;
+
+    fn conversation() -> Conversation {
+        let mut conversation =
+            Conversation { model: "demo".into(), system: Some("Be short.".into()), ..Conversation::default() };
+        conversation.parameters.insert("temperature".into(), json!(0.5));
+        conversation.messages = vec![Message::new("user", "Hello"), Message::new("assistant", "Hi")];
+        conversation.messages[1].tokens = vec![1, 2];
+        conversation
+    }
+
+    #[test]
+    fn a_request_has_everything() {
+        let body = conversation().request();
+        assert_eq!(body["messages"][0], json!({"role": "system", "content": "Be short."}));
+        assert_eq!(body["messages"][2], json!({"role": "assistant", "content": "Hi"}));
+        assert_eq!(body["temperature"], 0.5);
+        assert!(body.get("tools").is_none() && body.get("mods").is_none());
+    }
+
+    #[test]
+    fn a_saved_conversation_comes_back() {
+        let path = std::env::temp_dir().join(format!("thunder-chat-{}.json", std::process::id()));
+        conversation().save(&path).unwrap();
+        assert_eq!(Conversation::restore(&path).unwrap(), conversation());
+        std::fs::write(&path, r#"{"thunder_chat": 9}"#).unwrap();
+        assert!(Conversation::restore(&path).unwrap_err().to_string().contains("version 9"));
+        std::fs::write(&path, "[]").unwrap();
+        assert!(Conversation::restore(&path).unwrap_err().to_string().contains("no saved conversation"));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_answer_is_taken_back_with_its_calls() {
+        let mut conversation = conversation();
+        conversation.messages.push(Message::new("user", "Weather?"));
+        assert!(!conversation.take_back());
+        let mut call = Message::new("assistant", "");
+        call.sent.insert("tool_calls".into(), json!([{"id": "a", "function": {"name": "weather", "arguments": "{}"}}]));
+        conversation.messages.push(call);
+        assert_eq!(conversation.open_calls(), [("a".into(), "weather".into(), "{}".into())]);
+        conversation.answer_call("a", "weather", "sunny".into());
+        assert!(conversation.open_calls().is_empty());
+        conversation.messages.push(Message::new("assistant", "It is sunny."));
+        assert!(conversation.take_back());
+        assert_eq!(conversation.messages.len(), 3);
+    }
+}

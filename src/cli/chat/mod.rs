@@ -1,0 +1,126 @@
+//! `thunder chat`: a conversation in the terminal, or, one message a line, in a pipe.
+
+mod answer;
+mod command;
+mod conversation;
+mod input;
+mod keys;
+mod screen;
+mod talk;
+
+use super::client::ServerArgs;
+use super::place::Place;
+use super::startup;
+use crate::config::DataConfig;
+use crate::config::flags::{DataFlags, EngineFlags};
+use crate::mods::Registry;
+use anyhow::bail;
+use conversation::Conversation;
+use input::Reader;
+use screen::Screen;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use talk::Talk;
+
+/// Talks with the model: answers as they come, history, mods, tools, replays; /help lists the commands
+///
+/// Where it runs is decided as for `thunder run`: on the server named by --server; else on the one that runs on
+/// 127.0.0.1:6767; else in this process, and with --model, --data-dir, --database-url or a mod given as a file in any
+/// case. From a pipe it reads one message a line and writes the answers to standard output.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What the system says before everything else
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Mod to talk with, by name or as a Python file, again for more
+    #[arg(long = "mod", value_name = "NAME|FILE.py")]
+    mods: Vec<String>,
+    /// Conversation to go on with, as /save wrote it
+    #[arg(long, value_name = "FILE")]
+    restore: Option<PathBuf>,
+    /// Tools that the model may call, in OpenAI's shape
+    #[arg(long, value_name = "FILE.json")]
+    tools: Option<PathBuf>,
+    /// Most tokens of an answer; without it as many as fit
+    #[arg(long, short = 'n', value_name = "N", alias = "n-predict")]
+    max_tokens: Option<u32>,
+    /// 0 always takes the most probable token; without it 0.8
+    #[arg(long, value_name = "T", alias = "temp")]
+    temperature: Option<f64>,
+    /// Seed of the draw; the same seed gives the same answers
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    seed: Option<i64>,
+    /// Do not capture attention
+    #[arg(long)]
+    no_attention: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+}
+
+/// Talks until the person leaves. `said` tells whether a flag stood on the command line.
+pub async fn chat(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+    let conversation = beginning(&args)?;
+    let reader = Reader::new(DataConfig::try_from(args.data.clone())?.dir.join("chat_history"))?;
+    let (place, mods) = place(&args, said).await?;
+    let attention = !args.no_attention && args.engine.captures_attention() && place.keeps_attention();
+    let mut talk = Talk::new(place, conversation, reader, Screen::new(), attention);
+    talk.add_mods(mods);
+    let talked = talk.run().await;
+    talk.close().await;
+    talked
+}
+
+/// The conversation that the flags describe.
+fn beginning(args: &Args) -> anyhow::Result<Conversation> {
+    let mut conversation = match &args.restore {
+        Some(path) => Conversation::restore(path)?,
+        None => Conversation::default(),
+    };
+    if let Some(system) = &args.system {
+        conversation.system = Some(system.clone());
+    }
+    if let Some(path) = &args.tools {
+        conversation.tools = talk::tools(path)?;
+    }
+    let mut set = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            conversation.parameters.insert(name.into(), value);
+        }
+    };
+    set("max_tokens", args.max_tokens.map(Value::from));
+    set("temperature", args.temperature.map(Value::from));
+    set("seed", args.seed.map(Value::from));
+    Ok(conversation)
+}
+
+async fn place(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<(Place, Vec<String>)> {
+    let is_file = |name: &str| name.ends_with(".py") || name.contains(std::path::MAIN_SEPARATOR);
+    let files = args.mods.iter().any(|name| is_file(name));
+    let here = files || ["model", "data_dir", "database_url"].into_iter().any(&said);
+    if here && args.server.server.is_some() {
+        bail!(
+            "--model, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
+             combined with --server"
+        );
+    }
+    if !here && let Some(server) = args.server.find().await? {
+        return Ok((Place::on(server), args.mods.clone()));
+    }
+    let registry = Registry::with_builtin();
+    let mut names = Vec::new();
+    for name in &args.mods {
+        if is_file(name) {
+            names.extend(startup::register_file(&registry, name.as_ref()).await?);
+        } else {
+            names.push(name.clone());
+        }
+    }
+    let own_database = said("data_dir") || said("database_url");
+    let place = Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?;
+    Ok((place, names))
+}

@@ -1,0 +1,191 @@
+//! An answer on its way to the terminal, or into a pipe.
+
+use crate::cli::printer::shown;
+use std::io::{IsTerminal, Write};
+use unicode_width::UnicodeWidthChar;
+
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+/// Shows answers.
+///
+/// On a terminal text appears at once, and what a mod takes back is erased from the screen. In a pipe only what stays
+/// is written: text waits for the end where a mod may take some of it back.
+#[derive(Debug)]
+pub struct Screen {
+    terminal: bool,
+    colours: bool,
+    /// Whether text must wait for the end.
+    hold: bool,
+    /// Columns and rows of the terminal.
+    size: (usize, usize),
+    thinking: String,
+    /// What stands of the answer.
+    text: String,
+}
+
+impl Screen {
+    /// A screen on standard output.
+    pub fn new() -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { terminal, colours, hold: false, size: (80, 24), thinking: String::new(), text: String::new() }
+    }
+
+    /// A new answer begins, on a terminal of that size; `may_retract` when the run has mods.
+    pub fn begin(&mut self, may_retract: bool, size: Option<(usize, usize)>) {
+        self.hold = may_retract && !self.terminal;
+        self.size = size.unwrap_or(self.size);
+        self.thinking.clear();
+        self.text.clear();
+    }
+
+    /// The model thinks.
+    pub fn think(&mut self, text: &str) -> std::io::Result<()> {
+        if !self.terminal {
+            return Ok(());
+        }
+        self.thinking.push_str(text);
+        let text = shown(text);
+        write(&if self.colours { format!("{DIM}{text}{PLAIN}") } else { text })
+    }
+
+    /// Text was appended to the answer.
+    pub fn append(&mut self, text: &str) -> std::io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        if self.text.is_empty() && !self.thinking.is_empty() && self.terminal {
+            write(if self.thinking.ends_with('\n') { "\n" } else { "\n\n" })?;
+        }
+        self.text.push_str(text);
+        if self.hold {
+            return Ok(());
+        }
+        write(&if self.terminal { shown(text) } else { text.to_owned() })
+    }
+
+    /// The last `chars` characters of the answer are void.
+    pub fn retract(&mut self, chars: usize) -> std::io::Result<()> {
+        let before = shown(&self.text);
+        let keep = match chars {
+            0 => self.text.len(),
+            _ => self.text.char_indices().rev().nth(chars - 1).map_or(0, |(at, _)| at),
+        };
+        self.text.truncate(keep);
+        if self.terminal { write(&erasure(&before, &shown(&self.text), self.size)) } else { Ok(()) }
+    }
+
+    /// The answer is over, as far as it came.
+    pub fn end(&mut self) -> std::io::Result<()> {
+        if self.hold {
+            write(&self.text)?;
+        }
+        let last = if self.text.is_empty() && self.terminal { &self.thinking } else { &self.text };
+        if last.ends_with('\n') { Ok(()) } else { write("\n") }
+    }
+
+    /// The text that stands.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What the model thought.
+    pub fn thinking(&self) -> &str {
+        &self.thinking
+    }
+
+    /// Something that is not the model's, for the person.
+    pub fn note(&self, text: &str) {
+        let text = shown(text);
+        if self.colours && std::io::stderr().is_terminal() {
+            eprintln!("{DIM}{text}{PLAIN}");
+        } else {
+            eprintln!("{text}");
+        }
+    }
+}
+
+fn write(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// What a terminal must be sent so that `before`, which stands on it, becomes `after`, which `before` begins with.
+fn erasure(before: &str, after: &str, (columns, rows): (usize, usize)) -> String {
+    let (old_row, _) = last_row(before, columns);
+    let (new_row, start) = last_row(after, columns);
+    let up = old_row - new_row.min(old_row);
+    if up >= rows {
+        // It has left the screen; what cannot be erased is told.
+        return format!("\n⟲\n{}", &after[start..]);
+    }
+    let up = if up > 0 { format!("\x1b[{up}A") } else { String::new() };
+    format!("\r{up}\x1b[J{}", &after[start..])
+}
+
+/// The screen row, counted from where the text begins, that its end is on, and where in the text that row begins.
+fn last_row(text: &str, columns: usize) -> (usize, usize) {
+    let columns = columns.max(2);
+    let (mut row, mut column, mut start) = (0, 0, 0);
+    for (at, c) in text.char_indices() {
+        match c {
+            '\n' => {
+                (row, column, start) = (row + 1, 0, at + 1);
+            }
+            '\t' => column = (column / 8 * 8 + 8).min(columns - 1),
+            _ => {
+                let width = c.width().unwrap_or(0);
+                // A terminal goes on to the next row only when there is something to write on it.
+                if column + width > columns {
+                    (row, column, start) = (row + 1, 0, at);
+                }
+                column += width;
+            }
+        }
+    }
+    (row, start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Screen, erasure, last_row};
+
+    #[test]
+    fn rows_are_where_a_terminal_has_them() {
+        assert_eq!(last_row("", 10), (0, 0));
+        assert_eq!(last_row("0123456789", 10), (0, 0));
+        assert_eq!(last_row("0123456789a", 10), (1, 10));
+        assert_eq!(last_row("ab\ncd", 10), (1, 3));
+        // Wide characters take two columns and are never cut.
+        assert_eq!(last_row("012345678日", 10), (1, 9));
+        assert_eq!(last_row("e\u{301}e\u{301}", 2), (0, 0));
+    }
+
+    #[test]
+    fn what_is_taken_back_is_erased() {
+        assert_eq!(erasure("Hello world", "Hello", (80, 24)), "\r\x1b[JHello");
+        assert_eq!(erasure("ab\ncd\nef", "ab\nc", (80, 24)), "\r\x1b[1A\x1b[Jc");
+        assert_eq!(erasure("0123456789abc", "01234", (10, 24)), "\r\x1b[1A\x1b[J01234");
+        assert_eq!(erasure("a\nb\nc\nd", "a", (80, 3)), "\n⟲\na");
+    }
+
+    #[test]
+    fn a_pipe_gets_what_stays() {
+        let mut screen = Screen {
+            terminal: false,
+            colours: false,
+            hold: true,
+            size: (80, 24),
+            thinking: String::new(),
+            text: String::new(),
+        };
+        screen.append("grün is").unwrap();
+        screen.retract(4).unwrap();
+        assert_eq!(screen.text(), "grü");
+        screen.retract(0).unwrap();
+        screen.retract(99).unwrap();
+        assert_eq!(screen.text(), "");
+    }
+}

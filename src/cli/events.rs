@@ -1,0 +1,36 @@
+//! Server-sent events of an answer.
+
+use anyhow::Context;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use reqwest::Response;
+use serde_json::Value;
+
+/// The events of a response, one JSON value each.
+pub struct Events {
+    bytes: BoxStream<'static, reqwest::Result<Vec<u8>>>,
+    pending: Vec<u8>,
+}
+
+impl Events {
+    /// Reads a response.
+    pub fn of(response: Response) -> Self {
+        Self { bytes: response.bytes_stream().map_ok(|bytes| bytes.to_vec()).boxed(), pending: Vec::new() }
+    }
+
+    /// The next event; `None` at `[DONE]`. Nothing is lost when the future is dropped before it is done.
+    pub async fn next(&mut self) -> anyhow::Result<Option<Value>> {
+        loop {
+            while let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.pending.drain(..=end).collect();
+                let Some(data) = line.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end) else { continue };
+                if data == b"[DONE]" {
+                    return Ok(None);
+                }
+                return serde_json::from_slice(data).map(Some).context("the server sent what is not JSON");
+            }
+            let chunk = self.bytes.next().await.context("the server broke off the answer")?;
+            self.pending.extend_from_slice(&chunk.context("the server broke off the answer")?);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Where runs take place: on a server, or in this process; and where their replays are then.
+
+use super::client::{Server, ServerArgs};
+use super::local::{Local, Record};
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::{Config, DEFAULT_ADDRESS};
+use crate::mods::Registry;
+use anyhow::Context;
+use reqwest::Method;
+
+/// Where runs take place.
+pub struct Place {
+    server: Server,
+    local: Option<Local>,
+    /// A server that has the database which a local engine would use.
+    owner: Option<Server>,
+}
+
+impl Place {
+    /// A server that runs already.
+    pub fn on(server: Server) -> Self {
+        Self { server, local: None, owner: None }
+    }
+
+    /// An engine in this process. Runs are recorded in its database, or, when that is the default one and belongs to a
+    /// running server, handed to that server; with `own_database` no server is asked.
+    pub async fn here(
+        mut engine: EngineFlags,
+        data: DataFlags,
+        server: &ServerArgs,
+        registry: Registry,
+        own_database: bool,
+    ) -> anyhow::Result<Self> {
+        // One slot is enough for one person, and its context can be as large as the model's.
+        engine.parallel = 1;
+        let config = Config::new(engine, data, &ServerFlags::default())?;
+        let owner = if own_database || config.data.database_url.is_some() { None } else { server.default().await };
+        let record = if owner.is_some() { Record::Document } else { Record::Database };
+        let (local, server) = Local::start(config, registry, record).await?;
+        Ok(Self { server, local: Some(local), owner })
+    }
+
+    /// The way to the engine.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Whether attention that is captured here can be recorded: it does not travel to another server.
+    pub fn keeps_attention(&self) -> bool {
+        self.owner.is_none()
+    }
+
+    /// A run has ended: where its replay is, if it was recorded.
+    pub async fn recorded(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
+        let Some(run_id) = run_id else { return Ok(None) };
+        let (Some(owner), Some(local)) = (&self.owner, &mut self.local) else {
+            return Ok(Some(match self.local {
+                None => self.server.replay(run_id),
+                Some(_) => format!("http://{DEFAULT_ADDRESS}/runs/{run_id} (while `thunder serve` runs)"),
+            }));
+        };
+        let Some(document) = local.document().await else { return Ok(None) };
+        let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
+        owner
+            .send(request.body(document.write()))
+            .await
+            .with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
+        Ok(Some(owner.replay(&document.request.request_id)))
+    }
+
+    /// Stops the engine, where it is in this process.
+    pub async fn close(self) {
+        if let Some(local) = self.local {
+            local.finish().await;
+        }
+    }
+}

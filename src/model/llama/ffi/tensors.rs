@@ -1,0 +1,111 @@
+//! Single tensors and lists of texts of a GGUF file, by ggml's own reader.
+
+use llama_cpp_sys_2 as sys;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{Error, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// The header of a GGUF file, and its tensors one by one.
+pub struct Gguf {
+    header: NonNull<sys::gguf_context>,
+    file: File,
+}
+
+/// A matrix, row after row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix {
+    /// Values of a row.
+    pub columns: usize,
+    /// `rows * columns` values.
+    pub values: Vec<f32>,
+}
+
+impl Gguf {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not GGUF.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = File::open(path)?;
+        let name = CString::new(path.as_os_str().as_bytes())?;
+        let params = sys::gguf_init_params { no_alloc: true, ctx: std::ptr::null_mut() };
+        // SAFETY: the name is zero-terminated, and without `ctx` only the header is read.
+        let header = unsafe { sys::gguf_init_from_file(name.as_ptr(), params) };
+        let header = NonNull::new(header).ok_or_else(|| Error::new(ErrorKind::InvalidData, "not a GGUF file"))?;
+        Ok(Self { header, file })
+    }
+
+    /// The texts of a list of texts, where there is one under that key.
+    #[must_use]
+    pub fn texts(&self, key: &str) -> Option<Vec<String>> {
+        let key = CString::new(key).ok()?;
+        let header = self.header.as_ptr();
+        // SAFETY: `header` lives as long as `self`; type and number are asked for before a text is, and texts are
+        // zero-terminated and live as long as the header.
+        unsafe {
+            let id = sys::gguf_find_key(header, key.as_ptr());
+            if id < 0
+                || sys::gguf_get_kv_type(header, id) != sys::GGUF_TYPE_ARRAY
+                || sys::gguf_get_arr_type(header, id) != sys::GGUF_TYPE_STRING
+            {
+                return None;
+            }
+            let text = |index| CStr::from_ptr(sys::gguf_get_arr_str(header, id, index)).to_string_lossy().into_owned();
+            Some((0..sys::gguf_get_arr_n(header, id)).map(text).collect())
+        }
+    }
+
+    /// A tensor as 32-bit floats, whatever it is stored as; `None` when the file has none of that name.
+    ///
+    /// # Errors
+    /// The file ends before the tensor does, the tensor is larger than `most` values, or its type is unknown.
+    pub fn tensor(&self, name: &str, most: usize) -> Result<Option<Matrix>, Error> {
+        let invalid = |reason: &str| Error::new(ErrorKind::InvalidData, format!("tensor {name}: {reason}"));
+        let c_name = CString::new(name)?;
+        let header = self.header.as_ptr();
+        // SAFETY: `header` lives as long as `self`, and `id` is one of its tensors when it is not negative; `ne` has four
+        // extents.
+        let (kind, extents, bytes, start) = unsafe {
+            let id = sys::gguf_find_tensor(header, c_name.as_ptr());
+            if id < 0 {
+                return Ok(None);
+            }
+            let extents = std::slice::from_raw_parts(sys::gguf_get_tensor_ne(header, id), 4);
+            let start = sys::gguf_get_data_offset(header) + sys::gguf_get_tensor_offset(header, id);
+            (sys::gguf_get_tensor_type(header, id), extents, sys::gguf_get_tensor_size(header, id), start)
+        };
+        let count =
+            extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?));
+        let count = count.filter(|&count| count <= most).ok_or_else(|| invalid("it is too large"))?;
+        let columns = usize::try_from(extents[0]).unwrap_or(0);
+        let mut stored = vec![0_u8; bytes];
+        self.file.read_exact_at(&mut stored, start as u64)?;
+        let mut values = vec![0.0_f32; count];
+        if kind == sys::GGML_TYPE_F32 {
+            for (value, bytes) in values.iter_mut().zip(stored.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+            return Ok(Some(Matrix { columns, values }));
+        }
+        // SAFETY: the header was read by ggml, which refuses types that it does not know.
+        let (traits, needed) = unsafe {
+            let traits = &*sys::ggml_get_type_traits(kind);
+            (traits, sys::ggml_row_size(kind, extents[0]) * (count / columns.max(1)))
+        };
+        let convert = traits.to_float.filter(|_| needed == bytes).ok_or_else(|| invalid("its type cannot be read"))?;
+        // SAFETY: `stored` has the bytes of `count` values of that type, as just compared, and `values` room for them.
+        unsafe { convert(stored.as_ptr().cast(), values.as_mut_ptr(), count as i64) };
+        Ok(Some(Matrix { columns, values }))
+    }
+}
+
+impl Drop for Gguf {
+    fn drop(&mut self) {
+        // SAFETY: made by `gguf_init_from_file`, and freed once.
+        unsafe { sys::gguf_free(self.header.as_ptr()) };
+    }
+}

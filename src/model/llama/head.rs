@@ -1,0 +1,292 @@
+//! The classification head of a model, computed here and not in llama.cpp's graph.
+//!
+//! llama.cpp applies tanh behind the dense layer of every family but `ModernBERT`, and its RANK pooling hides the state
+//! that embeddings need. Here the head is read from the file once and applied to the pooled state, with the activation of
+//! the family:
+//!
+//! | family | in the file | activation |
+//! |---|---|---|
+//! | `RoBERTa`, XLM-R, `NeoBERT`; BERT with its pooler | `cls` | tanh |
+//! | `DistilBERT` (`bert` without `token_types`, `WordPiece`) | `cls` | `ReLU` |
+//! | `ModernBERT` | `cls`, `cls.norm` | GELU, then the norm |
+//! | BERT as llama.cpp's converter leaves it | no `cls`: its pooler is lost | refused, since it cannot be right |
+//! | others, such as Qwen3 rerankers | `cls.output` | none |
+
+use super::encoder::Pooling;
+use super::ffi::tensors::{Gguf, Matrix};
+use std::path::Path;
+
+/// Most values that a matrix of a head may have.
+const MOST_VALUES: usize = 1 << 28;
+
+/// What stands between the dense layer of a head and its projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// There is no dense layer: the state is projected as it is.
+    Direct,
+    /// Hyperbolic tangent, as in `RoBERTa` and in BERT's pooler.
+    Tanh,
+    /// Rectifier, as in `DistilBERT`.
+    Relu,
+    /// GELU by the error function, as in `ModernBERT`.
+    Gelu,
+}
+
+/// Why a model gives no scores.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HeadError {
+    /// It is no classifier.
+    #[error("the model has no classification head: its file holds no tensor cls.output.weight")]
+    None,
+    /// Its other part holds the head.
+    #[error(
+        "the model is split over several files; join them first (llama-gguf-split --merge), so that its head can be read"
+    )]
+    Split,
+    /// BERT's pooler is not in the file.
+    #[error(
+        "the file of this BERT classifier lacks the pooler's dense layer (cls.weight), which llama.cpp's converter leaves out, so its scores would not be the model's; convert it with pooler.dense as cls.weight, or, if the model projects the first token directly, start the server with --classifier-head direct"
+    )]
+    LostPooler,
+    /// It was asked for something that the file cannot give.
+    #[error("--classifier-head {0} needs a dense layer, and the file holds no tensor cls.weight")]
+    NoDense(&'static str),
+    /// The file is damaged, or not what it says.
+    #[error("the classification head cannot be read: {0}")]
+    Unreadable(String),
+}
+
+/// What is known of a model's file when its head is read.
+#[derive(Debug, Clone)]
+pub(super) struct Family<'a> {
+    /// `general.architecture`.
+    pub architecture: &'a str,
+    /// Sort of tokenizer, e.g. `wpm`.
+    pub tokenizer: &'a str,
+    /// Whether a token sees only those before it.
+    pub causal: bool,
+    /// Width of the hidden state.
+    pub width: usize,
+    /// Epsilon of the norms.
+    pub epsilon: f32,
+    /// `{architecture}.classifier.pooling_type`.
+    pub classifier_pooling: Option<u32>,
+    /// Files that the model is split into.
+    pub files: usize,
+}
+
+/// Dense layer, activation, norm, projection.
+#[derive(Debug, Clone)]
+pub struct Head {
+    /// Which state the head is applied to.
+    pub pooling: Pooling,
+    /// Name of each output, in order.
+    pub labels: Vec<String>,
+    /// What stands behind the dense layer.
+    pub activation: Activation,
+    /// Whether the model's reranking score is the first label's share after softmax.
+    pub softmax: bool,
+    /// Whether the model was trained to tell the two texts of a pair apart by token types, which llama.cpp sets to the
+    /// first.
+    pub segments: bool,
+    dense: Option<Layer>,
+    norm: Option<(Vec<f32>, f32)>,
+    output: Option<Layer>,
+}
+
+#[derive(Debug, Clone)]
+struct Layer {
+    weights: Matrix,
+    bias: Option<Vec<f32>>,
+}
+
+impl Head {
+    /// Reads the head from the model's file. `asked` overrides what the family says of the activation.
+    pub(super) fn read(path: &Path, family: &Family<'_>, asked: Option<Activation>) -> Result<Self, HeadError> {
+        let unreadable = |error: std::io::Error| HeadError::Unreadable(error.to_string());
+        let file = Gguf::open(path).map_err(unreadable)?;
+        let layer = |name: &str, columns: usize| -> Result<Option<Layer>, HeadError> {
+            let Some(weights) = file.tensor(&format!("{name}.weight"), MOST_VALUES).map_err(unreadable)? else {
+                return Ok(None);
+            };
+            let bias = file.tensor(&format!("{name}.bias"), MOST_VALUES).map_err(unreadable)?;
+            let rows = weights.values.len() / weights.columns.max(1);
+            if weights.columns != columns || bias.as_ref().is_some_and(|bias| bias.values.len() != rows) {
+                return Err(HeadError::Unreadable(format!("{name} does not fit a state of {columns} values")));
+            }
+            Ok(Some(Layer { weights, bias: bias.map(|bias| bias.values) }))
+        };
+        let dense = layer("cls", family.width)?;
+        let output = layer("cls.output", dense.as_ref().map_or(family.width, Layer::rows))?;
+        // Jina's rerankers have their projection in `cls`.
+        let Some(outputs) = output.as_ref().or(dense.as_ref().filter(|dense| dense.rows() == 1)).map(Layer::rows)
+        else {
+            return Err(if family.files > 1 { HeadError::Split } else { HeadError::None });
+        };
+        let norm = file.tensor("cls.norm.weight", MOST_VALUES).map_err(unreadable)?;
+        if norm.as_ref().is_some_and(|norm| dense.as_ref().is_none_or(|dense| dense.rows() != norm.values.len())) {
+            return Err(HeadError::Unreadable("cls.norm does not fit cls".into()));
+        }
+        let types = file.tensor("token_types.weight", MOST_VALUES).map_err(unreadable)?;
+        let activation = activation(family, dense.is_some(), types.is_some(), asked)?;
+        let labels = file
+            .texts(&format!("{}.classifier.output_labels", family.architecture))
+            .filter(|labels| labels.len() == outputs)
+            .unwrap_or_else(|| (0..outputs).map(|index| format!("LABEL_{index}")).collect());
+        Ok(Self {
+            pooling: pooling(family),
+            labels,
+            activation,
+            softmax: outputs > 1 && family.architecture.starts_with("qwen3"),
+            dense: dense.filter(|_| activation != Activation::Direct || output.is_none()),
+            segments: types.is_some_and(|types| types.values.len() > types.columns),
+            norm: norm.map(|norm| (norm.values, family.epsilon)),
+            output,
+        })
+    }
+
+    /// The logits, one a label.
+    #[must_use]
+    pub fn logits(&self, state: &[f32]) -> Vec<f32> {
+        let mut state = state.to_vec();
+        if let Some(dense) = &self.dense {
+            state = dense.apply(&state);
+            for value in &mut state {
+                *value = self.activation.apply(*value);
+            }
+            if let Some((weights, epsilon)) = &self.norm {
+                normalize(&mut state, weights, *epsilon);
+            }
+        }
+        match &self.output {
+            Some(output) => output.apply(&state),
+            None => state,
+        }
+    }
+}
+
+fn activation(
+    family: &Family<'_>,
+    dense: bool,
+    typed: bool,
+    asked: Option<Activation>,
+) -> Result<Activation, HeadError> {
+    match asked {
+        Some(Activation::Direct) => Ok(Activation::Direct),
+        Some(activation) if dense => Ok(activation),
+        Some(activation) => Err(HeadError::NoDense(activation.name())),
+        None if !dense && family.architecture == "bert" => Err(HeadError::LostPooler),
+        None if !dense => Ok(Activation::Direct),
+        None if family.architecture == "modern-bert" => Ok(Activation::Gelu),
+        None if family.architecture == "bert" && family.tokenizer == "wpm" && !typed => Ok(Activation::Relu),
+        None => Ok(Activation::Tanh),
+    }
+}
+
+pub(super) fn pooling(family: &Family<'_>) -> Pooling {
+    const MEAN: u32 = 1;
+    match family.classifier_pooling {
+        Some(MEAN) => Pooling::Mean,
+        None if family.architecture == "modern-bert" => Pooling::Mean,
+        _ if family.causal => Pooling::Last,
+        _ => Pooling::Cls,
+    }
+}
+
+impl Layer {
+    fn rows(&self) -> usize {
+        self.weights.values.len() / self.weights.columns
+    }
+
+    fn apply(&self, state: &[f32]) -> Vec<f32> {
+        let rows = self.weights.values.chunks_exact(self.weights.columns);
+        rows.enumerate()
+            .map(|(row, weights)| {
+                let product: f32 = weights.iter().zip(state).map(|(weight, value)| weight * value).sum();
+                product + self.bias.as_ref().map_or(0.0, |bias| bias[row])
+            })
+            .collect()
+    }
+}
+
+impl Activation {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Tanh => "tanh",
+            Self::Relu => "relu",
+            Self::Gelu => "gelu",
+        }
+    }
+
+    fn apply(self, value: f32) -> f32 {
+        match self {
+            // Jina's single projection, which llama.cpp and its authors put through tanh.
+            Self::Direct | Self::Tanh => value.tanh(),
+            Self::Relu => value.max(0.0),
+            Self::Gelu => 0.5 * value * (1.0 + erf(value * std::f32::consts::FRAC_1_SQRT_2)),
+        }
+    }
+}
+
+/// The error function, right to 2e-7 (Abramowitz and Stegun 7.1.26).
+fn erf(value: f32) -> f32 {
+    const TERMS: [f64; 5] = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+    let x = f64::from(value.abs());
+    let t = 1.0 / (1.0 + 0.327_591_1 * x);
+    let sum = TERMS.iter().fold(0.0, |sum, term| (sum + term) * t);
+    ((1.0 - sum * (-x * x).exp()) as f32).copysign(value)
+}
+
+fn normalize(state: &mut [f32], weights: &[f32], epsilon: f32) {
+    let count = state.len() as f32;
+    let mean = state.iter().sum::<f32>() / count;
+    let variance = state.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / count;
+    let scale = 1.0 / (variance + epsilon).sqrt();
+    for (value, weight) in state.iter_mut().zip(weights) {
+        *value = (*value - mean) * scale * weight;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Activation, Family, HeadError, Pooling, activation, erf, pooling};
+
+    fn family(architecture: &'static str, tokenizer: &'static str) -> Family<'static> {
+        Family { architecture, tokenizer, causal: false, width: 8, epsilon: 1e-5, classifier_pooling: None, files: 1 }
+    }
+
+    #[test]
+    fn the_family_decides_on_the_activation() {
+        let of = |family: &Family<'_>, dense, typed| activation(family, dense, typed, None);
+        assert_eq!(of(&family("bert", "wpm"), true, true), Ok(Activation::Tanh));
+        assert_eq!(of(&family("bert", "wpm"), true, false), Ok(Activation::Relu), "DistilBERT has no token types");
+        assert_eq!(of(&family("bert", "ugm"), true, false), Ok(Activation::Tanh), "XLM-R");
+        assert_eq!(of(&family("bert", "wpm"), false, true), Err(HeadError::LostPooler));
+        assert_eq!(of(&family("modern-bert", "bpe"), true, false), Ok(Activation::Gelu));
+        assert_eq!(of(&family("qwen3", "bpe"), false, false), Ok(Activation::Direct));
+    }
+
+    #[test]
+    fn what_the_user_says_goes_first() {
+        let bert = family("bert", "wpm");
+        assert_eq!(activation(&bert, false, true, Some(Activation::Direct)), Ok(Activation::Direct));
+        assert_eq!(activation(&bert, true, true, Some(Activation::Relu)), Ok(Activation::Relu));
+        assert_eq!(activation(&bert, false, true, Some(Activation::Tanh)), Err(HeadError::NoDense("tanh")));
+    }
+
+    #[test]
+    fn the_family_decides_on_the_state() {
+        assert_eq!(pooling(&family("bert", "wpm")), Pooling::Cls);
+        assert_eq!(pooling(&family("modern-bert", "bpe")), Pooling::Mean);
+        assert_eq!(pooling(&Family { classifier_pooling: Some(2), ..family("modern-bert", "bpe") }), Pooling::Cls);
+        assert_eq!(pooling(&Family { causal: true, ..family("qwen3", "bpe") }), Pooling::Last);
+    }
+
+    #[test]
+    fn the_error_function_is_close() {
+        for (x, expected) in [(0.0, 0.0), (0.5, 0.520_499_9), (1.0, 0.842_700_8), (-2.0, -0.995_322_3), (9.0, 1.0)] {
+            assert!((erf(x) - expected).abs() < 3e-7, "erf({x}) = {}", erf(x));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A query and a document as one input, the way the model was trained on pairs.
+
+use super::Model;
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use llama_cpp_2::token::LlamaToken;
+
+/// How a model wants a query and a document joined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pairing {
+    /// A text with `{query}` and `{document}` in it, which the model brings as its template `rerank`.
+    Template(String),
+    /// Tokens around and between them, for BERT `[CLS] query [SEP] document [SEP]`.
+    Frame {
+        /// Before the query.
+        before: Vec<TokenId>,
+        /// Between query and document.
+        between: Vec<TokenId>,
+        /// After the document.
+        after: Vec<TokenId>,
+    },
+}
+
+impl Model {
+    /// How it wants a query and a document joined.
+    #[must_use]
+    pub fn pairing(&self) -> Pairing {
+        if let Ok(template) = self.llama.meta_val_str("tokenizer.chat_template.rerank") {
+            return Pairing::Template(template);
+        }
+        let vocab = self.llama.vocab();
+        let token = |is_used: bool, token: LlamaToken| Vec::from_iter((is_used && token.0 >= 0).then_some(token.0));
+        let end = if vocab.eos().0 >= 0 { vocab.eos() } else { vocab.sep() };
+        let before = token(vocab.should_add_bos(), vocab.bos());
+        // BERT's families have one token between; the vocabulary's flags would leave the last one out or double the first.
+        if self.card.tokenizer == "wpm" || self.card.architecture == "modern-bert" {
+            let separator = if vocab.sep().0 >= 0 { vocab.sep() } else { end };
+            return Pairing::Frame { before, between: token(true, separator), after: token(true, separator) };
+        }
+        let after = token(vocab.should_add_eos(), end);
+        let between = [after.clone(), token(vocab.should_add_sep(), vocab.sep())].concat();
+        Pairing::Frame { before, between, after }
+    }
+}
+
+impl Pairing {
+    /// The tokens of a pair. Neither text is read as special tokens.
+    #[must_use]
+    pub fn tokens(&self, vocabulary: &Vocabulary, query: &str, document: &str) -> Vec<TokenId> {
+        match self {
+            Self::Frame { before, between, after } => {
+                let query = vocabulary.encode(query, false, false);
+                let document = vocabulary.encode(document, false, false);
+                [before.clone(), query, between.clone(), document, after.clone()].concat()
+            }
+            Self::Template(template) => {
+                let plain = |text| vocabulary.encode(text, false, true) == vocabulary.encode(text, false, false);
+                if plain(query) && plain(document) {
+                    // As one text, because tokens may reach over the places where texts are put in.
+                    return vocabulary.encode(&fill(template, query, document).concat(), false, true);
+                }
+                let parts = fill(template, query, document);
+                let is_ours = |index: usize| index.is_multiple_of(2);
+                let tokens =
+                    parts.iter().enumerate().map(|(index, part)| vocabulary.encode(part, false, is_ours(index)));
+                tokens.flatten().collect()
+            }
+        }
+    }
+}
+
+/// The template's texts at even places, what stands in for the names at odd ones.
+fn fill<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<&'a str> {
+    let mut parts = Vec::new();
+    let mut rest = template;
+    loop {
+        let found = [("{query}", query), ("{document}", document)]
+            .into_iter()
+            .filter_map(|(name, text)| rest.find(name).map(|at| (at, name, text)))
+            .min_by_key(|&(at, ..)| at);
+        let Some((at, name, text)) = found else { break };
+        parts.extend([&rest[..at], text]);
+        rest = &rest[at + name.len()..];
+    }
+    parts.push(rest);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pairing, fill};
+    use crate::model::{Special, Vocabulary};
+
+    /// A token is a byte; `<s>` is 1000 where special tokens are read.
+    fn bytes() -> Vocabulary {
+        Vocabulary::new(Vec::new(), Vec::new(), Vec::new(), Special::default(), |text, _, special| {
+            let text = if special { text.replace("<s>", "\u{1}") } else { text.to_owned() };
+            text.bytes().map(|byte| if byte == 1 { 1000 } else { i32::from(byte) }).collect()
+        })
+    }
+
+    #[test]
+    fn a_template_is_filled_once() {
+        assert_eq!(fill("a{query}b{document}", "{document}", "d"), ["a", "{document}", "b", "d", ""]);
+        assert_eq!(fill("plain", "q", "d"), ["plain"]);
+    }
+
+    #[test]
+    fn only_the_template_has_special_tokens() {
+        let template = Pairing::Template("<s>{query}|{document}".into());
+        assert_eq!(template.tokens(&bytes(), "a", "b"), [1000, 97, 124, 98]);
+        assert_eq!(template.tokens(&bytes(), "<s>", "b"), [1000, 60, 115, 62, 124, 98]);
+    }
+
+    #[test]
+    fn a_frame_goes_around_and_between() {
+        let frame = Pairing::Frame { before: vec![1], between: vec![2, 3], after: vec![4] };
+        assert_eq!(frame.tokens(&bytes(), "a", "<s>"), [1, 97, 2, 3, 60, 115, 62, 4]);
+    }
+}

@@ -1,0 +1,40 @@
+//! A look at a file with everything that llama.cpp does but reading the weights.
+
+use super::ffi::loading::{self, Loading};
+use super::{Error, Header, backend, gguf, reason};
+use llama_cpp_2::context::params::LlamaContextParams;
+use std::ffi::CString;
+use std::num::NonZeroU32;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Tokens of the context that is tried.
+const TOKENS: u32 = 64;
+
+/// Tries the file: its header, its vocabulary, its tensors, the graph of its architecture. llama.cpp ends the process
+/// over some damages, so that this belongs into a process of its own.
+///
+/// # Errors
+/// [`Error::Unreadable`], [`Error::Load`] and [`Error::Context`].
+pub fn probe(path: &Path) -> Result<(), Error> {
+    let shown = path.display().to_string();
+    let refused = |reason| Error::Load { path: shown.clone(), reason };
+    let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
+    Header::read(path).map_err(|error| match error {
+        gguf::Error::Io(source) => Error::Unreadable { path: shown.clone(), source },
+        other => refused(other.to_string()),
+    })?;
+    let backend = backend()?;
+    let loading = Loading { no_alloc: true, ..Loading::default() };
+    let model = loading::load(&file, &loading, |_| true).map_err(|lines| refused(reason::reason(&lines)))?;
+    let params = LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(TOKENS))
+        .with_n_batch(TOKENS)
+        .with_n_ubatch(TOKENS)
+        .with_n_threads(1)
+        .with_n_threads_batch(1);
+    model
+        .new_context(backend, params)
+        .map(drop)
+        .map_err(|error| Error::Context { ctx_size: TOKENS, reason: error.to_string() })
+}

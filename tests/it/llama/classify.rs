@@ -1,0 +1,198 @@
+//! `/classify` against what the families' authors would compute.
+
+use super::super::harness::{Server, folder, free_port, server, thunder};
+use super::{difference, encoders, expected, refusal};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const ROUTE: &str = "/v1/classify";
+/// What 16-bit weights and llama.cpp's GELU by tanh may do to a logit.
+const TOLERANCE: f64 = 0.01;
+
+fn by_label(predictions: &Value) -> BTreeMap<String, f64> {
+    let predictions = predictions.as_array().unwrap();
+    let pair = |p: &Value| (p["label"].as_str().unwrap().to_owned(), p["score"].as_f64().unwrap());
+    predictions.iter().map(pair).collect()
+}
+
+fn logits(predictions: &Value, labels: &[&str]) -> Vec<f64> {
+    let by_label = by_label(predictions);
+    assert_eq!(by_label.len(), labels.len());
+    labels.iter().map(|&label| by_label[label]).collect()
+}
+
+#[tokio::test]
+async fn a_text_has_every_label_with_its_logit() {
+    let server = encoders().await;
+    let text = "I love this product, it works great!";
+    let answer = server.answer(ROUTE, &json!({"inputs": text})).await;
+    assert_eq!(answer["model"], "classifier");
+    assert_eq!(answer["object"], "list");
+    // [CLS], nine words and marks, [SEP].
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 11, "total_tokens": 11}));
+    let order: Vec<&str> =
+        answer["predictions"].as_array().unwrap().iter().map(|p| p["label"].as_str().unwrap()).collect();
+    assert_eq!(order[0], "POSITIVE");
+    let scores: Vec<f64> =
+        answer["predictions"].as_array().unwrap().iter().map(|p| p["score"].as_f64().unwrap()).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+    assert_eq!(server.answer("/classify", &json!({"inputs": text})).await, answer);
+}
+
+/// (model, labels in the order of the file): every family with its own head.
+#[tokio::test]
+async fn logits_are_those_of_the_family() {
+    let server = encoders().await;
+    let expected = expected();
+    let families: [(&str, &str, &[&str]); 4] = [
+        ("classifier", "../models/classifier.gguf", &["NEGATIVE", "NEUTRAL", "POSITIVE"]),
+        ("distilbert", "distilbert.gguf", &["NEGATIVE", "POSITIVE"]),
+        ("modernbert", "modernbert.gguf", &["red", "green", "blue"]),
+        ("qwen3-reranker", "qwen3-reranker.gguf", &["yes", "no"]),
+    ];
+    for (model, file, labels) in families {
+        for (text, reference) in expected["classify"][file].as_object().unwrap() {
+            let answer = server.answer(ROUTE, &json!({"model": model, "inputs": text})).await;
+            let (found, reference) = (logits(&answer["predictions"], labels), super::numbers(reference));
+            assert!(difference(&found, &reference) < TOLERANCE, "{model}, {text}: {found:?}, not {reference:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_batch_is_its_texts_one_by_one() {
+    let server = encoders().await;
+    let texts = ["I love this product!", "This is terrible, worst purchase ever.", "It is okay, nothing special."];
+    let labels = ["NEGATIVE", "NEUTRAL", "POSITIVE"];
+    let batch = server.answer(ROUTE, &json!({"inputs": texts})).await;
+    let reversed: Vec<&str> = texts.iter().rev().copied().collect();
+    let reversed = server.answer(ROUTE, &json!({"inputs": reversed})).await;
+    let mut tokens = 0;
+    for (index, text) in texts.iter().enumerate() {
+        let single = server.answer(ROUTE, &json!({"inputs": text})).await;
+        tokens += single["usage"]["prompt_tokens"].as_u64().unwrap();
+        let alone = logits(&single["predictions"], &labels);
+        for among in [&batch["predictions"][index], &reversed["predictions"][2 - index]] {
+            assert!(difference(&logits(among, &labels), &alone) < 1e-3, "{text}");
+        }
+    }
+    assert_eq!(batch["usage"]["total_tokens"], tokens);
+    let one = server.answer(ROUTE, &json!({"inputs": [texts[0]]})).await;
+    assert!(one["predictions"][0].is_array(), "a list of one is a list");
+}
+
+#[tokio::test]
+async fn concurrent_requests_do_not_mix() {
+    let server = encoders().await;
+    let labels = ["NEGATIVE", "NEUTRAL", "POSITIVE"];
+    let texts: Vec<String> =
+        (0..24).map(|index| format!("I love these {index} cups, {}", "so very much ".repeat(index))).collect();
+    let mut alone = Vec::new();
+    for text in &texts {
+        alone.push(logits(&server.answer(ROUTE, &json!({"inputs": text})).await["predictions"], &labels));
+    }
+    let together = texts.iter().map(|text| async move { server.answer(ROUTE, &json!({"inputs": [text, text]})).await });
+    for (answer, alone) in futures::future::join_all(together).await.iter().zip(&alone) {
+        for predictions in answer["predictions"].as_array().unwrap() {
+            assert!(difference(&logits(predictions, &labels), alone) < 1e-3);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_goes_delays_nobody() {
+    let server = encoders().await;
+    let many: Vec<String> = (0..3000).map(|index| format!("{index} {}", "it is great, ".repeat(100))).collect();
+    let body = json!({"inputs": many});
+    let gone = server.request(reqwest::Method::POST, ROUTE).json(&body).timeout(std::time::Duration::from_millis(1500));
+    assert!(gone.send().await.is_err(), "3000 long texts must take longer than that");
+    let begun = std::time::Instant::now();
+    server.answer(ROUTE, &json!({"inputs": "short"})).await;
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn wrong_bodies_name_the_field() {
+    let server = encoders().await;
+    let cases: [(Value, &str); 7] = [
+        (json!({}), "inputs is missing; it takes a text or a list of texts"),
+        (json!({"inputs": 5}), "inputs must be a text or a list of texts, got 5"),
+        (json!({"inputs": ""}), "inputs must not be empty"),
+        (json!({"inputs": []}), "inputs must not be empty"),
+        (json!({"inputs": ["a", 3]}), "inputs[1] must be a text, got 3"),
+        (json!({"inputs": ["a", ""]}), "inputs[1] must not be empty"),
+        (json!(["a"]), "the body must be a JSON object, got [\"a\"]"),
+    ];
+    for (body, message) in cases {
+        assert_eq!(refusal(&server.post(ROUTE, &body).await, 400), message, "{body}");
+    }
+    let answer = server.post(ROUTE, &json!({"inputs": ["a", "it ".repeat(600)]})).await;
+    let message = refusal(&answer, 400);
+    assert!(message.starts_with("inputs[1] has 602 tokens") && message.contains("512"), "{message}");
+    assert_eq!(answer.1["error"]["type"], "exceed_context_size_error");
+    assert_eq!(answer.1["error"]["n_ctx"], 512);
+    let unknown = server.post(ROUTE, &json!({"model": "nobody", "inputs": "a"})).await;
+    assert!(refusal(&unknown, 404).contains("nobody"));
+}
+
+#[tokio::test]
+async fn a_head_that_cannot_be_right_is_refused() {
+    let server = encoders().await;
+    let lost = refusal(&server.post(ROUTE, &json!({"model": "pooler-lost", "inputs": "a river"})).await, 501);
+    assert!(lost.contains("pooler") && lost.contains("--classifier-head direct"), "{lost}");
+    let ranks = refusal(&server.post(ROUTE, &json!({"model": "reranker", "inputs": "a river"})).await, 501);
+    assert!(ranks.contains("/rerank"), "{ranks}");
+    let chats = refusal(&server.post(ROUTE, &json!({"model": "tiny", "inputs": "a river"})).await, 501);
+    assert!(chats.contains("no classification head"), "{chats}");
+}
+
+#[tokio::test]
+async fn a_server_for_text_says_what_it_would_need() {
+    let message = refusal(&server().await.post(ROUTE, &json!({"inputs": "a"})).await, 501);
+    assert!(message.contains("--reranking"), "{message}");
+}
+
+/// No flags: the encoder gives what it can, and says so. With `--classifier-head direct` a direct projection is taken.
+#[tokio::test]
+async fn an_encoder_needs_no_flags() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/pooler-lost.gguf");
+    let server = Server::start(&["--model", path, "--classifier-head", "direct"]);
+    server.wait_ready().await;
+    for (text, reference) in expected()["classify"]["pooler-lost.gguf"].as_object().unwrap() {
+        let answer = server.answer(ROUTE, &json!({"inputs": text})).await;
+        let found = logits(&answer["predictions"], &["one", "two", "three"]);
+        assert!(difference(&found, &super::numbers(reference)) < TOLERANCE, "{text}: {found:?}");
+    }
+    let embedding = server.answer("/v1/embeddings", &json!({"input": "a river"})).await;
+    assert_eq!(embedding["data"][0]["embedding"].as_array().unwrap().len(), 32);
+    assert!(server.log().contains("scores are on"), "{}", server.log());
+
+    let (status, answer) =
+        server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "Hello"}]})).await;
+    assert_eq!(status, 501, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("generates no text"), "{answer}");
+    let (_, models) = server.get("/v1/models").await;
+    assert_eq!(models["data"][0]["capabilities"], json!(["embedding", "classify"]));
+    let page = server.request(reqwest::Method::GET, "/playground").send().await.unwrap();
+    assert_eq!(page.status(), 200);
+    assert!(page.text().await.unwrap().contains("generates no text"));
+}
+
+/// llama.cpp ends the process when it tokenizes with such a vocabulary.
+#[test]
+fn a_vocabulary_without_its_first_token_is_refused() {
+    let folder = folder();
+    let mut bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf")).unwrap();
+    let key = b"tokenizer.ggml.bos_token_id";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+    bytes[at + key.len() - 1] = b'x';
+    let path = folder.join("damaged.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let address = format!("127.0.0.1:{}", free_port());
+    let mut command = thunder();
+    command.args(["serve", "--listen", &address, "--model"]).arg(&path).arg("--data-dir").arg(&folder);
+    let told = command.output().unwrap();
+    let said = String::from_utf8_lossy(&told.stderr);
+    assert_eq!(told.status.code(), Some(1), "{said}");
+    assert!(said.contains("lacks [CLS] or [SEP]"), "{said}");
+}

@@ -1,0 +1,190 @@
+//! Embeddings in both shapes.
+
+use super::super::harness::{Server, server};
+use super::{difference, encoders, expected, numbers, refusal};
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+const OPENAI: &str = "/v1/embeddings";
+const NATIVE: &str = "/embeddings";
+const TEXT: &str = "I love this product, it works great!";
+
+fn embedding(answer: &Value, index: usize) -> Vec<f64> {
+    assert_eq!(answer["data"][index]["index"], index);
+    numbers(&answer["data"][index]["embedding"])
+}
+
+fn length(vector: &[f64]) -> f64 {
+    vector.iter().map(|value| value * value).sum::<f64>().sqrt()
+}
+
+#[tokio::test]
+async fn a_text_is_embedded_in_openais_shape() {
+    let answer = encoders().await.answer(OPENAI, &json!({"input": TEXT, "model": "classifier"})).await;
+    assert_eq!(answer["object"], "list");
+    assert_eq!(answer["model"], "classifier");
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 11, "total_tokens": 11}));
+    assert_eq!(answer["data"][0]["object"], "embedding");
+    assert!((length(&embedding(&answer, 0)) - 1.0).abs() < 1e-5);
+}
+
+/// A model that ranks has its embeddings too, of the state that its head reads; llama-server reads beyond a buffer here.
+#[tokio::test]
+async fn a_classifiers_embeddings_are_those_of_the_first_token() {
+    let server = encoders().await;
+    for (text, reference) in expected()["embed"]["cls"].as_object().unwrap() {
+        let answer = server.answer(OPENAI, &json!({"input": text})).await;
+        let found = embedding(&answer, 0);
+        assert!(difference(&found, &numbers(reference)) < 2e-3, "{text}: {}", difference(&found, &numbers(reference)));
+    }
+}
+
+#[tokio::test]
+async fn every_way_to_say_an_input_is_the_same_text() {
+    let server = encoders().await;
+    let plain = embedding(&server.answer(OPENAI, &json!({"input": TEXT})).await, 0);
+    let tokens = server.answer("/tokenize", &json!({"content": TEXT, "add_special": true})).await["tokens"].clone();
+    for input in [
+        json!([TEXT]),
+        tokens.clone(),
+        json!([tokens]),
+        json!({"prompt_string": TEXT}),
+        json!([{"prompt_string": TEXT}]),
+        json!({"content": [{"type": "text", "text": TEXT}]}),
+    ] {
+        let answer = server.answer(OPENAI, &json!({"input": input})).await;
+        assert!(difference(&embedding(&answer, 0), &plain) < 1e-4, "{input}");
+    }
+    let native = server.answer(NATIVE, &json!({"content": TEXT})).await;
+    assert_eq!(native[0]["index"], 0);
+    assert!(difference(&numbers(&native[0]["embedding"][0]), &plain) < 1e-4);
+    assert_eq!(server.answer("/embedding", &json!({"input": TEXT})).await, native);
+}
+
+#[tokio::test]
+async fn a_batch_is_its_texts_one_by_one() {
+    let server = encoders().await;
+    for model in ["classifier", "modernbert", "tiny"] {
+        let texts: Vec<String> =
+            (1..20).map(|index| format!("Cup {index} is {}fine.", "very ".repeat(index % 7))).collect();
+        let batch = server.answer(OPENAI, &json!({"model": model, "input": texts})).await;
+        for (index, text) in texts.iter().enumerate() {
+            let alone = server.answer(OPENAI, &json!({"model": model, "input": text})).await;
+            let far = difference(&embedding(&batch, index), &embedding(&alone, 0));
+            assert!(far < 2e-3, "{model}, {text}: {far}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn numbers_come_as_asked() {
+    let server = encoders().await;
+    let plain = embedding(&server.answer(OPENAI, &json!({"input": TEXT})).await, 0);
+    let answer = server.answer(OPENAI, &json!({"input": TEXT, "encoding_format": "base64"})).await;
+    assert_eq!(answer["data"][0]["encoding_format"], "base64");
+    let bytes = base64::engine::general_purpose::STANDARD.decode(answer["data"][0]["embedding"].as_str().unwrap());
+    let bytes = bytes.unwrap();
+    let decoded: Vec<f64> = bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()).into()).collect();
+    assert!(difference(&decoded, &plain) < 1e-6);
+
+    let raw = embedding(&server.answer(OPENAI, &json!({"input": TEXT, "embd_normalize": -1})).await, 0);
+    assert!(length(&raw) > 2.0);
+    let scaled: Vec<f64> = raw.iter().map(|value| value / length(&raw)).collect();
+    assert!(difference(&scaled, &plain) < 1e-5);
+    let taxicab = embedding(&server.answer(OPENAI, &json!({"input": TEXT, "embd_normalize": 1})).await, 0);
+    assert!((taxicab.iter().map(|value| value.abs()).sum::<f64>() - 1.0).abs() < 1e-4);
+
+    assert_eq!(server.post(OPENAI, &json!({"input": TEXT, "dimensions": 128})).await.0, 200);
+}
+
+/// A chat model embeds and generates side by side, on the same weights.
+#[tokio::test]
+async fn a_chat_model_does_both() {
+    let server = encoders().await;
+    let input: Vec<String> = (0..40).map(|index| format!("text number {index}")).collect();
+    let alone = server.answer(OPENAI, &json!({"model": "tiny", "input": input})).await;
+    let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40, "seed": 7,
+                      "ignore_eos": true});
+    let talk = server.answer("/v1/chat/completions", &chat).await;
+    let body = json!({"model": "tiny", "input": input});
+    let (embedded, talked) = tokio::join!(server.answer(OPENAI, &body), server.answer("/v1/chat/completions", &chat));
+    assert_eq!(talked["choices"][0]["message"]["content"], talk["choices"][0]["message"]["content"]);
+    for index in 0..input.len() {
+        assert!(difference(&embedding(&embedded, index), &embedding(&alone, index)) < 2e-3);
+    }
+    assert!((length(&embedding(&alone, 0)) - 1.0).abs() < 1e-5);
+}
+
+/// Longer than a physical batch, which is 512 tokens: a causal model takes it in parts.
+#[tokio::test]
+async fn a_chat_model_embeds_long_texts() {
+    let server = encoders().await;
+    let long = "The baker sells bread. ".repeat(150);
+    let answer = server.answer(OPENAI, &json!({"model": "tiny", "input": long})).await;
+    assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 512, "{}", answer["usage"]);
+    assert!((length(&embedding(&answer, 0)) - 1.0).abs() < 1e-5);
+}
+
+#[tokio::test]
+async fn wrong_bodies_name_the_field() {
+    let server = encoders().await;
+    let cases: [(Value, &str); 9] = [
+        (json!({}), "input"),
+        (json!({"input": ""}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": ["a", ""]}), "input[1]"),
+        (json!({"input": true}), "input"),
+        (json!({"input": [[1, 99_999_999]]}), "input[0]"),
+        (json!({"input": "a", "encoding_format": "int8"}), "encoding_format"),
+        (json!({"input": "a", "dimensions": 64}), "dimensions"),
+        (json!({"input": "word ".repeat(600)}), "input"),
+    ];
+    for (body, field) in cases {
+        let (status, answer) = server.post(OPENAI, &body).await;
+        assert_eq!(status, 400, "{answer}");
+        assert_eq!(answer["error"]["param"], field, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(field), "{answer}");
+    }
+    let cases = [
+        (json!({"content": 5}), "content must be"),
+        (json!({}), "input is missing"),
+        (json!({"input": [[]]}), "input[0]"),
+    ];
+    for (body, message) in cases {
+        let found = refusal(&server.post(NATIVE, &body).await, 400);
+        assert!(found.contains(message), "{found}");
+    }
+    let (status, answer) = server.post(OPENAI, &json!({"input": [{"content": [{"type": "image_url"}]}]})).await;
+    assert_eq!(status, 400);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("images"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_server_for_text_says_what_it_would_need() {
+    let server = server().await;
+    let (status, answer) = server.post(OPENAI, &json!({"input": "a"})).await;
+    assert_eq!(status, 501, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("--embedding"), "{answer}");
+    assert!(refusal(&server.post(NATIVE, &json!({"input": "a"})).await, 501).contains("--embedding"));
+}
+
+#[tokio::test]
+async fn without_pooling_every_token_has_its_own() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/classifier.gguf");
+    let server = Server::start(&["--model", path, "--embedding", "--pooling", "none"]);
+    server.wait_ready().await;
+    let native = server.answer(NATIVE, &json!({"input": [TEXT, "terrible"]})).await;
+    assert_eq!(native[0]["embedding"].as_array().unwrap().len(), 11);
+    let rows: Vec<Vec<f64>> = native[1]["embedding"].as_array().unwrap().iter().map(numbers).collect();
+    assert_eq!(rows.len(), 3);
+    let mean: Vec<f64> =
+        (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column]).sum::<f64>() / 3.0).collect();
+    let mean: Vec<f64> = mean.iter().map(|value| value / length(&mean)).collect();
+    let reference = numbers(&expected()["embed"]["mean"]["terrible"]);
+    assert!(difference(&mean, &reference) < 2e-3, "{}", difference(&mean, &reference));
+    let (status, answer) = server.post(OPENAI, &json!({"input": TEXT})).await;
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("--pooling"), "{answer}");
+    let scores = refusal(&server.post("/classify", &json!({"inputs": TEXT})).await, 501);
+    assert!(scores.contains("--reranking"), "{scores}");
+}

@@ -1,0 +1,99 @@
+//! Ranking in both shapes.
+
+use super::super::harness::server;
+use super::{encoders, expected, refusal};
+use serde_json::{Value, json};
+
+const ROUTE: &str = "/v1/rerank";
+const QUERY: &str = "the fox";
+const DOCUMENTS: [&str; 3] = ["a river", "the old fox", "owl"];
+
+fn body(further: &Value) -> Value {
+    let mut body = json!({"model": "reranker", "query": QUERY, "documents": DOCUMENTS});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn documents_are_sorted_by_their_score() {
+    let server = encoders().await;
+    let answer = server.answer(ROUTE, &body(&json!({}))).await;
+    assert_eq!(answer["model"], "reranker");
+    assert_eq!(answer["object"], "list");
+    let results = answer["results"].as_array().unwrap();
+    assert_eq!(results.iter().map(|r| r["index"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 0, 1]);
+    let expected = expected();
+    for result in results {
+        let document = DOCUMENTS[result["index"].as_u64().unwrap() as usize];
+        let reference = expected["rerank"][QUERY][document].as_f64().unwrap();
+        let found = result["relevance_score"].as_f64().unwrap();
+        assert!((found - reference).abs() < 0.01, "{document}: {found}, not {reference}");
+    }
+    // Each pair is [CLS] the fox [SEP] … [SEP].
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 21, "total_tokens": 21}));
+    for alias in ["/rerank", "/reranking", "/v1/reranking"] {
+        assert_eq!(server.answer(alias, &body(&json!({}))).await, answer, "{alias}");
+    }
+}
+
+/// A chat model that ranks brings a template for pairs, and its score is a probability.
+#[tokio::test]
+async fn a_chat_model_ranks_by_its_template() {
+    let server = encoders().await;
+    let answer = server.answer(ROUTE, &body(&json!({"model": "qwen3-reranker"}))).await;
+    let expected = expected();
+    for result in answer["results"].as_array().unwrap() {
+        let document = DOCUMENTS[result["index"].as_u64().unwrap() as usize];
+        let (found, reference) =
+            (result["relevance_score"].as_f64().unwrap(), expected["qwen3"][document].as_f64().unwrap());
+        assert!((found - reference).abs() < 0.01, "{document}: {found}, not {reference}");
+    }
+    // What stands in a document is no special token, whatever it says.
+    let hostile = server.answer(ROUTE, &body(&json!({"model": "qwen3-reranker", "documents": ["[SEP]"]}))).await;
+    assert_eq!(hostile["usage"]["prompt_tokens"], 1 + "Does it answer? the fox\n[SEP]".len() + 1);
+}
+
+#[tokio::test]
+async fn as_many_as_asked_for_with_their_texts() {
+    let server = encoders().await;
+    let answer = server.answer(ROUTE, &body(&json!({"top_n": 2, "return_documents": true}))).await;
+    let results = answer["results"].as_array().unwrap();
+    assert_eq!(results.len(), 2);
+    assert_eq!(results[0]["document"], json!({"text": "owl"}));
+
+    let tei = json!({"model": "reranker", "query": QUERY, "texts": DOCUMENTS, "return_text": true, "top_n": 1});
+    let answer = server.answer(ROUTE, &tei).await;
+    let [first] = &answer.as_array().unwrap()[..] else { panic!("{answer}") };
+    assert_eq!((&first["index"], &first["text"]), (&json!(2), &json!("owl")));
+    assert!(first["score"].is_number());
+    let bare = server.answer(ROUTE, &json!({"model": "reranker", "query": QUERY, "texts": DOCUMENTS})).await;
+    assert_eq!(bare.as_array().unwrap().len(), 3);
+    assert!(bare[0].get("text").is_none());
+}
+
+#[tokio::test]
+async fn wrong_bodies_name_the_field() {
+    let server = encoders().await;
+    let cases: [(Value, &str); 8] = [
+        (json!({"query": null}), "query is missing"),
+        (json!({"query": 5}), "query must be a text"),
+        (json!({"documents": null}), "documents is missing"),
+        (json!({"documents": []}), "documents must not be empty"),
+        (json!({"documents": "a"}), "documents must be a list of texts"),
+        (json!({"documents": ["a", 5]}), "documents[1] must be a text"),
+        (json!({"top_n": 0}), "top_n must be"),
+        (json!({"documents": ["a", "owl ".repeat(80)]}), "documents[1] has 85 tokens"),
+    ];
+    for (further, message) in cases {
+        let found = refusal(&server.post(ROUTE, &body(&further)).await, 400);
+        assert!(found.starts_with(message), "{found}");
+    }
+    let classifies = server.post(ROUTE, &body(&json!({"model": "classifier"}))).await;
+    assert!(refusal(&classifies, 501).contains("NEGATIVE, NEUTRAL, POSITIVE"));
+}
+
+#[tokio::test]
+async fn a_server_for_text_says_what_it_would_need() {
+    let asked = json!({"query": QUERY, "documents": DOCUMENTS});
+    assert!(refusal(&server().await.post(ROUTE, &asked).await, 501).contains("--reranking"));
+}

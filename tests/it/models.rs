@@ -1,0 +1,266 @@
+//! Several models on one server: found by name, loaded and unloaded at run time.
+
+use super::harness::{Server, folder, model};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// A folder with copies of the tiny model under these names.
+fn models(names: &[&str]) -> PathBuf {
+    let folder = folder();
+    for name in names {
+        std::fs::copy(model(), folder.join(format!("{name}.gguf"))).unwrap();
+    }
+    folder
+}
+
+async fn start(dir: &PathBuf, further: &[&str]) -> Server {
+    let arguments: Vec<&str> =
+        ["--models-dir", dir.to_str().unwrap()].into_iter().chain(further.iter().copied()).collect();
+    let server = Server::start(&arguments);
+    server.wait_ready().await;
+    server
+}
+
+async fn status(server: &Server, name: &str) -> Value {
+    let (code, model) = server.get(&format!("/v1/models/{name}")).await;
+    assert_eq!(code, 200, "{model}");
+    model["status"].clone()
+}
+
+async fn becomes(server: &Server, name: &str, value: &str) -> Value {
+    let begun = Instant::now();
+    loop {
+        let status = status(server, name).await;
+        if status["value"] == value && (value != "unloaded" || begun.elapsed() > Duration::from_millis(50)) {
+            return status;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{name} is {status}, not {value}:\n{}", server.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn text(model: &str) -> Value {
+    json!({"model": model, "prompt": "Once", "max_tokens": 4, "seed": 1})
+}
+
+#[tokio::test]
+async fn a_request_loads_the_model_it_names_in_the_place_of_the_one_used_least_recently() {
+    let dir = models(&["apple", "pear"]);
+    let server = start(&dir, &["--models-max", "2"]).await;
+    let (_, list) = server.get("/v1/models").await;
+    let names: Vec<&str> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(names, ["tiny", "apple", "pear"]);
+    assert_eq!(list["data"][1]["status"]["value"], "unloaded");
+    assert_eq!(list["models"][2]["name"], "pear");
+    assert!(list["data"][0]["meta"]["ftype"].as_str().is_some_and(|name| !name.is_empty()), "{list}");
+
+    let answer = server.answer("/v1/completions", &text("apple")).await;
+    assert_eq!(answer["model"], "apple");
+    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["model"], "apple", "the recorder is told which model it was");
+    assert_eq!(status(&server, "apple").await["value"], "loaded");
+
+    assert_eq!(server.answer("/v1/completions", &text("pear")).await["model"], "pear");
+    assert_eq!(status(&server, "apple").await["value"], "unloaded");
+    assert_eq!(status(&server, "tiny").await["value"], "loaded", "the default goes last");
+    // Both at once, with room for one of them: one after the other.
+    let (apple, pear) = (text("apple"), text("pear"));
+    let (apple, pear) = tokio::join!(server.answer("/v1/completions", &apple), server.answer("/v1/completions", &pear));
+    assert_eq!((apple["model"].as_str(), pear["model"].as_str()), (Some("apple"), Some("pear")));
+    assert_eq!(apple["choices"][0]["text"], pear["choices"][0]["text"], "the same weights and seed");
+
+    // A file that comes later is found by its name, and nothing is found by a path.
+    std::fs::copy(model(), dir.join("plum.gguf")).unwrap();
+    assert_eq!(server.answer("/v1/completions", &text("plum/log-top")).await["model"], "plum");
+    let path = dir.join("plum.gguf");
+    for wrong in ["../../tiny", path.to_str().unwrap(), "plum.gguf", "quince"] {
+        let (code, error) = server.post("/v1/completions", &text(wrong)).await;
+        assert_eq!((code, error["error"]["code"].as_str()), (404, Some("model_not_found")), "{wrong}: {error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains("tiny, apple, pear, plum"), "{error}");
+        let (code, _) = server.post("/models/load", &json!({"model": wrong})).await;
+        assert_eq!(code, 404, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn models_are_loaded_and_unloaded_by_hand() {
+    let dir = models(&["apple"]);
+    let server = start(&dir, &["--no-models-autoload"]).await;
+    let (code, error) = server.post("/v1/completions", &text("apple")).await;
+    assert_eq!((code, error["error"]["code"].as_str()), (400, Some("model_not_loaded")), "{error}");
+    let apple = json!({"model": "apple"});
+    assert_eq!(server.post("/models/unload", &apple).await.0, 400);
+    assert_eq!(server.post("/models/load", &apple).await, (200, json!({"success": true})));
+    becomes(&server, "apple", "loaded").await;
+    assert_eq!(server.post("/models/load", &apple).await.0, 400);
+    assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple");
+    assert_eq!(server.post("/models/unload", &apple).await, (200, json!({"success": true})));
+    becomes(&server, "apple", "unloaded").await;
+    assert_eq!(server.post("/v1/completions", &text("apple")).await.0, 400);
+    // Files are neither fetched nor deleted, and a body without a name is the client's fault.
+    assert_eq!(server.post("/models", &apple).await.0, 400);
+    let (code, _) = {
+        let response = server.request(reqwest::Method::DELETE, "/models?model=apple").send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    };
+    assert_eq!(code, 400);
+    assert!(dir.join("apple.gguf").exists());
+    for body in [json!({}), json!({"model": 3}), json!([])] {
+        assert_eq!(server.post("/models/load", &body).await.0, 400, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_is_unloaded_when_its_runs_have_ended() {
+    let dir = models(&["apple"]);
+    let server = start(&dir, &["--shutdown-grace", "30"]).await;
+    server.answer("/v1/completions", &text("apple")).await;
+    let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true});
+    let stream = server.stream("/v1/completions", &body);
+    let unload = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
+    };
+    let (events, ()) = tokio::join!(stream, unload);
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    becomes(&server, "apple", "unloaded").await;
+    assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple", "and it comes back");
+}
+
+#[tokio::test]
+async fn runs_that_take_too_long_end_with_their_model() {
+    let dir = models(&["apple"]);
+    let server = start(&dir, &["--shutdown-grace", "0"]).await;
+    server.answer("/v1/completions", &text("apple")).await;
+    let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
+    let stream = server.stream("/v1/completions", &body);
+    let unload = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
+    };
+    let (events, ()) = tokio::join!(stream, unload);
+    assert!(events.len() < 4000, "{} events", events.len());
+    becomes(&server, "apple", "unloaded").await;
+    assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
+}
+
+#[tokio::test]
+async fn a_broken_file_is_a_failed_model_and_nothing_else() {
+    let dir = models(&["apple"]);
+    let whole = std::fs::read(model()).unwrap();
+    std::fs::write(dir.join("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
+    std::fs::write(dir.join("other.gguf"), "hello").unwrap();
+    std::fs::write(dir.join("nothing.gguf"), &whole[..24]).unwrap();
+    let server = start(&dir, &[]).await;
+    for (name, reason) in [("cut", "incomplete"), ("other", "does not begin with 'GGUF'"), ("nothing", "incomplete")] {
+        let (code, error) = server.post("/v1/completions", &text(name)).await;
+        assert_eq!(code, 503, "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(reason), "{error}");
+        let status = status(&server, name).await;
+        assert_eq!(status["failed"], true);
+        assert!(status["reason"].as_str().unwrap().contains(reason), "{status}");
+    }
+    assert_eq!(server.get("/healthz").await.0, 200);
+    // Repaired, it loads when it is asked for again.
+    std::fs::write(dir.join("cut.gguf"), &whole).unwrap();
+    assert_eq!(server.post("/models/load", &json!({"model": "cut"})).await.0, 200);
+    becomes(&server, "cut", "loaded").await;
+}
+
+#[tokio::test]
+async fn changes_are_told_as_they_happen() {
+    use futures::StreamExt;
+    let dir = models(&["apple"]);
+    let server = start(&dir, &[]).await;
+    let response = server.request(reqwest::Method::GET, "/models/sse").send().await.unwrap();
+    let mut bytes = response.bytes_stream();
+    let mut seen = String::new();
+    let asked = text("apple");
+    let answer = server.answer("/v1/completions", &asked);
+    let watch = async {
+        while !seen.contains(r#"{"model":"apple","event":"model_status","data":{"status":"loaded"}}"#) {
+            let chunk = tokio::time::timeout(Duration::from_secs(20), bytes.next()).await.expect(&seen);
+            seen.push_str(std::str::from_utf8(&chunk.unwrap().unwrap()).unwrap());
+        }
+    };
+    tokio::join!(watch, answer);
+    assert!(seen.contains(r#""status":"unloaded""#), "{seen}");
+}
+
+#[tokio::test]
+async fn unloading_frees_the_memory() {
+    let dir = folder();
+    let demo = model().with_file_name("demo.gguf");
+    let names = ["a", "b", "c", "d", "e", "f"];
+    for name in names {
+        std::fs::copy(&demo, dir.join(format!("{name}.gguf"))).unwrap();
+    }
+    let server = start(&dir, &["--models-max", "0", "-c", "16384"]).await;
+    let resident = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap_or_default();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default().to_owned();
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).map(|kib| kib / 1024)
+    };
+    server.answer("/v1/completions", &text("a")).await;
+    server.post("/models/unload", &json!({"model": "a"})).await;
+    becomes(&server, "a", "unloaded").await;
+    let Some(before) = resident() else { return };
+    for name in names {
+        server.answer("/v1/completions", &text(name)).await;
+    }
+    let loaded = resident().unwrap();
+    for name in names {
+        assert_eq!(server.post("/models/unload", &json!({"model": name})).await.0, 200);
+    }
+    for name in names {
+        becomes(&server, name, "unloaded").await;
+    }
+    let after = resident().unwrap();
+    eprintln!("MiB: {before} before, {loaded} with six models, {after} after");
+    assert!(loaded > before + 60, "{before} -> {loaded}");
+    assert!(after < before + (loaded - before) / 5, "{before} -> {loaded} -> {after} MiB");
+}
+
+/// The tiny model with some bytes changed, most of them in its header; a seed is a file.
+fn damaged(whole: &[u8], seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let mut bytes = whole.to_vec();
+    let reach = if seed.is_multiple_of(4) { bytes.len() } else { 2_000 };
+    for _ in 0..=next(3) {
+        let at = next(reach);
+        bytes[at] = [0, 255, 1, 128, next(256) as u8][next(5)];
+    }
+    if seed.is_multiple_of(5) {
+        bytes.truncate(next(whole.len()));
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn damaged_files_never_end_the_server() {
+    let number = |name, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let (first, rounds): (u64, u64) = (number("THUNDER_FUZZ_FIRST", 1), number("THUNDER_FUZZ_ROUNDS", 40));
+    let whole = std::fs::read(model()).unwrap();
+    let dir = folder();
+    let server = start(&dir, &["--models-max", "0", "-c", "512", "--parallel", "1"]).await;
+    for seed in first..first + rounds {
+        let name = format!("damaged-{seed}");
+        let file = dir.join(format!("{name}.gguf"));
+        std::fs::write(&file, damaged(&whole, seed)).unwrap();
+        let sent = server.request(reqwest::Method::POST, "/v1/completions").json(&text(&name)).send().await;
+        let Ok(response) = sent else { panic!("seed {seed} ended the server:\n{}", server.log()) };
+        // Some damages are only other weights, or numbers that are none.
+        let code = response.status().as_u16();
+        assert!(matches!(code, 200 | 400 | 422 | 503), "seed {seed}: {code} {}", response.text().await.unwrap());
+        if code == 200 {
+            server.post("/models/unload", &json!({"model": name})).await;
+        }
+        std::fs::remove_file(&file).unwrap();
+    }
+    assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
+}
