@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
 use thunder::events::{ActionType, FinishReason, Item, RunEnd, Signal, Surface};
 use thunder::model::Model;
-use thunder::model::llama::ModelOptions;
+use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{ModRef, Registry};
 use tokio::sync::mpsc;
@@ -39,6 +39,11 @@ impl Lab {
             batch_size: 256,
             ubatch_size: 64,
             attention: false,
+            cache_type_k: CacheType::F16,
+            cache_type_v: CacheType::F16,
+            slot_prompt_similarity: 0.1,
+            cache_ram_bytes: 0,
+            session_memory_bytes: 0,
             attention_coder: |_, _, _, _| None,
             clock: chrono::Utc::now,
         };
