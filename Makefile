@@ -3,6 +3,7 @@
 .PHONY: run build test bench deps lint
 
 CARGO ?= cargo
+PYTHON ?= python3
 
 run: build
 	./target/release/thunder serve
@@ -10,10 +11,11 @@ run: build
 build: deps
 	$(CARGO) build --release --locked
 
-# The JavaScript tests come first, so that a run ends with cargo's own summary.
+# The tests of JavaScript and Python come first, so that a run ends with cargo's own summary.
 test: deps
 	@if command -v node >/dev/null; then node --test tests/js/*.test.js; \
 	 else echo "node is not installed: the dashboard's JavaScript tests are left out" >&2; fi
+	PYTHONPATH=src/mods/python/sdk $(PYTHON) -B -m unittest discover -s tests/python
 	$(CARGO) test --locked
 
 bench: deps

@@ -49,6 +49,8 @@ pub enum Kind {
     UnsupportedMediaType,
     /// Well formed, and refused: a mod ended the run with an error before its first token.
     Unprocessable,
+    /// There is no room to keep it.
+    NoRoom,
     /// Too many requests at once; try again later.
     Busy,
     /// Our fault.
@@ -73,6 +75,7 @@ impl Kind {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Unprocessable => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
@@ -91,6 +94,7 @@ impl Kind {
             Self::TooLarge => "too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",
             Self::Unprocessable => "unprocessable",
+            Self::NoRoom => "no-room",
             Self::Busy => "busy",
             Self::Internal => "internal",
             Self::NotSupported => "not-supported",
@@ -109,6 +113,7 @@ impl Kind {
             Self::TooLarge => "The body is too large",
             Self::UnsupportedMediaType => "The body is of a type that is not taken here",
             Self::Unprocessable => "The run was refused",
+            Self::NoRoom => "There is no room to keep it",
             Self::Busy => "Too many runs at once",
             Self::Internal => "Something went wrong on the server",
             Self::NotSupported => "This server cannot do that",
@@ -294,6 +299,19 @@ impl ApiError {
         json!({ "error": error })
     }
 
+    /// `{"type":"error","error":{type,message}}`, as Anthropic's clients read it. Logs the cause of an internal error.
+    #[must_use]
+    pub fn anthropic(&self) -> Value {
+        let kind = match self.kind {
+            Kind::TooLarge => "request_too_large",
+            Kind::Internal => "api_error",
+            Kind::Unavailable => "overloaded_error",
+            _ => self.word(),
+        };
+        let error = json!({ "type": kind, "message": self.public_detail() });
+        json!({ "type": "error", "error": error, "request_id": request_id() })
+    }
+
     fn word(&self) -> &'static str {
         match self.kind {
             Kind::Unauthorized => "authentication_error",
@@ -348,6 +366,23 @@ impl<E: Into<ApiError>> From<E> for OpenAiError {
 impl IntoResponse for OpenAiError {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&self.0.openai()).unwrap_or_default();
+        self.0.respond("application/json", body)
+    }
+}
+
+/// An [`ApiError`] in Anthropic's shape.
+#[derive(Debug, Clone)]
+pub struct AnthropicError(pub ApiError);
+
+impl<E: Into<ApiError>> From<E> for AnthropicError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for AnthropicError {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self.0.anthropic()).unwrap_or_default();
         self.0.respond("application/json", body)
     }
 }

@@ -4,8 +4,10 @@
 //! [`App`] is what every handler can reach, [`ApiError`] the only type that knows status codes. [`Listeners`] serves
 //! all surfaces, behind the gates of `security`.
 
+mod anthropic;
 mod app;
 mod catalogue;
+mod chat;
 mod error;
 pub mod extract;
 mod generation;
@@ -14,6 +16,7 @@ mod ingest;
 mod llama;
 mod native;
 pub mod openai;
+mod responses;
 mod security;
 mod server;
 mod session;
@@ -21,7 +24,7 @@ mod wire;
 
 pub use app::{App, State};
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
-pub use error::{ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
+pub use error::{AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
 pub use health::Health;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
@@ -58,6 +61,8 @@ pub fn router(app: &App) -> Router {
         .merge(ingest::router())
         .merge(native::router())
         .merge(openai::router())
+        .merge(anthropic::router())
+        .merge(responses::router())
         .merge(llama::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());

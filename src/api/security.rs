@@ -4,7 +4,7 @@
 //! loopback server by DNS rebinding. A request that changes something must not come from a page of another origin.
 //! And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second gate.
 
-use super::{ApiError, App, Kind, LlamaError, OpenAiError, llama, openai, session};
+use super::{AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, anthropic, llama, openai, session};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -28,7 +28,9 @@ const OURS: [&str; 9] =
 /// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if openai::owns(path) && !llama::owns(path) {
+    if anthropic::owns(path) {
+        AnthropicError(error).into_response()
+    } else if openai::owns(path) && !llama::owns(path) {
         OpenAiError(error).into_response()
     } else if OURS.iter().any(below) {
         error.into_response()

@@ -172,6 +172,8 @@ fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'s
     let system = args.system.as_ref().map(|text| json!({ "role": "system", "content": text }));
     let messages: Vec<Value> = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
     body["messages"] = messages.into();
+    // A person reads along: thoughts are shown where they come.
+    body["reasoning_format"] = "none".into();
     Ok(("/v1/chat/completions", body))
 }
 

@@ -44,6 +44,13 @@ pub(super) fn data_dir() -> Option<PathBuf> {
     })
 }
 
+/// The machine's memory, where the system tells.
+pub(super) fn memory_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    kib.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
+}
+
 /// One less than the physical cores: llama.cpp's threads wait for each other at barriers, and fall to a fraction
 /// of their speed when one of them has to share its core.
 pub(super) fn threads() -> i32 {

@@ -1,6 +1,7 @@
 //! What can be said on the command line, each flag with its environment variable. llama-server's spellings are
 //! accepted for the flags it shares.
 
+use super::cache::CacheFlags;
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
 use super::{EncoderFlags, Security, Size};
 use clap::{Args, ValueEnum};
@@ -76,6 +77,9 @@ pub struct EngineFlags {
     /// Folder of Python mods, registered at start
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     pub mods_dir: Option<PathBuf>,
+    /// The KV cache.
+    #[command(flatten)]
+    pub cache: CacheFlags,
     /// Embeddings and scores.
     #[command(flatten)]
     pub encoder: EncoderFlags,

@@ -3,6 +3,7 @@
 //! [`flags`] is what a person can say, [`Config`] what the rest of the program reads. Nothing behind it looks at
 //! the environment again, and nothing checks a value twice.
 
+mod cache;
 mod defaults;
 mod encoder;
 pub mod flags;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 
+pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use llama_server::RouteConfig;
@@ -83,6 +85,8 @@ pub struct EngineConfig {
     pub chat_template: Option<String>,
     /// Folder of Python mods.
     pub mods_dir: Option<PathBuf>,
+    /// The KV cache.
+    pub cache: CacheConfig,
     /// Embeddings and scores.
     pub encoder: EncoderFlags,
 }
@@ -365,6 +369,25 @@ pub enum Error {
         /// What was given.
         origin: String,
     },
+    /// Values cannot be quantised without flash attention.
+    #[error(
+        "--cache-type-v {cache_type} needs flash attention, which is off while attention can be captured; add --attention off, or take f16, bf16 or f32"
+    )]
+    QuantisedValues {
+        /// The type.
+        cache_type: CacheType,
+    },
+    /// One cache for all slots.
+    #[error(
+        "--kv-unified is not supported: each slot has a cache of its own, in which a token's place is its position, so that a row of attention says which token it looks at; --ctx-size is divided among the slots"
+    )]
+    UnifiedCache,
+    /// Not a share.
+    #[error("--slot-prompt-similarity must be between 0 and 1, got {value}")]
+    Similarity {
+        /// What was given.
+        value: f32,
+    },
     /// No folder to keep data in.
     #[error("there is no home folder to keep data in; give --data-dir DIR")]
     NoHome,
@@ -380,6 +403,8 @@ impl Config {
     /// [`Error`]: which flag is wrong, and what would be right.
     pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, Error> {
         let listen = server.addresses()?;
+        let mut request_defaults = engine.cache.defaults();
+        request_defaults.extend(server.requests.defaults()?);
         Ok(Self {
             engine: engine.try_into()?,
             data: data.try_into()?,
@@ -390,7 +415,7 @@ impl Config {
                 models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
-                request_defaults: server.requests.defaults()?,
+                request_defaults,
                 routes: server.routes.config()?,
             },
         })
@@ -426,6 +451,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
         }
         let batch_size = within("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
         let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
+        let attention = attention(flags.attention, flags.flash_attn)?;
         Ok(Self {
             model: flags.model,
             alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
@@ -441,9 +467,10 @@ impl TryFrom<EngineFlags> for EngineConfig {
             main_gpu: i32::from(flags.main_gpu),
             no_mmap: flags.no_mmap,
             mlock: flags.mlock,
-            attention: attention(flags.attention, flags.flash_attn)?,
+            attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             mods_dir: flags.mods_dir,
+            cache: flags.cache.config(attention)?,
             encoder: flags.encoder,
         })
     }

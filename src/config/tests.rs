@@ -115,3 +115,21 @@ fn the_context_is_divided_among_the_slots() {
     let engine = config(&["--ctx-size", "4096", "--parallel", "4"]).unwrap().engine;
     assert_eq!(engine.slot_context(131_072), 1024);
 }
+
+#[test]
+fn what_a_full_context_does_is_a_default_of_requests() {
+    let policy = |words: &[&str]| {
+        let defaults = config(words).unwrap().server.request_defaults;
+        defaults.get("context_policy").map(|policy| policy.as_str().unwrap().to_owned())
+    };
+    assert_eq!(policy(&[]), None);
+    assert_eq!(policy(&["--context-shift"]).as_deref(), Some("shift"));
+    assert_eq!(policy(&["--context-shift=off"]), None);
+    assert_eq!(policy(&["--context-policy", "evict"]).as_deref(), Some("evict"));
+    assert!(config(&["--context-policy", "evict", "--context-shift"]).is_err());
+    let cache = config(&["--cache-ram", "5", "--cache-type-k", "q8_0", "--session-memory", "1M"]).unwrap().engine.cache;
+    assert_eq!((cache.idle_bytes, cache.type_k.as_str(), cache.session_bytes), (5 << 20, "q8_0", 1 << 20));
+    assert_eq!(config(&["--cache-ram", "-1"]).unwrap().engine.cache.idle_bytes, usize::MAX);
+    let reuse = config(&["--cache-reuse", "64", "--cache-prompt=off"]).unwrap().server.request_defaults;
+    assert_eq!((&reuse["n_cache_reuse"], &reuse["cache_prompt"]), (&serde_json::json!(64), &serde_json::json!(false)));
+}

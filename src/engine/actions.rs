@@ -1,6 +1,7 @@
 //! What a mod's action does to sequence, KV cache, text and trace: the one place where that is decided.
 
 use super::Output;
+use super::conversation::Memory;
 use super::measure::{self, Distribution};
 use super::pipeline::{self, Effect};
 use super::run::{Run, State};
@@ -62,7 +63,7 @@ impl Run {
             Action::ForceOutput(mut tokens) => {
                 self.drawn = None;
                 self.cut_at_end(&mut tokens);
-                self.remove(self.generated());
+                self.take_back(self.sequence.len() - self.prompt_len, 0);
                 self.sequence.extend_from_slice(&tokens);
                 if !tokens.is_empty() {
                     let unmeasured = tokens.iter().map(|&token| unmeasured(token)).collect();
@@ -92,6 +93,8 @@ impl Run {
     /// Appends a list: one decode for all of it, which also tells how probable each token was.
     fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
         self.cut_at_end(&mut tokens);
+        // What does not fit is cut below.
+        let _ = self.make_room(tokens.len());
         let room = self.max_tokens.saturating_sub(self.generated()).min(self.context - self.sequence.len());
         let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
         // The end-of-generation token does not count as a token of the answer.
@@ -119,31 +122,41 @@ impl Run {
 
     /// Takes tokens off the end of the sequence, and everything that followed from them.
     fn remove(&mut self, count: usize) {
-        if count == 0 {
-            return;
+        if count > 0 {
+            self.take_back(count, self.gone.generated);
         }
+    }
+
+    /// Takes `count` tokens off the end. Of those that a full context let go, `let_go` stay in the answer.
+    fn take_back(&mut self, count: usize, let_go: usize) {
+        let before = self.generated();
         self.sequence.truncate(self.sequence.len() - count);
+        self.gone.generated = let_go;
         self.cached = self.cached.min(self.sequence.len());
         self.kept_valid = false;
         let generated = self.generated();
-        let unsent_from = generated + count - self.unsent.len();
+        let unsent_from = before - self.unsent.len();
         self.unsent.truncate(generated.saturating_sub(unsent_from));
         let gone = self.answer.truncate(generated);
         if gone > 0 {
             self.outbox.push_back(Output::Retract { chars: gone });
         }
-        self.sampler.rewind(&self.sequence);
+        self.sampler.rewind(self.sequence.len());
+        if let Some(constraint) = &mut self.constraint {
+            constraint.rewind(count);
+        }
     }
 
     fn adjust_prefill(&mut self, tokens: Vec<TokenId>, max_steps: Option<u32>) {
         self.prompt_len = tokens.len();
+        self.prompt_tokens = tokens.len();
+        self.memory = Memory::default();
         self.sequence = tokens;
         if let Some(max_steps) = max_steps {
             self.max_tokens = max_steps as usize;
         }
         // The spans described the prompt that was replaced.
         self.request.spans.clear();
-        self.sampler.rewind(&self.sequence);
     }
 
     fn edit_logits(&mut self, edit: &LogitEdit) {
@@ -165,7 +178,8 @@ impl Run {
     /// the drawn token counts, which never entered the sequence.
     fn removable(&self, event: EventType, n: u32) -> (usize, bool) {
         let asked = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
-        (asked.min(self.generated()), asked > self.generated())
+        let own = self.sequence.len() - self.prompt_len;
+        (asked.min(own), asked > own)
     }
 
     fn effect(&self, event: EventType, action: &Action) -> Effect {

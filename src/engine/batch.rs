@@ -1,7 +1,9 @@
 //! One batch: which runs are in it and with how much, its decode, and the logits on their way back to the runs.
 
-use super::scheduler::{Scheduler, common_prefix, done};
+use super::conversation::Memory;
+use super::scheduler::{Live, Scheduler, done};
 use crate::events::FinishReason;
+use crate::model::ShiftError;
 
 /// Runs whose next decode is at most this long count as generating: they go before prompts.
 const SHORT: usize = 16;
@@ -57,20 +59,57 @@ impl Scheduler<'_> {
     }
 
     /// Lets a run's first decode begin behind the state that its slot already holds, and takes from the cache what the run
-    /// has taken back.
+    /// has taken back or let go.
     fn place(&mut self, index: usize) {
-        let slot = &mut self.slots[index];
-        let Some(live) = &mut slot.live else { return };
-        let Some(outputs_from) = live.run.wants_decode() else { return };
-        if !live.placed {
-            live.placed = true;
-            live.run.cached = common_prefix(&slot.cache, &live.run.sequence).min(outputs_from);
-            live.run.reused = live.run.cached;
+        let Some(mut live) = self.slots[index].live.take() else { return };
+        if let Some(outputs_from) = live.run.wants_decode() {
+            let first = !std::mem::replace(&mut live.placed, true);
+            if first {
+                self.find_state(index, &mut live, outputs_from);
+            }
+            self.follow_cuts(index, &mut live);
+            live.run.cached = self.truncate(index, live.run.cached);
+            if first {
+                live.run.reused = live.run.cached;
+            }
         }
-        if slot.cache.len() > live.run.cached {
-            let left = self.context.truncate(index as i32, live.run.cached as u32) as usize;
-            slot.cache.truncate(left);
-            live.run.cached = left;
+        self.slots[index].live = Some(live);
+    }
+
+    /// Takes from the end of a slot's state what is behind the first `keep` tokens. Returns how many are left.
+    pub(super) fn truncate(&mut self, index: usize, keep: usize) -> usize {
+        let slot = &mut self.slots[index];
+        if slot.cache.len() <= keep {
+            return slot.cache.len();
+        }
+        let left = self.context.truncate(index as i32, keep as u32) as usize;
+        slot.cache.truncate(left);
+        left
+    }
+
+    /// Takes from the middle of the cache what the run has let go. Where the cache cannot do it, the rest is decoded again.
+    pub(super) fn follow_cuts(&mut self, index: usize, live: &mut Live) {
+        for cut in std::mem::take(&mut live.run.cuts) {
+            if self.truncate(index, cut.cached) < cut.cached {
+                live.run.cached = 0;
+                continue;
+            }
+            let ranges: Vec<_> = cut.ranges.iter().map(|range| range.start as u32..range.end as u32).collect();
+            match self.context.cut(index as i32, cut.cached as u32, &ranges) {
+                Ok(_) => {
+                    for range in cut.ranges.iter().rev() {
+                        self.slots[index].cache.drain(range.clone());
+                    }
+                }
+                Err(ShiftError::Fixed(_)) => {
+                    let untouched = cut.ranges.first().map_or(0, |range| range.start);
+                    live.run.cached = live.run.cached.min(untouched);
+                }
+                Err(ShiftError::Failed) => {
+                    self.slots[index].cache.clear();
+                    live.run.cached = 0;
+                }
+            }
         }
     }
 
@@ -127,6 +166,7 @@ impl Scheduler<'_> {
             self.context.clear(part.slot as i32);
             let slot = &mut self.slots[part.slot];
             slot.cache.clear();
+            slot.memory = Memory::default();
             if let Some(live) = &mut slot.live {
                 live.run.cached = 0;
                 live.run.abort(FinishReason::Error, message.to_owned());

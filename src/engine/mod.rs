@@ -7,36 +7,50 @@
 //! here waits for a database, a disk or a socket.
 
 mod actions;
+mod admission;
 mod answer;
 mod batch;
 mod capture;
+mod conversation;
 pub mod encoder;
+mod host_cache;
 mod journal;
 mod measure;
+mod overflow;
 mod pipeline;
 mod promise;
 mod request;
 mod run;
 mod scheduler;
+mod ses1;
+mod sessions;
+mod slots;
 mod status;
 mod steps;
 
+pub use crate::model::llama::{Sampling, Stage};
 pub use capture::AttentionCoder;
 pub use journal::Clock;
-pub use request::{Limits, RecordPolicy, Report, Request, Sampling};
+pub use request::{Limits, Overflow, RecordPolicy, Report, Request};
+pub use ses1::Ses1Error;
+pub use sessions::{NoRoom, Session, Sessions};
+pub use slots::{SlotError, SlotState, SlotTokens};
 pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 
 use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
-use crate::model::llama::{ContextOptions, Sampler, SamplerOptions};
+use crate::model::grammar::{self, Follower};
+use crate::model::llama::{CacheType, ContextOptions, Layout, Sampler};
 use crate::mods::RunView;
 use capture::Capture;
+use host_cache::HostCache;
 use journal::Journal;
 use pipeline::ActiveMod;
 use promise::LastWill;
 use run::Run;
 use scheduler::{Command, Scheduler};
 use serde_json::json;
+use ses1::Home;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -65,6 +79,16 @@ pub struct Options {
     pub ubatch_size: u32,
     /// Whether attention can be captured; flash attention is then off.
     pub attention: bool,
+    /// How keys are kept in the KV cache.
+    pub cache_type_k: CacheType,
+    /// How values are kept in the KV cache; a quantised type needs flash attention.
+    pub cache_type_v: CacheType,
+    /// A run takes the slot whose state it shares at least this part of its prompt with; 0 looks at no slot's state.
+    pub slot_prompt_similarity: f32,
+    /// Most bytes of states that no slot has room for; 0 keeps none.
+    pub cache_ram_bytes: usize,
+    /// Most bytes of sessions.
+    pub session_memory_bytes: usize,
     /// Codes attention for storage.
     pub attention_coder: AttentionCoder,
     /// Tells the time of day.
@@ -135,6 +159,24 @@ pub enum SubmitError {
         /// Tokens a slot holds.
         context: usize,
     },
+    /// The prompt does not fit, whatever goes.
+    #[error(
+        "the prompt has {prompt_tokens} tokens, and without all messages that may be dropped it still does not fit into the {context} tokens of a slot: system messages, the last user message and the last answer stay"
+    )]
+    NothingToDrop {
+        /// Tokens in the prompt.
+        prompt_tokens: usize,
+        /// Tokens a slot holds.
+        context: usize,
+    },
+    /// There is no such slot.
+    #[error("there is no slot {slot}; the slots are 0 to {}", slots - 1)]
+    NoSuchSlot {
+        /// Asked for.
+        slot: u32,
+        /// Number of slots.
+        slots: u32,
+    },
     /// There is nothing to continue from.
     #[error("the prompt is empty")]
     EmptyPrompt,
@@ -148,6 +190,14 @@ pub enum SubmitError {
         name: String,
         /// What it said.
         message: String,
+    },
+    /// The constraint cannot be used.
+    #[error("{field}: {error}")]
+    Constraint {
+        /// The request's field that it came from.
+        field: String,
+        /// Why.
+        error: grammar::Error,
     },
     /// The model is an encoder.
     #[error("the model '{model}' generates no text: it is an encoder, for embeddings and scores")]
@@ -177,6 +227,8 @@ struct Inner {
     options: Options,
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
+    home: Arc<Home>,
+    sessions: Sessions,
     status: Arc<Status>,
     /// Cloned into every run.
     counted: Arc<()>,
@@ -202,9 +254,26 @@ impl Engine {
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(Status::new(options.parallel));
+        let sessions = Sessions::new(options.session_memory_bytes);
+        let home = |model: &Model, layout| Home {
+            fingerprint: model.fingerprint(),
+            vocabulary: model.vocabulary().len(),
+            layout,
+        };
         if !model.generates() {
-            let (counted, thread) = (Arc::new(()), Mutex::default());
-            let inner = Inner { model, options, commands, waiting, promises, recorder: weak, counted, status, thread };
+            let inner = Inner {
+                home: Arc::new(home(&model, None)),
+                model,
+                options,
+                commands,
+                waiting,
+                sessions,
+                status,
+                counted: Arc::new(()),
+                promises,
+                recorder: weak,
+                thread: Mutex::default(),
+            };
             return Ok(Self { inner: Arc::new(inner) });
         }
         let (ready, started) = oneshot::channel();
@@ -220,19 +289,25 @@ impl Engine {
                     threads: options.threads,
                     threads_batch: options.threads_batch,
                     attention: options.attention,
+                    cache_type_k: options.cache_type_k,
+                    cache_type_v: options.cache_type_v,
                 };
-                let made = model.context(&context).and_then(|context| {
+                let made = model.context(&context).and_then(|mut context| {
+                    let layout = context.learn_layout()?;
                     let capture = options
                         .attention
                         .then(|| Capture::start(options.attention_coder, recorder.clone()))
                         .transpose()
                         .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
-                    Ok((context, capture))
+                    Ok((context, capture, layout))
                 });
                 match made {
-                    Ok((context, capture)) => {
-                        if ready.send(Ok(())).is_ok() {
-                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status).run();
+                    Ok((context, capture, layout)) => {
+                        let bytes_per_token = layout.as_ref().map_or(0, Layout::bytes_per_token);
+                        if ready.send(Ok(layout)).is_ok() {
+                            let idle = HostCache::new(options.cache_ram_bytes, bytes_per_token);
+                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status, idle)
+                                .run();
                         }
                     }
                     // Nobody listens only when the start was given up.
@@ -244,13 +319,18 @@ impl Engine {
             .name("thunder-decode".into())
             .spawn(thread)
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
-        started.await.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
+        let started = started.await;
+        let layout =
+            started.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
+        let home = Arc::new(home(&model, layout));
         let thread = Mutex::new(Some(thread));
         let inner = Inner {
             model,
             options,
             commands,
             waiting,
+            home,
+            sessions,
             status,
             counted: Arc::new(()),
             promises,
@@ -276,8 +356,18 @@ impl Engine {
         if request.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
-        if request.prompt.len() >= context {
-            return Err(SubmitError::PromptTooLong { prompt_tokens: request.prompt.len(), context });
+        if let Some(slot) = request.slot.filter(|&slot| slot >= options.parallel) {
+            return Err(SubmitError::NoSuchSlot { slot, slots: options.parallel });
+        }
+        let prompt_tokens = request.prompt.len();
+        if prompt_tokens >= context {
+            if request.overflow != Overflow::Evict {
+                return Err(SubmitError::PromptTooLong { prompt_tokens, context });
+            }
+            let parts = conversation::droppable(&request.prompt, &request.spans, model.vocabulary());
+            if conversation::pick(parts, prompt_tokens, context - 1, 0).is_none() {
+                return Err(SubmitError::NothingToDrop { prompt_tokens, context });
+            }
         }
         if request.attention && !options.attention {
             return Err(SubmitError::AttentionOff);
@@ -301,14 +391,17 @@ impl Engine {
             tools: request.tools.clone(),
             parameters: json!({
                 "sampling": request.sampling,
+                "constraint": request.constraint,
                 "limits": request.limits,
                 "mods": request.mods.iter().map(|chosen| &chosen.mod_ref).collect::<Vec<_>>(),
                 "attention": request.attention,
             }),
             seed: request.sampling.seed,
+            grammars: Arc::clone(model.grammars()),
         });
+        let constraint = compile(&request, model).await?;
         let mods = start_mods(&request, &view).await?;
-        let sampler = Sampler::new(&sampler_options(&request.sampling, model.vocabulary().len(), context));
+        let sampler = Sampler::new(&request.sampling, model.vocabulary());
         let journal = Journal::new(request.record != RecordPolicy::Off, options.clock);
         let started = Signal::Started(Arc::new(RunStart {
             run_id: id,
@@ -333,7 +426,7 @@ impl Engine {
             recorder: recorder.upgrade().filter(|_| journal.recorded()),
             blank: blank.clone(),
         };
-        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, context));
+        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, constraint, context));
         run.last_will = Some(last_will);
         run.counted = Some(Arc::clone(&self.inner.counted));
         let meter = Arc::clone(&run.meter);
@@ -356,6 +449,12 @@ impl Engine {
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
+    }
+
+    /// States of slots that clients keep here.
+    #[must_use]
+    pub fn sessions(&self) -> &Sessions {
+        &self.inner.sessions
     }
 
     /// Runs that decode at the same time.
@@ -439,18 +538,13 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
     tokio::task::spawn_blocking(start).await.map_err(|_| SubmitError::Stopped)?
 }
 
-fn sampler_options(sampling: &Sampling, vocabulary: usize, context: usize) -> SamplerOptions {
-    SamplerOptions {
-        vocabulary,
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        repeat_penalty: sampling.repeat_penalty,
-        repeat_last_n: usize::try_from(sampling.repeat_last_n).unwrap_or(context),
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        seed: sampling.seed,
-        logit_bias: sampling.logit_bias.clone(),
-    }
+/// Compiles the request's constraint, away from the async threads.
+async fn compile(request: &Request, model: &Arc<Model>) -> Result<Option<Follower>, SubmitError> {
+    let Some(constraint) = request.constraint.clone() else { return Ok(None) };
+    let grammars = Arc::clone(model.grammars());
+    let compile = move || {
+        let follower = grammars.follow(&constraint);
+        follower.map_err(|error| SubmitError::Constraint { field: constraint.field, error })
+    };
+    tokio::task::spawn_blocking(compile).await.map_err(|_| SubmitError::Stopped)?.map(Some)
 }

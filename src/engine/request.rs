@@ -1,4 +1,6 @@
 use crate::events::{Span, Surface, TokenId};
+use crate::model::grammar::Constraint;
+use crate::model::llama::Sampling;
 use crate::mods::Chosen;
 use serde::Serialize;
 use serde_json::Value;
@@ -25,8 +27,12 @@ pub struct Request {
     pub tools: Option<Value>,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// What the answer must be.
+    pub constraint: Option<Constraint>,
     /// When to end.
     pub limits: Limits,
+    /// Control tokens that are part of the answer's text, e.g. those that begin a tool call; others are not.
+    pub visible: Vec<TokenId>,
     /// Mods in order.
     pub mods: Vec<Chosen>,
     /// Whether attention is captured and recorded.
@@ -35,6 +41,16 @@ pub struct Request {
     pub alternatives: usize,
     /// What recording failures do to the run.
     pub record: RecordPolicy,
+    /// The slot to run in, which must exist; the run waits while it is busy. `None` takes the free slot whose state it
+    /// shares most of.
+    pub slot: Option<u32>,
+    /// Whether the KV state that a slot holds of the prompt's beginning is used.
+    pub cache_prompt: bool,
+    /// Pieces of at least that many tokens, further behind in a slot's state than in the prompt, are moved up and used; 0 for
+    /// none. They keep what they knew of the tokens that stood before them.
+    pub cache_reuse: usize,
+    /// What happens when the context is full.
+    pub overflow: Overflow,
     /// What the surface wants to hear of besides the answer.
     pub report: Report,
 }
@@ -54,17 +70,42 @@ impl Request {
             conversation: None,
             tools: None,
             sampling: Sampling::default(),
+            constraint: None,
             limits: Limits::default(),
+            visible: Vec::new(),
             mods: Vec::new(),
             attention: false,
             alternatives: Self::ALTERNATIVES,
             record: RecordPolicy::default(),
             report: Report::default(),
+            slot: None,
+            cache_prompt: true,
+            cache_reuse: 0,
+            overflow: Overflow::default(),
         }
     }
 
     /// Alternatives that are recorded for each token, unless the answer needs more.
     pub const ALTERNATIVES: usize = 10;
+}
+
+/// What happens when the context is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overflow {
+    /// The run ends.
+    #[default]
+    Stop,
+    /// Tokens behind the first `keep` go, whatever they are, and the rest moves up. As llama-server's context shift.
+    Shift {
+        /// Tokens of the prompt's beginning that stay, a BOS token not counted; `None` for the whole prompt.
+        keep: Option<usize>,
+        /// Tokens that go; 0 for half of those behind `keep`.
+        discard: usize,
+    },
+    /// Whole messages go, oldest first; system messages, the last user message and the last assistant message stay. Needs the
+    /// prompt's spans.
+    Evict,
 }
 
 /// What a surface wants to hear of besides the answer.
@@ -77,48 +118,6 @@ pub struct Report {
     pub progress: bool,
     /// Alternatives as they stood after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,
-}
-
-/// How tokens are drawn: llama.cpp's sampler chain in its default order, penalties, top-k, top-p, min-p, temperature.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Sampling {
-    /// 0 = argmax.
-    pub temperature: f32,
-    /// 0 = all.
-    pub top_k: i32,
-    /// 1 = off.
-    pub top_p: f32,
-    /// 0 = off.
-    pub min_p: f32,
-    /// 1 = off.
-    pub repeat_penalty: f32,
-    /// Tokens that the three penalties look back on; -1 = the whole context.
-    pub repeat_last_n: i32,
-    /// 0 = off.
-    pub presence_penalty: f32,
-    /// 0 = off.
-    pub frequency_penalty: f32,
-    /// Seed of the draw.
-    pub seed: u32,
-    /// Added to logits before everything else; `-inf` bans.
-    pub logit_bias: Vec<(TokenId, f32)>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            repeat_penalty: 1.0,
-            repeat_last_n: 64,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            seed: 0,
-            logit_bias: Vec::new(),
-        }
-    }
 }
 
 /// When a run ends.

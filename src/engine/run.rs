@@ -2,13 +2,16 @@
 //! it wants decoded and hands it logits.
 
 use super::answer::Answer;
+use super::conversation::Memory;
 use super::journal::Journal;
 use super::measure::{self, Distribution};
+use super::overflow::{Cut, Gone};
 use super::pipeline::{ActiveMod, Passage};
 use super::promise::LastWill;
 use super::status::{Meter, PromptDone};
 use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
+use crate::model::grammar::Follower;
 use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Call, CallEvent, Done, Reply, RunView};
 use std::collections::VecDeque;
@@ -55,6 +58,16 @@ pub(super) struct Run {
     /// Counts calls that were handed to a worker, so that a late answer is not taken for another.
     pub awaited_call: u64,
     pub outbox: VecDeque<Output>,
+    /// What was cut out of the sequence and is still in the KV cache.
+    pub cuts: Vec<Cut>,
+    /// What is remembered of the sequence for later requests.
+    pub(super) memory: Memory,
+    /// What went because the context was full.
+    pub(super) gone: Gone,
+    /// Tokens of the prompt when the run began.
+    pub(super) prompt_tokens: usize,
+    /// Whether the model's numbers were none.
+    pub(super) poisoned: bool,
     pub end: Option<Arc<RunEnd>>,
     /// Shared with the surface.
     pub meter: Arc<Meter>,
@@ -66,6 +79,8 @@ pub(super) struct Run {
     pub(super) answer: Answer,
     pub(super) unsent: VecDeque<(TokenMeasure, Vec<Alternative>)>,
     pub(super) sampler: Sampler,
+    /// What the answer must be.
+    pub(super) constraint: Option<Follower>,
     /// Logits of the sequence's end as the model gave them; kept only for runs with mods.
     pub(super) kept: Vec<f32>,
     /// The same after mods edited them.
@@ -101,12 +116,18 @@ impl Run {
         mods: Vec<ActiveMod>,
         journal: Journal,
         sampler: Sampler,
+        constraint: Option<Follower>,
         context: usize,
     ) -> Self {
         Self {
             id,
             sequence: request.prompt.clone(),
             prompt_len: request.prompt.len(),
+            prompt_tokens: request.prompt.len(),
+            cuts: Vec::new(),
+            memory: Memory::default(),
+            gone: Gone::default(),
+            poisoned: false,
             cached: 0,
             reused: 0,
             attention: None,
@@ -122,6 +143,7 @@ impl Run {
             answer: Answer::new(&request.limits.stop).indented(request.limits.min_indent as usize),
             unsent: VecDeque::new(),
             sampler,
+            constraint,
             kept: Vec::new(),
             edited: None,
             kept_valid: false,
@@ -153,6 +175,7 @@ impl Run {
             event.max_steps = Some(self.max_tokens as i32);
             event.measured = Some(Box::new(Measured {
                 position: Some(0),
+                evicted: self.gone.untold.take(),
                 prompt: Some(Box::new(Prompt {
                     texts: self.view.vocabulary.texts(&self.sequence),
                     tokens: self.sequence.clone(),
@@ -171,6 +194,16 @@ impl Run {
     /// Takes the logits that follow `position`. The last position of the sequence begins a step; an earlier one belongs
     /// to a forced list and says how probable its next token was.
     pub fn on_logits(&mut self, position: usize, logits: &[f32], candidates: &mut Candidates, done: &DoneFactory<'_>) {
+        if self.end.is_some() {
+            return;
+        }
+        if logits.iter().fold(false, |bad, &logit| bad | (logit.is_nan() | (logit == f32::INFINITY))) {
+            // Drawing from such numbers is undefined, and the state that led to them must not be used again.
+            self.cached = 0;
+            self.poisoned = true;
+            let message = "the model's probabilities are not numbers: its KV state or its weights are damaged; the slot's state is thrown away";
+            return self.abort(FinishReason::Error, message.into());
+        }
         if let Some(&next) = self.sequence.get(position + 1) {
             let distribution = Distribution::of(logits);
             let measure = self.measure(distribution, logits, next);

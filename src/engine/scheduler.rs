@@ -1,7 +1,10 @@
 //! The decode thread: admits runs to slots, puts batches together, decodes, hands logits to runs.
 
 use super::capture::Capture;
+use super::conversation::Memory;
+use super::host_cache::HostCache;
 use super::run::{Run, State};
+use super::slots::{SlotTask, Waiting};
 use super::status::Status;
 use super::{Options, Output, RecordPolicy};
 use crate::events::{FinishReason, Item, RunId, Signal, TokenId};
@@ -9,7 +12,7 @@ use crate::model::llama::{Candidates, Context};
 use crate::mods::{Done, Reply};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Duration;
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -23,6 +26,8 @@ pub(super) enum Command {
     Submit(Box<Run>, mpsc::Sender<Output>, Signal),
     /// A mod's answer to the call of that number.
     Reply(RunId, u64, Reply),
+    /// Something to do with that slot, as soon as it is free.
+    Slot(usize, SlotTask),
     /// End all runs and the thread.
     Stop,
 }
@@ -42,7 +47,20 @@ pub(super) struct Slot {
     pub(super) live: Option<Live>,
     /// What the KV cache holds of this sequence.
     pub(super) cache: Vec<TokenId>,
+    /// What is remembered of it.
+    pub(super) memory: Memory,
+    /// Tokens of the last run's prompt that were evaluated.
+    pub(super) processed: usize,
     pub(super) last_used: u64,
+}
+
+impl Slot {
+    /// Holds tokens that no run brought.
+    pub(super) fn hold(&mut self, tokens: Vec<TokenId>) {
+        self.cache = tokens;
+        self.memory = Memory::default();
+        self.processed = 0;
+    }
 }
 
 /// What the decode thread works with.
@@ -50,6 +68,10 @@ pub(super) struct Scheduler<'model> {
     pub(super) context: Context<'model>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: VecDeque<Live>,
+    /// What is to be done with slots that are still busy, in the order in which it was asked for.
+    pub(super) tasks: VecDeque<Waiting>,
+    /// States that no slot has room for.
+    pub(super) idle: HostCache,
     pub(super) inbox: Receiver<Command>,
     pub(super) commands: Sender<Command>,
     pub(super) recorder: mpsc::Sender<Signal>,
@@ -74,11 +96,14 @@ impl<'model> Scheduler<'model> {
         capture: Option<Capture>,
         waiting: Arc<AtomicUsize>,
         status: Arc<Status>,
+        idle: HostCache,
     ) -> Self {
         Self {
             context,
             slots: (0..options.parallel).map(|_| Slot::default()).collect(),
             queue: VecDeque::new(),
+            tasks: VecDeque::new(),
+            idle,
             inbox,
             commands,
             recorder,
@@ -98,7 +123,9 @@ impl<'model> Scheduler<'model> {
             if !self.take_commands() {
                 break;
             }
+            self.serve_slots();
             self.admit();
+            self.serve_slots();
             self.serve_clients();
             let parts = if self.unrecorded.is_empty() { self.plan() } else { Vec::new() };
             self.show_status();
@@ -136,8 +163,10 @@ impl<'model> Scheduler<'model> {
         let somebody_must_read = !self.unrecorded.is_empty()
             || self.slots.iter().any(|slot| slot.live.as_ref().is_some_and(|live| !live.run.outbox.is_empty()))
             || self.slots.iter().any(|slot| slot.live.as_ref().is_some_and(|live| live.run.wants_decode().is_some()));
+        // A slot may have become free since they were looked at.
+        let somebody_waits = !self.queue.is_empty() || !self.tasks.is_empty();
         // A run that waits for its mod must still notice that its client has gone.
-        let timeout = if somebody_must_read {
+        let timeout = if somebody_must_read || somebody_waits {
             Some(NAP)
         } else if self.slots.iter().any(|slot| slot.live.is_some()) {
             Some(Duration::from_millis(20))
@@ -177,54 +206,13 @@ impl<'model> Scheduler<'model> {
                     live.run.on_reply(reply, candidates, &|id, call| done(&commands, id, call));
                 }
             }
+            Command::Slot(slot, task) => {
+                self.arrivals += 1;
+                self.tasks.push_back(Waiting { arrival: self.arrivals, slot, task });
+            }
             Command::Stop => return false,
         }
         true
-    }
-
-    /// Gives free slots to waiting runs, first come first served; a run takes the free slot whose state it shares most of.
-    fn admit(&mut self) {
-        self.queue.retain_mut(|live| {
-            if !live.client.is_closed() {
-                return true;
-            }
-            self.waiting.fetch_sub(1, Ordering::AcqRel);
-            live.run.abort(FinishReason::Cancelled, "the client went away before the run began".into());
-            if let (true, Some(end)) = (live.run.journal.recorded(), live.run.end.clone()) {
-                self.unrecorded.push_back(Signal::Ended(live.run.id, end));
-            }
-            false
-        });
-        while !self.queue.is_empty() {
-            let prompt = &self.queue[0].run.sequence;
-            let best = self
-                .slots
-                .iter()
-                .enumerate()
-                .filter(|(_, slot)| slot.live.is_none())
-                .max_by_key(|(index, slot)| {
-                    let shared = common_prefix(&slot.cache, prompt);
-                    // Without a shared state worth having: the lowest slot whose state was left alone longest, since
-                    // neighbours in the cache decode together.
-                    let worth = if shared * 10 >= prompt.len() { shared } else { 0 };
-                    (
-                        worth,
-                        std::cmp::Reverse(slot.cache.len().min(1)),
-                        std::cmp::Reverse(slot.last_used),
-                        std::cmp::Reverse(*index),
-                    )
-                })
-                .map(|(index, _)| index);
-            // Only what has a slot leaves the queue.
-            let Some(index) = best else { return };
-            let Some(mut live) = self.queue.pop_front() else { return };
-            self.waiting.fetch_sub(1, Ordering::AcqRel);
-            let commands = self.commands.clone();
-            live.run.placed_in(index as u32);
-            live.run.begin(&|id, call| done(&commands, id, call));
-            self.slots[index].live = Some(live);
-            self.slots[index].last_used = self.arrivals;
-        }
     }
 
     /// Passes outputs on, notices who has gone, and clears finished runs away.
@@ -258,10 +246,18 @@ impl<'model> Scheduler<'model> {
     fn clear(&mut self, index: usize) {
         let Some(mut live) = self.slots[index].live.take() else { return };
         self.status.ended(&live.run);
-        let keep = live.run.cached.min(self.slots[index].cache.len());
-        self.slots[index].cache.truncate(keep);
-        let left = self.context.truncate(index as i32, keep as u32);
-        self.slots[index].cache.truncate(left as usize);
+        // A run that never decoded has touched nothing.
+        if live.placed {
+            if live.run.poisoned {
+                self.context.wipe(index as i32, &self.slots[index].cache);
+            }
+            self.follow_cuts(index, &mut live);
+            let left = self.truncate(index, live.run.cached);
+            let mut memory = live.run.remember();
+            memory.truncate(left);
+            self.slots[index].memory = memory;
+            self.slots[index].processed = live.run.prompt_tokens.saturating_sub(live.run.reused);
+        }
         if live.run.journal.recorded() {
             let items = live.run.journal.take_all();
             self.signal_items(live.run.id, items);

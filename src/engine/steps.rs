@@ -7,7 +7,8 @@ use super::{Delta, Output};
 use crate::events::{
     Alternative, EventType, Finish, FinishReason, Measured, RunEnd, RunStatus, Stage, TokenId, TokenMeasure, Usage,
 };
-use crate::model::llama::{Candidates, Draw};
+use crate::model::grammar::{Accepted, Follower, Mask};
+use crate::model::llama::{Candidates, Draft, Draw};
 use crate::model::printable;
 use std::sync::Arc;
 
@@ -29,7 +30,10 @@ impl Run {
                 self.send_text();
                 match self.reason_to_end() {
                     Some((reason, message)) => self.finish(reason, message, None),
-                    None => self.continue_from_end(),
+                    None => match self.make_room(1) {
+                        Ok(()) => self.continue_from_end(),
+                        Err(message) => self.finish(FinishReason::Length, Some(message), None),
+                    },
                 }
             }
         }
@@ -43,6 +47,9 @@ impl Run {
             let last = self.sequence.len() - 1;
             self.cached = self.cached.min(last);
             self.state = State::Decode { outputs_from: last };
+            if let Some(constraint) = &self.constraint {
+                constraint.prepare();
+            }
         }
     }
 
@@ -64,12 +71,13 @@ impl Run {
         self.step += 1;
         self.edited = None;
         self.draw_temperature = None;
-        let Self { journal, sequence, view, distribution, top, step, .. } = self;
+        let Self { journal, sequence, view, distribution, top, step, gone, .. } = self;
         let order = journal.event(EventType::ForwardPass, *step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence));
             event.measured = Some(Box::new(Measured {
                 position: Some(sequence.len() as u32),
                 entropy: distribution.map(|distribution| distribution.entropy),
+                evicted: gone.untold.take(),
                 model: top.clone(),
                 ..Measured::default()
             }));
@@ -81,14 +89,11 @@ impl Run {
     }
 
     fn sample(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates) {
-        let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
-        let logits = self.edited.as_deref().unwrap_or(raw);
-        let Some(draw) = self.sampler.sample(logits, self.draw_temperature, candidates) else {
-            let message =
-                "no token can be drawn: mods, bans and biases leave none with a probability above 0".to_owned();
-            self.finish(FinishReason::Error, Some(message), None);
-            return;
+        let draw = match self.draw(fresh.unwrap_or(&[]), candidates) {
+            Ok(draw) => draw,
+            Err(message) => return self.finish(FinishReason::Error, Some(message), None),
         };
+        let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
         let measured = self.measure(self.distribution.unwrap_or_else(|| Distribution::of(raw)), raw, draw.token);
         let after_mods = self.edited.as_deref().filter(|_| self.journal.recorded()).map(|edited| {
             let distribution = Distribution::of(edited);
@@ -116,6 +121,36 @@ impl Run {
         });
         self.drawn = Some(measured);
         self.state = State::Passing(Passage::new(EventType::Sampled, order, self.step));
+    }
+
+    /// Draws a token that the constraint allows.
+    fn draw(&mut self, fresh: &[f32], candidates: &mut Candidates) -> Result<Draw, String> {
+        let Self { kept, kept_valid, edited, constraint, sampler, sequence, view, draw_temperature, .. } = self;
+        let logits = edited.as_deref().unwrap_or(if *kept_valid { kept } else { fresh });
+        let mask = match constraint {
+            Some(constraint) => constraint.mask()?,
+            None => None,
+        };
+        let allowed = mask.as_deref().map(Mask::as_slice);
+        // Without the tokens that would complete a trigger and go on with what its constraint does not begin with.
+        let mut without: Vec<f32> = Vec::new();
+        loop {
+            let logits = if without.is_empty() { logits } else { &without };
+            let draft = Draft { logits, allowed, sequence, temperature: *draw_temperature };
+            let Some(draw) = sampler.sample(&draft, candidates) else {
+                let left =
+                    if mask.is_some() { "none that the constraint allows" } else { "none that is probable at all" };
+                return Err(format!("no token can be drawn: mods, bans and biases leave {left}"));
+            };
+            let piece = view.vocabulary.piece(draw.token);
+            if constraint.as_ref().is_none_or(|constraint| constraint.permits(draw.token, piece)) {
+                return Ok(draw);
+            }
+            if without.is_empty() {
+                without = logits.to_vec();
+            }
+            without[draw.token as usize] = f32::NEG_INFINITY;
+        }
     }
 
     /// What the draw was made from; the drawn token is always there.
@@ -152,8 +187,8 @@ impl Run {
             let text = self.answer.push(vocabulary.piece(measured.token), hidden);
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
             measured.text = printable(std::mem::take(&mut measured.text));
-            self.sampler.accept(measured.token);
         }
+        let note = self.follow(&tokens);
         let stopped_by = self.answer.stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
@@ -165,6 +200,7 @@ impl Run {
                 position: Some(position as u32),
                 tokens: tokens.clone(),
                 stopped_by,
+                note,
                 ends_generation,
                 ..Measured::default()
             }));
@@ -173,6 +209,32 @@ impl Run {
         let mut tops = tops.into_iter();
         self.unsent.extend(tokens.into_iter().map(|measured| (measured, tops.next().unwrap_or_default())));
         self.state = State::Passing(Passage::new(EventType::Added, order, step));
+    }
+
+    /// Tells sampler and constraint of the tokens that now end the sequence. A note when they are not what the constraint
+    /// allows: a mod forced them, and the mod wins.
+    fn follow(&mut self, tokens: &[TokenMeasure]) -> Option<String> {
+        let mut note = None;
+        for (length, measured) in (self.sequence.len() + 1 - tokens.len()..).zip(tokens) {
+            self.sampler.accept(measured.token, length);
+            let ends = self.ends_generation(measured.token);
+            let piece = self.view.vocabulary.piece(measured.token);
+            match &mut self.constraint {
+                None => {}
+                Some(constraint) if ends => constraint.end(),
+                Some(constraint) => {
+                    if constraint.accept(measured.token, piece) == Accepted::Contradicts {
+                        note = Some(format!(
+                            "{:?} at position {} is not what the request's {} allows; while it stands, nothing is held to it",
+                            measured.text,
+                            length - 1,
+                            self.request.constraint.as_ref().map_or("constraint", |constraint| &constraint.field),
+                        ));
+                    }
+                }
+            }
+        }
+        note
     }
 
     /// Hands the client what may be seen.
@@ -198,6 +260,9 @@ impl Run {
         if self.ends_generation(last) || self.answer.stopped_by().is_some() {
             return Some((FinishReason::Stop, None));
         }
+        if self.constraint.as_ref().is_some_and(Follower::is_complete) {
+            return Some((FinishReason::Stop, None));
+        }
         if self.generated() >= self.max_tokens {
             return Some((FinishReason::Length, None));
         }
@@ -211,8 +276,7 @@ impl Run {
         {
             return Some((FinishReason::Length, Some(format!("the time of {} ms is over", most.as_millis()))));
         }
-        (self.sequence.len() >= self.context)
-            .then(|| (FinishReason::Length, Some(format!("the context of {} tokens is full", self.context))))
+        None
     }
 
     /// Ends the run.
@@ -245,13 +309,16 @@ impl Run {
                 text: printable(self.answer.text()),
                 tool_calls,
                 usage: Usage {
-                    prompt_tokens: self.prompt_len as u32,
+                    prompt_tokens: self.prompt_tokens as u32,
                     cached_tokens: self.reused as u32,
                     completion_tokens: (self.generated() - usize::from(ends_hidden)) as u32,
                 },
                 first_token_us: self.first_token_us,
                 prompt_us,
                 generation_us,
+                truncated: self.gone.truncated,
+                evicted_tokens: self.gone.tokens as u32,
+                evicted: self.gone.messages.clone(),
             },
         });
         for active in &mut self.mods {
@@ -262,9 +329,9 @@ impl Run {
         self.state = State::Ended;
     }
 
-    /// Number of generated tokens.
+    /// Number of generated tokens, those included that a full context let go.
     pub(super) fn generated(&self) -> usize {
-        self.sequence.len() - self.prompt_len
+        self.sequence.len() - self.prompt_len + self.gone.generated
     }
 
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {
@@ -273,7 +340,8 @@ impl Run {
     }
 
     fn is_hidden(&self, token: TokenId) -> bool {
-        self.view.vocabulary.is_control(token) || self.ends_generation(token)
+        (self.view.vocabulary.is_control(token) && !self.request.visible.contains(&token))
+            || self.ends_generation(token)
     }
 
     pub(super) fn measure(&self, distribution: Distribution, logits: &[f32], token: TokenId) -> TokenMeasure {

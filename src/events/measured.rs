@@ -1,4 +1,4 @@
-use super::{RawJson, TokenId};
+use super::{Evicted, RawJson, TokenId};
 use serde::{Deserialize, Serialize};
 
 /// What our engine measured at an event; serialised, it is the event's `details`.
@@ -35,12 +35,28 @@ pub struct Measured {
     /// `Added`: why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
+    /// `Prefilled` and `ForwardPass`: what went before it, because the context was full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evicted: Option<Box<Eviction>>,
+    /// `Added`: what a person should know of these tokens, e.g. that they are not what the request's grammar allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// `Added`: the last of these tokens ends the generation and is no part of the answer, in text or count.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_generation: bool,
     /// Microseconds since the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elapsed_us: Option<u64>,
+}
+
+/// Tokens that went because the context was full. Positions of later events are those behind it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Eviction {
+    /// First token and one past the last of what went, as indices of the sequence before; in order.
+    pub ranges: Vec<(u32, u32)>,
+    /// The messages; empty where tokens went whatever they were.
+    pub messages: Vec<Evicted>,
 }
 
 /// The prompt as the model will see it, and what was asked.
@@ -110,7 +126,8 @@ pub struct Alternative {
 /// One stage of the sampler chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp`.
+    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's constraint, `argmax` at
+    /// temperature 0.
     pub name: String,
     /// Candidates left after it.
     pub left: u32,
@@ -136,6 +153,8 @@ impl Measured {
             after_sampler,
             stages,
             stopped_by,
+            evicted,
+            note,
             ends_generation,
             elapsed_us,
         } = self;
@@ -148,6 +167,8 @@ impl Measured {
             && after_sampler.is_empty()
             && stages.is_empty()
             && stopped_by.is_none()
+            && evicted.is_none()
+            && note.is_none()
             && !ends_generation
             && elapsed_us.is_none()
     }

@@ -200,6 +200,26 @@ pub struct Finish {
     pub prompt_us: u64,
     /// Microseconds from the end of the prompt to the end of the run.
     pub generation_us: u64,
+    /// Whether the context was full: the answer ended there, or tokens of its beginning had to go.
+    #[serde(default)]
+    pub truncated: bool,
+    /// Tokens that went because the context was full.
+    #[serde(default)]
+    pub evicted_tokens: u32,
+    /// Messages that went because the context was full, in the order in which they went.
+    #[serde(default)]
+    pub evicted: Vec<Evicted>,
+}
+
+/// A message that went because the context was full.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Who wrote it.
+    pub role: String,
+    /// Tokens of its content.
+    pub tokens: u32,
+    /// How its content begins.
+    pub text: String,
 }
 
 /// What is known when a run is over.
@@ -227,6 +247,9 @@ impl RunEnd {
             first_token_us: None,
             prompt_us: 0,
             generation_us: 0,
+            truncated: false,
+            evicted_tokens: 0,
+            evicted: Vec::new(),
         };
         Self { completed_at, status: RunStatus::Failed, finish }
     }

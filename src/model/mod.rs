@@ -48,7 +48,32 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+    /// Values cannot be quantised without flash attention.
+    #[error(
+        "a KV cache with {cache_type} values needs flash attention, which is off while attention can be captured; give --attention off, or --cache-type-v f16"
+    )]
+    QuantisedValues {
+        /// The type.
+        cache_type: &'static str,
+    },
+    /// The state of a sequence could not be written or read.
+    #[error("llama.cpp cannot {doing} the state of a sequence; its log says why")]
+    State {
+        /// `write` or `read`.
+        doing: &'static str,
+    },
     /// A decode failed.
     #[error("llama.cpp cannot decode: {0}")]
     Decode(String),
+}
+
+/// Why tokens could not be removed from the middle of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ShiftError {
+    /// The model's cache cannot do it; nothing has changed.
+    #[error("{0}")]
+    Fixed(&'static str),
+    /// llama.cpp failed; the sequence is empty.
+    #[error("llama.cpp cannot move the rest of the sequence")]
+    Failed,
 }

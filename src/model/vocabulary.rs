@@ -1,4 +1,6 @@
+use super::llama::Breakers;
 use crate::events::TokenId;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A model's vocabulary, readable from any thread and without the model.
 ///
@@ -9,7 +11,12 @@ pub struct Vocabulary {
     end_of_generation: Vec<TokenId>,
     special: Special,
     tokenize: Box<Tokenize>,
+    /// Sequence breakers of DRY that were worked out, the most recently used last.
+    breakers: Mutex<Vec<(Vec<String>, Arc<Breakers>)>>,
 }
+
+/// Sets of sequence breakers that are kept.
+const BREAKERS_KEPT: usize = 4;
 
 type Tokenize = dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync;
 
@@ -20,10 +27,20 @@ pub struct Special {
     pub bos: Option<TokenId>,
     /// Ends a sequence.
     pub eos: Option<TokenId>,
+    /// Ends a turn of a conversation, where that is another token than `eos`.
+    pub eot: Option<TokenId>,
     /// Whether `bos` stands before every prompt.
     pub add_bos: bool,
     /// What filling in between two texts takes; `None` when the model was not trained for it.
     pub fill_in: Option<FillIn>,
+}
+
+impl Special {
+    /// The token that ends a turn of a conversation.
+    #[must_use]
+    pub fn end_of_turn(&self) -> Option<TokenId> {
+        self.eot.or(self.eos)
+    }
 }
 
 /// Tokens of a prompt that is to be filled in between two texts.
@@ -57,7 +74,7 @@ impl Vocabulary {
         special: Special,
         tokenize: impl Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync + 'static,
     ) -> Self {
-        Self { pieces, control, end_of_generation, special, tokenize: Box::new(tokenize) }
+        Self { pieces, control, end_of_generation, special, tokenize: Box::new(tokenize), breakers: Mutex::default() }
     }
 
     /// Number of tokens.
@@ -131,6 +148,19 @@ impl Vocabulary {
     #[must_use]
     pub fn end_of_generation(&self) -> &[TokenId] {
         &self.end_of_generation
+    }
+
+    /// Where the texts that end a repetition begin; it takes a pass over the vocabulary, so the last ones are kept.
+    pub(super) fn breakers(&self, texts: &[String]) -> Arc<Breakers> {
+        let mut kept = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = kept.iter().position(|(known, _)| known == texts).map(|at| kept.remove(at));
+        let entry = known.unwrap_or_else(|| (texts.to_vec(), Arc::new(Breakers::of(self, texts))));
+        let breakers = Arc::clone(&entry.1);
+        kept.push(entry);
+        if kept.len() > BREAKERS_KEPT {
+            kept.remove(0);
+        }
+        breakers
     }
 
     /// The tokens with a role.

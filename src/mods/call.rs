@@ -1,6 +1,7 @@
 use super::Action;
 use crate::events::{EventType, LogLevel, RunId, TokenId};
 use crate::model::Vocabulary;
+use crate::model::grammar::Grammars;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub struct RunView {
     pub parameters: Value,
     /// Random seed of the run.
     pub seed: u32,
+    /// Compiles grammars for the model, for mods that hold an answer to one.
+    pub grammars: Arc<Grammars>,
 }
 
 /// One event, as a mod sees it.

@@ -1,7 +1,7 @@
 //! Coding of what our engine measured at an event, for the column `events.measured`.
 //!
 //! Version byte, flags, then numbers as LEB128 (signed ones zigzag), f32 little-endian, texts with their length. Some
-//! 12 bytes for an alternative, where JSON takes 50. Everything that is rare (the prompt, the stop string) stays JSON in
+//! 12 bytes for an alternative, where JSON takes 50. Everything that is rare (the prompt, the stop string, evictions) stays JSON in
 //! the column `details`, where a person with `psql` finds it.
 
 use crate::events::{Alternative, Measured, Stage, TokenMeasure};
@@ -15,7 +15,7 @@ const LOGPROB: u8 = 1;
 const RANK: u8 = 2;
 const TOKEN_ENTROPY: u8 = 4;
 
-/// Codes everything but the prompt and the stop string.
+/// Codes everything but the prompt, the stop string and evictions.
 pub fn encode(measured: &Measured) -> Vec<u8> {
     let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
     out.0.push(VERSION);

@@ -201,6 +201,8 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
         if let Some(rare) = measured {
             ours.prompt = rare.prompt;
             ours.stopped_by = rare.stopped_by;
+            ours.evicted = rare.evicted;
+            ours.note = rare.note;
         }
         details = None;
         measured = Some(Box::new(ours));

@@ -334,11 +334,20 @@ pub fn clean(text: &str) -> Cow<'_, str> {
 
 /// What [`measured::encode`] leaves out, as JSON.
 fn rare(measured: &Measured) -> Option<String> {
-    if measured.prompt.is_none() && measured.stopped_by.is_none() {
+    if measured.prompt.is_none()
+        && measured.stopped_by.is_none()
+        && measured.evicted.is_none()
+        && measured.note.is_none()
+    {
         return None;
     }
-    let rare =
-        Measured { prompt: measured.prompt.clone(), stopped_by: measured.stopped_by.clone(), ..Measured::default() };
+    let rare = Measured {
+        prompt: measured.prompt.clone(),
+        stopped_by: measured.stopped_by.clone(),
+        evicted: measured.evicted.clone(),
+        note: measured.note.clone(),
+        ..Measured::default()
+    };
     serde_json::to_string(&rare).ok()
 }
 

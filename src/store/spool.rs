@@ -388,6 +388,9 @@ mod tests {
             first_token_us: None,
             prompt_us: 1,
             generation_us: 2,
+            truncated: false,
+            evicted_tokens: 0,
+            evicted: Vec::new(),
         };
         let numbering = Numbering { mod_calls: 1, mod_logs: 2, actions: 3 };
         vec![

@@ -18,7 +18,7 @@ use std::time::Instant;
 use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{Recorder, Surface, TokenId};
 use thunder::model::Model;
-use thunder::model::llama::ModelOptions;
+use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::store::{Database, Store};
 
 const PROMPT: &str = "Once upon a time there was a small house by the sea, and in it lived";
@@ -119,6 +119,11 @@ async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: impl Int
         batch_size: 2048,
         ubatch_size: 512,
         attention,
+        cache_type_k: CacheType::F16,
+        cache_type_v: CacheType::F16,
+        slot_prompt_similarity: 0.1,
+        cache_ram_bytes: 0,
+        session_memory_bytes: 0,
         attention_coder: |values, layers, heads, row_len| {
             thunder::trace::attention::encode(values, layers, heads, row_len).ok()
         },

@@ -1,249 +1,375 @@
-//! `thunder chat`, in a pipe and on a terminal: a pseudo-terminal that Python makes, as a person's is.
+//! Conversations on a real model: thoughts, tool calls, several answers, continued messages. Its weights are random: where
+//! an answer must be known, a mod forces it.
 
-use super::harness::{Server, folder, model, server, thunder};
+use super::harness::{Server, server};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const CHAT: &str = "/v1/chat/completions";
 
-/// Runs `thunder chat` with these lines in a pipe.
-async fn piped(server: &Server, words: &[&str], lines: &str) -> Output {
-    let mut command = thunder();
-    command.args(["chat", "--server", &server.base]).args(words).env("THUNDER_DATA_DIR", &server.data_dir);
-    let lines = lines.to_owned();
-    let run = move || {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        child.wait_with_output().unwrap()
-    };
-    tokio::task::spawn_blocking(run).await.unwrap()
+pub fn tools() -> Value {
+    json!([
+        {"type": "function", "function": {"name": "get_weather", "description": "The weather in a city.", "parameters": {
+            "type": "object", "properties": {"city": {"enum": ["Oakford", "Zürich"]}, "celsius": {"type": "boolean"}},
+            "required": ["city", "celsius"], "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "add", "parameters": {
+            "type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}}},
+    ])
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// Two calls with text before them, as the tiny model's family writes them.
+pub const CALLS: &str = "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"celsius\": true}}\n\
+                         </tool_call>\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
+
+/// A mod that makes the model say this, and nothing more.
+pub fn says(text: &str) -> Value {
+    json!([{ "name": "force-prefix", "config": { "text": format!("{text}<|im_end|>") } }])
 }
 
-/// The mod that makes the random model say a text.
-fn says(text: &str) -> String {
-    format!("/mods on force-prefix {}", json!({"text": text}))
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+fn chat(further: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 400, "seed": 7});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
 }
 
-#[tokio::test]
-async fn a_pipe_is_answered_line_by_line() {
-    let server = server().await;
-    let lines = format!("{}\nHello!\nAnd\\\nagain?\n/replay\n", says("Bread."));
-    let told = piped(server, &["-n", "6", "--seed", "4", "--system", "Be short."], &lines).await;
-    let (answers, notes) = (text(&told.stdout), text(&told.stderr));
-    assert!(told.status.success(), "{notes}");
-    assert_eq!(answers.matches("Bread.").count(), 2, "{answers}");
-    assert!(!answers.contains('\x1b') && !notes.contains('\x1b'), "{answers}{notes}");
-    assert_eq!(notes.matches("6 tokens").count(), 2, "{notes}");
-    // The second prompt begins with the first and its answer, which are cached.
-    let cached: Vec<u64> =
-        notes.lines().filter_map(|line| line.split("; ").nth(1)?.split_once(" of ")?.0.parse().ok()).collect();
-    assert!(cached.len() == 2 && cached[1] > cached[0], "{notes}");
-    let replay = notes.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
-    let run = server.finished(replay.rsplit('/').next().unwrap()).await;
-    assert_eq!(run["run"]["surface"], "cli");
-    let (_, found) = server.get(&format!("/api/v1/runs/{}", replay.rsplit('/').next().unwrap())).await;
-    assert_eq!(found["run"]["mods"], json!(["force-prefix"]));
+async fn chunks(body: &Value) -> Vec<Value> {
+    let mut body = body.clone();
+    body["stream"] = true.into();
+    let events = server().await.stream(CHAT, &body).await;
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    events[..events.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-#[tokio::test]
-async fn a_conversation_is_kept_and_gone_on_with() {
-    let server = server().await;
-    let file = folder().join("talk.json");
-    let shown = file.display();
-    let lines = format!("/system Be short.\n/params temperature 0\n{}\nHello!\n/save {shown}\n", says("Yes."));
-    let told = piped(server, &["-n", "5"], &lines).await;
-    assert!(told.status.success(), "{}", text(&told.stderr));
-    let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    assert_eq!(saved["system"], "Be short.");
-    assert_eq!(saved["parameters"], json!({"max_tokens": 5, "temperature": 0}));
-    assert_eq!(saved["messages"].as_array().unwrap().len(), 2);
-    assert_eq!(saved["messages"][1]["tokens"].as_array().unwrap().len(), 5, "{saved}");
-    assert!(saved["messages"][1]["content"].as_str().unwrap().starts_with("Yes."));
-    // A restored conversation is the same one: the same answer to the same message.
-    let on = |how: String| async move {
-        let told = piped(server, &["-n", "5"], &how).await;
-        assert!(told.status.success(), "{}", text(&told.stderr));
-        text(&told.stdout)
-    };
-    let once = on(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
-    let again = on(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", says("Yes."))).await;
-    let answers: Vec<&str> = once.split_inclusive("Yes.").collect();
-    assert_eq!(answers.len(), 3, "{once}");
-    assert!(once.starts_with(&again), "{once:?} {again:?}");
-    for wrong in ["/restore /nowhere.json", "/save", "/frobnicate", "/mods on nope", "/regenerate", "/mods off log-top"]
+/// What a client that knows nothing of us makes of the chunks of an answer.
+fn assembled(chunks: &[Value], answer: u64) -> Value {
+    let (mut content, mut reasoning, mut calls, mut reason) =
+        (String::new(), String::new(), Vec::<Value>::new(), Value::Null);
+    for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()).filter(|c| c["index"] == answer)
     {
-        let told = piped(server, &[], &format!("{wrong}\n")).await;
-        assert_eq!(told.status.code(), Some(1), "{wrong}: {}", text(&told.stderr));
-        assert!(text(&told.stderr).contains("thunder: "), "{wrong}: {}", text(&told.stderr));
-    }
-}
-
-#[tokio::test]
-async fn tools_are_called_and_the_person_says_the_result() {
-    let server = server().await;
-    let file = folder().join("tools.json");
-    std::fs::write(
-        &file,
-        r#"[{"name": "lookup", "description": "Looks something up", "parameters": {"type": "object"}}]"#,
-    )
-    .unwrap();
-    let lines = "/tools\n/mods on call_tool\nWhere?\n/mods off\nin the garden\n";
-    let told = piped(server, &["-n", "6", "--tools", file.to_str().unwrap()], lines).await;
-    let notes = text(&told.stderr);
-    assert!(told.status.success(), "{notes}");
-    assert!(notes.contains("lookup  Looks something up"), "{notes}");
-    assert!(notes.contains("the model calls "), "{notes}");
-    assert_eq!(notes.matches("tokens, ").count(), 2, "the result is answered: {notes}");
-}
-
-#[tokio::test]
-async fn a_conversation_needs_no_server() {
-    let data_dir = folder();
-    let mut command = thunder();
-    command.args(["chat", "-n", "4", "--threads", "1", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
-    let run = move || {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(b"Hello!\nAgain!\n/replay\n").unwrap();
-        child.wait_with_output().unwrap()
-    };
-    let told = tokio::task::spawn_blocking(run).await.unwrap();
-    let notes = text(&told.stderr);
-    assert!(told.status.success(), "{notes}");
-    let replay = notes.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
-    let run_id = replay.split("/runs/").nth(1).unwrap().split(' ').next().unwrap();
-    let export = thunder().args(["export", run_id, "--data-dir"]).arg(&data_dir).output().unwrap();
-    let document: Value = serde_json::from_slice(&export.stdout).unwrap();
-    assert_eq!(document["request"]["request_id"], run_id);
-}
-
-/// A terminal with the program in it.
-struct Terminal {
-    child: Child,
-    keys: ChildStdin,
-    shown: Arc<Mutex<String>>,
-}
-
-impl Terminal {
-    fn start(server: &Server, words: &[&str]) -> Self {
-        let home = folder();
-        let program = env!("CARGO_BIN_EXE_thunder");
-        let mut command = Command::new("python3");
-        command.args(["-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)", program, "chat", "--server"]);
-        command.arg(&server.base).args(words).env("THUNDER_DATA_DIR", &home).env("TERM", "xterm");
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let shown = Arc::new(Mutex::new(String::new()));
-        let (mut output, into) = (child.stdout.take().unwrap(), Arc::clone(&shown));
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(count) = output.read(&mut bytes) {
-                if count == 0 {
-                    break;
-                }
-                into.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+        let delta = &choice["delta"];
+        content.push_str(delta["content"].as_str().unwrap_or_default());
+        reasoning.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = usize::try_from(call["index"].as_u64().unwrap()).unwrap();
+            if call.get("id").is_some() {
+                assert_eq!(index, calls.len());
+                assert_eq!(call["type"], "function");
+                calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
+            } else {
+                assert!(call["function"].get("name").is_none());
+                let text = calls[index]["arguments"].as_str().unwrap().to_owned();
+                calls[index]["arguments"] = (text + call["function"]["arguments"].as_str().unwrap()).into();
             }
-        });
-        let keys = child.stdin.take().unwrap();
-        Self { child, keys, shown }
-    }
-
-    fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
-        self.keys.flush().unwrap();
-    }
-
-    /// Waits for a text behind `from` and returns where it ends.
-    fn wait(&mut self, from: usize, expected: &str) -> usize {
-        let begun = Instant::now();
-        loop {
-            let shown = self.shown.lock().unwrap().clone();
-            if let Some(at) = shown[from..].find(expected) {
-                return from + at + expected.len();
-            }
-            assert!(begun.elapsed() < PATIENCE, "'{expected}' is not shown:\n{shown:?}");
-            std::thread::sleep(Duration::from_millis(20));
+        }
+        if !choice["finish_reason"].is_null() {
+            assert_eq!(delta, &json!({}));
+            reason = choice["finish_reason"].clone();
         }
     }
-
-    fn ended(&mut self) -> Option<i32> {
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(begun.elapsed() < PATIENCE, "it does not end:\n{:?}", self.shown.lock().unwrap());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
+    json!({"content": content, "reasoning": reasoning, "calls": calls, "reason": reason})
 }
 
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        // It has ended already, unless the test failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+#[tokio::test]
+async fn tool_calls_are_told_from_text() {
+    let body = chat(json!({"tools": tools(), "mods": says(CALLS)}));
+    let answer = server().await.answer(CHAT, &body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &json!("I look.")));
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls[0]["function"]["name"], "get_weather");
+    assert_eq!(calls[0]["function"]["arguments"], "{\"city\": \"Zürich\", \"celsius\": true}");
+    assert_eq!(calls[1]["function"], json!({"name": "add", "arguments": "{\"a\": 2}"}));
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+
+    let streamed = assembled(&chunks(&body).await, 0);
+    assert_eq!(streamed["content"], "I look.");
+    assert_eq!(streamed["reason"], "tool_calls");
+    for (streamed, whole) in streamed["calls"].as_array().unwrap().iter().zip(calls) {
+        assert_eq!(streamed, &whole["function"]);
     }
 }
 
 #[tokio::test]
-async fn a_key_stops_the_answer_and_not_the_program() {
-    let server = server().await;
-    let scene = move || {
-        let mut terminal = Terminal::start(server, &["--no-attention"]);
-        let mut at = terminal.wait(0, "/help lists");
-        at = terminal.wait(at, "> ");
-        terminal.press("/params ignore_eos true\r");
-        at = terminal.wait(at, "true");
-        at = terminal.wait(at, "> ");
-        for key in ["\x03", "\x1b"] {
-            terminal.press("Hello!\r");
-            at = terminal.wait(at, "Hello!");
-            // The answer comes, and would go on for long.
-            std::thread::sleep(Duration::from_millis(600));
-            terminal.press(key);
-            at = terminal.wait(at, "stopped");
-            at = terminal.wait(at, "> ");
-        }
-        terminal.press("/params max_tokens 4\r");
-        at = terminal.wait(at, "max_tokens 4");
-        at = terminal.wait(at, "> ");
-        terminal.press("Again!\r");
-        at = terminal.wait(at, "4 tokens");
-        at = terminal.wait(at, "> ");
-        // The history has the last message.
-        terminal.press("\x1b[A");
-        at = terminal.wait(at, "Again!");
-        terminal.press("\x03");
-        at = terminal.wait(at, "leaves");
-        terminal.wait(at, "> ");
-        terminal.press("\x03");
-        assert_eq!(terminal.ended(), Some(0));
-        let shown = terminal.shown.lock().unwrap().clone();
-        assert!(!shown.contains("panicked"), "{shown:?}");
-    };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+async fn arguments_are_streamed_while_they_are_written() {
+    // Each token is drawn: what is forced comes at once.
+    let body = chat(json!({"tools": tools(), "tool_choice": "required", "temperature": 2.0}));
+    let chunks = chunks(&body).await;
+    let pieces = chunks.iter().filter(|chunk| chunk["choices"][0]["delta"]["tool_calls"].is_array()).count();
+    assert!(pieces > 3, "{chunks:?}");
 }
 
 #[tokio::test]
-async fn what_is_taken_back_is_erased_from_the_terminal() {
+async fn what_is_no_call_comes_back_as_it_was_written() {
+    for text in [
+        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": Zürich}}\n</tool_call>",
+        "a <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1",
+        "{\"name\": \"add\"}",
+    ] {
+        let body = chat(json!({"tools": tools(), "mods": says(text)}));
+        let answer = server().await.answer(CHAT, &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(text), &json!("stop")));
+        assert!(choice["message"].get("tool_calls").is_none());
+        assert_eq!(assembled(&chunks(&body).await, 0)["content"], text);
+    }
+    // Without tools nothing is a call.
+    let answer = server().await.answer(CHAT, &chat(json!({"mods": says(CALLS)}))).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], CALLS);
+    let none = chat(json!({"mods": says(CALLS), "tools": tools(), "tool_choice": "none"}));
+    assert_eq!(server().await.answer(CHAT, &none).await["choices"][0]["message"]["content"], CALLS);
+}
+
+#[tokio::test]
+async fn a_call_that_began_and_was_none_is_taken_back_from_the_stream() {
     let server = server().await;
-    let scene = move || {
-        let mut terminal =
-            Terminal::start(server, &["--mod", "take_back", "-n", "12", "--seed", "2", "--no-attention"]);
-        let at = terminal.wait(0, "/help lists");
-        let at = terminal.wait(at, "> ");
-        terminal.press("Hello!\r");
-        let at = terminal.wait(at, "\x1b[J");
-        let at = terminal.wait(at, "tokens, ");
-        terminal.wait(at, "> ");
-        terminal.press("\x04");
-        assert_eq!(terminal.ended(), Some(0));
+    // Forced in two steps, so that the call's beginning is sent before it breaks.
+    let body = chat(json!({"tools": tools(), "max_tokens": 60, "ignore_eos": true, "temperature": 2.0, "seed": 3,
+        "mods": [{"name": "force-prefix",
+                  "config": {"text": "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": "}}]}));
+    let whole = server.answer(CHAT, &body).await;
+    let content = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(content.starts_with("<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": "), "{content}");
+    let chunks = chunks(&body).await;
+    let void: u64 = chunks.iter().filter_map(|chunk| chunk.pointer("/thunder/retract/tool_calls")?.as_u64()).sum();
+    assert_eq!(void, 1);
+    assert_eq!(assembled(&chunks, 0)["content"], content);
+}
+
+#[tokio::test]
+async fn thoughts_are_told_from_text() {
+    let body = chat(json!({"mods": says("<think>\nThe sum\nis 5. </think>\n\nFive.")}));
+    let answer = server().await.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
+    let streamed = assembled(&chunks(&body).await, 0);
+    assert_eq!((&streamed["reasoning"], &streamed["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
+    let kept = chat(json!({"mods": says("<think>a</think>b"), "reasoning_format": "none"}));
+    let answer = server().await.answer(CHAT, &kept).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "<think>a</think>b");
+}
+
+#[tokio::test]
+async fn thinking_can_be_ruled_out() {
+    let server = server().await;
+    for further in [
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"reasoning_effort": "none"}),
+        json!({"reasoning_budget_tokens": 0}),
+    ] {
+        let prompt =
+            server.answer("/apply-template", &chat(further.clone())).await["prompt"].as_str().unwrap().to_owned();
+        assert!(prompt.ends_with("<think>\n\n</think>\n\n"), "{further}: {prompt}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_can_be_sent_back() {
+    let server = server().await;
+    let body = chat(json!({"tools": tools(), "mods": says(CALLS)}));
+    let prompt = server.answer("/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
+    let message = server.answer(CHAT, &body).await["choices"][0]["message"].clone();
+    let mut next = body.clone();
+    let result = json!({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"});
+    next["messages"].as_array_mut().unwrap().extend([message, result]);
+    let further = server.answer("/apply-template", &next).await["prompt"].as_str().unwrap().to_owned();
+    assert!(further.starts_with(&format!("{prompt}{CALLS}<|im_end|>\n")), "{further}");
+    let answer = server.answer(CHAT, &next).await;
+    assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 0);
+}
+
+#[tokio::test]
+async fn several_answers_to_one_request() {
+    let server = server().await;
+    let body = chat(json!({"n": 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": true}));
+    let answer = server.answer(CHAT, &body).await;
+    let choices = answer["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 3);
+    assert_eq!(answer["usage"]["completion_tokens"], 36);
+    assert_eq!(answer["thunder"]["run_ids"].as_array().unwrap().len(), 3);
+    assert_ne!(choices[0]["message"]["content"], choices[1]["message"]["content"]);
+    let chunks = chunks(&body).await;
+    for index in 0..3 {
+        let streamed = assembled(&chunks, index);
+        assert!(!streamed["content"].as_str().unwrap().is_empty() && streamed["reason"] == "length");
+    }
+    assert!(chunks.last().unwrap()["timings"].is_object());
+    assert_eq!(chunks.iter().filter(|chunk| chunk.get("timings").is_some()).count(), 1);
+}
+
+#[tokio::test]
+async fn a_message_can_be_continued() {
+    let server = server().await;
+    let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The answer"}]);
+    let prompt = async |further: Value| {
+        let mut body = json!({"messages": messages});
+        body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        server.answer("/apply-template", &body).await["prompt"].as_str().unwrap().to_owned()
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    assert!(prompt(json!({})).await.ends_with("<|im_start|>assistant\nThe answer"));
+    assert!(prompt(json!({"continue_final_message": true})).await.ends_with("<|im_start|>assistant\nThe answer"));
+    assert!(
+        prompt(json!({"continue_final_message": false}))
+            .await
+            .ends_with("The answer<|im_end|>\n<|im_start|>assistant\n")
+    );
+    assert!(
+        prompt(json!({"add_generation_prompt": true})).await.ends_with("The answer<|im_end|>\n<|im_start|>assistant\n")
+    );
+    assert!(prompt(json!({"add_generation_prompt": false})).await.ends_with("The answer<|im_end|>\n"));
+    for (body, param) in [
+        (
+            json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": true}),
+            "continue_final_message",
+        ),
+        (json!({"messages": [{"role": "user", "content": "a"}], "continue_final_message": true}), "messages[0].role"),
+    ] {
+        let (status, answer) = server.post(CHAT, &body).await;
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_verbose_answer_says_how_it_came_about() {
+    let server = server().await;
+    let body = chat(json!({"verbose": true, "mods": says("Yes.")}));
+    let answer = server.answer(CHAT, &body).await;
+    let verbose = &answer["__verbose"];
+    let prompt = server.answer("/apply-template", &body).await["prompt"].clone();
+    assert_eq!((&verbose["prompt"], &verbose["content"]), (&prompt, &json!("Yes.")));
+    assert_eq!(verbose["stop_type"], "eos");
+    assert!(server.answer(CHAT, &chat(json!({"mods": says("Yes.")}))).await.get("__verbose").is_none());
+}
+
+#[tokio::test]
+async fn what_is_wrong_in_a_conversation_is_named() {
+    let server = server().await;
+    let function = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
+    let message = |message: Value| json!({"messages": [{"role": "user", "content": "a"}, message]});
+    for (further, param) in [
+        (json!({"tools": [5]}), "tools[0]"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (function(json!({})), "tools[0].function.name"),
+        (function(json!({"name": "a b"})), "tools[0].function.name"),
+        (function(json!({"name": "f", "parameters": "x"})), "tools[0].function.parameters"),
+        (function(json!({"name": "f", "strict": "x"})), "tools[0].function.strict"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"tool_choice": "sometimes"}), "tool_choice"),
+        (json!({"tools": tools(), "tool_choice": {"type": "function", "function": {"name": "nope"}}}), "tool_choice"),
+        (json!({"tools": tools(), "logprobs": true, "stream": true}), "logprobs"),
+        (json!({"tools": tools(), "grammar": "root ::= \"a\""}), "grammar"),
+        (json!({"grammar": "root ::= \"a\"", "json_schema": {}}), "json_schema"),
+        (json!({"response_format": {"type": "xml"}}), "response_format"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema.schema"),
+        (json!({"reasoning_format": "loud"}), "reasoning_format"),
+        (json!({"reasoning_budget_tokens": 5}), "reasoning_budget_tokens"),
+        (json!({"n": 0}), "n"),
+        (message(json!({"role": "user", "content": 1})), "messages[1].content"),
+        (message(json!({"role": "assistant", "tool_calls": 1})), "messages[1].tool_calls"),
+        (message(json!({"role": "assistant", "tool_calls": [{}]})), "messages[1].tool_calls[0].function.name"),
+    ] {
+        let (status, answer) = server.post(CHAT, &chat(further.clone())).await;
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{further}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_required_call_is_a_call() {
+    let server = server().await;
+    for seed in 0..4 {
+        let body = chat(json!({"tools": tools(), "tool_choice": "required", "temperature": 3.0, "seed": seed,
+                               "parallel_tool_calls": false}));
+        let answer = server.answer(CHAT, &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!((calls.len(), &choice["message"]["content"]), (1, &Value::Null));
+        check(&calls[0]);
+    }
+}
+
+/// Whether the arguments follow the function's schema.
+fn check(call: &Value) {
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    match call["function"]["name"].as_str().unwrap() {
+        "get_weather" => {
+            assert!(arguments["city"] == "Oakford" || arguments["city"] == "Zürich", "{arguments}");
+            assert!(arguments["celsius"].is_boolean(), "{arguments}");
+        }
+        "add" => assert!(arguments["a"] == 1 || arguments["a"] == 2, "{arguments}"),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_named_function_is_called() {
+    let server = server().await;
+    for name in ["get_weather", "add"] {
+        let choice = json!({"type": "function", "function": {"name": name}});
+        let body = chat(json!({"tools": tools(), "tool_choice": choice, "temperature": 3.0}));
+        let answer = server.answer(CHAT, &body).await;
+        let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!((calls.len(), calls[0]["function"]["name"].as_str()), (1, Some(name)));
+        check(&calls[0]);
+    }
+}
+
+#[tokio::test]
+async fn a_strict_functions_arguments_follow_its_schema() {
+    let server = server().await;
+    let mut tools = tools();
+    tools[1]["function"]["strict"] = true.into();
+    let body = chat(json!({"tools": tools, "temperature": 3.0, "max_tokens": 200, "mods": [{"name": "force-prefix",
+        "config": {"text": "So: <tool_call>\n{\"name\": \"add\", \"arguments\": "}}]}));
+    let answer = server.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], "So:", "{answer}");
+    check(&message["tool_calls"][0]);
+}
+
+#[tokio::test]
+async fn an_answer_has_the_form_that_was_asked_for() {
+    let server = server().await;
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}, "of": {"enum": ["a", "b"]}},
+                        "required": ["ok", "of"], "additionalProperties": false});
+    for format in [
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
+        json!({"json_schema": schema}),
+    ] {
+        let mut body = chat(format.clone());
+        body["temperature"] = 3.0.into();
+        let answer = server.answer(CHAT, &body).await;
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{format}: {text}"));
+        assert!(value["ok"].is_boolean() && value["of"].is_string(), "{text}");
+    }
+    let answer = server.answer(CHAT, &chat(json!({"grammar": "root ::= \"yes\" | \"no\"", "temperature": 3.0}))).await;
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(text == "yes" || text == "no", "{text}");
+}
+
+#[tokio::test]
+async fn another_familys_template_brings_its_own_ways() {
+    const TEMPLATE: &str = "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}{% for c in \
+                            m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|eot_id|>{% endfor %}{{ tools | tojson if tools }}\
+                            {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|><think>\n{% endif %}";
+    let server = Server::start(&["--chat-template", TEMPLATE]);
+    server.wait_ready().await;
+    let call = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
+    let body = chat(json!({"tools": tools(), "mods": says(&format!("hm\n</think>\n{call}"))}));
+    let answer = server.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    // The prompt opened the thought, and the call needs no marker.
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("hm"), &Value::Null), "{answer}");
+    assert_eq!(message["tool_calls"][0]["function"], json!({"name": "add", "arguments": "{\"a\": 1}"}));
+    let forced = chat(json!({"tools": tools(), "tool_choice": {"type": "function", "function": {"name": "add"}},
+                             "temperature": 3.0, "mods": [{"name": "force-prefix", "config": {"text": "so</think>"}}]}));
+    let answer = server.answer(CHAT, &forced).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(
+        (&message["reasoning_content"], message["tool_calls"].as_array().map(Vec::len)),
+        (&json!("so"), Some(1)),
+        "{answer}"
+    );
+    check(&message["tool_calls"][0]);
 }

@@ -6,35 +6,40 @@ use std::sync::{Arc, Mutex};
 use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
 use thunder::events::{EventType, FinishReason, Item, RunEnd, Signal, Surface, TokenId};
 use thunder::model::Model;
-use thunder::model::llama::ModelOptions;
+use thunder::model::grammar::{Constraint, Source, Trigger};
+use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::{
     Action, Call, Chosen, Description, Done, EventSet, Factory, ModRef, Pending, Reply, RunView, Session,
 };
 use tokio::sync::mpsc;
 
-const CONTEXT: u32 = 512;
+pub const CONTEXT: u32 = 512;
 
-fn model() -> Arc<Model> {
+pub fn model() -> Arc<Model> {
     static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
     let mut model = MODEL.lock().unwrap();
     Arc::clone(model.get_or_insert_with(|| Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())))
 }
 
-struct Bench {
-    engine: Engine,
+pub struct Bench {
+    pub engine: Engine,
     signals: mpsc::Receiver<Signal>,
 }
 
-struct Told {
-    text: String,
-    end: Arc<RunEnd>,
-    items: Vec<Item>,
+pub struct Told {
+    pub text: String,
+    pub end: Arc<RunEnd>,
+    pub items: Vec<Item>,
 }
 
-async fn bench(parallel: u32, attention: bool) -> Bench {
+pub async fn bench(parallel: u32, attention: bool) -> Bench {
+    bench_with(parallel, attention, |_| {}).await
+}
+
+pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
     let (recorder, signals) = mpsc::channel(100_000);
-    let options = Options {
+    let mut options = Options {
         ctx_size: CONTEXT,
         parallel,
         threads: 1,
@@ -42,9 +47,15 @@ async fn bench(parallel: u32, attention: bool) -> Bench {
         batch_size: 256,
         ubatch_size: 64,
         attention,
+        cache_type_k: CacheType::F16,
+        cache_type_v: CacheType::F16,
+        slot_prompt_similarity: 0.1,
+        cache_ram_bytes: 64 << 20,
+        session_memory_bytes: 64 << 20,
         attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: chrono::Utc::now,
     };
+    change(&mut options);
     Bench { engine: Engine::start(model(), options, recorder).await.unwrap(), signals }
 }
 
@@ -52,12 +63,12 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-fn request(prompt: &str, max_tokens: u32) -> Request {
+pub fn request(prompt: &str, max_tokens: u32) -> Request {
     let prompt = model().vocabulary().encode(prompt, false, true);
     request_tokens(prompt, max_tokens)
 }
 
-fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
+pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request {
         sampling: Sampling { temperature: 0.0, seed: 7, ..Sampling::default() },
         limits: Limits { max_steps: 10 * max_tokens, ignore_eos: true, ..Limits::new(max_tokens) },
@@ -67,7 +78,7 @@ fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
 }
 
 impl Bench {
-    async fn tell(&mut self, request: Request) -> Told {
+    pub async fn tell(&mut self, request: Request) -> Told {
         let generation = self.engine.submit(request).await.unwrap();
         let (text, end) = follow(generation.output).await;
         let mut items = Vec::new();
@@ -82,7 +93,7 @@ impl Bench {
     }
 }
 
-async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
+pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
     let mut text = Vec::new();
     while let Some(output) = output.recv().await {
         match output {
@@ -97,7 +108,7 @@ async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
 
 impl Told {
     /// What the trace says the sequence of generated tokens is.
-    fn generated(&self) -> Vec<TokenId> {
+    pub fn generated(&self) -> Vec<TokenId> {
         let mut generated: Vec<TokenId> = Vec::new();
         for item in &self.items {
             match item {
@@ -177,7 +188,7 @@ impl Session for TestSession {
     }
 }
 
-fn with_mod(
+pub fn with_mod(
     mut request: Request,
     late: bool,
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + 'static,
@@ -187,7 +198,7 @@ fn with_mod(
     request
 }
 
-fn added_at(call: &Call<'_>, generated: usize) -> bool {
+pub fn added_at(call: &Call<'_>, generated: usize) -> bool {
     call.event_type() == EventType::Added && call.generated().len() == generated
 }
 
@@ -355,6 +366,23 @@ async fn force_output_replaces_everything_and_ends() {
     assert_eq!(told.generated(), [60, 61]);
     assert_eq!(told.text, model().vocabulary().decode(&[60, 61]));
     assert_eq!(told.end.finish.reason, FinishReason::Stop);
+}
+
+#[tokio::test]
+async fn a_control_token_is_text_where_the_request_says_so() {
+    let mut bench = bench(1, false).await;
+    let vocabulary = Arc::clone(model().vocabulary());
+    let tokens = vocabulary.encode("a<|im_start|>b", false, true);
+    let marker = *tokens.iter().find(|&&token| vocabulary.is_control(token)).unwrap();
+    for (visible, text) in [(vec![], "ab"), (vec![marker], "a<|im_start|>b")] {
+        let tokens = tokens.clone();
+        let told = bench
+            .tell(with_mod(Request { visible, ..request("The sky is", 8) }, true, move |call| {
+                if added_at(call, 1) { Action::ForceOutput(tokens.clone()) } else { Action::Noop }
+            }))
+            .await;
+        assert_eq!(told.end.finish.text, text);
+    }
 }
 
 #[tokio::test]
@@ -591,4 +619,45 @@ async fn stop_strings_and_limits_end_where_they_should() {
     long.limits.max_steps = 1_000_000;
     let told = bench.tell(long).await;
     assert!(told.end.finish.message.as_ref().unwrap().contains("512"), "{:?}", told.end.finish);
+}
+
+#[tokio::test]
+async fn a_lazy_constraint_begins_behind_its_trigger_and_ends_the_run() {
+    let letter = model().vocabulary().encode("a", false, false)[0];
+    let request = |constraint| Request {
+        constraint: Some(constraint),
+        sampling: Sampling { logit_bias: vec![(letter, 100.0)], ..request("Hello", 1).sampling },
+        ..request("Hello", 12)
+    };
+    let constraint = Constraint::new("test", Source::Regex("xyz".into()));
+    let mut bench = bench(1, false).await;
+    let triggered = bench.tell(request(constraint.clone().lazy(Trigger::text("aaa")))).await;
+    assert_eq!(triggered.text, "aaaxyz");
+    assert_eq!(triggered.end.finish.reason, FinishReason::Stop);
+    let by_token = bench.tell(request(constraint.clone().lazy(Trigger::token(letter)))).await;
+    assert_eq!(by_token.text, "axyz");
+    let never = bench.tell(request(constraint.clone().lazy(Trigger::text("b")))).await;
+    assert_eq!(never.text, "a".repeat(12));
+    let at_once = bench.tell(request(constraint)).await;
+    assert_eq!(at_once.text, "xyz");
+}
+
+#[tokio::test]
+async fn a_grammar_gone_wrong_ends_its_run_and_no_other() {
+    let mut bench = bench(2, false).await;
+    // Its text never comes to an end: the limit ends it.
+    let endless = Constraint::new("test", Source::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));
+    let failed = bench.tell(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
+    assert!(failed.text.starts_with("ab"), "{}", failed.text);
+    assert_eq!(failed.end.finish.reason, FinishReason::Length);
+    let banned = model().vocabulary().encode("x", false, false)[0];
+    let refused = Request {
+        constraint: Some(Constraint::new("test", Source::Regex("x".into()))),
+        sampling: Sampling { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..Sampling::default() },
+        ..request("Hello", 12)
+    };
+    let refused = bench.tell(refused).await;
+    assert_eq!(refused.end.finish.reason, FinishReason::Error);
+    assert!(refused.end.finish.message.as_deref().unwrap().contains("none that the constraint allows"));
+    assert_eq!(bench.tell(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
 }

@@ -179,6 +179,19 @@ impl Server {
         text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).map(str::to_owned).collect()
     }
 
+    /// `POST` of JSON that is answered with named server-sent events: the name and the data of each.
+    pub async fn events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
+        let response = self.request(Method::POST, path).json(body).send().await.unwrap();
+        let status = response.status();
+        let text = response.text().await.unwrap();
+        assert!(status.is_success(), "{status}: {text}");
+        let event = |event: &str| {
+            let (name, data) = event.strip_prefix("event: ")?.split_once("\ndata: ")?;
+            Some((name.to_owned(), serde_json::from_str(data).unwrap()))
+        };
+        text.split("\n\n").filter_map(event).collect()
+    }
+
     /// Waits until the run is stored and over; its summary.
     pub async fn finished(&self, run_id: &str) -> Value {
         let begun = Instant::now();

@@ -1,11 +1,13 @@
 //! All integration tests, in one binary: one file a surface, on one real server ([`harness`]).
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod anthropic;
 mod architecture;
 mod broken;
 mod browser;
 mod chat;
 mod cli;
+mod constraints;
 mod engine;
 mod harness;
 mod health;
@@ -15,6 +17,9 @@ mod models;
 mod mods;
 mod native;
 mod openai;
+mod responses;
 mod security;
+mod slots;
 mod store;
+mod terminal;
 mod ui_pages;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
 use thunder::events::{ActionType, FinishReason, Item, RunEnd, Signal, Surface};
 use thunder::model::Model;
-use thunder::model::llama::ModelOptions;
+use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{ModRef, Registry};
 use tokio::sync::mpsc;
@@ -19,6 +19,8 @@ struct Lab {
 
 struct Told {
     text: String,
+    /// Characters that were sent and taken back.
+    retracted: usize,
     end: Arc<RunEnd>,
     items: Vec<Item>,
 }
@@ -37,34 +39,49 @@ impl Lab {
             batch_size: 256,
             ubatch_size: 64,
             attention: false,
+            cache_type_k: CacheType::F16,
+            cache_type_v: CacheType::F16,
+            slot_prompt_similarity: 0.1,
+            cache_ram_bytes: 0,
+            session_memory_bytes: 0,
             attention_coder: |_, _, _, _| None,
             clock: chrono::Utc::now,
         };
         let registry = Registry::with_builtin();
-        let loaded = PythonMods::load_dir(root.join("fixtures/mods")).unwrap();
-        assert!(loaded.failed.is_empty(), "{:?}", loaded.failed);
-        loaded.mods.into_iter().for_each(|found| assert!(!registry.insert(found), "a name is taken twice"));
+        for folder in ["fixtures/mods", "tests/it/mods"] {
+            let loaded = PythonMods::load_dir(root.join(folder)).unwrap();
+            assert!(loaded.failed.is_empty(), "{:?}", loaded.failed);
+            loaded.mods.into_iter().for_each(|found| assert!(!registry.insert(found), "a name is taken twice"));
+        }
         Self { engine: Engine::start(model, options, recorder).await.unwrap(), signals, registry }
     }
 
     async fn tell(&mut self, mods: &[(&str, Value)]) -> Told {
+        self.draw(mods, Sampling { temperature: 0.0, ..Sampling::default() }, 24).await
+    }
+
+    async fn draw(&mut self, mods: &[(&str, Value)], sampling: Sampling, max_tokens: u32) -> Told {
         let refs = mods.iter().map(|(name, config)| ModRef { name: (*name).into(), config: config.clone() }).collect();
         let vocabulary = self.engine.model().vocabulary();
         // The one that ends answers with an end-of-generation token needs it heeded.
         let ignore_eos = mods.iter().all(|(name, _)| *name != "stop-on-repetition");
         let request = Request {
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            limits: Limits { max_steps: 500, ignore_eos, ..Limits::new(24) },
+            sampling,
+            limits: Limits { max_steps: 500, ignore_eos, ..Limits::new(max_tokens) },
             mods: self.registry.choose(refs).unwrap(),
             alternatives: 0,
             ..Request::new(vocabulary.encode("Once upon a time", false, true), Surface::Cli)
         };
         let mut generation = self.engine.submit(request).await.unwrap();
         let mut text: Vec<char> = Vec::new();
+        let mut retracted = 0;
         let end = loop {
             match generation.output.recv().await.unwrap() {
                 Output::Text(delta) => text.extend(delta.text.chars()),
-                Output::Retract { chars } => text.truncate(text.len() - chars),
+                Output::Retract { chars } => {
+                    retracted += chars;
+                    text.truncate(text.len() - chars);
+                }
                 Output::Prompt(_) | Output::Progress(_) => {}
                 Output::Ended(end) => break end,
             }
@@ -77,7 +94,7 @@ impl Lab {
                 _ => {}
             }
         }
-        Told { text: text.into_iter().collect(), end, items }
+        Told { text: text.into_iter().collect(), retracted, end, items }
     }
 }
 
@@ -95,7 +112,15 @@ impl Told {
     }
 
     fn logs(&self) -> usize {
-        self.items.iter().filter(|item| matches!(item, Item::ModLog(_))).count()
+        self.log_lines().len()
+    }
+
+    fn log_lines(&self) -> Vec<&str> {
+        let logs = self.items.iter().filter_map(|item| match item {
+            Item::ModLog(log) => Some(log.log_message.as_str()),
+            _ => None,
+        });
+        logs.collect()
     }
 }
 
@@ -141,4 +166,96 @@ async fn a_loop_of_the_model_is_ended() {
     let told = lab.tell(&[("bias-tokens", bias), ("stop-on-repetition", json!({"ngram": 2, "times": 3}))]).await;
     assert_eq!(told.actions(ActionType::ForceTokens), 1);
     assert_eq!(told.end.finish.usage.completion_tokens, 6);
+}
+
+/// Hot enough that the random model writes anything.
+fn hot(seed: u32) -> Sampling {
+    Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..Sampling::default() }
+}
+
+const SEEDS: u32 = 12;
+
+#[tokio::test]
+async fn an_answer_has_the_form_that_a_strategy_gives_it_whatever_the_model_wants() {
+    let mut lab = Lab::new().await;
+    let letters = |text: &str| !text.is_empty() && text.chars().all(char::is_alphabetic);
+    let digits = |text: &str| text.len() == 4 && text.chars().all(|c| c.is_ascii_digit());
+    let list = |text: &str| {
+        let items: Vec<String> = serde_json::from_str(text).unwrap();
+        (1..=3).contains(&items.len()) && items.iter().all(|item| item.chars().count() <= 5)
+    };
+    let checks: [(&str, &dyn Fn(&str) -> bool); 6] = [
+        ("choices", &|text| ["yes", "no", "not yet"].contains(&text)),
+        ("until", &|text| text.starts_with("<q>") && text[3..].find(|c| ".!?eaio".contains(c)) == Some(text.len() - 4)),
+        ("digits", &digits),
+        ("letters", &|text| text.strip_suffix(';').is_some_and(|word| letters(word) && word.chars().count() <= 12)),
+        ("float", &|text| text.strip_suffix('\n').is_some_and(|number| number.parse::<f64>().is_ok())),
+        ("list", &list),
+    ];
+    for (form, check) in checks {
+        let mut different = std::collections::HashSet::new();
+        for seed in 0..SEEDS {
+            let told = lab.draw(&[("in_form", json!({"form": form}))], hot(seed), 120).await;
+            assert_eq!(told.exceptions(), Vec::<&str>::new());
+            let (answer, rest) = told.text.split_once("|||").unwrap_or_else(|| panic!("{form}: {:?}", told.text));
+            assert!(check(answer), "{form} with seed {seed}: {answer:?}");
+            assert!(!rest.is_empty(), "the model goes on by itself");
+            different.insert(answer.to_owned());
+        }
+        assert!(different.len() > 1, "{form}: the model has a say: {different:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_question_that_is_erased_is_seen_by_nobody_but_its_mod() {
+    let mut lab = Lab::new().await;
+    for seed in 0..SEEDS {
+        let plain = lab.draw(&[], hot(seed), 60).await;
+        let told = lab.draw(&[("hidden", Value::Null)], hot(seed), 60).await;
+        assert_eq!(told.exceptions(), Vec::<&str>::new());
+        assert!(["answer yes", "answer no"].contains(&told.log_lines()[0]), "{:?}", told.log_lines());
+        assert_eq!(told.log_lines().len(), 1);
+        assert_eq!(told.retracted, 0, "nothing of it was sent");
+        assert_eq!(told.text, told.end.finish.text);
+        assert!(!told.text.contains("story?"), "{}", told.text);
+        assert_eq!(told.end.finish.usage.completion_tokens, plain.end.finish.usage.completion_tokens);
+        let kept = lab.draw(&[("prompt_hidden", Value::Null)], hot(seed), 60).await;
+        assert!(kept.text.starts_with("yes") || kept.text.starts_with("no"), "{}", kept.text);
+        assert_eq!((kept.retracted, kept.exceptions().len()), (0, 0));
+    }
+    let short = lab.draw(&[("hidden", Value::Null)], hot(1), 5).await;
+    assert_eq!(short.log_lines(), ["answer None"], "it does not fit into five tokens");
+    assert!(!short.text.contains("story") && !short.text.contains("Is this"), "{}", short.text);
+}
+
+#[tokio::test]
+async fn a_flow_goes_where_the_answers_lead() {
+    let mut lab = Lab::new().await;
+    let mut ways = std::collections::HashMap::new();
+    for seed in 0..40 {
+        let told = lab.draw(&[("ways", Value::Null)], hot(seed), 80).await;
+        assert_eq!(told.exceptions(), Vec::<&str>::new());
+        assert!(!told.text.contains('[') || told.end.finish.reason == FinishReason::Length, "{}", told.text);
+        assert_eq!((told.retracted, &told.text), (0, &told.end.finish.text));
+        let way = match told.end.finish.reason {
+            FinishReason::ToolCalls => {
+                let calls = told.end.finish.tool_calls.as_ref().unwrap();
+                assert_eq!(calls[0]["function"]["arguments"], r#"{"kind": "call"}"#);
+                assert_eq!(told.text, "");
+                "call"
+            }
+            FinishReason::Stop if told.text == "right." => "right",
+            FinishReason::Stop => {
+                let name = told.text.strip_prefix("left ").unwrap_or_else(|| panic!("{}", told.text));
+                assert!((2..=6).contains(&name.chars().count()) && name.chars().all(char::is_alphabetic), "{name}");
+                "left"
+            }
+            reason => {
+                assert_eq!(reason, FinishReason::Length);
+                "on"
+            }
+        };
+        *ways.entry(way).or_insert(0) += 1;
+    }
+    assert!(ways.len() >= 3, "random weights go several ways: {ways:?}");
 }

@@ -258,7 +258,7 @@ async fn a_wrong_field_is_named() {
         (json!({"stream": "yes"}), "stream"),
         (json!({"stop": 5}), "stop"),
         (json!({"stop": ["a", 5]}), "stop"),
-        (json!({"n": 2}), "n"),
+        (json!({"n": 99}), "n"),
         (json!({"logit_bias": {"1": 101}}), "logit_bias"),
         (json!({"logit_bias": {"999999": 1}}), "logit_bias"),
         (json!({"banned_tokens": [999_999]}), "banned_tokens"),
@@ -273,7 +273,7 @@ async fn a_wrong_field_is_named() {
         (json!({"messages": []}), "messages"),
         (json!({"messages": null}), "messages"),
         (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"response_format": {"type": "xml"}}), "response_format"),
         (json!({"tool_choice": "required"}), "tool_choice"),
     ] {
         let (status, answer) = server.post(CHAT, &chat(further.clone())).await;

@@ -6,7 +6,7 @@ use crate::config::{Config, DEFAULT_SLOT_CONTEXT, EngineConfig, bundled_model, f
 use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Recorder;
-use crate::model::llama::{GpuLayers, ModelOptions, SplitMode};
+use crate::model::llama::{CacheType, GpuLayers, ModelOptions, SplitMode};
 use crate::model::{Error, Model};
 use crate::trace::attention;
 use std::path::{Path, PathBuf};
@@ -186,9 +186,18 @@ fn engine_options(config: &EngineConfig, model: &Model, clock: Clock) -> Options
         batch_size: config.batch_size,
         ubatch_size: config.ubatch_size,
         attention: config.attention,
+        cache_type_k: cache_type(config.cache.type_k),
+        cache_type_v: cache_type(config.cache.type_v),
+        slot_prompt_similarity: config.cache.slot_prompt_similarity,
+        cache_ram_bytes: config.cache.idle_bytes,
+        session_memory_bytes: config.cache.session_bytes,
         attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock,
     }
+}
+
+fn cache_type(named: crate::config::CacheType) -> CacheType {
+    CacheType::ALL.into_iter().find(|kind| kind.as_str() == named.as_str()).unwrap_or_default()
 }
 
 async fn default_path(config: &Config) -> Result<PathBuf, Error> {

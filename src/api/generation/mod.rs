@@ -5,30 +5,18 @@ pub(super) mod stream;
 
 pub(in crate::api) use runs::{Runs, Told};
 
-use super::{ApiError, App, Caller, Kind, Loaded};
-use crate::engine::{Meter, Output, Request, SubmitError};
+use super::{ApiError, App, Caller, Kind};
+use crate::engine::{Request, SubmitError};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
+use crate::model::grammar;
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Value, json};
-use std::sync::Arc;
-use tokio::sync::mpsc;
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 /// `thunder run` says so, and its runs are told from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
-
-/// A run whose first output is there.
-#[derive(Debug)]
-pub(in crate::api) struct Begun {
-    pub(in crate::api) run_id: RunId,
-    /// What becomes known of it before it ends.
-    pub(in crate::api) meter: Arc<Meter>,
-    /// Nothing is sent to a client before it, so that a run that fails at once is a plain error.
-    pub(in crate::api) first: Output,
-    pub(in crate::api) rest: mpsc::Receiver<Output>,
-}
 
 /// Writes down who asks: the key's label, unless the request names somebody, and whether it is our own command line.
 pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
@@ -37,28 +25,6 @@ pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, ca
     }
     if let Some(Extension(caller)) = caller {
         request.user_label.get_or_insert(caller.label);
-    }
-}
-
-/// Hands a request to the engine and waits for its first output.
-///
-/// # Errors
-/// The request's id belongs to another run, the engine does not take it, or the server stops.
-pub(in crate::api) async fn begin(app: &App, loaded: &Loaded, request: Request) -> Result<Begun, ApiError> {
-    refuse_known_id(app, request.request_id.as_deref()).await?;
-    let mut generation = loaded.engine().submit(request).await?;
-    let first = next(app, &mut generation.output).await?;
-    Ok(Begun { run_id: generation.run_id, meter: generation.meter, first, rest: generation.output })
-}
-
-/// The next output of a run that is not over.
-///
-/// # Errors
-/// 503 when the server stops.
-pub(in crate::api) async fn next(app: &App, outputs: &mut mpsc::Receiver<Output>) -> Result<Output, ApiError> {
-    tokio::select! {
-        output = outputs.recv() => output.ok_or_else(|| ApiError::internal("the engine dropped the run")),
-        () = app.stopped() => Err(ApiError::unavailable("the server is stopping").retry_after(1)),
     }
 }
 
@@ -86,9 +52,14 @@ pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Respons
     response
 }
 
-/// Where the time of a run went, as llama-server tells it.
+/// Where the time of a run went, as llama-server tells it, and which messages went because the context was full.
 pub(in crate::api) fn timings(finish: &Finish) -> Value {
-    timings_of(finish.usage, finish.prompt_us, finish.generation_us)
+    let mut timings = timings_of(finish.usage, finish.prompt_us, finish.generation_us);
+    if finish.evicted_tokens > 0 {
+        timings["evicted_n"] = finish.evicted_tokens.into();
+        timings["evicted"] = json!(finish.evicted);
+    }
+    timings
 }
 
 /// The same for these counts and times in microseconds. The first token comes with the prompt, so that the rate is that of
@@ -129,10 +100,18 @@ impl From<SubmitError> for ApiError {
             SubmitError::PromptTooLong { prompt_tokens, context } => {
                 Self::bad_request(message).exceeds_context(prompt_tokens, context)
             }
+            SubmitError::NothingToDrop { prompt_tokens, context } => {
+                Self::bad_request(message).exceeds_context(prompt_tokens, context)
+            }
+            SubmitError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
             SubmitError::AttentionOff => Self::invalid("attention", message),
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
+            SubmitError::Constraint { error: grammar::Error::Busy, .. } => {
+                Self::new(Kind::Busy, message).retry_after(1)
+            }
+            SubmitError::Constraint { field, .. } => Self::invalid(field, message),
             SubmitError::Busy { .. } => Self::new(Kind::Busy, message).retry_after(1),
             SubmitError::Stopped => Self::unavailable(message),
         }

@@ -191,9 +191,10 @@ impl Line {
     /// Whether the context ended the answer before anything that was asked for.
     fn is_truncated(&self, finish: &Finish) -> bool {
         let asked = u32::try_from(self.answer.n_predict).unwrap_or(u32::MAX);
-        finish.reason == FinishReason::Length
-            && finish.usage.completion_tokens < asked
-            && finish.usage.completion_tokens >= self.limits.max_tokens
+        finish.truncated
+            || finish.reason == FinishReason::Length
+                && finish.usage.completion_tokens < asked
+                && finish.usage.completion_tokens >= self.limits.max_tokens
     }
 
     /// Only what `response_fields` names, under the paths it uses.

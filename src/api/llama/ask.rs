@@ -1,5 +1,6 @@
 //! From the body of a native completion to the requests that the engine takes: one for each prompt and each answer to it.
 
+use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, shown, wrong};
 use crate::api::wire::{mods, parameters};
 use crate::api::{ApiError, App, Loaded};
@@ -127,12 +128,14 @@ fn request(
     answer: &Answer,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
-    let room = (loaded.engine().context_per_slot() as usize).saturating_sub(prompt.len()).max(1) as u32;
+    let placement = parameters::placement(fields)?;
+    let room = placement.room(loaded.engine().context_per_slot(), prompt.len());
     Ok(Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
         sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: constraint(fields, false)?,
         limits: parameters::limits_from(0, fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
@@ -143,6 +146,10 @@ fn request(
             progress: answer.return_progress && answer.stream,
             after_sampler: answer.post_sampling && answer.n_probs > 0,
         },
+        slot: placement.slot,
+        cache_prompt: placement.cache_prompt,
+        cache_reuse: placement.cache_reuse,
+        overflow: placement.overflow,
         ..Request::new(prompt, Surface::LlamaServer)
     })
 }

@@ -13,7 +13,10 @@ mod models;
 mod monitor;
 mod props;
 mod rerank;
+mod sessions;
 mod settings;
+mod slot_files;
+mod slots;
 mod template;
 mod text;
 
@@ -34,6 +37,8 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(models::router())
         .merge(monitor::router())
         .merge(lora::router())
+        .merge(slots::router())
+        .merge(sessions::router())
         .merge(embeddings::router())
         .merge(rerank::router())
         .merge(classify::router())

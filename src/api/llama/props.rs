@@ -88,6 +88,7 @@ fn abilities(template: &Template, app: &App) -> Value {
     let options = |tools: Value, variables: Value| Options {
         tools: (!tools.is_null()).then_some(tools),
         add_generation_prompt: true,
+        continue_final: false,
         variables: variables.as_object().cloned().unwrap_or_default(),
         now: app.now(),
     };
@@ -96,10 +97,6 @@ fn abilities(template: &Template, app: &App) -> Value {
     let shows =
         |messages: Value, options: &Options, mark: &str| text(messages, options).is_ok_and(|text| text.contains(mark));
     let user = || json!({ "role": "user", "content": "hello" });
-    let tool = |name: &str| {
-        json!({ "type": "function", "function": { "name": name, "description": "d",
-                                    "parameters": { "type": "object", "properties": {} } } })
-    };
     let call = |name: &str| {
         json!({ "id": "call_1", "type": "function",
                                     "function": { "name": name, "arguments": { "key": "value" } } })
@@ -112,7 +109,7 @@ fn abilities(template: &Template, app: &App) -> Value {
         "supports_string_content": shows(json!([{ "role": "user", "content": MARK }]), &plain(), MARK),
         "supports_typed_content":
             shows(json!([{ "role": "user", "content": [{ "type": "text", "text": MARK }] }]), &plain(), MARK),
-        "supports_tools": shows(json!([user()]), &options(json!([tool(MARK)]), Value::Null), MARK),
+        "supports_tools": template.knows_tools(),
         "supports_tool_calls": shows(calls(json!([call(MARK)])), &plain(), MARK),
         "supports_parallel_tool_calls": both.is_ok_and(|text| text.contains(MARK) && text.contains(OTHER)),
         "supports_system_role": shows(json!([{ "role": "system", "content": MARK }, user()]), &plain(), MARK),

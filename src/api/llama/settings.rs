@@ -5,32 +5,7 @@ use crate::engine::{Limits, Sampling};
 use serde_json::{Map, Value, json};
 
 /// Parameters that are shown as they were sent.
-pub(super) const ECHOED: &[&str] = &[
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "typical_p",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "adaptive_target",
-    "adaptive_decay",
-    "min_keep",
-    "n_keep",
-    "n_discard",
-    "n_cache_reuse",
-    "grammar",
-    "samplers",
-    "lora",
-    "backend_sampling",
-];
+pub(super) const ECHOED: &[&str] = &["n_keep", "n_discard", "n_cache_reuse", "grammar", "lora", "backend_sampling"];
 
 /// The settings of a run. The seed is the one that was drawn with, also where -1 was asked for, so that the run can be
 /// repeated.
@@ -43,31 +18,15 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
     let drawing = json!({
         "seed": sampling.seed,
         "temperature": shortest(sampling.temperature),
-        "dynatemp_range": 0.0,
-        "dynatemp_exponent": 1.0,
         "top_k": sampling.top_k,
         "top_p": shortest(sampling.top_p),
         "min_p": shortest(sampling.min_p),
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
-        "xtc_threshold": 0.1,
-        "typical_p": 1.0,
         "repeat_last_n": sampling.repeat_last_n,
         "repeat_penalty": shortest(sampling.repeat_penalty),
         "presence_penalty": shortest(sampling.presence_penalty),
         "frequency_penalty": shortest(sampling.frequency_penalty),
-        "dry_multiplier": 0.0,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
-        "dry_penalty_last_n": 64,
-        "dry_sequence_breakers": ["\n", ":", "\"", "*"],
-        "mirostat": 0,
-        "mirostat_tau": 5.0,
-        "mirostat_eta": 0.1,
-        "adaptive_target": -1.0,
-        "adaptive_decay": 0.9,
     });
-    // Two objects, since the macro does not take as many fields as one would have.
+    // Three objects, since the macro does not take as many fields as one would have.
     let rest = json!({
         "stop": limits.stop,
         "max_tokens": answer.n_predict,
@@ -81,7 +40,6 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
         "stream": answer.stream,
         "logit_bias": bias,
         "n_probs": answer.n_probs,
-        "min_keep": 0,
         "grammar": "",
         "grammar_lazy": false,
         "grammar_triggers": [],
@@ -90,7 +48,6 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
         "reasoning_format": "none",
         "reasoning_in_content": false,
         "generation_prompt": "",
-        "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
         "speculative.n_max": 0,
         "speculative.n_min": 0,
         "speculative.p_min": 0.0,
@@ -100,13 +57,37 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
         "lora": [],
     });
     let mut settings = Map::new();
-    for part in [drawing, rest] {
+    for part in [drawing, further(sampling), rest] {
         settings.extend(part.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
     }
     for (name, value) in &answer.sent {
         settings.insert(name.clone(), value.clone());
     }
     Value::Object(settings)
+}
+
+/// The less common parameters of the sampler chain.
+fn further(sampling: &Sampling) -> Value {
+    json!({
+        "dynatemp_range": shortest(sampling.dynatemp_range),
+        "dynatemp_exponent": shortest(sampling.dynatemp_exponent),
+        "top_n_sigma": shortest(sampling.top_n_sigma),
+        "xtc_probability": shortest(sampling.xtc_probability),
+        "xtc_threshold": shortest(sampling.xtc_threshold),
+        "typical_p": shortest(sampling.typical_p),
+        "dry_multiplier": shortest(sampling.dry_multiplier),
+        "dry_base": shortest(sampling.dry_base),
+        "dry_allowed_length": sampling.dry_allowed_length,
+        "dry_penalty_last_n": sampling.dry_penalty_last_n,
+        "dry_sequence_breakers": sampling.dry_sequence_breakers,
+        "mirostat": sampling.mirostat,
+        "mirostat_tau": shortest(sampling.mirostat_tau),
+        "mirostat_eta": shortest(sampling.mirostat_eta),
+        "adaptive_target": shortest(sampling.adaptive_target),
+        "adaptive_decay": shortest(sampling.adaptive_decay),
+        "min_keep": sampling.min_keep,
+        "samplers": sampling.samplers,
+    })
 }
 
 /// The double that is written like the float: 0.8, not 0.800000011920929.

@@ -1,8 +1,8 @@
 //! A conversation's prompt without a run: its text, or how many tokens it has.
 
+use crate::api::chat::{Conversation, Prepared};
 use crate::api::wire::{self, Fields};
-use crate::api::{ApiError, App, LlamaError, Loaded, OpenAiError};
-use crate::model::chat::{Options, Rendered};
+use crate::api::{ApiError, App, LlamaError, OpenAiError};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -28,8 +28,7 @@ async fn apply_template(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, LlamaError> {
     let body = wire::json(&body?)?;
-    let (_, rendered) = rendered(&app, &body).await?;
-    Ok(Json(json!({ "prompt": rendered.text })))
+    Ok(Json(json!({ "prompt": prepared(&app, &body).await?.text })))
 }
 
 /// How many tokens the prompt of a chat completion has.
@@ -39,25 +38,12 @@ async fn apply_template(
               (status = 400, description = "The template does not take these messages")))]
 async fn input_tokens(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, OpenAiError> {
     let body = wire::json(&body?)?;
-    let (loaded, rendered) = rendered(&app, &body).await?;
-    let (tokens, _) = rendered.tokenize(loaded.vocabulary());
+    let tokens = prepared(&app, &body).await?.tokens;
     Ok(Json(json!({ "input_tokens": tokens.len(), "object": "response.input_tokens" })))
 }
 
-async fn rendered(app: &App, body: &Value) -> Result<(Loaded, Rendered), ApiError> {
-    let fields = Fields::new(body)?.or(&app.config().server.request_defaults);
-    let messages = fields.get("messages").ok_or_else(|| {
-        ApiError::invalid("messages", "messages is missing; it takes a list of {\"role\": …, \"content\": …}")
-    })?;
+async fn prepared(app: &App, body: &Value) -> Result<Prepared, ApiError> {
+    let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let tools = fields.list("tools")?.filter(|tools| !tools.is_empty()).map(|tools| Value::Array(tools.clone()));
-    let offered = if fields.get("tool_choice").and_then(Value::as_str) == Some("none") { None } else { tools };
-    let options = Options {
-        tools: offered,
-        add_generation_prompt: fields.flag("add_generation_prompt")?.unwrap_or(true),
-        variables: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
-        now: app.now(),
-    };
-    let rendered = loaded.template()?.render(messages, &options)?;
-    Ok((loaded, rendered))
+    Conversation::read(app, fields)?.prepare(&loaded)
 }

@@ -1,6 +1,7 @@
 //! What the bodies of all dialects have in common: reading fields so that every error names one, the parameters of
 //! sampling and limits, and which mods a request asks for.
 
+pub(super) mod constraint;
 pub(super) mod fields;
 pub(super) mod mods;
 pub(super) mod parameters;

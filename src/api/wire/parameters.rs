@@ -3,10 +3,11 @@
 
 use super::fields::{Fields, integer, wrong};
 use crate::api::ApiError;
-use crate::engine::{Limits, RecordPolicy, Sampling};
+use crate::engine::{Limits, Overflow, RecordPolicy, Sampling, Stage};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use serde_json::Value;
+use std::ops::RangeInclusive;
 
 /// Longest `request_id`.
 const LONGEST_ID: usize = 256;
@@ -40,7 +41,14 @@ pub(in crate::api) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiErro
 
 /// How tokens are drawn.
 pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sampling, ApiError> {
+    const WINDOW: i64 = 1 << 20;
     let default = Sampling::default();
+    let number = |name: &str, range: RangeInclusive<f32>, default: f32| {
+        fields.number(name, range).map(|value| value.unwrap_or(default))
+    };
+    let count = |name: &str, range: RangeInclusive<i64>, default: i32| {
+        fields.integer(name, range).map(|value| value.map_or(default, |value| value as i32))
+    };
     let seed = match fields.integer("seed", i64::MIN..=i64::MAX)? {
         // llama-server's words for "choose one".
         None | Some(-1 | 0xffff_ffff) => rand::random(),
@@ -52,18 +60,117 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
         None => Vec::new(),
     };
     bias.extend(tokens(fields, "banned_tokens", vocabulary)?.into_iter().map(|token| (token, f32::NEG_INFINITY)));
+    // llama-server has no word for "the whole context" any more.
+    let least_window = if fields.clamps() { 0 } else { -1 };
     Ok(Sampling {
-        temperature: fields.number("temperature", 0.0..=100.0)?.unwrap_or(default.temperature),
-        top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.map_or(default.top_k, |k| k.max(0) as i32),
-        top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(default.top_p),
-        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(default.min_p),
-        repeat_penalty: fields.number("repeat_penalty", 0.01..=100.0)?.unwrap_or(default.repeat_penalty),
-        repeat_last_n: fields.integer("repeat_last_n", -1..=1 << 20)?.map_or(default.repeat_last_n, |n| n as i32),
-        presence_penalty: fields.number("presence_penalty", -10.0..=10.0)?.unwrap_or(default.presence_penalty),
-        frequency_penalty: fields.number("frequency_penalty", -10.0..=10.0)?.unwrap_or(default.frequency_penalty),
+        samplers: samplers(fields)?.unwrap_or(default.samplers),
+        min_keep: count("min_keep", 0..=WINDOW, 0)? as usize,
+        temperature: number("temperature", 0.0..=100.0, default.temperature)?,
+        dynatemp_range: number("dynatemp_range", 0.0..=100.0, default.dynatemp_range)?,
+        dynatemp_exponent: number("dynatemp_exponent", 0.0..=100.0, default.dynatemp_exponent)?,
+        top_k: count("top_k", -1..=i64::from(i32::MAX), default.top_k)?.max(0),
+        top_p: number("top_p", 0.0..=1.0, default.top_p)?,
+        min_p: number("min_p", 0.0..=1.0, default.min_p)?,
+        typical_p: number("typical_p", 0.0..=1.0, default.typical_p)?,
+        top_n_sigma: number("top_n_sigma", -1.0..=100.0, default.top_n_sigma)?,
+        xtc_probability: number("xtc_probability", 0.0..=1.0, default.xtc_probability)?,
+        xtc_threshold: number("xtc_threshold", 0.0..=1.0, default.xtc_threshold)?,
+        repeat_penalty: number("repeat_penalty", 0.01..=100.0, default.repeat_penalty)?,
+        repeat_last_n: count("repeat_last_n", least_window..=WINDOW, default.repeat_last_n)?,
+        presence_penalty: number("presence_penalty", -10.0..=10.0, default.presence_penalty)?,
+        frequency_penalty: number("frequency_penalty", -10.0..=10.0, default.frequency_penalty)?,
+        dry_multiplier: number("dry_multiplier", 0.0..=100.0, default.dry_multiplier)?,
+        dry_base: number("dry_base", 0.0..=100.0, default.dry_base)?,
+        dry_allowed_length: count("dry_allowed_length", 0..=WINDOW, default.dry_allowed_length)?,
+        dry_penalty_last_n: count("dry_penalty_last_n", -1..=WINDOW, default.dry_penalty_last_n)?,
+        dry_sequence_breakers: breakers(fields)?.unwrap_or(default.dry_sequence_breakers),
+        mirostat: count("mirostat", 0..=2, 0)? as u8,
+        mirostat_tau: number("mirostat_tau", 0.0..=100.0, default.mirostat_tau)?,
+        mirostat_eta: number("mirostat_eta", 0.0..=1.0, default.mirostat_eta)?,
+        adaptive_target: number("adaptive_target", -1.0..=1.0, default.adaptive_target)?,
+        adaptive_decay: number("adaptive_decay", 0.0..=0.99, default.adaptive_decay)?,
         seed,
         logit_bias: bias,
     })
+}
+
+/// Where a run goes, and what happens when its context is full.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::api) struct Placement {
+    pub(in crate::api) slot: Option<u32>,
+    pub(in crate::api) cache_prompt: bool,
+    pub(in crate::api) cache_reuse: usize,
+    pub(in crate::api) overflow: Overflow,
+}
+
+impl Placement {
+    /// Tokens that an answer can have behind a prompt of that length.
+    pub(in crate::api) fn room(self, context: u32, prompt: usize) -> u32 {
+        match self.overflow {
+            Overflow::Stop => (context as usize).saturating_sub(prompt).max(1) as u32,
+            Overflow::Shift { .. } | Overflow::Evict => i32::MAX as u32,
+        }
+    }
+}
+
+/// Where a run goes, and what happens when its context is full. `fields` have the server's defaults.
+pub(in crate::api) fn placement(fields: Fields<'_>) -> Result<Placement, ApiError> {
+    let keep = fields.integer("n_keep", -1..=i64::from(i32::MAX))?.unwrap_or(0);
+    let discard = fields.integer("n_discard", 0..=i64::from(i32::MAX))?.unwrap_or(0);
+    let overflow = match fields.text("context_policy")? {
+        None | Some("stop") => Overflow::Stop,
+        // -1 is llama-server's word for the whole prompt.
+        Some("shift") => Overflow::Shift { keep: usize::try_from(keep).ok(), discard: discard as usize },
+        Some("evict") => Overflow::Evict,
+        Some(other) => {
+            return Err(wrong("context_policy", "\"stop\", \"shift\" or \"evict\"", &Value::from(other)));
+        }
+    };
+    let slot = fields.integer("id_slot", -1..=i64::from(i32::MAX))?;
+    Ok(Placement {
+        slot: slot.and_then(|slot| u32::try_from(slot).ok()),
+        cache_prompt: fields.flag("cache_prompt")?.unwrap_or(true),
+        cache_reuse: fields.integer("n_cache_reuse", 0..=i64::from(i32::MAX))?.unwrap_or(0) as usize,
+        overflow,
+    })
+}
+
+/// The stages of the sampler chain: a list of names, names separated by `;`, or letters.
+fn samplers(fields: Fields<'_>) -> Result<Option<Vec<Stage>>, ApiError> {
+    const FIELD: &str = "samplers";
+    let Some(value) = fields.get(FIELD) else { return Ok(None) };
+    let unknown = |name: &str| {
+        let known: Vec<String> = Stage::NAMES.iter().map(|(_, name, letter)| format!("{name} ({letter})")).collect();
+        ApiError::invalid(FIELD, format!("samplers: {name:?} is not known; there are {}", known.join(", ")))
+    };
+    let by_name = |name: &str| Stage::from_name(name).ok_or_else(|| unknown(name));
+    let stages: Result<Vec<Stage>, ApiError> = match value {
+        Value::String(text) if text.contains([';', '_', '-']) => text.split(';').map(by_name).collect(),
+        Value::String(letters) => letters
+            .chars()
+            .map(|letter| Stage::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
+            .collect(),
+        Value::Array(names) => names
+            .iter()
+            .map(|name| {
+                name.as_str().ok_or_else(|| wrong(FIELD, "a list of names, or letters", name)).and_then(by_name)
+            })
+            .collect(),
+        other => return Err(wrong(FIELD, "a list of names, or letters", other)),
+    };
+    stages.map(Some)
+}
+
+/// Texts that end a repetition.
+fn breakers(fields: Fields<'_>) -> Result<Option<Vec<String>>, ApiError> {
+    const FIELD: &str = "dry_sequence_breakers";
+    const MOST: usize = 64;
+    let Some(list) = fields.list(FIELD)? else { return Ok(None) };
+    let texts: Option<Vec<String>> = list.iter().map(|text| text.as_str().map(str::to_owned)).collect();
+    match texts {
+        Some(texts) if texts.len() <= MOST => Ok(Some(texts)),
+        _ => Err(wrong(FIELD, &format!("a list of at most {MOST} texts"), &Value::Array(list.clone()))),
+    }
 }
 
 /// When the run ends; `room` is how many tokens the context has left behind the prompt.

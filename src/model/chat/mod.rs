@@ -4,15 +4,23 @@
 //! Python's methods, a limit of instructions, and no access to anything. [`Rendered`] says which part of the text
 //! each message became, so that a replay can show who said what.
 
+pub mod answer;
+pub mod family;
+mod messages;
+mod offer;
+mod probe;
 mod python;
 mod spans;
+pub mod tools;
 
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use chrono::{DateTime, Utc};
+use family::Format;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
+use probe::Abilities;
 use serde_json::{Map, Value};
 
 /// The template of a model that has none.
@@ -31,8 +39,11 @@ pub struct Template {
     environment: Environment<'static>,
     bos: String,
     eos: String,
+    source: String,
     /// Whether it is our fallback, because the model has none.
     fallback: bool,
+    format: Format,
+    abilities: Abilities,
 }
 
 /// What is rendered besides the messages.
@@ -42,6 +53,8 @@ pub struct Options {
     pub tools: Option<Value>,
     /// Whether the text ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
+    /// Whether the text ends within the last message, an assistant's, which the answer then continues.
+    pub continue_final: bool,
     /// Further variables of the template, e.g. `enable_thinking`.
     pub variables: Map<String, Value>,
     /// The time that `strftime_now` tells.
@@ -56,6 +69,8 @@ pub struct Rendered {
     /// Which bytes of it each message's content became, in order; empty where the template changed a content
     /// beyond trimming.
     pub parts: Vec<Part>,
+    /// Whether it ends within a thought, so that the answer begins in one.
+    pub thinking: bool,
 }
 
 /// What a message's content became.
@@ -101,10 +116,40 @@ impl Template {
         // The text is a prompt, not a page.
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
-        environment
-            .add_template_owned(NAME, source.unwrap_or(CHATML).to_owned())
-            .map_err(|error| Error::Template(described(&error)))?;
-        Ok(Self { environment, bos: bos.to_owned(), eos: eos.to_owned(), fallback: source.is_none() })
+        let text = source.unwrap_or(CHATML);
+        environment.add_template_owned(NAME, text.to_owned()).map_err(|error| Error::Template(described(&error)))?;
+        let mut template = Self {
+            environment,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            source: text.to_owned(),
+            fallback: source.is_none(),
+            format: Format::of(text),
+            abilities: Abilities { tools: true, system: true, arguments_as_text: false },
+        };
+        template.abilities = Abilities::of(&template, text);
+        if !template.abilities.tools {
+            template.format = template.format.without_own_tools();
+        }
+        Ok(template)
+    }
+
+    /// The template's text.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// How the model's answers are written.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Whether the template describes tools; else they are described in the system message.
+    #[must_use]
+    pub fn knows_tools(&self) -> bool {
+        self.abilities.tools
     }
 
     /// Whether it is our fallback, because the model has none.
@@ -118,14 +163,37 @@ impl Template {
     /// # Errors
     /// [`Error::Message`] and [`Error::Refused`].
     pub fn render(&self, messages: &Value, options: &Options) -> Result<Rendered, Error> {
-        let messages = normalised(messages)?;
-        let text = self.text(&messages, options)?;
+        let mut messages = messages::normalised(messages)?;
+        let last = if options.continue_final { Some(messages::to_continue(&mut messages)?) } else { None };
+        if !self.abilities.tools {
+            messages = offer::spelt_out(messages);
+            if let Some(tools) = &options.tools {
+                offer::described(&mut messages, tools, self.abilities.system);
+            }
+        }
+        messages::adapt(&mut messages, &self.format, self.abilities.arguments_as_text, &self.source);
+        let mut options = options.clone();
+        options.add_generation_prompt |= last.is_some();
+        let text = self.text(&messages, &options)?;
         let (marked, contents) = spans::mark(&messages);
-        let parts = match self.text(&marked, options) {
+        let parts = match self.text(&marked, &options) {
             Ok(frame) => spans::locate(&text, &frame, &contents).unwrap_or_default(),
             Err(_) => Vec::new(),
         };
-        Ok(Rendered { text, parts })
+        let (open, close) = self.format.thought;
+        let thinking = options.add_generation_prompt && text.trim_end().ends_with(open);
+        let mut rendered = Rendered { text, parts, thinking };
+        if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
+            // The template opens a thought, whatever it is told.
+            rendered.text.push_str("\n");
+            rendered.text.push_str(close);
+            rendered.text.push_str("\n\n");
+            rendered.thinking = false;
+        }
+        if let Some(last) = last {
+            rendered.continue_with(&last, (open, close));
+        }
+        Ok(rendered)
     }
 
     fn text(&self, messages: &[Value], options: &Options) -> Result<String, Error> {
@@ -147,6 +215,28 @@ impl Template {
 }
 
 impl Rendered {
+    /// Appends what the assistant has said already.
+    fn continue_with(&mut self, last: &messages::Last, (open, close): (&str, &str)) {
+        if !last.reasoning.is_empty() || self.thinking {
+            if !self.thinking {
+                self.text.push_str(open);
+                self.text.push('\n');
+            }
+            self.text.push_str(&last.reasoning);
+            self.thinking = last.content.is_empty();
+            if !self.thinking {
+                self.text.push('\n');
+                self.text.push_str(close);
+                self.text.push_str("\n\n");
+            }
+        }
+        let start = self.text.len();
+        self.text.push_str(&last.content);
+        if !self.parts.is_empty() && !last.content.is_empty() {
+            self.parts.push(Part { role: "assistant".into(), start, end: self.text.len() });
+        }
+    }
+
     /// The tokens, and which of them came from whom; what belongs to no message is the template's.
     #[must_use]
     pub fn tokenize(&self, vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<Span>) {
@@ -160,71 +250,6 @@ impl Rendered {
         let spans = spans::over_tokens(&self.text, &self.parts, &tokens, vocabulary);
         (tokens, spans)
     }
-}
-
-/// Messages as templates expect them: `content` is a text (parts are joined), the arguments of tool calls are
-/// objects.
-fn normalised(messages: &Value) -> Result<Vec<Value>, Error> {
-    let wrong = |pointer: String, message: String| Error::Message { pointer, message };
-    let list = messages
-        .as_array()
-        .filter(|list| !list.is_empty())
-        .ok_or_else(|| wrong("messages".into(), "messages must be a list with at least one message".into()))?;
-    let mut normal = Vec::with_capacity(list.len());
-    for (index, message) in list.iter().enumerate() {
-        let at = |field: &str| format!("messages[{index}]{field}");
-        let Some(fields) = message.as_object() else {
-            return Err(wrong(at(""), format!("messages[{index}] must be an object with role and content")));
-        };
-        let role = fields.get("role").and_then(Value::as_str).filter(|role| !role.is_empty());
-        if role.is_none() {
-            return Err(wrong(at(".role"), format!("messages[{index}].role must be a text, e.g. \"user\"")));
-        }
-        let content = match fields.get("content") {
-            None | Some(Value::Null) => String::new(),
-            Some(Value::String(text)) => text.clone(),
-            Some(Value::Array(parts)) => joined(parts, &at(".content"))?,
-            Some(_) => {
-                return Err(wrong(
-                    at(".content"),
-                    format!("messages[{index}].content must be a text or a list of parts"),
-                ));
-            }
-        };
-        let mut fields = fields.clone();
-        fields.insert("content".into(), content.into());
-        if let Some(Value::Array(calls)) = fields.get_mut("tool_calls") {
-            for call in calls {
-                if let Some(arguments) = call.pointer_mut("/function/arguments")
-                    && let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
-                    && object.is_object()
-                {
-                    *arguments = object;
-                }
-            }
-        }
-        normal.push(Value::Object(fields));
-    }
-    Ok(normal)
-}
-
-fn joined(parts: &[Value], pointer: &str) -> Result<String, Error> {
-    let mut texts = Vec::with_capacity(parts.len());
-    for part in parts {
-        match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-            (Some("text") | None, Some(text)) => texts.push(text),
-            (kind, _) => {
-                return Err(Error::Message {
-                    pointer: pointer.to_owned(),
-                    message: format!(
-                        "{pointer} has a part of type '{}'; the model takes text parts only",
-                        kind.unwrap_or("?")
-                    ),
-                });
-            }
-        }
-    }
-    Ok(texts.join("\n"))
 }
 
 /// The message of `raise_exception` alone, or the error with the line where it happened.

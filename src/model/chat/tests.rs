@@ -4,7 +4,13 @@ use chrono::DateTime;
 use serde_json::{Map, Value, json};
 
 fn options() -> Options {
-    Options { tools: None, add_generation_prompt: true, variables: Map::new(), now: DateTime::UNIX_EPOCH }
+    Options {
+        tools: None,
+        add_generation_prompt: true,
+        continue_final: false,
+        variables: Map::new(),
+        now: DateTime::UNIX_EPOCH,
+    }
 }
 
 fn render(source: Option<&str>, messages: &Value) -> Result<Rendered, Error> {
@@ -81,7 +87,7 @@ fn contents_are_found_where_they_stand_even_when_they_look_like_the_template() {
 fn a_template_that_changes_contents_has_no_parts() {
     let shouting = "{% for m in messages %}{{ m.content | upper }}{% endfor %}";
     let rendered = render(Some(shouting), &json!([{"role": "user", "content": "hello"}])).unwrap();
-    assert_eq!(rendered, Rendered { text: "HELLO".into(), parts: vec![] });
+    assert_eq!(rendered, Rendered { text: "HELLO".into(), parts: vec![], thinking: false });
 }
 
 #[test]
@@ -137,4 +143,89 @@ fn tokens_know_who_wrote_them() {
     assert_eq!(tokens.len(), 6);
     let told: Vec<String> = spans.iter().map(|span| format!("{} {}..{}", span.role, span.start, span.end)).collect();
     assert_eq!(told, ["template 0..1", "system 1..3", "template 3..4", "user 4..5", "template 5..6"]);
+}
+
+fn tool() -> Value {
+    json!([{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}])
+}
+
+fn with_call(arguments: &Value) -> Value {
+    json!([
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": "function",
+            "function": {"name": "add", "arguments": arguments}}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+    ])
+}
+
+#[test]
+fn tools_are_described_to_a_model_whose_template_knows_none() {
+    let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let template = Template::new(Some(plain), "", "").unwrap();
+    assert!(!template.knows_tools());
+    let options = Options { tools: Some(tool()), ..options() };
+    let text = template.render(&with_call(&json!("{\"a\": 1}")), &options).unwrap().text;
+    insta::assert_snapshot!(text, @r#"
+    <system>You may call these functions. Each is described by a JSON object:
+    <tools>
+    {"name":"add","parameters":{"type":"object","properties":{}}}
+    </tools>
+    To call one, answer with its name and its arguments as JSON:
+    <tool_call>
+    {"name": "the function", "arguments": {}}
+    </tool_call>
+    The result comes in <tool_response>. Answer without a call when none is needed.<user>Add.<assistant><tool_call>
+    {"name":"add","arguments":{"a":1}}
+    </tool_call><user><tool_response>
+    3
+    </tool_response>
+    "#);
+    // Some templates refuse a system message: the first user's message tells it then.
+    let strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}|{% endfor %}";
+    let template = Template::new(Some(strict), "", "").unwrap();
+    let text = template.render(&json!([{"role": "user", "content": "Hi"}]), &options).unwrap().text;
+    assert!(text.starts_with("You may call") && text.ends_with("\n\nHi|"), "{text}");
+}
+
+#[test]
+fn messages_are_fitted_to_the_family() {
+    let roles = "<|observation|>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ tools }}";
+    let template = Template::new(Some(roles), "", "").unwrap();
+    let options = Options { tools: Some(tool()), ..options() };
+    let text = template.render(&with_call(&json!({})), &options).unwrap().text;
+    assert!(text.contains("<|observation|>3"), "{text}");
+
+    let ids = "{% for m in messages %}{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.id }}{% endfor %}\
+               {% if m.tool_call_id %}={{ m.tool_call_id }}{% endif %}{% endfor %}{{ tools }}";
+    let template = Template::new(Some(ids), "", "").unwrap();
+    let text = template.render(&with_call(&json!({})), &options).unwrap().text;
+    let (call, rest) = text["[TOOL_CALLS]".len()..].split_at(9);
+    assert!(call.bytes().all(|byte| byte.is_ascii_alphanumeric()) && rest.starts_with(&format!("={call}")), "{text}");
+
+    let as_text = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ 'x' + c.function.arguments }}{% endfor %}{% endfor %}{{ tools }}";
+    let template = Template::new(Some(as_text), "", "").unwrap();
+    assert!(template.render(&with_call(&json!({"a": 1})), &options).unwrap().text.starts_with("x{\"a\":1}"));
+}
+
+#[test]
+fn a_prompt_may_end_within_a_thought() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+                  {% if add_generation_prompt %}<assistant><think>\n{% endif %}";
+    let template = Template::new(Some(source), "", "").unwrap();
+    let user = json!([{"role": "user", "content": "Hi"}]);
+    assert!(template.render(&user, &options()).unwrap().thinking);
+    let mut ruled_out = options();
+    ruled_out.variables.insert("enable_thinking".into(), false.into());
+    let rendered = template.render(&user, &ruled_out).unwrap();
+    assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\n\n</think>\n\n", false));
+
+    let go_on = Options { continue_final: true, add_generation_prompt: false, ..options() };
+    let said = |message: Value| json!([{"role": "user", "content": "Hi"}, message]);
+    let rendered =
+        template.render(&said(json!({"role": "assistant", "content": "The", "reasoning_content": "hm"})), &go_on);
+    let rendered = rendered.unwrap();
+    assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\nhm\n</think>\n\nThe", false));
+    let rendered = template.render(&said(json!({"role": "assistant", "reasoning_content": "hm"})), &go_on).unwrap();
+    assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\nhm", true));
+    assert!(template.render(&user, &go_on).is_err());
 }

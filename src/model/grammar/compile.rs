@@ -1,7 +1,7 @@
 //! From a grammar's text to what follows a run.
 
+use super::ahead::Ahead;
 use super::follower::Follower;
-use super::helper::Helper;
 use super::trigger::Watch;
 use super::{Constraint, Error, Source, gbnf, schema, tokens};
 use crate::model::Vocabulary;
@@ -32,7 +32,7 @@ const KEPT: usize = 32;
 pub struct Grammars {
     vocabulary: Arc<Vocabulary>,
     factory: OnceLock<Result<Arc<ParserFactory>, Error>>,
-    helper: OnceLock<Helper>,
+    ahead: OnceLock<Ahead>,
     /// The most recently used last.
     kept: Mutex<Vec<(u128, Matcher)>>,
     compiling: Arc<AtomicUsize>,
@@ -51,7 +51,7 @@ impl Grammars {
         Self {
             vocabulary,
             factory: OnceLock::new(),
-            helper: OnceLock::new(),
+            ahead: OnceLock::new(),
             kept: Mutex::new(Vec::new()),
             compiling: Arc::new(AtomicUsize::new(0)),
         }
@@ -65,8 +65,8 @@ impl Grammars {
     pub fn follow(&self, constraint: &Constraint) -> Result<Follower, Error> {
         let matcher = self.matcher(&constraint.source)?;
         let environment = self.factory()?.tok_env().clone();
-        let helper = self.helper.get_or_init(Helper::start).clone();
-        Ok(Follower::new(matcher, environment, helper, constraint.trigger.clone().map(Watch::new)))
+        let ahead = self.ahead.get_or_init(Ahead::start).clone();
+        Ok(Follower::new(matcher, environment, ahead, constraint.trigger.clone().map(Watch::new)))
     }
 
     /// A matcher of its own for one run, at the grammar's start and with its first mask worked out.
@@ -229,11 +229,23 @@ fn key(source: &Source) -> u128 {
     xxhash_rust::xxh3::xxh3_128(format!("{kind}\0{text}").as_bytes())
 }
 
-/// llguidance's message without what is for its authors.
+/// llguidance's message, for people: without the grammar around it, and without names of its settings.
 pub(super) fn readable(message: &str) -> String {
-    let message = message.split("\n<").next().unwrap_or(message).trim_end();
-    match message.strip_prefix("panic: ") {
-        Some(inner) => format!("the grammar compiler gave up on it: {}", inner.lines().next().unwrap_or(inner)),
-        None => message.to_owned(),
+    const LONGEST: usize = 300;
+    let message = message.trim_start_matches("panic: ");
+    let first = message.lines().next().unwrap_or_default();
+    // A mistake in a regular expression is told by the last line of a picture of it.
+    let reason = message.lines().find_map(|line| line.trim_start().strip_prefix("error: "));
+    let text = match (first, reason) {
+        ("NoExtensionBias", _) => "no token of this model can go on here as the grammar wants it".to_owned(),
+        (first, _) if first.contains("limits.") || first.contains("too big") || first.contains("oo complex") => {
+            "the grammar is too large or too entangled; a simpler one is needed".to_owned()
+        }
+        (first, Some(reason)) => format!("{}: {reason}", first.trim_end_matches(':')),
+        (first, None) => first.to_owned(),
+    };
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }

@@ -1,6 +1,6 @@
 //! A grammar that goes along with one run.
 
-use super::helper::Helper;
+use super::ahead::Ahead;
 use super::trigger::Watch;
 use crate::events::TokenId;
 use llguidance::Matcher;
@@ -19,7 +19,7 @@ pub type Mask = SimpleVob;
 pub struct Follower {
     core: Arc<Mutex<Core>>,
     environment: TokEnv,
-    helper: Helper,
+    ahead: Ahead,
     /// Before a lazy constraint has begun, and what it needs to go back there.
     watch: Option<Watch>,
     /// What became of each token that was appended, in order.
@@ -48,6 +48,8 @@ enum Taken {
     Against,
     /// It came after such a token.
     After,
+    /// It ended the answer.
+    End,
 }
 
 /// Whether the grammar took a token.
@@ -72,7 +74,7 @@ impl Clone for Follower {
         Self {
             core: Arc::new(Mutex::new(core)),
             environment: Arc::clone(&self.environment),
-            helper: self.helper.clone(),
+            ahead: self.ahead.clone(),
             watch: self.watch.clone(),
             taken: self.taken.clone(),
             trigger: self.trigger,
@@ -81,9 +83,9 @@ impl Clone for Follower {
 }
 
 impl Follower {
-    pub(super) fn new(matcher: Matcher, environment: TokEnv, helper: Helper, watch: Option<Watch>) -> Self {
+    pub(super) fn new(matcher: Matcher, environment: TokEnv, ahead: Ahead, watch: Option<Watch>) -> Self {
         let core = Core { matcher, mask: None, cost: Duration::ZERO };
-        Self { core: Arc::new(Mutex::new(core)), environment, helper, watch, taken: Vec::new(), trigger: None }
+        Self { core: Arc::new(Mutex::new(core)), environment, ahead, watch, taken: Vec::new(), trigger: None }
     }
 
     /// The tokens that may come next; `None`: all of them, since the constraint has not begun or was given up.
@@ -110,7 +112,7 @@ impl Follower {
         };
         if worth {
             let core = Arc::downgrade(&self.core);
-            self.helper.give(move || {
+            self.ahead.give(move || {
                 if let Some(core) = core.upgrade() {
                     lock(&core).work_out();
                 }
@@ -134,7 +136,7 @@ impl Follower {
         }
     }
 
-    /// Takes a token that was appended to the sequence; end-of-generation tokens need not be told.
+    /// Takes a token that was appended to the sequence; for one that ends it, see [`Follower::end`].
     pub fn accept(&mut self, token: TokenId, piece: &[u8]) -> Accepted {
         let taken = match self.taken.last() {
             Some(Taken::Against | Taken::After) => Taken::After,
@@ -146,6 +148,11 @@ impl Follower {
         }
         self.taken.push(taken);
         if taken == Taken::Against { Accepted::Contradicts } else { Accepted::Fits }
+    }
+
+    /// Notes a token that ended the answer, which is no part of it.
+    pub fn end(&mut self) {
+        self.taken.push(Taken::End);
     }
 
     /// Whether the answer is complete and nothing can follow it.
@@ -171,7 +178,7 @@ impl Follower {
             .map(|taken| match taken {
                 Taken::Began(tokens) => *tokens,
                 Taken::Within => 1,
-                Taken::Before | Taken::Against | Taken::After => 0,
+                Taken::Before | Taken::Against | Taken::After | Taken::End => 0,
             })
             .sum();
         if steps > 0 {

@@ -8,16 +8,16 @@
 //! Only text can spell text: a control token (`<|im_end|>`) never stands for its characters, and its characters never become
 //! it. A grammar that means the token says so: `<|im_end|>` or `<[2]>` in Lark and GBNF, see [`token_reference`].
 
+mod ahead;
 mod compile;
 mod follower;
 pub mod gbnf;
-mod helper;
 mod schema;
 mod tokens;
 mod trigger;
 
 pub use compile::Grammars;
-pub use follower::Follower;
+pub use follower::{Accepted, Follower, Mask};
 pub use tokens::token_reference;
 
 use crate::events::TokenId;
@@ -132,6 +132,11 @@ pub enum Error {
     #[error("too many grammars are being compiled at the moment; try again later")]
     Busy,
 }
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 
 impl Error {
     fn unsupported(message: impl Into<String>) -> Self {

@@ -1,14 +1,17 @@
-use super::Error;
+use super::cache_type::CacheType;
 use super::ffi::{self, CapturedRow, Tap, WantedRow};
+use super::state::Layout;
 use super::ubatch;
+use super::{Error, ShiftError};
 use crate::events::TokenId;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
-use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::{LlamaModel, RopeType};
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 /// How a context is set up.
 #[derive(Debug, Clone)]
@@ -27,12 +30,17 @@ pub struct ContextOptions {
     pub threads_batch: i32,
     /// Whether attention can be captured; flash attention is then off.
     pub attention: bool,
+    /// How keys are kept.
+    pub cache_type_k: CacheType,
+    /// How values are kept; a quantised type needs flash attention.
+    pub cache_type_v: CacheType,
 }
 
 /// A context of llama.cpp and the batch that goes through it.
 ///
-/// Positions of a sequence are contiguous from 0, and only its end is ever removed. With one stream per sequence this
-/// keeps the cell of a token at its position, which is what makes index `i` of an attention row mean token `i`.
+/// Positions of a sequence are contiguous from 0. With one stream per sequence this keeps the cell of a token at its
+/// position, which is what makes index `i` of an attention row mean token `i`: tokens are added and removed at the end,
+/// and a removal from the middle closes the gap in the cells too.
 pub struct Context<'model> {
     // Dropped before `tap`, whose address llama.cpp holds.
     llama: LlamaContext<'model>,
@@ -41,6 +49,15 @@ pub struct Context<'model> {
     sequences: Vec<i32>,
     wanted: Vec<(usize, u32)>,
     several_streams: bool,
+    /// Tokens of a sequence.
+    context: u32,
+    /// Width of the attention window of some layers; 0 where all layers see everything.
+    window: u32,
+    /// Why tokens cannot be removed from the middle.
+    fixed: Option<&'static str>,
+    /// Whether the model has a recurrent state.
+    recurrent: bool,
+    layout: Option<Layout>,
 }
 
 /// An attention row that a decode captured.
@@ -64,6 +81,9 @@ impl<'model> Context<'model> {
         backend: &LlamaBackend,
         options: &ContextOptions,
     ) -> Result<Self, Error> {
+        if options.attention && options.cache_type_v.is_quantised() {
+            return Err(Error::QuantisedValues { cache_type: options.cache_type_v.as_str() });
+        }
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
         let tap = options.attention.then(Box::<Tap>::default);
         let mut params = LlamaContextParams::default()
@@ -75,8 +95,12 @@ impl<'model> Context<'model> {
             .with_n_threads_batch(options.threads_batch)
             .with_kv_unified(false)
             .with_no_perf(true)
+            .with_type_k(options.cache_type_k.of_llama())
+            .with_type_v(options.cache_type_v.of_llama())
             .with_flash_attention_policy(if options.attention {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED
+            } else if options.cache_type_v.is_quantised() {
+                llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED
             } else {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO
             });
@@ -93,6 +117,11 @@ impl<'model> Context<'model> {
             sequences: Vec::new(),
             wanted: Vec::new(),
             several_streams: options.sequences > 1,
+            context: options.context_per_sequence,
+            window: window_of(model),
+            fixed: fixed(model),
+            recurrent: model.is_recurrent() || model.is_hybrid(),
+            layout: None,
         })
     }
 
@@ -164,11 +193,13 @@ impl<'model> Context<'model> {
         self.llama.get_logits_ith(index as i32)
     }
 
-    /// Removes the tokens of a sequence from position `from` on. Where the cache cannot remove a part, all of it goes.
-    /// Returns how many tokens are left.
+    /// Removes the tokens of a sequence from position `from` on. Where the cache cannot remove a part, or no longer has
+    /// what a token at `from` would look at, all of it goes. Returns how many tokens are left.
     #[must_use]
     pub fn truncate(&mut self, sequence: i32, from: u32) -> u32 {
-        if self.llama.kv_cache_seq_rm(sequence, Some(from), None).is_ok() {
+        let seen_from = (from + 1).saturating_sub(self.window);
+        let complete = self.window == 0 || i64::from(self.first_position(sequence)) <= i64::from(seen_from);
+        if complete && self.llama.kv_cache_seq_rm(sequence, Some(from), None).is_ok() {
             return from;
         }
         self.clear(sequence);
@@ -180,4 +211,147 @@ impl<'model> Context<'model> {
         // Removing a whole sequence cannot fail: only partial removal is refused by some caches.
         let _ = self.llama.kv_cache_seq_rm(sequence, None, None);
     }
+
+    /// Learns what states of sequences look like here, by decoding a token in sequence 0, which must be empty. `None` for
+    /// models that keep more than a KV cache.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn learn_layout(&mut self) -> Result<Option<Layout>, Error> {
+        self.add(0, 0, 0, false, false)?;
+        self.decode()?;
+        let layout = ffi::sequence_state(&self.llama, 0)
+            .and_then(|state| Layout::learn(&state, self.context as usize, self.window as usize));
+        self.clear(0);
+        self.layout.clone_from(&layout);
+        Ok(layout)
+    }
+
+    /// The state of a sequence, as [`Context::restore`] takes it.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn save(&self, sequence: i32) -> Result<Vec<u8>, Error> {
+        ffi::sequence_state(&self.llama, sequence).ok_or(Error::State { doing: "write" })
+    }
+
+    /// Replaces a sequence by a state with `tokens` tokens, that [`Context::save`] wrote or that was checked with
+    /// [`Layout::unpack`].
+    ///
+    /// # Errors
+    /// [`Error::State`]; the sequence is then empty.
+    pub fn restore(&mut self, sequence: i32, state: &[u8], tokens: u32) -> Result<(), Error> {
+        // The cells are then taken from the first on, in the order of the positions.
+        self.clear(sequence);
+        let last = i64::from(tokens) - 1;
+        if ffi::set_sequence_state(&mut self.llama, sequence, state)
+            && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == last
+        {
+            return Ok(());
+        }
+        self.clear(sequence);
+        Err(Error::State { doing: "read" })
+    }
+
+    /// Removes ranges of positions from a sequence of `length` tokens, and moves what follows to close the gaps. Ranges
+    /// are in order and do not touch. What stays keeps what it knew of the removed tokens. Returns the new length.
+    ///
+    /// # Errors
+    /// [`ShiftError::Fixed`] leaves the sequence as it was; [`ShiftError::Failed`] leaves it empty.
+    pub fn cut(&mut self, sequence: i32, length: u32, ranges: &[Range<u32>]) -> Result<u32, ShiftError> {
+        let left = length - ranges.iter().map(|range| range.end - range.start).sum::<u32>();
+        let Some(last) = ranges.last() else { return Ok(length) };
+        if ranges.len() == 1 && last.end == length {
+            return match self.truncate(sequence, last.start) {
+                kept if kept == last.start => Ok(kept),
+                _ => Err(ShiftError::Failed),
+            };
+        }
+        if let Some(reason) = self.fixed {
+            return Err(ShiftError::Fixed(reason));
+        }
+        let cut = self.close_gaps(sequence, ranges, left);
+        if cut.is_err() {
+            self.clear(sequence);
+        }
+        cut.map(|()| left).map_err(|error| {
+            tracing::error!(%error, sequence, "tokens could not be removed from the middle of a sequence");
+            ShiftError::Failed
+        })
+    }
+
+    fn close_gaps(&mut self, sequence: i32, ranges: &[Range<u32>], left: u32) -> Result<(), Error> {
+        let refused = |error: llama_cpp_2::context::kv_cache::KvCacheConversionError| Error::Decode(error.to_string());
+        for range in ranges.iter().rev() {
+            self.llama.kv_cache_seq_rm(sequence, Some(range.start), Some(range.end)).map_err(refused)?;
+            let by = (range.end - range.start) as i32;
+            self.llama.kv_cache_seq_add(sequence, Some(range.end), None, -by).map_err(refused)?;
+        }
+        // llama.cpp turns the keys to their new positions at the next decode, whichever it is.
+        self.add(0, left, sequence, false, false)?;
+        self.decode()?;
+        self.llama.kv_cache_seq_rm(sequence, Some(left), None).map_err(refused)?;
+        // The positions have moved, the cells have not. A state has its cells in order, and fills an empty stream from
+        // the first cell on.
+        let state = self.save(sequence)?;
+        self.restore(sequence, &state, left)
+    }
+
+    /// Removes a sequence of these tokens, and overwrites its keys and values. Cells that are free are masked and read all
+    /// the same, so that what is not a number in them spoils whoever comes next.
+    pub fn wipe(&mut self, sequence: i32, tokens: &[TokenId]) {
+        let state = ffi::sequence_state(&self.llama, sequence);
+        let zeroed = state.zip(self.layout.as_ref()).and_then(|(state, layout)| layout.zeroed(state, tokens).ok());
+        if !zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state)) {
+            tracing::error!(sequence, "damaged keys and values could not be overwritten");
+        }
+        self.clear(sequence);
+    }
+
+    /// Why tokens cannot be removed from the middle of a sequence; `None` when they can.
+    #[must_use]
+    pub fn fixed(&self) -> Option<&'static str> {
+        self.fixed
+    }
+
+    /// Whether a state can only be continued from its very end.
+    #[must_use]
+    pub fn whole_only(&self) -> bool {
+        self.recurrent
+    }
+
+    /// Whether every cell of a sequence is at its position, in all layers.
+    #[must_use]
+    pub fn rows_exact(&self, sequence: i32) -> bool {
+        self.window == 0 || self.first_position(sequence) <= 0
+    }
+
+    /// Position of the oldest token that all layers have; -1 for an empty sequence.
+    fn first_position(&self, sequence: i32) -> i32 {
+        self.llama.kv_cache_seq_pos_min(sequence)
+    }
+}
+
+/// Width of the attention window of some layers; 0 where all layers see everything.
+fn window_of(model: &LlamaModel) -> u32 {
+    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
+    model
+        .meta_val_str(&format!("{architecture}.attention.sliding_window"))
+        .ok()
+        .and_then(|width| width.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Follows `llama_kv_cache::get_can_shift`, which has no binding, and refuses recurrent states, of which nothing in the
+/// middle can be taken back.
+fn fixed(model: &LlamaModel) -> Option<&'static str> {
+    if model.is_recurrent() || model.is_hybrid() {
+        return Some("a recurrent model's state cannot forget tokens in the middle");
+    }
+    if matches!(model.rope_type(), Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision)) {
+        return Some("this model's positions have several parts, and cannot be moved");
+    }
+    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
+    (architecture == "step35")
+        .then_some("this model turns its keys differently in each layer, and they cannot be moved")
 }

@@ -1,13 +1,17 @@
-//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, [`loading`] and [`tensors`].
+//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a sequence
+//! as bytes, [`loading`] and [`tensors`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
-//! cast to the raw structure; a compile-time assertion holds their size.
+//! cast to the raw structure; a compile-time assertion holds their size. Its safe calls for sequence states keep the
+//! bytes to themselves, and a state that goes to a client and comes back is bytes.
 #![expect(unsafe_code, reason = "parts of llama.cpp have no safe binding")]
 
 pub(super) mod loading;
 pub(super) mod tensors;
 
+use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_sys_2 as sys;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
@@ -83,6 +87,29 @@ pub fn set_tap(params: &mut LlamaContextParams, tap: &Tap) {
     let raw = unsafe { &mut *std::ptr::from_mut(params).cast::<sys::llama_context_params>() };
     raw.cb_eval = Some(on_node);
     raw.cb_eval_user_data = tap.0.get().cast::<c_void>();
+}
+
+/// The state of a sequence as llama.cpp writes it; `None` when llama.cpp cannot write it.
+pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32) -> Option<Vec<u8>> {
+    let flags = LlamaStateSeqFlags::empty();
+    let size = context.state_seq_get_size_ext(sequence, flags);
+    let mut state: Vec<u8> = Vec::with_capacity(size);
+    // SAFETY: the vector has room for `size` bytes, which is what llama.cpp said it writes; nothing decodes in between,
+    // since the context is borrowed.
+    let written = unsafe { context.state_seq_get_data_ext(state.as_mut_ptr(), sequence, flags) };
+    if written != size || size == 0 {
+        return None;
+    }
+    // SAFETY: llama.cpp has just written these bytes.
+    unsafe { state.set_len(size) };
+    Some(state)
+}
+
+/// Replaces the state of a sequence. `state` must have been written by a context of this layout, or have been checked
+/// against it with [`super::Layout::check`]. `false` when llama.cpp refuses; the sequence is then empty.
+pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8]) -> bool {
+    // SAFETY: llama.cpp reads no more than the slice's length, and every count in it was compared with the context's.
+    unsafe { context.state_seq_set_data_ext(state, sequence, LlamaStateSeqFlags::empty()) }
 }
 
 /// Called by the scheduler: with `ask` to learn whether a node is wanted, then, for a wanted one, with its data live.

@@ -1,17 +1,21 @@
 //! llama.cpp behind plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
+mod cache_type;
 mod context;
 mod devices;
 mod encoder;
 mod ffi;
+mod fingerprint;
 mod gguf;
 mod head;
 mod pair;
 mod probe;
 mod reason;
 mod sampler;
+mod state;
 mod ubatch;
 
+pub use cache_type::CacheType;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
@@ -19,10 +23,13 @@ pub use gguf::Header;
 pub use head::{Activation, Head, HeadError};
 pub use pair::Pairing;
 pub use probe::probe;
-pub use sampler::{Candidates, Draw, Sampler, SamplerOptions};
+pub(super) use sampler::Breakers;
+pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
+pub use state::{Flaw, Layout};
 
+use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
-use super::{Error, Vocabulary};
+use super::{Error, ShiftError, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
@@ -35,7 +42,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub struct Model {
     llama: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
+    grammars: Arc<Grammars>,
     card: Card,
+    fingerprint: u128,
     path: PathBuf,
     /// llama.cpp writes to the model while it makes a context.
     making_context: Mutex<()>,
@@ -170,7 +179,18 @@ impl Model {
             tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
-        Ok(Self { llama, vocabulary, card, path: path.to_owned(), making_context: Mutex::new(()) })
+        let fingerprint =
+            fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
+        let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
+        Ok(Self {
+            llama,
+            vocabulary,
+            grammars,
+            card,
+            fingerprint,
+            path: path.to_owned(),
+            making_context: Mutex::new(()),
+        })
     }
 
     /// What it is called.
@@ -185,10 +205,22 @@ impl Model {
         &self.vocabulary
     }
 
+    /// Compiles grammars for its vocabulary.
+    #[must_use]
+    pub fn grammars(&self) -> &Arc<Grammars> {
+        &self.grammars
+    }
+
     /// What a person wants to know of it.
     #[must_use]
     pub fn card(&self) -> &Card {
         &self.card
+    }
+
+    /// A number that tells this model's file from others.
+    #[must_use]
+    pub fn fingerprint(&self) -> u128 {
+        self.fingerprint
     }
 
     /// Makes a context to decode in.
@@ -236,8 +268,13 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
         }
         _ => None,
     };
-    let special =
-        Special { bos: valid(vocab.bos()), eos: valid(vocab.eos()), add_bos: vocab.should_add_bos(), fill_in };
+    let special = Special {
+        bos: valid(vocab.bos()),
+        eos: valid(vocab.eos()),
+        eot: valid(vocab.eot()),
+        add_bos: vocab.should_add_bos(),
+        fill_in,
+    };
     let owner = Arc::clone(llama);
     Vocabulary::new(
         tokens().map(|token| vocab.token_to_piece(token, true, None).into_boxed_slice()).collect(),

@@ -2,6 +2,7 @@
 
 use crate::events::{RunId, TokenId};
 use crate::model::Vocabulary;
+use crate::model::grammar::Grammars;
 use crate::mods::{Action, Call, CallEvent, Done, Factory, Pending, Reply, RunView, Session};
 use serde_json::Value;
 use std::sync::Arc;
@@ -49,11 +50,13 @@ pub fn vocabulary() -> Vocabulary {
 
 /// A run on that vocabulary.
 pub fn run() -> Arc<RunView> {
+    let vocabulary = Arc::new(vocabulary());
     Arc::new(RunView {
         run_id: RunId::now(),
         request_id: "request".into(),
         model: "bytes".into(),
-        vocabulary: Arc::new(vocabulary()),
+        grammars: Arc::new(Grammars::new(Arc::clone(&vocabulary))),
+        vocabulary,
         conversation: None,
         tools: None,
         parameters: Value::Null,

@@ -17,6 +17,7 @@ use crate::mods::{Done, Exception, Log, Reply, RunView};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,8 @@ pub struct RunContext {
     pub number: u64,
     pub view: Arc<RunView>,
     pub config: Value,
+    /// How many of the last generated tokens the client does not get yet; a reply can change it.
+    pub holdback: AtomicUsize,
 }
 
 /// What it takes to run a mod.
@@ -122,7 +125,10 @@ impl Keeper {
                 let exception = self.replace(&lost, self.recipe.limits.call);
                 Reply { exception: Some(exception), ..Reply::default() }
             }
-            Ok((FromWorker::Reply { action, exception, elapsed_ns }, body)) => {
+            Ok((FromWorker::Reply { action, exception, elapsed_ns, holdback }, body)) => {
+                if let Some(tokens) = holdback {
+                    run.holdback.store(tokens, Ordering::Release);
+                }
                 let checked =
                     action.map(|action| action.check(&body, &run.view.vocabulary, &self.memory, logits)).transpose();
                 let (action, refused) = match checked {

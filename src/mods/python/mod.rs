@@ -35,7 +35,8 @@
 //! so that a worker that truncates it gets an exception and does no harm. A session has a slot for its tokens, of
 //! which only the changed end is written, and one for its logits, `float32`, one per token of the vocabulary. The
 //! reply says `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add` (sparse edits in the
-//! body: `i32` tokens, then as many `f32` values).
+//! body: `i32` tokens, then as many `f32` values). It can also say how many of the last tokens the stream is to hold
+//! back from now on (`holdback`).
 //!
 //! # What a worker is kept from, and what not
 //! It has an environment without the server's variables, none of the server's descriptors, a directory of its own as

@@ -230,7 +230,7 @@ impl Home {
         let home = Self { path, _lock: lock };
         fs::create_dir(home.path.join("work"))?;
         let sdk = home.path.join("sdk");
-        for name in Sdk::iter().filter(|name| Path::new(&**name).extension().is_some_and(|kind| kind == "py")) {
+        for name in Sdk::iter().filter(|name| is_source(name)) {
             let file = sdk.join(&*name);
             if let Some(folder) = file.parent() {
                 fs::create_dir_all(folder)?;
@@ -241,6 +241,12 @@ impl Home {
         }
         Ok(home)
     }
+}
+
+/// Whether a file of the SDK's folder is part of the SDK, and not of how it is packaged.
+fn is_source(name: &str) -> bool {
+    let path = Path::new(name);
+    path.extension().is_some_and(|kind| kind == "py") && !path.starts_with("build") && !path.starts_with("dist")
 }
 
 /// Removes the directories that servers left behind which were killed together with their workers.

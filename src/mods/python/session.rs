@@ -7,7 +7,7 @@ use crate::events::TokenId;
 use crate::mods::{Call, CallEvent, Description, Done, EventSet, Exception, Factory, Pending, Reply, RunView, Session};
 use serde_json::Value;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 /// A mod in Python; its worker starts with the first run that names it, and ends with the mod.
@@ -65,10 +65,14 @@ impl Factory for PythonMod {
         let link = self.link().map_err(|error| format!("the worker cannot be started: {error}"))?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(PythonSession {
-            run: Arc::new(RunContext { number, view: Arc::clone(run), config: config.clone() }),
+            run: Arc::new(RunContext {
+                number,
+                view: Arc::clone(run),
+                config: config.clone(),
+                holdback: AtomicUsize::new(self.handler.holdback),
+            }),
             link,
             handles: EventSet::of(&self.handler.handles),
-            holdback: self.handler.holdback,
             tokens: None,
             known: Vec::new(),
             logits: None,
@@ -82,7 +86,6 @@ struct PythonSession {
     run: Arc<RunContext>,
     link: Link,
     handles: EventSet,
-    holdback: usize,
     /// Where the sequence is.
     tokens: Option<Slot>,
     /// What stands there.
@@ -163,7 +166,7 @@ impl Session for PythonSession {
     }
 
     fn holdback(&self) -> usize {
-        self.holdback
+        self.run.holdback.load(Ordering::Acquire)
     }
 
     fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {

@@ -8,7 +8,7 @@
 mod action;
 mod step;
 
-use crate::events::{Event, EventType, Item, ModCall, ModLog, TokenId};
+use crate::events::{Event, EventType, Eviction, Item, ModCall, ModLog, TokenId};
 use serde::{Deserialize, Serialize};
 use step::Step;
 
@@ -221,6 +221,9 @@ impl Fold {
             time_ms: time_us.map_or(0, |us| u32::try_from(us / 1000).unwrap_or(u32::MAX)),
         });
         self.newest = Some(event.event_type);
+        if let Some(eviction) = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref()) {
+            self.evicted(eviction);
+        }
         match event.event_type {
             EventType::Prefilled => {
                 self.step = Step::default();
@@ -377,11 +380,24 @@ impl Fold {
         self.mark(MarkKind::Log, &log.log_message, log.mod_call_sequence as u32);
     }
 
+    /// What went because the context was full. The rows stay where they were: they are what was read and said.
+    fn evicted(&mut self, eviction: &Eviction) {
+        let tokens: u32 = eviction.ranges.iter().map(|&(start, end)| end.saturating_sub(start)).sum();
+        let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();
+        let who = if roles.is_empty() { String::new() } else { format!(" ({})", roles.join(", ")) };
+        let label = format!("context full: {tokens} tokens dropped{who}");
+        self.mark_by("engine".to_owned(), MarkKind::Log, &label, self.calls);
+    }
+
     fn mark(&mut self, kind: MarkKind, label: &str, call_index: u32) {
+        self.mark_by(self.caller.clone(), kind, label, call_index);
+    }
+
+    fn mark_by(&mut self, mod_name: String, kind: MarkKind, label: &str, call_index: u32) {
         self.marks.push(Mark {
             seq: self.event_count().saturating_sub(1),
             kind,
-            mod_name: self.caller.clone(),
+            mod_name,
             label: label.chars().take(MOST_LABEL).collect(),
             call_index,
         });

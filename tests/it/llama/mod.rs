@@ -10,6 +10,8 @@ mod infill;
 mod monitor;
 mod props;
 mod rerank;
+mod sessions;
+mod slots;
 mod text;
 
 use super::harness::Server;

@@ -268,6 +268,9 @@ impl Live {
             first_token_us: Some(10),
             prompt_us: 5,
             generation_us: 20,
+            truncated: false,
+            evicted_tokens: 0,
+            evicted: Vec::new(),
         };
         Signal::Ended(self.run_id(), Arc::new(RunEnd { completed_at: now(), status: RunStatus::Done, finish }))
     }

@@ -1,6 +1,7 @@
 //! From a body to the requests that the engine takes, one for each prompt and each answer to it.
 
 use crate::api::llama;
+use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, integer, wrong};
 use crate::api::wire::{mods, parameters};
 use crate::api::{ApiError, App, Loaded};
@@ -94,18 +95,24 @@ fn request(
     answer: Answer,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
-    let room = (loaded.engine().context_per_slot() as usize).saturating_sub(prompt.tokens.len()).max(1) as u32;
+    let placement = parameters::placement(fields)?;
+    let room = placement.room(loaded.engine().context_per_slot(), prompt.tokens.len());
     Ok(Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&prompt.text),
         sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: constraint(fields, false)?,
         limits: parameters::limits_from(u32::from(!answer.echo), fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
         record: parameters::record(fields)?,
         report: Report { prompt_probabilities: answer.echo && answer.logprobs.is_some(), ..Report::default() },
+        slot: placement.slot,
+        cache_prompt: placement.cache_prompt,
+        cache_reuse: placement.cache_reuse,
+        overflow: placement.overflow,
         ..Request::new(prompt.tokens.clone(), Surface::Openai)
     })
 }

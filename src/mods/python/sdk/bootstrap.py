@@ -78,7 +78,7 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     sys.argv = [""]
-    from thunder.worker import serve
+    from thunder_mods.worker import serve
 
     serve.main(protocol, memory, home, here)
 

@@ -219,6 +219,7 @@ export class RunState {
     this.times[seq] = us === undefined ? 0 : Math.min(NEVER, Math.floor(us / 1000));
     this.eventCount += 1;
     this.#newest = event.event_type;
+    if (measured.evicted) this.#evicted(measured.evicted);
     if (event.event_type === 'Prefilled') {
       this.#step = new Step();
       this.#tokenUs = us;
@@ -347,9 +348,16 @@ export class RunState {
     }
   }
 
-  #mark(kind, label, callIndex) {
+  /** What went because the context was full. The rows stay where they were: they are what was read and said. */
+  #evicted({ ranges = [], messages = [] }) {
+    const tokens = ranges.reduce((sum, [start, end]) => sum + Math.max(0, end - start), 0);
+    const who = messages.length ? ` (${messages.map((message) => message.role).join(', ')})` : '';
+    this.#mark('log', `context full: ${tokens} tokens dropped${who}`, this.#calls, 'engine');
+  }
+
+  #mark(kind, label, callIndex, by = this.#caller) {
     const seq = Math.max(0, this.eventCount - 1);
-    this.marks.push({ seq, kind, mod_name: this.#caller, label: cut(label), call_index: callIndex });
+    this.marks.push({ seq, kind, mod_name: by, label: cut(label), call_index: callIndex });
   }
 
   #action(action) {

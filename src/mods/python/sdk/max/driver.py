@@ -1,1 +1,1 @@
-from thunder import Tensor  # noqa: F401
+from thunder_mods.logits import Tensor  # noqa: F401

@@ -1,1 +1,1 @@
-from thunder import ActionBuilder, InvalidActionError, for_event  # noqa: F401
+from thunder_mods.actions import ActionBuilder, InvalidActionError, for_event  # noqa: F401

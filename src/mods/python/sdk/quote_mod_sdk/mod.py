@@ -1,1 +1,2 @@
-from thunder import ActionBuilder, InvalidActionError, ModCallable, create_mod, for_event, mod, validate_action  # noqa: F401
+from thunder_mods.actions import ActionBuilder, InvalidActionError, for_event, validate_action  # noqa: F401
+from thunder_mods.decorator import ModCallable, create_mod, mod  # noqa: F401

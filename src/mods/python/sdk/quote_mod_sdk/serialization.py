@@ -1,1 +1,1 @@
-from thunder import serialize_mod  # noqa: F401
+from thunder_mods.serialization import serialize_mod  # noqa: F401

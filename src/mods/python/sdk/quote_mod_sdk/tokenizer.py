@@ -1,1 +1,1 @@
-from thunder import tokenize  # noqa: F401
+from thunder_mods.tokenizer import tokenize  # noqa: F401

@@ -1,1 +1,1 @@
-from thunder import get_conversation, get_schemas, tool_call_pairs  # noqa: F401
+from thunder_mods.conversation import get_conversation, get_schemas, tool_call_pairs  # noqa: F401

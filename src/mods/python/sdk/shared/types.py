@@ -1,4 +1,4 @@
-from thunder import (  # noqa: F401
+from thunder_mods import (  # noqa: F401
     Added,
     AdjustedLogits,
     AdjustedPrefill,

@@ -1,1 +1,1 @@
-from thunder import InvalidActionError, validate_action  # noqa: F401
+from thunder_mods.actions import InvalidActionError, validate_action  # noqa: F401

@@ -1,0 +1,317 @@
+//! From a body of Messages to that of a chat completion.
+
+use crate::api::ApiError;
+use crate::api::wire::fields::{Fields, wrong};
+use serde_json::{Map, Value, json};
+
+/// Fields that are written differently there; all others are taken over.
+const OWN: &[&str] =
+    &["system", "messages", "tools", "tool_choice", "stop_sequences", "metadata", "thinking", "output_config", "n"];
+
+/// The texts that end the answer.
+pub(super) fn stop_sequences(body: &Value) -> Result<Vec<String>, ApiError> {
+    let Some(list) = Fields::new(body)?.list("stop_sequences")? else { return Ok(Vec::new()) };
+    let text = |text: &Value| match text.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Err(wrong("stop_sequences", "a list of texts", text)),
+    };
+    list.iter().map(text).collect()
+}
+
+/// The body of a chat completion that asks the same. `runs` says whether it is to be run, which needs a limit.
+pub(super) fn to_chat(body: &Value, runs: bool) -> Result<Value, ApiError> {
+    let fields = Fields::new(body)?;
+    if runs && fields.get("max_tokens").is_none() {
+        return Err(ApiError::invalid("max_tokens", "max_tokens is missing; it takes a whole number of at least 1"));
+    }
+    let object = body.as_object().into_iter().flatten();
+    let mut chat: Map<String, Value> = object
+        .filter(|(name, _)| !OWN.contains(&name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    let mut messages = Vec::new();
+    if let Some(system) = fields.get("system") {
+        messages.push(json!({ "role": "system", "content": text_of(system, "system")? }));
+    }
+    let list = fields.list("messages")?.filter(|list| !list.is_empty());
+    let list = list.ok_or_else(|| {
+        ApiError::invalid("messages", "messages must be a list with at least one {\"role\": …, \"content\": …}")
+    })?;
+    for (index, message) in list.iter().enumerate() {
+        push_message(&mut messages, message, &format!("messages[{index}]"))?;
+    }
+    chat.insert("messages".into(), messages.into());
+    if let Some(tools) = fields.list("tools")? {
+        let tools: Result<Vec<Value>, ApiError> =
+            tools.iter().enumerate().map(|(index, tool)| tool_of(tool, &format!("tools[{index}]"))).collect();
+        chat.insert("tools".into(), tools?.into());
+    }
+    if let Some(choice) = fields.object("tool_choice")? {
+        choose(choice, &mut chat)?;
+    }
+    let stops = stop_sequences(body)?;
+    if !stops.is_empty() {
+        chat.insert("stop".into(), stops.into());
+    }
+    if let Some(user) = fields.object("metadata")?.and_then(|metadata| metadata.get("user_id")).and_then(Value::as_str)
+    {
+        chat.insert("user".into(), user.into());
+    }
+    if let Some(thinking) = fields.object("thinking")? {
+        let enabled = match thinking.get("type").and_then(Value::as_str) {
+            Some("enabled" | "adaptive") => true,
+            Some("disabled") => false,
+            _ => {
+                let found = thinking.get("type").unwrap_or(&Value::Null);
+                return Err(wrong("thinking.type", "\"enabled\", \"adaptive\" or \"disabled\"", found));
+            }
+        };
+        chat.insert("enable_thinking".into(), enabled.into());
+    }
+    Ok(Value::Object(chat))
+}
+
+fn tool_of(tool: &Value, at: &str) -> Result<Value, ApiError> {
+    if tool.get("type").is_some_and(|kind| !kind.is_null() && kind != "custom") {
+        return Err(ApiError::invalid(
+            format!("{at}.type"),
+            format!("{at}.type is {}: only functions of your own (\"custom\") can be offered", tool["type"]),
+        ));
+    }
+    if !tool["input_schema"].is_object() {
+        return Err(wrong(&format!("{at}.input_schema"), "a JSON schema, an object", &tool["input_schema"]));
+    }
+    let mut function = json!({ "name": tool["name"], "parameters": tool["input_schema"] });
+    for field in ["description", "strict"] {
+        if let Some(value) = tool.get(field) {
+            function[field] = value.clone();
+        }
+    }
+    Ok(json!({ "type": "function", "function": function }))
+}
+
+fn choose(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let chosen = match choice.get("type").and_then(Value::as_str) {
+        Some("auto") => json!("auto"),
+        Some("any") => json!("required"),
+        Some("none") => json!("none"),
+        Some("tool") => match choice.get("name").and_then(Value::as_str) {
+            Some(name) => json!({ "type": "function", "function": { "name": name } }),
+            None => {
+                let found = choice.get("name").unwrap_or(&Value::Null);
+                return Err(wrong("tool_choice.name", "the name of a tool", found));
+            }
+        },
+        _ => {
+            let found = choice.get("type").unwrap_or(&Value::Null);
+            return Err(wrong("tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"", found));
+        }
+    };
+    chat.insert("tool_choice".into(), chosen);
+    if choice.get("disable_parallel_tool_use") == Some(&Value::Bool(true)) {
+        chat.insert("parallel_tool_calls".into(), false.into());
+    }
+    Ok(())
+}
+
+/// Appends what a message becomes: results of tools are messages of their own there.
+fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<(), ApiError> {
+    let role = message["role"].as_str().unwrap_or_default();
+    if role != "user" && role != "assistant" {
+        return Err(wrong(&format!("{at}.role"), "\"user\" or \"assistant\"", &message["role"]));
+    }
+    let at = format!("{at}.content");
+    let blocks = match &message["content"] {
+        Value::String(text) => {
+            messages.push(json!({ "role": role, "content": text }));
+            return Ok(());
+        }
+        Value::Array(blocks) => blocks,
+        other => return Err(wrong(&at, "a text or a list of content blocks", other)),
+    };
+    let (mut texts, mut thoughts, mut calls) = (Vec::new(), String::new(), Vec::new());
+    for (index, block) in blocks.iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let text = |field: &str| {
+            let value = &block[field];
+            value.as_str().map(str::to_owned).ok_or_else(|| wrong(&format!("{at}.{field}"), "a text", value))
+        };
+        match (block["type"].as_str().unwrap_or_default(), role) {
+            ("text", _) => texts.push(text("text")?),
+            ("thinking", "assistant") => thoughts.push_str(&text("thinking")?),
+            ("redacted_thinking", "assistant") => {}
+            ("tool_use", "assistant") => {
+                let input = match &block["input"] {
+                    Value::Null => json!({}),
+                    input @ Value::Object(_) => input.clone(),
+                    other => return Err(wrong(&format!("{at}.input"), "an object", other)),
+                };
+                calls.push(json!({ "id": text("id")?, "type": "function",
+                                   "function": { "name": text("name")?, "arguments": input } }));
+            }
+            ("tool_result", "user") => {
+                let content = match &block["content"] {
+                    Value::Null => String::new(),
+                    content => text_of(content, &format!("{at}.content"))?,
+                };
+                let content =
+                    if block["is_error"] == Value::Bool(true) { format!("Error: {content}") } else { content };
+                messages.push(json!({ "role": "tool", "tool_call_id": text("tool_use_id")?, "content": content }));
+            }
+            _ => {
+                let expected = if role == "user" {
+                    "\"text\" or \"tool_result\""
+                } else {
+                    "\"text\", \"thinking\" or \"tool_use\""
+                };
+                return Err(wrong(
+                    &format!("{at}.type"),
+                    &format!("{expected} in a message of the {role}"),
+                    &block["type"],
+                ));
+            }
+        }
+    }
+    if role == "user" {
+        if !texts.is_empty() {
+            messages.push(json!({ "role": "user", "content": texts.join("\n") }));
+        }
+        return Ok(());
+    }
+    let mut message = json!({ "role": "assistant", "content": texts.join("") });
+    if !thoughts.is_empty() {
+        message["reasoning_content"] = thoughts.into();
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    messages.push(message);
+    Ok(())
+}
+
+/// A text, or the texts of blocks.
+fn text_of(value: &Value, at: &str) -> Result<String, ApiError> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let texts: Result<Vec<&str>, ApiError> = blocks
+                .iter()
+                .enumerate()
+                .map(|(index, block)| match (block["type"].as_str(), block["text"].as_str()) {
+                    (Some("text"), Some(text)) => Ok(text),
+                    _ => Err(wrong(&format!("{at}[{index}]"), "a text block; the model takes text only", block)),
+                })
+                .collect();
+            Ok(texts?.join("\n"))
+        }
+        other => Err(wrong(at, "a text or a list of text blocks", other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::to_chat;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn blocks_become_messages() {
+        let body = json!({
+            "model": "m", "max_tokens": 5, "top_k": 3, "stop_sequences": ["X"], "metadata": {"user_id": "u"},
+            "system": [{"type": "text", "text": "Be short."}],
+            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": true},
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "2"}]},
+                    {"type": "text", "text": "So?"}]},
+            ],
+        });
+        insta::assert_json_snapshot!(to_chat(&body, true).unwrap(), @r#"
+        {
+          "model": "m",
+          "max_tokens": 5,
+          "top_k": 3,
+          "messages": [
+            {
+              "role": "system",
+              "content": "Be short."
+            },
+            {
+              "role": "user",
+              "content": "hi"
+            },
+            {
+              "role": "assistant",
+              "content": "I look.",
+              "reasoning_content": "hm",
+              "tool_calls": [
+                {
+                  "id": "t1",
+                  "type": "function",
+                  "function": {
+                    "name": "f",
+                    "arguments": {
+                      "a": 1
+                    }
+                  }
+                }
+              ]
+            },
+            {
+              "role": "tool",
+              "tool_call_id": "t1",
+              "content": "2"
+            },
+            {
+              "role": "user",
+              "content": "So?"
+            }
+          ],
+          "tools": [
+            {
+              "type": "function",
+              "function": {
+                "name": "f",
+                "parameters": {
+                  "type": "object"
+                },
+                "description": "d"
+              }
+            }
+          ],
+          "tool_choice": {
+            "type": "function",
+            "function": {
+              "name": "f"
+            }
+          },
+          "parallel_tool_calls": false,
+          "stop": [
+            "X"
+          ],
+          "user": "u"
+        }
+        "#);
+    }
+
+    #[test]
+    fn a_wrong_block_is_named() {
+        let message = |content: Value| json!({"max_tokens": 1, "messages": [{"role": "user", "content": content}]});
+        for (body, pointer) in [
+            (json!({"messages": []}), "max_tokens"),
+            (json!({"max_tokens": 1, "messages": []}), "messages"),
+            (json!({"max_tokens": 1, "messages": [{"role": "system", "content": "a"}]}), "messages[0].role"),
+            (message(json!(5)), "messages[0].content"),
+            (message(json!([{"type": "image"}])), "messages[0].content[0].type"),
+            (message(json!([{"type": "text"}])), "messages[0].content[0].text"),
+            (message(json!([{"type": "tool_result"}])), "messages[0].content[0].tool_use_id"),
+        ] {
+            assert_eq!(to_chat(&body, true).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
+        }
+    }
+}

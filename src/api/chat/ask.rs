@@ -1,0 +1,133 @@
+//! From the body of a chat completion to the requests that the engine takes. Everything is checked here.
+
+use super::conversation::{Conversation, Prepared};
+use crate::api::wire::fields::Fields;
+use crate::api::wire::{mods, parameters};
+use crate::api::{ApiError, App, Loaded};
+use crate::engine::{Report, Request};
+use crate::events::Surface;
+use crate::model::chat::answer::Reading;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most alternatives that an answer can have, as with OpenAI.
+const MOST_TOP_LOGPROBS: i64 = 20;
+/// Most answers to one request.
+const MOST_ANSWERS: i64 = 32;
+
+/// A body, read.
+#[derive(Debug)]
+pub(in crate::api) struct Asked {
+    /// One for each answer.
+    pub(in crate::api) requests: Vec<Request>,
+    pub(in crate::api) reading: Arc<Reading>,
+    pub(in crate::api) wishes: Wishes,
+}
+
+/// How the answer is to be written.
+#[derive(Debug, Clone)]
+pub(in crate::api) struct Wishes {
+    pub(in crate::api) stream: bool,
+    /// Whether a stream ends with a chunk of token counts.
+    pub(in crate::api) include_usage: bool,
+    /// `Some(n)`: the log-probability of each token, and those of `n` alternatives.
+    pub(in crate::api) logprobs: Option<usize>,
+    /// The prompt, where the answer is to say how it came about.
+    pub(in crate::api) verbose: Option<String>,
+    /// Tokens of the prompt.
+    pub(in crate::api) prompt_tokens: usize,
+    /// Longest silence of a stream.
+    pub(in crate::api) ping: Option<Duration>,
+}
+
+impl Asked {
+    /// Reads a body in the shape of a chat completion.
+    pub(in crate::api) fn read(app: &App, loaded: &Loaded, body: &Value) -> Result<Self, ApiError> {
+        let fields = Fields::new(body)?.or(&app.config().server.request_defaults);
+        let prepared = Conversation::read(app, fields)?.prepare(loaded)?;
+        let stream = fields.flag("stream")?.unwrap_or(false);
+        let wishes = Wishes {
+            stream,
+            include_usage: match fields.object("stream_options")? {
+                Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
+                None => false,
+            },
+            logprobs: logprobs(fields, &prepared, stream)?,
+            verbose: fields.flag("verbose")?.unwrap_or(false).then(|| prepared.text.clone()),
+            prompt_tokens: prepared.tokens.len(),
+            ping: match fields.integer("sse_ping_interval", -1..=i64::from(i32::MAX))? {
+                None => app.config().server.routes.sse_ping_interval,
+                Some(seconds @ 1..) => Some(Duration::from_secs(seconds as u64)),
+                Some(_) => None,
+            },
+        };
+        let answers = fields.integer("n", 1..=MOST_ANSWERS)?.unwrap_or(1);
+        let reading = Arc::clone(&prepared.reading);
+        let first = request(app, loaded, fields, prepared, &wishes)?;
+        let requests = (0..answers as u32)
+            .map(|index| {
+                let mut request = first.clone();
+                request.sampling.seed = request.sampling.seed.wrapping_add(index);
+                request
+            })
+            .collect();
+        Ok(Self { requests, reading, wishes })
+    }
+}
+
+fn request(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prepared: Prepared,
+    wishes: &Wishes,
+) -> Result<Request, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let placement = parameters::placement(fields)?;
+    let room = placement.room(loaded.engine().context_per_slot(), prepared.tokens.len());
+    let mut limits = parameters::limits(fields, vocabulary, room)?;
+    if !limits.ignore_eos {
+        limits.stop_tokens.extend(&prepared.end_tokens);
+        limits.stop.extend(prepared.end_texts);
+    }
+    Ok(Request {
+        request_id: parameters::request_id(fields)?,
+        user_label: parameters::user(fields)?,
+        spans: prepared.spans,
+        prompt_preview: prepared.preview,
+        conversation: Some(prepared.conversation),
+        tools: prepared.tools,
+        sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: prepared.constraint,
+        limits,
+        visible: prepared.visible,
+        mods: mods::chosen(fields, loaded, app.registry())?,
+        attention: fields.flag("attention")?.unwrap_or(false),
+        alternatives: Request::ALTERNATIVES.max(wishes.logprobs.unwrap_or(0)),
+        record: parameters::record(fields)?,
+        report: Report {
+            progress: wishes.stream && fields.flag("return_progress")?.unwrap_or(false),
+            ..Report::default()
+        },
+        slot: placement.slot,
+        cache_prompt: placement.cache_prompt,
+        cache_reuse: placement.cache_reuse,
+        overflow: placement.overflow,
+        ..Request::new(prepared.tokens, Surface::Openai)
+    })
+}
+
+fn logprobs(fields: Fields<'_>, prepared: &Prepared, stream: bool) -> Result<Option<usize>, ApiError> {
+    let top = fields.integer("top_logprobs", 0..=MOST_TOP_LOGPROBS)?;
+    match (fields.flag("logprobs")?.unwrap_or(false), top) {
+        (true, _) if stream && !prepared.reading.tools.is_empty() => Err(ApiError::invalid(
+            "logprobs",
+            "logprobs cannot be streamed together with tools, whose calls have no tokens of their own in a stream; \
+             leave out stream, tools or logprobs",
+        )),
+        (true, top) => Ok(Some(top.unwrap_or(0) as usize)),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true")),
+    }
+}

@@ -1,0 +1,127 @@
+//! States of slots that stay on the server, by number.
+
+use super::slot_files;
+use super::slots::{enabled, slot_number, small_json};
+use crate::api::wire::fields::Fields;
+use crate::api::{ApiError, App, LlamaError};
+use crate::engine::Engine;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Instant;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(act)).routes(routes!(list))
+}
+
+/// What is to be done, with which slot.
+#[derive(Debug, Deserialize)]
+struct Action {
+    action: Option<String>,
+    slot: Option<String>,
+    model: Option<String>,
+}
+
+/// Does something with a session, by `?action=`: `save` keeps the state of `&slot=N` under the number, `restore` puts it back into
+/// a slot, or with `{file}` what is in that file below `--slot-save-path`, and `remove` forgets it, with `{file}` after writing it
+/// there. Sessions stay until they are removed or the server ends.
+#[utoipa::path(post, path = "/sessions/{id_session}", tag = "llama-server",
+    params(("id_session" = i64, Path, description = "The session's number"),
+           ("action" = String, Query, description = "save, restore or remove"),
+           ("slot" = Option<u32>, Query, description = "The slot, from 0, to save or to restore to")),
+    responses((status = 200, description = "What was done"),
+              (status = 400, description = "The slot, the file or the state is wrong; the message says what"),
+              (status = 404, description = "There is no such session or file"),
+              (status = 501, description = "The server was started with --no-slots or without --slot-save-path"),
+              (status = 507, description = "There is no room for the session")))]
+async fn act(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    query: Result<Query<Action>, QueryRejection>,
+    body: Body,
+) -> Result<Json<Value>, LlamaError> {
+    let query = query?.0;
+    let loaded = enabled(&app, query.model.as_deref()).await?;
+    let engine = loaded.engine();
+    let text = id?.0;
+    let id: i64 = text
+        .parse()
+        .map_err(|_| ApiError::invalid("id_session", format!("id_session must be a whole number, got '{text}'")))?;
+    let body = small_json(body).await?;
+    let file = Fields::new(&body)?.text("file")?;
+    let begun = Instant::now();
+    let ms = || begun.elapsed().as_secs_f64() * 1e3;
+    let slot = || match &query.slot {
+        Some(slot) => slot_number("slot", slot),
+        None => Err(ApiError::invalid("slot", "slot is missing; add &slot=N to the query")),
+    };
+    let answer = match query.action.as_deref() {
+        Some("save") => {
+            let slot = slot()?;
+            let state = engine.save_slot(slot).await?;
+            let bytes = state.block.len();
+            engine.sessions().put(id, state.block, app.now())?;
+            json!({ "id_session": id, "id_slot": slot, "n_tokens": state.tokens, "n_bytes": bytes, "t_ms": ms() })
+        }
+        Some("restore") => {
+            let slot = slot()?;
+            let block = match file {
+                Some(file) => {
+                    slot_files::read(slot_files::path(&app, "file", file)?, file, engine.largest_state()).await?
+                }
+                None => engine.sessions().get(id).ok_or_else(|| ApiError::not_found("session", id))?.block,
+            };
+            let bytes = block.len();
+            engine.restore_slot(slot, block).await?;
+            json!({ "id_session": id, "id_slot": slot, "n_bytes_read": bytes, "success": true, "t_ms": ms() })
+        }
+        Some("remove") => remove(&app, engine, id, file).await?,
+        other => {
+            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is not known"));
+            let detail = format!("action {what}; the actions are save, restore and remove");
+            return Err(ApiError::invalid("action", detail).into());
+        }
+    };
+    Ok(Json(answer))
+}
+
+async fn remove(app: &App, engine: &Engine, id: i64, file: Option<&str>) -> Result<Value, ApiError> {
+    let missing = || ApiError::not_found("session", id);
+    let Some(file) = file else {
+        engine.sessions().remove(id).ok_or_else(missing)?;
+        return Ok(json!({ "id_session": id, "removed": true }));
+    };
+    let path = slot_files::path(app, "file", file)?;
+    // Removed only once it is written, so that a full disk loses nothing.
+    let block = engine.sessions().get(id).ok_or_else(missing)?.block;
+    let bytes = block.len();
+    slot_files::write(path, block).await?;
+    engine.sessions().remove(id).ok_or_else(missing)?;
+    Ok(json!({ "id_session": id, "removed": true, "file": file, "n_bytes": bytes }))
+}
+
+/// Lists all sessions, by number.
+#[utoipa::path(get, path = "/sessions", tag = "llama-server",
+    responses((status = 200, description = "`[{id, size, created_at, updated_at}]`, size in bytes, times in seconds since 1970"),
+              (status = 501, description = "The server was started with --no-slots")))]
+async fn list(
+    State(app): State<App>,
+    query: Result<Query<super::props::Which>, QueryRejection>,
+) -> Result<Json<Value>, LlamaError> {
+    let loaded = enabled(&app, query?.0.model.as_deref()).await?;
+    let sessions = loaded.engine().sessions().list();
+    let shown = sessions.iter().map(|(id, session)| {
+        json!({
+            "id": id,
+            "size": session.block.len(),
+            "created_at": session.created_at.timestamp(),
+            "updated_at": session.updated_at.timestamp(),
+        })
+    });
+    Ok(Json(shown.collect()))
+}

@@ -1,0 +1,273 @@
+//! The state of a slot: look at its tokens and messages, save and restore it, cut tokens out of it. A slot that is busy
+//! is waited for.
+
+use super::props::Which;
+use super::slot_files;
+use crate::api::wire;
+use crate::api::wire::fields::Fields;
+use crate::api::{ApiError, App, Kind, LlamaError, Loaded};
+use crate::engine::{Engine, NoRoom, Ses1Error, SlotError, SlotState, SlotTokens};
+use crate::events::TokenId;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Instant;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Binary bodies.
+const OCTETS: &str = "application/octet-stream";
+/// Bytes that JSON may have around a state.
+const AROUND: usize = 4096;
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(act)).routes(routes!(info))
+}
+
+/// What is to be done, and with which model's slot.
+#[derive(Debug, Deserialize)]
+pub(super) struct Action {
+    action: Option<String>,
+    model: Option<String>,
+}
+
+/// Does something with the state of a slot, by `?action=`: `save-state` answers with it (binary for
+/// `Accept: application/octet-stream`, else base64 in JSON) and `restore-state` takes one (binary or `{state}`); `tokens` lists
+/// its tokens; `context-shift` takes `{n_keep, n_discard}` and removes tokens from the middle; `save`, `restore` and `erase` take
+/// `{filename}` below `--slot-save-path`. Waits while the slot is busy. A state that does not fit leaves the slot as it was.
+#[utoipa::path(post, path = "/slots/{id_slot}", tag = "llama-server",
+    params(("id_slot" = u32, Path, description = "The slot, from 0"),
+           ("action" = String, Query, description = "save-state, restore-state, tokens, context-shift, save, restore or erase")),
+    responses((status = 200, description = "What was done"),
+              (status = 400, description = "The slot, a field or the state is wrong; the message says what"),
+              (status = 404, description = "There is no such file"),
+              (status = 501, description = "The server was started with --no-slots or without --slot-save-path")))]
+async fn act(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    query: Result<Query<Action>, QueryRejection>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, LlamaError> {
+    let query = query?.0;
+    let loaded = enabled(&app, query.model.as_deref()).await?;
+    let slot = slot_number("id_slot", &id?.0)?;
+    let engine = loaded.engine();
+    let begun = Instant::now();
+    let ms = move || begun.elapsed().as_secs_f64() * 1e3;
+    let answer = match query.action.as_deref() {
+        Some("save-state") => {
+            let SlotState { tokens, block } = engine.save_slot(slot).await?;
+            if accepts(&headers, OCTETS) {
+                return Ok(([(header::CONTENT_TYPE, OCTETS)], block).into_response());
+            }
+            let bytes = block.len();
+            let text = tokio::task::spawn_blocking(move || STANDARD.encode(&block)).await;
+            let text = text.map_err(ApiError::internal)?;
+            json!({ "id_slot": slot, "n_tokens": tokens, "n_bytes": bytes, "t_ms": ms(), "state": text })
+        }
+        Some("restore-state") => {
+            let block = sent_state(engine, &headers, body).await?;
+            let bytes = block.len();
+            engine.restore_slot(slot, block).await?;
+            json!({ "id_slot": slot, "n_bytes_read": bytes, "success": true, "t_ms": ms() })
+        }
+        Some("tokens") => {
+            let SlotTokens { tokens, processed } = engine.slot_tokens(slot).await?;
+            json!({ "id_slot": slot, "n_tokens": tokens.len(), "tokens": tokens, "n_prompt_tokens_processed": processed })
+        }
+        Some("context-shift") => {
+            let body = small_json(body).await?;
+            let fields = Fields::new(&body)?;
+            let number = |name: &str, least: i64| {
+                let missing = || {
+                    ApiError::invalid(name, format!("{name} is missing; it takes a whole number of at least {least}"))
+                };
+                fields.integer(name, least..=i64::from(u32::MAX))?.ok_or_else(missing).map(|number| number as usize)
+            };
+            let left = engine.shift_slot(slot, number("n_keep", 0)?, number("n_discard", 1)?).await?;
+            json!({ "success": true, "new_n_tokens": left })
+        }
+        Some("save") => {
+            let (name, path) = named_file(&app, &small_json(body).await?)?;
+            let SlotState { tokens, block } = engine.save_slot(slot).await?;
+            let bytes = block.len();
+            slot_files::write(path, block).await?;
+            json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": bytes, "timings": { "save_ms": ms() } })
+        }
+        Some("restore") => {
+            let (name, path) = named_file(&app, &small_json(body).await?)?;
+            let block = slot_files::read(path, &name, engine.largest_state()).await?;
+            let bytes = block.len();
+            let tokens = engine.restore_slot(slot, block).await?;
+            json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": bytes, "timings": { "restore_ms": ms() } })
+        }
+        Some("erase") => {
+            // As in llama-server, which takes it for an action on files.
+            slot_files::path(&app, "filename", "any")?;
+            json!({ "id_slot": slot, "n_erased": engine.erase_slot(slot).await? })
+        }
+        other => {
+            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is not known"));
+            let known = "save-state, restore-state, tokens, context-shift, save, restore and erase";
+            return Err(ApiError::invalid("action", format!("action {what}; the actions are {known}")).into());
+        }
+    };
+    Ok(Json(answer).into_response())
+}
+
+/// The tokens of a slot, cut into messages after each end-of-turn token.
+#[utoipa::path(get, path = "/v1/slots/{id_slot}/info", tag = "llama-server",
+    params(("id_slot" = u32, Path, description = "The slot, from 0")),
+    responses((status = 200, description = "`{n_tokens, boundary_eot, n_messages, messages: [{index, start, end}]}`"),
+              (status = 400, description = "There is no such slot"),
+              (status = 501, description = "The server was started with --no-slots")))]
+async fn info(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    query: Result<Query<Which>, QueryRejection>,
+) -> Result<Json<Value>, LlamaError> {
+    let loaded = enabled(&app, query?.0.model.as_deref()).await?;
+    let slot = slot_number("id_slot", &id?.0)?;
+    let tokens = loaded.engine().slot_tokens(slot).await?.tokens;
+    let eot = loaded.vocabulary().special().end_of_turn();
+    let messages: Vec<Value> = messages(&tokens, eot)
+        .enumerate()
+        .map(|(index, (start, end))| json!({ "index": index, "start": start, "end": end }))
+        .collect();
+    Ok(Json(json!({
+        "n_tokens": tokens.len(),
+        "boundary_eot": eot.unwrap_or(-1),
+        "n_messages": messages.len(),
+        "messages": messages,
+    })))
+}
+
+/// First and last token of each message.
+fn messages(tokens: &[TokenId], eot: Option<TokenId>) -> impl Iterator<Item = (usize, usize)> {
+    let mut start = 0;
+    tokens.split_inclusive(move |&token| Some(token) == eot).map(move |message| {
+        let own = (start, start + message.len() - 1);
+        start += message.len();
+        own
+    })
+}
+
+/// The model whose slots these are, when the routes are on.
+pub(super) async fn enabled(app: &App, model: Option<&str>) -> Result<Loaded, ApiError> {
+    if !app.config().server.routes.slots {
+        return Err(ApiError::not_supported("slots cannot be reached; start the server without --no-slots"));
+    }
+    app.loaded(model).await
+}
+
+/// A number in a path or a query.
+pub(super) fn slot_number(name: &str, text: &str) -> Result<u32, ApiError> {
+    text.parse()
+        .map_err(|_| ApiError::invalid(name, format!("{name} must be the number of a slot, from 0, got '{text}'")))
+}
+
+/// A body of a few fields; nothing at all is no field.
+pub(super) async fn small_json(body: Body) -> Result<Value, ApiError> {
+    const MOST: usize = 64 << 10;
+    let bytes = read_body(body, MOST).await?;
+    if bytes.is_empty() { Ok(json!({})) } else { wire::json(&bytes) }
+}
+
+async fn read_body(body: Body, most: usize) -> Result<Bytes, ApiError> {
+    let mut pieces = body.into_data_stream();
+    let mut whole = BytesMut::new();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}")))?;
+        if whole.len() + piece.len() > most {
+            let detail = format!("the body has more than {most} bytes, which no state of this server's slots has");
+            return Err(ApiError::new(Kind::TooLarge, detail));
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.freeze())
+}
+
+fn named_file(app: &App, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
+    // Without a folder, no name would be right.
+    slot_files::path(app, "filename", "any")?;
+    let name = Fields::new(body)?.text("filename")?;
+    let name = name.ok_or_else(|| ApiError::invalid("filename", "filename is missing; it takes the name of a file"))?;
+    Ok((name.to_owned(), slot_files::path(app, "filename", name)?))
+}
+
+/// The state in a body: as it is, or as base64 in JSON.
+async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    let most = engine.largest_state();
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if kind.trim_start().to_ascii_lowercase().starts_with(OCTETS) {
+        return read_body(body, most).await;
+    }
+    let body = read_body(body, most / 3 * 4 + AROUND).await?;
+    let decode = move || {
+        let body = wire::json(&body)?;
+        let text = Fields::new(&body)?.text("state")?;
+        let text = text.ok_or_else(|| {
+            ApiError::invalid(
+                "state",
+                format!("state is missing; it takes the base64 of a state, or send the state as {OCTETS}"),
+            )
+        })?;
+        STANDARD
+            .decode(text)
+            .map_err(|error| ApiError::invalid("state", format!("state is not base64: {error}")))
+            .map(Bytes::from)
+    };
+    tokio::task::spawn_blocking(decode).await.map_err(ApiError::internal)?
+}
+
+fn accepts(headers: &HeaderMap, kind: &str) -> bool {
+    headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok()).any(|accept| {
+        accept.split(',').any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(kind)))
+    })
+}
+
+impl From<SlotError> for ApiError {
+    fn from(error: SlotError) -> Self {
+        let message = error.to_string();
+        match error {
+            SlotError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
+            SlotError::State(Ses1Error::NoLayout) | SlotError::Fixed(_) | SlotError::NoSlots => {
+                Self::not_supported(message)
+            }
+            SlotError::State(_) | SlotError::Refused => Self::invalid("state", message),
+            SlotError::Range { .. } => Self::invalid("n_discard", message),
+            SlotError::Failed(_) => Self::internal(message),
+            SlotError::Stopped => Self::unavailable(message),
+        }
+    }
+}
+
+impl From<NoRoom> for ApiError {
+    fn from(error: NoRoom) -> Self {
+        Self::new(Kind::NoRoom, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::messages;
+
+    #[test]
+    fn messages_end_with_their_end_of_turn_token() {
+        let of = |tokens: &[i32]| messages(tokens, Some(9)).collect::<Vec<_>>();
+        assert_eq!(of(&[1, 2, 9, 3, 9, 4, 5]), [(0, 2), (3, 4), (5, 6)]);
+        assert_eq!(of(&[1, 9]), [(0, 1)]);
+        assert_eq!(of(&[]), []);
+        assert_eq!(messages(&[1, 2], None).collect::<Vec<_>>(), [(0, 1)]);
+    }
+}

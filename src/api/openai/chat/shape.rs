@@ -1,0 +1,136 @@
+//! The JSON of chat completions and of their chunks.
+
+use crate::api::chat::Talk;
+use crate::api::generation;
+use crate::api::openai::shape::usage;
+use crate::events::{Alternative, FinishReason, TokenMeasure};
+use serde_json::{Map, Value, json};
+
+/// OpenAI's word for "no probability to speak of".
+const NO_LOGPROB: f32 = -9999.0;
+
+pub(super) type Tokens = Vec<(TokenMeasure, Vec<Alternative>)>;
+
+/// The object with these choices.
+pub(super) fn object(talk: &Talk, choices: Value, chunk: bool) -> Map<String, Value> {
+    let kind = if chunk { "chat.completion.chunk" } else { "chat.completion" };
+    let mut object = Map::new();
+    object.insert("id".into(), format!("chatcmpl-{}", talk.run()).into());
+    object.insert("object".into(), kind.into());
+    object.insert("created".into(), talk.created.into());
+    object.insert("model".into(), talk.model.clone().into());
+    // Clients of llama-server look for the b of its builds.
+    object.insert("system_fingerprint".into(), concat!("b0-thunder-", env!("CARGO_PKG_VERSION")).into());
+    object.insert("choices".into(), choices);
+    object
+}
+
+/// Where the runs can be looked at.
+pub(super) fn thunder(talk: &Talk) -> Value {
+    let run = talk.run();
+    let mut thunder = json!({ "run_id": run, "replay": format!("/runs/{run}") });
+    if talk.len() > 1 {
+        thunder["run_ids"] = talk.runs().map(|run| json!(run)).collect();
+    }
+    thunder
+}
+
+/// The whole answer.
+pub(super) fn whole(talk: &Talk, tokens: &[Tokens]) -> Value {
+    let choices: Vec<Value> = tokens
+        .iter()
+        .enumerate()
+        .map(|(index, tokens)| {
+            json!({ "index": index, "message": message(talk, index), "logprobs": logprobs(talk, tokens),
+                    "finish_reason": talk.reason(index) })
+        })
+        .collect();
+    let mut object = object(talk, choices.into(), false);
+    object.insert("usage".into(), usage(talk.usage()));
+    ending(talk, &mut object);
+    object.insert("thunder".into(), thunder(talk));
+    Value::Object(object)
+}
+
+fn message(talk: &Talk, answer: usize) -> Value {
+    let said = talk.message(answer);
+    let calls = talk.calls(answer);
+    let mut message = json!({ "role": "assistant", "content": said.content });
+    if !said.reasoning.is_empty() {
+        message["reasoning_content"] = said.reasoning.clone().into();
+    }
+    if !calls.is_empty() {
+        if said.content.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let call = |call: &crate::api::chat::CallOf<'_>| {
+            json!({ "id": call.id, "type": "function",
+                    "function": { "name": call.name, "arguments": call.arguments } })
+        };
+        message["tool_calls"] = calls.iter().map(call).collect();
+    }
+    message
+}
+
+/// What the last object of an answer has besides its choices.
+pub(super) fn ending(talk: &Talk, object: &mut Map<String, Value>) {
+    let Some(finish) = talk.finish(0) else { return };
+    object.insert("timings".into(), generation::timings(finish));
+    let Some(prompt) = &talk.wishes.verbose else { return };
+    let (kind, word) = match finish.reason {
+        FinishReason::Length => ("limit", ""),
+        _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
+    };
+    let verbose = json!({
+        "index": 0,
+        "content": finish.text,
+        "id_slot": talk.slot(0),
+        "stop": true,
+        "model": talk.model,
+        "tokens_predicted": finish.usage.completion_tokens,
+        "tokens_evaluated": finish.usage.prompt_tokens,
+        "tokens_cached": finish.usage.prompt_tokens + finish.usage.completion_tokens,
+        "prompt": prompt,
+        "stop_type": kind,
+        "stopping_word": word,
+        "timings": generation::timings(finish),
+    });
+    object.insert("__verbose".into(), verbose);
+}
+
+/// The log-probabilities of these tokens, where they were asked for.
+pub(super) fn logprobs(talk: &Talk, tokens: &Tokens) -> Value {
+    let Some(top) = talk.wishes.logprobs.filter(|_| !tokens.is_empty()) else { return Value::Null };
+    let content: Vec<Value> = tokens.iter().map(|(measure, others)| entry(talk, measure, others, top)).collect();
+    json!({ "content": content, "refusal": null })
+}
+
+fn entry(talk: &Talk, measure: &TokenMeasure, alternatives: &[Alternative], top: usize) -> Value {
+    let ln = |probability: f32| if probability > 0.0 { probability.ln() } else { NO_LOGPROB };
+    let others: Vec<Value> = alternatives
+        .iter()
+        .take(top)
+        .map(|other| {
+            let bytes = talk.vocabulary.piece(other.token);
+            json!({ "id": other.token, "token": other.text, "bytes": bytes, "logprob": ln(other.prob) })
+        })
+        .collect();
+    let bytes = talk.vocabulary.piece(measure.token);
+    json!({
+        "id": measure.token,
+        "token": String::from_utf8_lossy(bytes),
+        "bytes": bytes,
+        "logprob": measure.logprob.unwrap_or(NO_LOGPROB),
+        "top_logprobs": others,
+    })
+}
+
+/// Adds tokens to what was collected, after taking back those of the last `taken_back` characters.
+pub(super) fn collect(collected: &mut Tokens, tokens: Tokens, taken_back: usize) {
+    let mut left = taken_back;
+    while left > 0 {
+        let Some((measure, _)) = collected.pop() else { break };
+        left = left.saturating_sub(measure.text.chars().count());
+    }
+    collected.extend(tokens);
+}

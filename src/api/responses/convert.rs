@@ -1,0 +1,285 @@
+//! From a body of Responses to that of a chat completion.
+
+use crate::api::ApiError;
+use crate::api::wire::fields::{Fields, wrong};
+use serde_json::{Map, Value, json};
+
+/// Fields that are written differently there; all others are taken over.
+const OWN: &[&str] = &[
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "text",
+    "max_output_tokens",
+    "reasoning",
+    "top_logprobs",
+    "n",
+    "messages",
+];
+
+/// Fields that ask for a memory of earlier responses, or for something that runs elsewhere.
+const REFUSED: &[(&str, &str)] = &[
+    ("previous_response_id", "responses are not kept for later ones; send the whole conversation as input"),
+    ("conversation", "conversations are not kept; send the whole conversation as input"),
+    ("prompt", "there are no stored prompts; send instructions and input"),
+];
+
+/// The body of a chat completion that asks the same.
+pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
+    let fields = Fields::new(body)?;
+    for (name, reason) in REFUSED {
+        if fields.get(name).is_some() {
+            return Err(ApiError::invalid(*name, format!("{name}: {reason}")).code("unsupported"));
+        }
+    }
+    for (name, reason) in [
+        ("store", "responses are not kept for later ones; every run is recorded, though, under its run id"),
+        ("background", "a response is answered on the connection that asked for it"),
+    ] {
+        if fields.flag(name)? == Some(true) {
+            return Err(ApiError::invalid(name, format!("{name}: {reason}")).code("unsupported"));
+        }
+    }
+    let object = body.as_object().into_iter().flatten();
+    let mut chat: Map<String, Value> = object
+        .filter(|(name, _)| !OWN.contains(&name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    let mut messages = Vec::new();
+    if let Some(instructions) = fields.text("instructions")? {
+        messages.push(json!({ "role": "system", "content": instructions }));
+    }
+    match fields.get("input") {
+        Some(Value::String(text)) => messages.push(json!({ "role": "user", "content": text })),
+        Some(Value::Array(items)) if !items.is_empty() => {
+            for (index, item) in items.iter().enumerate() {
+                push_item(&mut messages, item, &format!("input[{index}]"))?;
+            }
+        }
+        found => {
+            let found = found.unwrap_or(&Value::Null);
+            return Err(wrong("input", "a text or a list with at least one item", found));
+        }
+    }
+    chat.insert("messages".into(), messages.into());
+    if let Some(tools) = fields.list("tools")? {
+        let tools: Result<Vec<Value>, ApiError> =
+            tools.iter().enumerate().map(|(index, tool)| tool_of(tool, &format!("tools[{index}]"))).collect();
+        chat.insert("tools".into(), tools?.into());
+    }
+    match fields.get("tool_choice") {
+        Some(Value::Object(choice)) if choice.get("type").is_some_and(|kind| kind == "function") => {
+            let name = choice.get("name").cloned().unwrap_or_default();
+            chat.insert("tool_choice".into(), json!({ "type": "function", "function": { "name": name } }));
+        }
+        Some(choice) => {
+            chat.insert("tool_choice".into(), choice.clone());
+        }
+        None => {}
+    }
+    if let Some(format) = fields.object("text")?.and_then(|text| text.get("format")) {
+        chat.insert("response_format".into(), format.clone());
+    }
+    if let Some(limit) = fields.get("max_output_tokens") {
+        fields.integer("max_output_tokens", 1..=i64::from(i32::MAX))?;
+        chat.insert("max_tokens".into(), limit.clone());
+    }
+    if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")) {
+        chat.insert("reasoning_effort".into(), effort.clone());
+    }
+    Ok(Value::Object(chat))
+}
+
+fn tool_of(tool: &Value, at: &str) -> Result<Value, ApiError> {
+    if tool["type"] != "function" {
+        return Err(wrong(
+            &format!("{at}.type"),
+            "\"function\", since nothing else runs on this server",
+            &tool["type"],
+        ));
+    }
+    if tool["function"].is_object() {
+        return Ok(tool.clone());
+    }
+    let mut function = Map::new();
+    for field in ["name", "description", "parameters", "strict"] {
+        if let Some(value) = tool.get(field).filter(|value| !value.is_null()) {
+            function.insert(field.into(), value.clone());
+        }
+    }
+    Ok(json!({ "type": "function", "function": function }))
+}
+
+/// Appends what an item becomes. Thoughts, text and calls of one answer are one message there.
+fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), ApiError> {
+    let text = |field: &str| {
+        let value = &item[field];
+        value.as_str().map(str::to_owned).ok_or_else(|| wrong(&format!("{at}.{field}"), "a text", value))
+    };
+    match item["type"].as_str() {
+        None | Some("message") => {
+            let role = match item["role"].as_str() {
+                Some(role @ ("user" | "assistant" | "system" | "developer")) => role,
+                _ => {
+                    let expected = "\"user\", \"assistant\", \"system\" or \"developer\"";
+                    return Err(wrong(&format!("{at}.role"), expected, &item["role"]));
+                }
+            };
+            let content = content_of(&item["content"], &format!("{at}.content"))?;
+            if role != "assistant" {
+                messages.push(json!({ "role": role, "content": content }));
+                return Ok(());
+            }
+            let message = assistant(messages, |last| last["content"] == "" && last.get("tool_calls").is_none());
+            message["content"] = content.into();
+        }
+        Some("function_call") => {
+            let call = json!({ "id": text("call_id")?, "type": "function",
+                               "function": { "name": text("name")?, "arguments": text("arguments")? } });
+            let message = assistant(messages, |_| true);
+            match message["tool_calls"].as_array_mut() {
+                Some(calls) => calls.push(call),
+                None => message["tool_calls"] = json!([call]),
+            }
+        }
+        Some("function_call_output") => {
+            let content = content_of(&item["output"], &format!("{at}.output"))?;
+            messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": content }));
+        }
+        Some("reasoning") => {
+            let parts = |field: &str| {
+                let texts = item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str());
+                texts.collect::<Vec<_>>().join("\n")
+            };
+            let thoughts = Some(parts("content")).filter(|text| !text.is_empty()).unwrap_or_else(|| parts("summary"));
+            messages.push(json!({ "role": "assistant", "content": "", "reasoning_content": thoughts }));
+        }
+        Some(_) => {
+            let expected = "\"message\", \"function_call\", \"function_call_output\" or \"reasoning\"";
+            return Err(wrong(&format!("{at}.type"), expected, &item["type"]));
+        }
+    }
+    Ok(())
+}
+
+/// The assistant's message at the end, if what comes belongs to it, else a new one.
+fn assistant(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool) -> &mut Value {
+    let goes_on = messages.last().is_some_and(|last| last["role"] == "assistant" && belongs(last));
+    if !goes_on {
+        messages.push(json!({ "role": "assistant", "content": "" }));
+    }
+    let last = messages.len() - 1;
+    &mut messages[last]
+}
+
+fn content_of(value: &Value, at: &str) -> Result<String, ApiError> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => {
+            let texts: Result<Vec<&str>, ApiError> = parts
+                .iter()
+                .enumerate()
+                .map(|(index, part)| {
+                    let text = match part["type"].as_str() {
+                        Some("input_text" | "output_text" | "text") => part["text"].as_str(),
+                        Some("refusal") => part["refusal"].as_str(),
+                        _ => None,
+                    };
+                    text.ok_or_else(|| {
+                        wrong(&format!("{at}[{index}]"), "a part with text; the model takes text only", part)
+                    })
+                })
+                .collect();
+            Ok(texts?.join("\n"))
+        }
+        other => Err(wrong(at, "a text or a list of parts", other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::to_chat;
+    use serde_json::json;
+
+    #[test]
+    fn items_become_messages() {
+        let body = json!({
+            "model": "m", "instructions": "Be short.", "max_output_tokens": 5, "seed": 3,
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": null}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "2"},
+            ],
+        });
+        let chat = to_chat(&body).unwrap();
+        insta::assert_json_snapshot!(chat["messages"], @r#"
+        [
+          {
+            "role": "system",
+            "content": "Be short."
+          },
+          {
+            "role": "user",
+            "content": "hi"
+          },
+          {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "hm",
+            "tool_calls": [
+              {
+                "id": "c1",
+                "type": "function",
+                "function": {
+                  "name": "f",
+                  "arguments": "{}"
+                }
+              },
+              {
+                "id": "c2",
+                "type": "function",
+                "function": {
+                  "name": "f",
+                  "arguments": "{}"
+                }
+              }
+            ]
+          },
+          {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "content": "2"
+          }
+        ]
+        "#);
+        assert_eq!((&chat["max_tokens"], &chat["seed"]), (&json!(5), &json!(3)));
+        assert_eq!(chat["tool_choice"]["function"]["name"], "f");
+        assert_eq!(chat["response_format"]["type"], "json_schema");
+        assert_eq!(chat["tools"][0]["function"]["name"], "f");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (body, pointer) in [
+            (json!({}), "input"),
+            (json!({"input": []}), "input"),
+            (json!({"input": "a", "previous_response_id": "resp_1"}), "previous_response_id"),
+            (json!({"input": "a", "store": true}), "store"),
+            (json!({"input": "a", "tools": [{"type": "web_search"}]}), "tools[0].type"),
+            (json!({"input": [{"role": "bot", "content": "a"}]}), "input[0].role"),
+            (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0]"),
+            (json!({"input": [{"type": "function_call", "name": "f"}]}), "input[0].call_id"),
+            (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+            (json!({"input": "a", "max_output_tokens": 0}), "max_output_tokens"),
+        ] {
+            assert_eq!(to_chat(&body).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
+        }
+    }
+}

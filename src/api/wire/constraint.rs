@@ -1,0 +1,89 @@
+//! What a request wants its answer to be: a grammar, JSON of a schema, any JSON object.
+
+use super::fields::{Fields, wrong};
+use crate::api::ApiError;
+use crate::model::grammar::{Constraint, Source};
+use serde_json::Value;
+
+/// What begins a grammar in llguidance's Lark, as in llama-server.
+const LARK: &str = "%llguidance";
+
+/// Reads `grammar`, `json_schema` and `response_format`. llama-server takes a grammar before a schema on its own routes;
+/// where `one_only`, as on its chat routes, only one of them may be there.
+pub(in crate::api) fn constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
+    let grammar = fields.text("grammar")?.filter(|text| !text.trim().is_empty()).map(|text| {
+        let source = if text.trim_start().starts_with(LARK) { Source::Lark } else { Source::Gbnf };
+        Constraint::new("grammar", source(text.to_owned()))
+    });
+    let schema =
+        fields.get("json_schema").map(|schema| Constraint::new("json_schema", Source::JsonSchema(schema.clone())));
+    let format = response_format(fields)?;
+    let mut asked = [grammar, schema, format].into_iter().flatten();
+    let (first, second) = (asked.next(), asked.next());
+    if one_only && let (Some(first), Some(second)) = (&first, &second) {
+        let message = format!("{} and {} both say what the answer must be; send one", first.field, second.field);
+        return Err(ApiError::invalid(second.field.as_str(), message));
+    }
+    Ok(first)
+}
+
+/// `{"type": "text"}`, `{"type": "json_object"}`, llama-server's `{"type": "json_object", "schema": …}`, and
+/// `{"type": "json_schema", "json_schema": {"schema": …}}`.
+fn response_format(fields: Fields<'_>) -> Result<Option<Constraint>, ApiError> {
+    const FIELD: &str = "response_format";
+    const EXPECTED: &str = "an object with type \"text\", \"json_object\" or \"json_schema\"";
+    let Some(format) = fields.object(FIELD)? else { return Ok(None) };
+    let source = match format.get("type").and_then(Value::as_str) {
+        Some("text") => return Ok(None),
+        Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
+            Some(schema) => Source::JsonSchema(schema.clone()),
+            None => Source::JsonObject,
+        },
+        Some("json_schema") => {
+            let named = format.get("json_schema").and_then(|named| named.get("schema"));
+            let schema = named.or(format.get("schema")).ok_or_else(|| {
+                ApiError::invalid("response_format.json_schema.schema", "response_format.json_schema.schema is missing")
+            })?;
+            Source::JsonSchema(schema.clone())
+        }
+        _ => return Err(wrong(FIELD, EXPECTED, &Value::Object(format.clone()))),
+    };
+    Ok(Some(Constraint::new(FIELD, source)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(body: &Value, one_only: bool) -> Result<Option<Constraint>, String> {
+        constraint(Fields::new(body).unwrap(), one_only).map_err(|error| error.problem().detail)
+    }
+
+    #[test]
+    fn each_dialect_has_its_way_to_say_it() {
+        let source = |body: Value| read(&body, true).unwrap().map(|constraint| constraint.source);
+        assert_eq!(source(json!({"grammar": ""})), None);
+        assert_eq!(source(json!({"response_format": {"type": "text"}})), None);
+        assert_eq!(source(json!({"response_format": {"type": "json_object"}})), Some(Source::JsonObject));
+        assert_eq!(source(json!({"grammar": "root ::= \"a\""})), Some(Source::Gbnf("root ::= \"a\"".into())));
+        let lark = "%llguidance {}\nstart: \"a\"";
+        assert_eq!(source(json!({"grammar": lark})), Some(Source::Lark(lark.into())));
+        let schema = json!({"type": "integer"});
+        for body in [
+            json!({"json_schema": schema}),
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
+        ] {
+            assert_eq!(source(body), Some(Source::JsonSchema(schema.clone())));
+        }
+    }
+
+    #[test]
+    fn two_of_them_are_one_too_many_in_a_chat() {
+        let body = json!({"grammar": "root ::= \"a\"", "json_schema": {}});
+        assert!(read(&body, true).unwrap_err().contains("grammar and json_schema"));
+        assert_eq!(read(&body, false).unwrap().unwrap().field, "grammar");
+        assert!(read(&json!({"response_format": {"type": "xml"}}), true).unwrap_err().contains("json_object"));
+    }
+}

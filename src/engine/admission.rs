@@ -1,0 +1,230 @@
+//! Which run gets which slot, and with which KV state it begins.
+
+use super::conversation::{self, Aligned, Memory, align};
+use super::host_cache::Idle;
+use super::request::Overflow;
+use super::run::Run;
+use super::scheduler::{Live, Scheduler, common_prefix, done};
+use crate::events::{FinishReason, Signal, TokenId};
+use crate::model::ShiftError;
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// A slot for a run, and how its prompt reads there.
+struct Choice {
+    slot: usize,
+    aligned: Option<Aligned>,
+    memory: Memory,
+}
+
+/// A prompt in the light of one state.
+struct Reading {
+    aligned: Option<Aligned>,
+    shared: usize,
+}
+
+impl Scheduler<'_> {
+    /// Gives free slots to waiting runs, first come first served. A run that waits for a slot of its own lets others pass.
+    pub(super) fn admit(&mut self) {
+        self.queue.retain_mut(|live| {
+            if !live.client.is_closed() {
+                return true;
+            }
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            live.run.abort(FinishReason::Cancelled, "the client went away before the run began".into());
+            if let (true, Some(end)) = (live.run.journal.recorded(), live.run.end.clone()) {
+                self.unrecorded.push_back(Signal::Ended(live.run.id, end));
+            }
+            false
+        });
+        let mut at = 0;
+        while at < self.queue.len() && self.slots.iter().any(|slot| slot.live.is_none()) {
+            let Some(choice) = self.choose(&self.queue[at]) else {
+                at += 1;
+                continue;
+            };
+            let Some(live) = self.queue.remove(at) else { return };
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.begin(live, choice);
+        }
+    }
+
+    /// The slot whose state the run shares most of; without a share worth having, an empty one or the one that was left
+    /// alone longest. `None` while its own slot is busy, or somebody else's turn comes first.
+    fn choose(&self, live: &Live) -> Option<Choice> {
+        let run = &live.run;
+        let awaited = |index: usize| self.tasks.iter().any(|task| task.slot == index && task.arrival < live.arrival);
+        let free = |index: &usize| {
+            self.slots[*index].live.is_none()
+                && run.request.slot.is_none_or(|own| own as usize == *index)
+                && !awaited(*index)
+        };
+        let prompt_len = run.sequence.len() as f32;
+        let similarity = self.options.slot_prompt_similarity;
+        let (slot, reading) = (0..self.slots.len())
+            .filter(free)
+            .map(|index| (index, self.reading(run, &self.slots[index].cache, &self.slots[index].memory)))
+            .max_by_key(|(index, reading)| {
+                let slot = &self.slots[*index];
+                let worth = similarity > 0.0 && reading.shared as f32 >= similarity * prompt_len;
+                (
+                    if worth { reading.shared } else { 0 },
+                    // Neighbours in the cache decode together: the lowest slots first.
+                    Reverse(slot.cache.len().min(1)),
+                    Reverse(slot.last_used),
+                    Reverse(*index),
+                )
+            })?;
+        let idle = self.idle.iter().map(|idle| (idle, self.reading(run, &idle.tokens, &idle.memory)));
+        let best_idle = idle
+            .filter(|(idle, other)| other.shared > reading.shared && 4 * other.shared >= idle.tokens.len())
+            .max_by_key(|(_, other)| other.shared);
+        Some(match best_idle {
+            Some((idle, reading)) => choice(slot, reading, &idle.memory),
+            None => choice(slot, reading, &self.slots[slot].memory),
+        })
+    }
+
+    fn reading(&self, run: &Run, held: &[TokenId], memory: &Memory) -> Reading {
+        if !run.request.cache_prompt {
+            return Reading { aligned: None, shared: 0 };
+        }
+        let forget = run.request.overflow == Overflow::Evict
+            && run.sequence.len() > conversation::low_water(self.options.ctx_size as usize);
+        let aligned = align(&run.sequence, &run.request.spans, held, memory, &run.view.vocabulary, forget);
+        let shared = common_prefix(held, aligned.as_ref().map_or(&run.sequence, |aligned| &aligned.tokens));
+        Reading { aligned, shared }
+    }
+
+    fn begin(&mut self, mut live: Live, choice: Choice) {
+        let commands = self.commands.clone();
+        live.run.settle_in(choice.aligned, choice.memory);
+        live.run.placed_in(choice.slot as u32);
+        live.run.begin(&|id, call| done(&commands, id, call));
+        self.slots[choice.slot].live = Some(live);
+        self.slots[choice.slot].last_used = self.arrivals;
+    }
+
+    /// Lets a run's first decode begin behind the state that its slot already holds, or that was kept of another time.
+    pub(super) fn find_state(&mut self, index: usize, live: &mut Live, outputs_from: usize) {
+        let run = &mut live.run;
+        let slot = &self.slots[index];
+        let usable = |cache: &[TokenId]| {
+            if run.request.cache_prompt { common_prefix(cache, &run.sequence) } else { 0 }
+        };
+        let mut shared = usable(&slot.cache);
+        if 2 * shared < slot.cache.len() {
+            self.keep_idle(index);
+        }
+        let whole = self.context.whole_only();
+        if run.request.cache_prompt
+            && let Some(at) = self.idle.best(&run.sequence[..outputs_from], shared.min(outputs_from), whole)
+            && let Some(idle) = self.idle.take(at)
+        {
+            shared = if self.wake(index, &idle) { usable(&idle.tokens) } else { 0 };
+        }
+        if run.request.cache_prompt && run.request.cache_reuse > 0 && shared > 0 {
+            let pieces = pieces(&self.slots[index].cache, &run.sequence, shared, run.request.cache_reuse);
+            shared = self.move_up(index, shared, &pieces);
+        }
+        if run.request.attention && !self.context.rows_exact(index as i32) {
+            shared = 0;
+        }
+        run.cached = shared.min(outputs_from);
+    }
+
+    /// Keeps of a slot's state its beginning and these pieces, next to each other. Returns how many tokens that is.
+    fn move_up(&mut self, index: usize, beginning: usize, pieces: &[Range<usize>]) -> usize {
+        let Some(end) = pieces.last().map(|last| last.end) else { return beginning };
+        if self.truncate(index, end) < end {
+            return self.slots[index].cache.len().min(beginning);
+        }
+        let mut from = beginning;
+        let mut gaps = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            gaps.push(from..piece.start);
+            from = piece.end;
+        }
+        let ranges: Vec<_> = gaps.iter().map(|gap| gap.start as u32..gap.end as u32).collect();
+        match self.context.cut(index as i32, end as u32, &ranges) {
+            Ok(left) => {
+                for gap in gaps.iter().rev() {
+                    self.slots[index].cache.drain(gap.clone());
+                }
+                left as usize
+            }
+            Err(ShiftError::Fixed(_)) => beginning,
+            Err(ShiftError::Failed) => {
+                self.slots[index].cache.clear();
+                0
+            }
+        }
+    }
+
+    /// Copies a slot's state to the machine's memory, where there is room and a use for it.
+    fn keep_idle(&mut self, index: usize) {
+        let slot = &self.slots[index];
+        if !self.idle.wants(&slot.cache) {
+            return;
+        }
+        match self.context.save(index as i32) {
+            Ok(state) => {
+                self.idle.put(Idle { tokens: slot.cache.clone(), state, memory: slot.memory.clone() });
+            }
+            Err(error) => tracing::warn!(%error, slot = index, "an idle state is not kept"),
+        }
+    }
+
+    /// Puts a kept state into a slot. `false` leaves the slot empty.
+    fn wake(&mut self, index: usize, idle: &Idle) -> bool {
+        let restored = self.context.restore(index as i32, &idle.state, idle.tokens.len() as u32);
+        let slot = &mut self.slots[index];
+        match restored {
+            Ok(()) => slot.cache.clone_from(&idle.tokens),
+            Err(error) => {
+                tracing::warn!(%error, slot = index, "a kept state cannot be used");
+                slot.cache.clear();
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Pieces of a state, behind what it shares with a prompt, that the prompt has one after the other.
+fn pieces(held: &[TokenId], prompt: &[TokenId], shared: usize, least: usize) -> Vec<Range<usize>> {
+    let (mut at, mut wanted) = (shared, shared);
+    let mut pieces = Vec::new();
+    while at < held.len() && wanted < prompt.len() {
+        let same = common_prefix(&held[at..], &prompt[wanted..]);
+        if same >= least {
+            pieces.push(at..at + same);
+            at += same;
+            wanted += same;
+        } else {
+            at += 1;
+        }
+    }
+    pieces
+}
+
+fn choice(slot: usize, reading: Reading, memory: &Memory) -> Choice {
+    let mut memory = memory.clone();
+    memory.truncate(reading.shared);
+    Choice { slot, aligned: reading.aligned, memory }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pieces;
+
+    #[test]
+    fn pieces_are_found_in_order() {
+        let held = [1, 2, 3, 90, 91, 4, 5, 6, 92, 7, 8, 9];
+        assert_eq!(pieces(&held, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 3), [5..8, 9..12]);
+        assert!(pieces(&held, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 4).is_empty());
+        assert!(pieces(&held, &[1, 2, 3], 3, 1).is_empty());
+        assert_eq!(pieces(&held, &[1, 2, 3, 7, 8, 4, 5, 6], 3, 2), [9..11]);
+    }
+}

@@ -1,0 +1,277 @@
+//! Which parts of a conversation can go, oldest first.
+//!
+//! A turn goes from the content of a user message to the content of the next: what the template writes before the two is
+//! the same, so that the tokens that stay are those of the conversation without that turn, whatever the template does
+//! between messages. Pairs of a tool call and its results go from message to message, where the template ends messages
+//! with an end-of-generation token.
+
+use crate::events::{Evicted, Span, TokenId};
+use crate::model::{Vocabulary, printable};
+use std::ops::Range;
+
+/// Characters of a message that the client is told when it goes.
+const PREVIEW_CHARS: usize = 80;
+
+/// Something that goes as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) struct Part {
+    pub range: Range<usize>,
+    /// Contents of its messages: role and tokens.
+    pub contents: Vec<(String, Range<usize>)>,
+}
+
+impl Part {
+    /// Its messages as the client is told of them.
+    pub fn told(&self, tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<Evicted> {
+        self.contents.iter().map(|(role, range)| told(role, &tokens[range.clone()], vocabulary)).collect()
+    }
+}
+
+/// The messages whose contents are in these ranges, as the client is told of them.
+pub(in crate::engine) fn said(
+    tokens: &[TokenId],
+    spans: &[Span],
+    ranges: &[Range<usize>],
+    vocabulary: &Vocabulary,
+) -> Vec<Evicted> {
+    let inside = |span: &&Span| ranges.iter().any(|range| range.contains(&(span.start as usize)));
+    let contents = spans.iter().filter(|span| span.role != "template").filter(inside);
+    contents.map(|span| told(&span.role, &tokens[span.start as usize..span.end as usize], vocabulary)).collect()
+}
+
+fn told(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> Evicted {
+    Evicted {
+        role: role.to_owned(),
+        tokens: content.len() as u32,
+        text: printable(vocabulary.decode(content).chars().take(PREVIEW_CHARS).collect()),
+    }
+}
+
+/// What a conversation can do without, in the order in which it goes: whole turns from the oldest on, then finished pairs
+/// of tool call and result in the current turn. System messages, the last user message and the last assistant message
+/// stay.
+pub(in crate::engine) fn droppable(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabulary) -> Vec<Part> {
+    let said: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
+    let users: Vec<usize> = (0..said.len()).filter(|&at| said[at].role == "user").collect();
+    let Some(&last_user) = users.last() else { return Vec::new() };
+    // An assistant message that only calls a tool has no content, but its result has.
+    let last_answer = said.iter().rposition(|span| span.role == "assistant" || span.role == "tool");
+    let mut parts = Vec::new();
+    for pair in users.windows(2) {
+        let (from, to) = (pair[0], pair[1]);
+        let kept =
+            |at: usize| Some(at) == last_answer || !matches!(said[at].role.as_str(), "user" | "assistant" | "tool");
+        if !(from..to).any(kept) {
+            parts.push(part(said[from].start as usize..said[to].start as usize, &said[from..to]));
+        }
+    }
+    parts.extend(tool_pairs(tokens, &said[last_user..], vocabulary));
+    parts
+}
+
+/// Takes parts until at most `goal` of `len` tokens are left, or all of them. `None` when more than `most` are left.
+pub(in crate::engine) fn pick(parts: Vec<Part>, len: usize, most: usize, goal: usize) -> Option<Vec<Part>> {
+    let mut left = len;
+    let mut picked = Vec::new();
+    for part in parts {
+        if left <= goal {
+            break;
+        }
+        left -= part.range.len();
+        picked.push(part);
+    }
+    picked.sort_by_key(|part| part.range.start);
+    (left <= most).then_some(picked)
+}
+
+/// Calls and their results in the current turn, whose spans these are, all but the last.
+fn tool_pairs(tokens: &[TokenId], said: &[&Span], vocabulary: &Vocabulary) -> Vec<Part> {
+    let Some(user) = said.first() else { return Vec::new() };
+    let messages = messages(tokens, user.start as usize, said, vocabulary);
+    // The first message is the user's.
+    let calls: Vec<usize> = (1..messages.len())
+        .filter(|&at| {
+            let tool = |message: &Part| message.contents.iter().any(|(role, _)| role == "tool");
+            !tool(&messages[at]) && messages.get(at + 1).is_some_and(tool)
+        })
+        .collect();
+    calls
+        .windows(2)
+        .map(|pair| {
+            let range = messages[pair[0]].range.start..messages[pair[1]].range.start;
+            let mut contents: Vec<_> =
+                messages[pair[0]..pair[1]].iter().flat_map(|message| message.contents.clone()).collect();
+            if contents.first().is_none_or(|(role, _)| role != "assistant") {
+                contents.insert(0, ("assistant".into(), messages[pair[0]].range.clone()));
+            }
+            Part { range, contents }
+        })
+        .filter(|part| part.contents.iter().all(|(role, _)| role == "assistant" || role == "tool"))
+        .collect()
+}
+
+/// The messages from `from` on: each ends with an end-of-generation token of the template and the blanks behind it.
+fn messages(tokens: &[TokenId], from: usize, said: &[&Span], vocabulary: &Vocabulary) -> Vec<Part> {
+    let inside = |at: usize| said.iter().any(|span| (span.start as usize..span.end as usize).contains(&at));
+    let blank = |at: usize| {
+        !inside(at) && !vocabulary.is_control(tokens[at]) && vocabulary.piece(tokens[at]).trim_ascii().is_empty()
+    };
+    let (mut messages, mut start, mut at) = (Vec::new(), from, from);
+    while at < tokens.len() {
+        at += 1;
+        if vocabulary.is_end_of_generation(tokens[at - 1]) && !inside(at - 1) {
+            while at < tokens.len() && blank(at) {
+                at += 1;
+            }
+            let own: Vec<&Span> =
+                said.iter().copied().filter(|span| (start..at).contains(&(span.start as usize))).collect();
+            messages.push(part(start..at, &own));
+            start = at;
+        }
+    }
+    messages
+}
+
+fn part(range: Range<usize>, said: &[&Span]) -> Part {
+    let contents = said.iter().map(|span| (span.role.clone(), span.start as usize..span.end as usize)).collect();
+    Part { range, contents }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::conversation::low_water;
+    use crate::model::Special;
+
+    const END: TokenId = 1;
+    const BEGIN: TokenId = 2;
+    const NEWLINE: TokenId = 3;
+
+    fn vocabulary() -> Vocabulary {
+        let pieces = (0..100u8)
+            .map(|id| match id {
+                1 => b"<end>".to_vec().into(),
+                2 => b"<begin>".to_vec().into(),
+                3 => b"\n".to_vec().into(),
+                id => vec![id].into_boxed_slice(),
+            })
+            .collect();
+        Vocabulary::new(
+            pieces,
+            (0..100).map(|id| id == END || id == BEGIN).collect(),
+            vec![END],
+            Special::default(),
+            |_, _, _| Vec::new(),
+        )
+    }
+
+    /// A conversation as ChatML has it: `<begin> role newline content <end> newline`; blank contents have no span.
+    fn chat(messages: &[(&str, usize)]) -> (Vec<TokenId>, Vec<Span>) {
+        let (mut tokens, mut spans): (Vec<TokenId>, Vec<Span>) = (Vec::new(), Vec::new());
+        let mut own = 0;
+        for (index, &(role, len)) in messages.iter().enumerate() {
+            let header = match role {
+                "tool" => "user",
+                role => role,
+            };
+            tokens.extend([BEGIN, 10 + header.len() as TokenId, NEWLINE]);
+            if len > 0 {
+                spans.push(Span { role: "template".into(), start: own, end: tokens.len() as u32 });
+                let start = tokens.len() as u32;
+                tokens.extend(std::iter::repeat_n(50 + index as TokenId, len));
+                own = tokens.len() as u32;
+                spans.push(Span { role: role.into(), start, end: own });
+            }
+            tokens.extend([END, NEWLINE]);
+        }
+        tokens.extend([BEGIN, 19, NEWLINE]);
+        spans.push(Span { role: "template".into(), start: own, end: tokens.len() as u32 });
+        (tokens, spans)
+    }
+
+    fn without(messages: &[(&str, usize)], dropped: &[usize]) -> Vec<TokenId> {
+        let (tokens, _) = chat(messages);
+        let mut left = Vec::new();
+        let mut start = 0;
+        for (index, &(_, len)) in messages.iter().enumerate() {
+            let end = start + len + 5;
+            if !dropped.contains(&index) {
+                left.extend_from_slice(&tokens[start..end]);
+            }
+            start = end;
+        }
+        left.extend_from_slice(&tokens[start..]);
+        left
+    }
+
+    fn dropped(messages: &[(&str, usize)], most: usize, goal: usize) -> Option<Vec<TokenId>> {
+        let (mut tokens, spans) = chat(messages);
+        let parts = pick(droppable(&tokens, &spans, &vocabulary()), tokens.len(), most, goal)?;
+        for part in parts.iter().rev() {
+            tokens.drain(part.range.clone());
+        }
+        Some(tokens)
+    }
+
+    #[test]
+    fn whole_turns_go_from_the_oldest_on() {
+        let messages = [
+            ("system", 4),
+            ("user", 10),
+            ("assistant", 20),
+            ("user", 10),
+            ("assistant", 0),
+            ("tool", 30),
+            ("assistant", 5),
+            ("user", 10),
+            ("assistant", 7),
+            ("user", 3),
+        ];
+        assert_eq!(dropped(&messages, 1000, 140).unwrap(), without(&messages, &[1, 2]));
+        assert_eq!(dropped(&messages, 1000, 10).unwrap(), without(&messages, &[1, 2, 3, 4, 5, 6]));
+        assert_eq!(dropped(&messages, 20, 10), None, "the last user and assistant message stay, with their turn");
+    }
+
+    #[test]
+    fn then_finished_tool_pairs_of_the_current_turn() {
+        let messages = [
+            ("user", 10),
+            ("assistant", 5),
+            ("user", 8),
+            ("assistant", 0),
+            ("tool", 30),
+            ("assistant", 6),
+            ("tool", 30),
+            ("assistant", 0),
+            ("tool", 4),
+        ];
+        assert_eq!(dropped(&messages, 1000, 125).unwrap(), without(&messages, &[0, 1]));
+        assert_eq!(dropped(&messages, 1000, 85).unwrap(), without(&messages, &[0, 1, 3, 4]));
+        assert_eq!(dropped(&messages, 1000, 1).unwrap(), without(&messages, &[0, 1, 3, 4, 5, 6]));
+    }
+
+    #[test]
+    fn nothing_goes_that_must_stay() {
+        let only = [("system", 50), ("user", 50), ("assistant", 50), ("user", 50)];
+        let (tokens, spans) = chat(&only);
+        assert_eq!(droppable(&tokens, &spans, &vocabulary()), []);
+        let with_system = [("user", 5), ("assistant", 5), ("system", 5), ("user", 5), ("assistant", 5), ("user", 5)];
+        let (tokens, spans) = chat(&with_system);
+        assert_eq!(droppable(&tokens, &spans, &vocabulary()), [], "a turn with a system message stays");
+        assert_eq!(droppable(&tokens, &[], &vocabulary()), []);
+        assert_eq!(low_water(512), 384);
+    }
+
+    #[test]
+    fn the_client_is_told_what_went() {
+        let messages = [("user", 3), ("assistant", 2), ("user", 1), ("assistant", 1), ("user", 1)];
+        let (tokens, spans) = chat(&messages);
+        let parts = droppable(&tokens, &spans, &vocabulary());
+        let told = parts[0].told(&tokens, &vocabulary());
+        assert_eq!(
+            told.iter().map(|one| (one.role.as_str(), one.tokens)).collect::<Vec<_>>(),
+            [("user", 3), ("assistant", 2)]
+        );
+        assert_eq!(told[0].text, "222");
+    }
+}

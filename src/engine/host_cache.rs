@@ -1,0 +1,136 @@
+//! States of slots that were about to be thrown away, kept in the machine's memory.
+
+use super::conversation::Memory;
+use super::scheduler::common_prefix;
+use crate::events::TokenId;
+use std::collections::VecDeque;
+
+/// Shorter states are computed again as fast as they are copied.
+const WORTH: usize = 32;
+
+/// The state of a sequence.
+pub(super) struct Idle {
+    pub tokens: Vec<TokenId>,
+    pub state: Vec<u8>,
+    pub memory: Memory,
+}
+
+/// Idle states, oldest first, up to a limit in bytes.
+pub(super) struct HostCache {
+    entries: VecDeque<Idle>,
+    bytes: usize,
+    limit: usize,
+    /// Bytes of state that a token takes, roughly.
+    per_token: usize,
+}
+
+impl HostCache {
+    /// A cache of that many bytes; 0 keeps nothing.
+    pub fn new(limit: usize, per_token: usize) -> Self {
+        Self { entries: VecDeque::new(), bytes: 0, limit, per_token }
+    }
+
+    /// Whether the state of these tokens is to be kept.
+    pub fn wants(&self, tokens: &[TokenId]) -> bool {
+        tokens.len() >= WORTH
+            && tokens.len() * self.per_token <= self.limit
+            && !self.entries.iter().any(|entry| entry.tokens.starts_with(tokens))
+    }
+
+    /// Keeps a state, and forgets those that it holds, and the oldest ones where there is no room.
+    pub fn put(&mut self, idle: Idle) {
+        if idle.size() > self.limit {
+            return;
+        }
+        let mut bytes = self.bytes;
+        self.entries.retain(|entry| {
+            let held = idle.tokens.starts_with(&entry.tokens);
+            bytes -= if held { entry.size() } else { 0 };
+            !held
+        });
+        self.bytes = bytes + idle.size();
+        self.entries.push_back(idle);
+        while self.bytes > self.limit
+            && let Some(oldest) = self.entries.pop_front()
+        {
+            self.bytes -= oldest.size();
+        }
+    }
+
+    /// The state that shares most with a prompt, more than `shared` tokens and a quarter of its own. `whole`: only states
+    /// that the prompt continues from their very end, where a state cannot be cut.
+    pub fn best(&self, prompt: &[TokenId], shared: usize, whole: bool) -> Option<usize> {
+        let of = |entry: &Idle| common_prefix(&entry.tokens, prompt);
+        (0..self.entries.len())
+            .map(|at| (of(&self.entries[at]), at))
+            .filter(|&(common, at)| {
+                let len = self.entries[at].tokens.len();
+                common > shared && 4 * common >= len && (!whole || common == len)
+            })
+            .max()
+            .map(|(_, at)| at)
+    }
+
+    /// Takes a state out.
+    pub fn take(&mut self, at: usize) -> Option<Idle> {
+        let idle = self.entries.remove(at)?;
+        self.bytes -= idle.size();
+        Some(idle)
+    }
+
+    /// All states.
+    pub fn iter(&self) -> impl Iterator<Item = &Idle> {
+        self.entries.iter()
+    }
+}
+
+impl Idle {
+    fn size(&self) -> usize {
+        self.state.len() + size_of_val(self.tokens.as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idle(tokens: std::ops::Range<i32>, bytes: usize) -> Idle {
+        let tokens: Vec<TokenId> = tokens.collect();
+        let state = vec![0; bytes - 4 * tokens.len()];
+        Idle { tokens, state, memory: Memory::default() }
+    }
+
+    #[test]
+    fn the_oldest_go_when_there_is_no_room() {
+        let mut cache = HostCache::new(3000, 10);
+        for start in [0, 1000, 2000, 3000] {
+            cache.put(idle(start..start + 100, 1000));
+        }
+        let starts: Vec<i32> = cache.iter().map(|entry| entry.tokens[0]).collect();
+        assert_eq!((starts, cache.bytes), (vec![1000, 2000, 3000], 3000));
+        cache.put(idle(0..100, 4000));
+        assert_eq!(cache.bytes, 3000, "what is larger than the cache is not taken");
+        cache.put(idle(1000..1200, 1500));
+        assert_eq!(cache.bytes, 2500, "the longer state took the oldest one's place, and its beginning's");
+    }
+
+    #[test]
+    fn the_state_that_shares_most_is_found() {
+        let mut cache = HostCache::new(1 << 20, 10);
+        cache.put(idle(0..100, 1000));
+        cache.put(idle(0..60, 1000));
+        assert_eq!(cache.iter().count(), 2, "a shorter state is no reason to forget a longer one");
+        let prompt: Vec<TokenId> = (0..200).collect();
+        let best = cache.best(&prompt, 0, false).unwrap();
+        assert_eq!(cache.entries[best].tokens.len(), 100);
+        assert_eq!(cache.best(&prompt, 100, false), None);
+        let other: Vec<TokenId> = (0..70).chain(500..600).collect();
+        assert_eq!(cache.entries[cache.best(&other, 0, true).unwrap()].tokens.len(), 60);
+        let barely: Vec<TokenId> = (0..10).chain(500..600).collect();
+        assert_eq!(cache.best(&barely, 0, false), None);
+        assert!(!cache.wants(&prompt[..50]) && cache.wants(&prompt) && !cache.wants(&other[..20]));
+        assert!(!HostCache::new(1999, 10).wants(&prompt));
+        let taken = cache.take(best).unwrap();
+        assert_eq!((taken.tokens.len(), cache.bytes), (100, 1000));
+    }
+}

@@ -1,0 +1,202 @@
+//! SES1: the state of a slot as one block of bytes, and what is checked before one is believed.
+//!
+//! `"SES1"`, number of tokens, tokens, KV data; all numbers little-endian. The KV data begins with a head of ours, that
+//! says which model and which kind of cache it is from, and holds a checksum over everything else; then comes what
+//! llama.cpp wrote, without what depends on the number of slots. A block comes from a client or a file and may say
+//! anything: nothing of it reaches llama.cpp before [`read`] has compared every number with the context's own.
+
+use crate::events::TokenId;
+use crate::model::llama::{Flaw, Layout};
+use std::ops::Range;
+use xxhash_rust::xxh3::Xxh3;
+
+const MAGIC: &[u8; 4] = b"SES1";
+/// Magic and number of tokens.
+const HEAD: usize = 8;
+
+const KV_MAGIC: &[u8; 4] = b"THKV";
+/// Of the head of the KV data, and of the layout of llama.cpp's part, which its releases change.
+const KV_VERSION: u32 = 1;
+/// Magic, version, model, types of keys and values, length, checksum.
+const KV_HEAD: usize = 4 + 4 + 16 + 2 * TYPE + 8 + 8;
+/// More than all heads, and the sizes that llama.cpp writes for each layer.
+const AROUND: usize = 1 << 20;
+/// Bytes for the name of a type.
+const TYPE: usize = 8;
+
+/// Why a block is not the state of a slot of this model.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Ses1Error {
+    /// It does not begin as such a block does.
+    #[error("the state does not begin with 'SES1'")]
+    Magic,
+    /// It ends too early.
+    #[error("the state has {found} bytes; its head says that it has {needed}")]
+    Truncated {
+        /// Bytes there are.
+        found: usize,
+        /// Bytes there must be.
+        needed: u64,
+    },
+    /// It goes on behind its end.
+    #[error("the state has {0} bytes behind its end")]
+    TooLong(u64),
+    /// More tokens than the context holds.
+    #[error("the state has {tokens} tokens, the context of a slot holds {context}")]
+    TooManyTokens {
+        /// Tokens in the state.
+        tokens: usize,
+        /// Tokens a slot holds.
+        context: usize,
+    },
+    /// A token that the vocabulary does not have.
+    #[error("token {index} of the state is {token}; the ids of this model's vocabulary run from 0 to {last}")]
+    Token {
+        /// Index in the list of tokens.
+        index: usize,
+        /// Its id.
+        token: TokenId,
+        /// Highest id.
+        last: usize,
+    },
+    /// The KV data is not from this program.
+    #[error("the KV data was not written by Thunder: it does not begin with 'THKV'")]
+    KvMagic,
+    /// The KV data is from another release.
+    #[error("the KV data has version {0}, this server reads version {KV_VERSION}")]
+    Version(u32),
+    /// The state of another model.
+    #[error("the state was saved with another model")]
+    Model,
+    /// The state of another type of cache.
+    #[error("the state was saved with a KV cache of {found}, this server keeps {expected}")]
+    CacheType {
+        /// Types of keys and values in the state.
+        found: String,
+        /// Types of keys and values here.
+        expected: String,
+    },
+    /// Bytes have changed on the way.
+    #[error("the state is damaged: its checksum does not match")]
+    Checksum,
+    /// What llama.cpp wrote does not fit.
+    #[error(transparent)]
+    Kv(#[from] Flaw),
+    /// The model keeps more than a KV cache.
+    #[error("this model keeps more than a KV cache, and its state cannot be checked when it comes back")]
+    NoLayout,
+}
+
+/// What a block must fit.
+#[derive(Debug, Clone)]
+pub(super) struct Home {
+    pub fingerprint: u128,
+    pub vocabulary: usize,
+    pub layout: Option<Layout>,
+}
+
+impl Home {
+    /// Bytes of a block whose tokens fill the context.
+    pub fn largest(&self) -> usize {
+        let kv = |layout: &Layout| layout.context() * (layout.bytes_per_token() + size_of::<TokenId>()) + AROUND;
+        self.layout.as_ref().map_or(0, kv)
+    }
+}
+
+/// Writes a block from what llama.cpp wrote of a sequence.
+pub(super) fn write(home: &Home, tokens: &[TokenId], state: &[u8]) -> Result<Vec<u8>, Ses1Error> {
+    let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+    let kv = if tokens.is_empty() { Vec::new() } else { layout.pack(state, tokens)? };
+    let mut block = Vec::with_capacity(HEAD + 4 * tokens.len() + KV_HEAD + kv.len());
+    block.extend_from_slice(MAGIC);
+    block.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
+    for token in tokens {
+        block.extend_from_slice(&token.to_le_bytes());
+    }
+    let types = layout.types();
+    block.extend_from_slice(KV_MAGIC);
+    block.extend_from_slice(&KV_VERSION.to_le_bytes());
+    block.extend_from_slice(&home.fingerprint.to_le_bytes());
+    block.extend_from_slice(&type_field(&types.0));
+    block.extend_from_slice(&type_field(&types.1));
+    block.extend_from_slice(&(kv.len() as u64).to_le_bytes());
+    let sum = checksum(&block, &kv);
+    block.extend_from_slice(&sum.to_le_bytes());
+    block.extend_from_slice(&kv);
+    Ok(block)
+}
+
+/// Checks a block and returns its tokens, and what llama.cpp shall read; empty for the state of an empty slot.
+pub(super) fn read(home: &Home, block: &[u8]) -> Result<(Vec<TokenId>, Vec<u8>), Ses1Error> {
+    let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+    if !block.starts_with(MAGIC) {
+        return Err(Ses1Error::Magic);
+    }
+    let count = u32::from_le_bytes(field(block, 4..8)?) as usize;
+    if count > layout.context() {
+        return Err(Ses1Error::TooManyTokens { tokens: count, context: layout.context() });
+    }
+    let kv_head = HEAD + 4 * count;
+    let needed = kv_head + KV_HEAD;
+    let bytes = block.get(HEAD..kv_head).filter(|_| block.len() >= needed);
+    let bytes = bytes.ok_or(Ses1Error::Truncated { found: block.len(), needed: needed as u64 })?;
+    let tokens: Vec<TokenId> = bytes.as_chunks::<4>().0.iter().map(|bytes| TokenId::from_le_bytes(*bytes)).collect();
+    let outside = |token: TokenId| usize::try_from(token).map_or(true, |token| token >= home.vocabulary);
+    if let Some(index) = tokens.iter().position(|&token| outside(token)) {
+        return Err(Ses1Error::Token { index, token: tokens[index], last: home.vocabulary.saturating_sub(1) });
+    }
+    let head = &block[kv_head..needed];
+    if !head.starts_with(KV_MAGIC) {
+        return Err(Ses1Error::KvMagic);
+    }
+    let version = u32::from_le_bytes(field(head, 4..8)?);
+    if version != KV_VERSION {
+        return Err(Ses1Error::Version(version));
+    }
+    if u128::from_le_bytes(field(head, 8..24)?) != home.fingerprint {
+        return Err(Ses1Error::Model);
+    }
+    let types = layout.types();
+    if head[24..24 + TYPE] != type_field(&types.0) || head[24 + TYPE..24 + 2 * TYPE] != type_field(&types.1) {
+        let name = |at: usize| String::from_utf8_lossy(&head[at..at + TYPE]).trim_end_matches('\0').to_owned();
+        let found = format!("{} keys and {} values", name(24), name(24 + TYPE));
+        return Err(Ses1Error::CacheType { found, expected: format!("{} keys and {} values", types.0, types.1) });
+    }
+    let kv_len = u64::from_le_bytes(field(head, 24 + 2 * TYPE..32 + 2 * TYPE)?);
+    let kv = &block[needed..];
+    if (kv.len() as u64) < kv_len {
+        return Err(Ses1Error::Truncated { found: block.len(), needed: (needed as u64).saturating_add(kv_len) });
+    }
+    if kv.len() as u64 > kv_len {
+        return Err(Ses1Error::TooLong(kv.len() as u64 - kv_len));
+    }
+    let sum = u64::from_le_bytes(field(head, KV_HEAD - 8..KV_HEAD)?);
+    if checksum(&block[..needed - 8], kv) != sum {
+        return Err(Ses1Error::Checksum);
+    }
+    if tokens.is_empty() {
+        return if kv.is_empty() { Ok((tokens, Vec::new())) } else { Err(Flaw::TooLong(kv.len()).into()) };
+    }
+    let state = layout.unpack(kv, &tokens)?;
+    Ok((tokens, state))
+}
+
+fn checksum(head: &[u8], kv: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(head);
+    hash.update(kv);
+    hash.digest()
+}
+
+fn type_field(name: &str) -> [u8; TYPE] {
+    let mut field = [0; TYPE];
+    let len = name.len().min(TYPE);
+    field[..len].copy_from_slice(&name.as_bytes()[..len]);
+    field
+}
+
+fn field<const N: usize>(bytes: &[u8], range: Range<usize>) -> Result<[u8; N], Ses1Error> {
+    let needed = range.end as u64;
+    let found = bytes.get(range).and_then(|bytes| bytes.try_into().ok());
+    found.ok_or(Ses1Error::Truncated { found: bytes.len(), needed })
+}

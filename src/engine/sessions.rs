@@ -1,0 +1,113 @@
+//! States of slots that clients keep on the server, by number, until they remove them or the server ends.
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The sessions of one model, in the machine's memory, up to a limit.
+#[derive(Debug)]
+pub struct Sessions {
+    held: Mutex<Held>,
+    limit: usize,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    sessions: BTreeMap<i64, Session>,
+    bytes: usize,
+}
+
+/// A kept state.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// SES1.
+    pub block: Bytes,
+    /// When it was first saved under its number.
+    pub created_at: DateTime<Utc>,
+    /// When it was last saved.
+    pub updated_at: DateTime<Utc>,
+}
+
+/// There is no room for another session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the session has {needed} bytes, and {free} of the {limit} bytes for sessions are free; remove a session, or start the server with a larger --session-memory"
+)]
+pub struct NoRoom {
+    /// Bytes of the session.
+    pub needed: usize,
+    /// Bytes that are free, those of the session that it would replace included.
+    pub free: usize,
+    /// Bytes for all sessions.
+    pub limit: usize,
+}
+
+impl Sessions {
+    /// Room for that many bytes.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { held: Mutex::new(Held::default()), limit }
+    }
+
+    /// Keeps a state under a number, in place of what was there.
+    ///
+    /// # Errors
+    /// [`NoRoom`]; what was there stays.
+    pub fn put(&self, id: i64, block: Bytes, now: DateTime<Utc>) -> Result<(), NoRoom> {
+        let mut held = self.held();
+        let old = held.sessions.get(&id);
+        let without = held.bytes - old.map_or(0, |old| old.block.len());
+        let free = self.limit.saturating_sub(without);
+        if block.len() > free {
+            return Err(NoRoom { needed: block.len(), free, limit: self.limit });
+        }
+        let created_at = old.map_or(now, |old| old.created_at);
+        held.bytes = without + block.len();
+        held.sessions.insert(id, Session { block, created_at, updated_at: now });
+        Ok(())
+    }
+
+    /// The session of that number.
+    #[must_use]
+    pub fn get(&self, id: i64) -> Option<Session> {
+        self.held().sessions.get(&id).cloned()
+    }
+
+    /// Removes a session.
+    pub fn remove(&self, id: i64) -> Option<Session> {
+        let mut held = self.held();
+        let removed = held.sessions.remove(&id);
+        held.bytes -= removed.as_ref().map_or(0, |session| session.block.len());
+        removed
+    }
+
+    /// All sessions, by number.
+    #[must_use]
+    pub fn list(&self) -> Vec<(i64, Session)> {
+        self.held().sessions.iter().map(|(&id, session)| (id, session.clone())).collect()
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_and_a_session_can_be_replaced() {
+        let sessions = Sessions::new(100);
+        let (now, later) = (DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(5));
+        let block = |len| Bytes::from(vec![0; len]);
+        sessions.put(7, block(60), now).unwrap();
+        assert_eq!(sessions.put(8, block(41), now), Err(NoRoom { needed: 41, free: 40, limit: 100 }));
+        sessions.put(7, block(100), later).unwrap();
+        let session = sessions.get(7).unwrap();
+        assert_eq!((session.created_at, session.updated_at, session.block.len()), (now, later, 100));
+        assert_eq!(sessions.list().len(), 1);
+        assert!(sessions.remove(7).is_some() && sessions.remove(7).is_none());
+        sessions.put(8, block(100), now).unwrap();
+    }
+}

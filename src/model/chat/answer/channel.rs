@@ -1,0 +1,224 @@
+//! Answers in channels, as gpt-oss gives them: `analysis` is thought, `final` is text, a message with a recipient is a
+//! call.
+
+use super::json::{NotJson, Scanner, Seen};
+use super::{
+    Message, Over, Piece, Reading, safe, say_arguments, say_call, say_called, say_content, say_reasoning, void_calls,
+};
+use serde_json::Value;
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+const END: &str = "<|end|>";
+const CALL: &str = "<|call|>";
+const RETURN: &str = "<|return|>";
+const CONSTRAIN: &str = "<|constrain|>";
+
+/// Every marker.
+pub(in crate::model::chat) const MARKERS: [&str; 7] = [START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN];
+
+/// What ends a message; the first three are part of it.
+const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
+
+/// Longest header.
+const LONGEST_HEADER: usize = 500;
+
+/// How far the answer was read.
+#[derive(Debug, Default)]
+pub(super) struct Channels {
+    at: usize,
+    body: Option<Body>,
+}
+
+#[derive(Debug)]
+struct Body {
+    /// Where its header begins.
+    header: usize,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Thought,
+    Text,
+    Call { scanner: Scanner, complete: bool },
+}
+
+impl Channels {
+    pub(super) fn read(
+        &mut self,
+        reading: &Reading,
+        text: &str,
+        over: Option<Over>,
+        pieces: &mut Vec<Piece>,
+        message: &mut Message,
+    ) {
+        loop {
+            let goes_on = if self.body.is_some() {
+                self.read_body(text, over, pieces, message)
+            } else {
+                self.read_header(reading, text, over, pieces, message)
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    fn read_header(
+        &mut self,
+        reading: &Reading,
+        text: &str,
+        over: Option<Over>,
+        pieces: &mut Vec<Piece>,
+        message: &mut Message,
+    ) -> bool {
+        let rest = &text[self.at..];
+        if rest.is_empty() {
+            return false;
+        }
+        let begins = |marker: &str| rest.starts_with(marker) || (over.is_none() && marker.starts_with(rest));
+        if !begins(START) && !begins(CHANNEL) {
+            // Text without a header, e.g. because a mod forced it.
+            self.body = Some(Body { header: self.at, kind: Kind::Text });
+            return true;
+        }
+        let Some(len) = rest.find(MESSAGE).filter(|&len| len <= LONGEST_HEADER) else {
+            if over.is_none() && rest.len() <= LONGEST_HEADER + MESSAGE.len() {
+                return false;
+            }
+            let marker = if rest.starts_with(START) { START } else { CHANNEL };
+            let from = self.at;
+            self.at += marker.len().min(rest.len());
+            say_content(pieces, message, &text[from..self.at]);
+            self.body = Some(Body { header: from, kind: Kind::Text });
+            return true;
+        };
+        let header = &rest[..len];
+        let header_from = self.at;
+        let mut from = self.at + len + MESSAGE.len();
+        let recipient = header.split("to=").nth(1).map(|rest| rest.split(['<', ' ', '\n']).next().unwrap_or_default());
+        let recipient = recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)).filter(|n| !n.is_empty());
+        let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
+        let calls = !(reading.single && !message.calls.is_empty()) && !reading.tools.is_empty();
+        let kind = match recipient {
+            Some(name) if calls => {
+                say_call(pieces, message, name);
+                Kind::Call { scanner: Scanner::new(), complete: false }
+            }
+            Some(_) => {
+                // Nobody offered a function: the call stays as it is.
+                from = header_from;
+                Kind::Text
+            }
+            None if channel.starts_with("analysis") && reading.thoughts => {
+                separate(&message.reasoning.clone(), |gap| say_reasoning(pieces, message, gap));
+                Kind::Thought
+            }
+            None if channel.starts_with("analysis") => {
+                from = header_from;
+                Kind::Text
+            }
+            None => {
+                separate(&message.content.clone(), |gap| say_content(pieces, message, gap));
+                Kind::Text
+            }
+        };
+        // The markers of a header that stays in the text do not end it.
+        self.at = from;
+        if from == header_from {
+            let shown = &text[header_from..header_from + len + MESSAGE.len()];
+            say_content(pieces, message, shown);
+            self.at = header_from + shown.len();
+        }
+        self.body = Some(Body { header: header_from, kind });
+        true
+    }
+
+    fn read_body(&mut self, text: &str, over: Option<Over>, pieces: &mut Vec<Piece>, message: &mut Message) -> bool {
+        let Some(body) = &mut self.body else { return false };
+        let rest = &text[self.at..];
+        let end = ENDS.iter().filter_map(|marker| rest.find(marker).map(|at| (at, *marker))).min();
+        let upto = match end {
+            Some((at, _)) => at,
+            None if over.is_some() => rest.len(),
+            None => safe(rest, &ENDS, false),
+        };
+        let part = &rest[..upto];
+        let mut void = false;
+        match &mut body.kind {
+            Kind::Thought => say_reasoning(pieces, message, part),
+            Kind::Text => say_content(pieces, message, part),
+            Kind::Call { scanner, complete } => void = !take_arguments(scanner, complete, part, pieces, message),
+        }
+        self.at += upto;
+        let ended = end.is_some() || over.is_some();
+        if ended
+            && !void
+            && let Kind::Call { complete, .. } = &body.kind
+        {
+            let arguments = message.calls.last().map_or("", |call| call.arguments.as_str());
+            let cut = over.is_some_and(|over| over.cut) && end.is_none();
+            void = if *complete { serde_json::from_str::<Value>(arguments).is_err() } else { !cut };
+            if *complete && !void {
+                say_called(pieces, message);
+            }
+        }
+        if void {
+            void_calls(pieces, message, 1);
+            say_content(pieces, message, &text[body.header..self.at]);
+            body.kind = Kind::Text;
+            return true;
+        }
+        if let Some((_, marker)) = end {
+            if marker != START && marker != CHANNEL {
+                self.at += marker.len();
+            }
+            self.body = None;
+            return true;
+        }
+        false
+    }
+}
+
+/// `false` when the text cannot become the arguments.
+fn take_arguments(
+    scanner: &mut Scanner,
+    complete: &mut bool,
+    part: &str,
+    pieces: &mut Vec<Piece>,
+    message: &mut Message,
+) -> bool {
+    let mut begin = 0;
+    for (at, byte) in part.bytes().enumerate() {
+        if *complete || (message.calls.last().is_some_and(|call| call.arguments.is_empty()) && begin == at) {
+            if byte.is_ascii_whitespace() {
+                begin = if *complete { begin } else { at + 1 };
+                continue;
+            }
+            if *complete || byte != b'{' {
+                return false;
+            }
+        }
+        match scanner.push(byte) {
+            Err(NotJson) => return false,
+            Ok(Seen::End) => {
+                *complete = true;
+                say_arguments(pieces, message, &part[begin..=at]);
+            }
+            Ok(_) => {}
+        }
+    }
+    if !*complete {
+        say_arguments(pieces, message, &part[begin..]);
+    }
+    true
+}
+
+/// Messages on one channel are paragraphs.
+fn separate(before: &str, say: impl FnOnce(&str)) {
+    if !before.is_empty() {
+        say("\n\n");
+    }
+}

@@ -1,0 +1,239 @@
+//! JSON that is still being written: tells after each byte whether it can become a value, and where the members of the
+//! outermost object begin and end.
+
+/// Deepest nesting, that of `serde_json`.
+const DEEPEST: usize = 127;
+/// Longest number or word.
+const LONGEST_WORD: usize = 400;
+
+/// The text is not JSON from this byte on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NotJson;
+
+/// What a byte did to the outermost object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// Nothing that matters here.
+    Inside,
+    /// It begins a key.
+    KeyBegin,
+    /// It ends a key.
+    Key,
+    /// It begins a member's value.
+    Value,
+    /// It ends a member's value and belongs to it.
+    ValueEnd,
+    /// It comes right after a member's value.
+    AfterValue,
+    /// It ends the object; a value that is still open ended before it.
+    End,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expect {
+    Value,
+    ValueOrEnd,
+    KeyOrEnd,
+    Key,
+    Colon,
+    CommaOrEnd,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Token {
+    None,
+    Text {
+        key: bool,
+    },
+    Escape {
+        key: bool,
+    },
+    /// Hexadecimal digits that are missing.
+    Code {
+        key: bool,
+        left: u8,
+    },
+    Word(Vec<u8>),
+}
+
+/// Reads one value, byte by byte.
+#[derive(Debug, Clone)]
+pub(super) struct Scanner {
+    /// Open containers, `true` for objects.
+    open: Vec<bool>,
+    expect: Expect,
+    token: Token,
+}
+
+impl Scanner {
+    pub(super) fn new() -> Self {
+        Self { open: Vec::new(), expect: Expect::Value, token: Token::None }
+    }
+
+    /// Takes the next byte.
+    pub(super) fn push(&mut self, byte: u8) -> Result<Seen, NotJson> {
+        match &mut self.token {
+            Token::Text { key } => {
+                let key = *key;
+                match byte {
+                    b'"' if key => {
+                        self.token = Token::None;
+                        self.expect = Expect::Colon;
+                        Ok(if self.open.len() == 1 { Seen::Key } else { Seen::Inside })
+                    }
+                    b'"' => {
+                        self.token = Token::None;
+                        Ok(self.value_ended())
+                    }
+                    b'\\' => {
+                        self.token = Token::Escape { key };
+                        Ok(Seen::Inside)
+                    }
+                    0..0x20 => Err(NotJson),
+                    _ => Ok(Seen::Inside),
+                }
+            }
+            Token::Escape { key } => {
+                let key = *key;
+                self.token = match byte {
+                    b'u' => Token::Code { key, left: 4 },
+                    b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Token::Text { key },
+                    _ => return Err(NotJson),
+                };
+                Ok(Seen::Inside)
+            }
+            Token::Code { key, left } => {
+                if !byte.is_ascii_hexdigit() {
+                    return Err(NotJson);
+                }
+                self.token =
+                    if *left == 1 { Token::Text { key: *key } } else { Token::Code { key: *key, left: *left - 1 } };
+                Ok(Seen::Inside)
+            }
+            Token::Word(word) => {
+                if byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.') {
+                    word.push(byte);
+                    return if word.len() > LONGEST_WORD { Err(NotJson) } else { Ok(Seen::Inside) };
+                }
+                serde_json::from_slice::<serde_json::Value>(word).map_err(|_| NotJson)?;
+                self.token = Token::None;
+                self.value_ended();
+                let after = if self.open.len() == 1 { Seen::AfterValue } else { Seen::Inside };
+                match self.between(byte)? {
+                    Seen::Inside => Ok(after),
+                    other => Ok(other),
+                }
+            }
+            Token::None => self.between(byte),
+        }
+    }
+
+    fn between(&mut self, byte: u8) -> Result<Seen, NotJson> {
+        let top = self.open.len() == 1;
+        match (byte, self.expect) {
+            (b' ' | b'\t' | b'\n' | b'\r', _) => Ok(Seen::Inside),
+            (b'}', Expect::KeyOrEnd | Expect::CommaOrEnd) => self.close(true),
+            (b']', Expect::ValueOrEnd | Expect::CommaOrEnd) => self.close(false),
+            (b'"', Expect::Key | Expect::KeyOrEnd) => {
+                self.token = Token::Text { key: true };
+                Ok(if top { Seen::KeyBegin } else { Seen::Inside })
+            }
+            (b':', Expect::Colon) => {
+                self.expect = Expect::Value;
+                Ok(Seen::Inside)
+            }
+            (b',', Expect::CommaOrEnd) => {
+                self.expect = if self.open.last() == Some(&true) { Expect::Key } else { Expect::Value };
+                Ok(Seen::Inside)
+            }
+            (_, Expect::Value | Expect::ValueOrEnd) => {
+                match byte {
+                    b'{' | b'[' => {
+                        if self.open.len() >= DEEPEST {
+                            return Err(NotJson);
+                        }
+                        self.open.push(byte == b'{');
+                        self.expect = if byte == b'{' { Expect::KeyOrEnd } else { Expect::ValueOrEnd };
+                    }
+                    b'"' => self.token = Token::Text { key: false },
+                    b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => self.token = Token::Word(vec![byte]),
+                    _ => return Err(NotJson),
+                }
+                Ok(if top { Seen::Value } else { Seen::Inside })
+            }
+            _ => Err(NotJson),
+        }
+    }
+
+    fn close(&mut self, object: bool) -> Result<Seen, NotJson> {
+        if self.open.pop() != Some(object) {
+            return Err(NotJson);
+        }
+        Ok(if self.open.is_empty() { Seen::End } else { self.value_ended() })
+    }
+
+    fn value_ended(&mut self) -> Seen {
+        self.expect = Expect::CommaOrEnd;
+        if self.open.len() == 1 { Seen::ValueEnd } else { Seen::Inside }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Scanner, Seen};
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    fn end(text: &str) -> Option<usize> {
+        let mut scanner = Scanner::new();
+        for (at, byte) in text.bytes().enumerate() {
+            if scanner.push(byte).ok()? == Seen::End {
+                return Some(at + 1);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn an_object_ends_where_it_ends() {
+        for text in [r"{}", r#"{"a":1}"#, r#"{"a": [1, {"b": "}\"\u00e9"}], "c": -1.5e3 , "d": null}"#] {
+            assert_eq!(end(&format!("{text} rest")), Some(text.len()), "{text}");
+        }
+        for text in
+            ["{,}", "{\"a\"}", "{\"a\":}", "{\"a\":tru}", "{\"a\":\"\n\"}", "{\"a\":01}", "{]", "{\"a\":\"\\x\"}"]
+        {
+            assert_eq!(end(text), None, "{text}");
+        }
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".*".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::hash_map(".{0,4}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// Whatever serde_json writes is read to its end, and nothing that serde_json refuses ends.
+        #[test]
+        fn it_agrees_with_serde(value in value(), pretty: bool, noise in "[{}\\[\\]\",:0-9a-z \\\\]{0,24}") {
+            let object = serde_json::json!({ "v": value });
+            let text = if pretty { serde_json::to_string_pretty(&object).unwrap() } else { object.to_string() };
+            prop_assert_eq!(end(&text), Some(text.len()));
+            let noise = format!("{{{noise}");
+            if let Some(end) = end(&noise) {
+                prop_assert!(serde_json::from_str::<Value>(&noise[..end]).is_ok(), "{}", noise);
+            }
+        }
+    }
+}

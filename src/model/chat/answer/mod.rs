@@ -1,0 +1,218 @@
+//! Reads an answer while it is written: thoughts, text and tool calls.
+//!
+//! [`Parser`] takes the text in whatever pieces it comes and says what each added. However it was cut, the outcome is
+//! the same. Nothing is lost: what begins like a tool call and turns out to be none is text, exactly as it was
+//! written. When a mod takes text back, the parser reads what is left again and says what that voids.
+
+mod call;
+mod channel;
+mod json;
+mod object;
+mod parser;
+mod tagged;
+
+pub use parser::Parser;
+
+pub(super) use channel::MARKERS as CHANNEL_MARKERS;
+
+use super::family::Format;
+use serde_json::Value;
+
+/// How an answer is to be read.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// How the model writes.
+    pub format: Format,
+    /// The functions that were offered; without any, nothing is a tool call.
+    pub tools: Vec<Tool>,
+    /// Whether thoughts are told from the text; else they stay in it, with their markers.
+    pub thoughts: bool,
+    /// Whether the prompt ended within a thought.
+    pub thinking: bool,
+    /// Whether only the first call counts.
+    pub single: bool,
+}
+
+/// A function that was offered.
+#[derive(Debug, Clone)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// JSON Schema of its arguments.
+    pub parameters: Value,
+    /// Whether its arguments must follow the schema.
+    pub strict: bool,
+}
+
+/// What was read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Message {
+    /// The thoughts.
+    pub reasoning: String,
+    /// The text.
+    pub content: String,
+    /// The calls.
+    pub calls: Vec<Call>,
+}
+
+/// A tool call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// The function's name.
+    pub name: String,
+    /// The arguments, a JSON object as it was written; the beginning of one when the answer was cut off in it.
+    pub arguments: String,
+    /// Whether the arguments are complete.
+    pub complete: bool,
+}
+
+/// What a piece of text added.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// To the thoughts.
+    Reasoning(String),
+    /// To the text.
+    Content(String),
+    /// A call of this function.
+    Call(String),
+    /// To the arguments of the last call.
+    Arguments(String),
+    /// The last call is complete.
+    Called,
+    /// Something said before is void.
+    Retract(Retraction),
+}
+
+/// How much of the end is void.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Retraction {
+    /// Characters of the thoughts.
+    pub reasoning: usize,
+    /// Characters of the text.
+    pub content: usize,
+    /// Calls.
+    pub calls: usize,
+}
+
+/// The answer is over.
+#[derive(Debug, Clone, Copy)]
+struct Over {
+    /// It ran into a limit.
+    cut: bool,
+}
+
+fn say_reasoning(pieces: &mut Vec<Piece>, message: &mut Message, text: &str) {
+    if !text.is_empty() {
+        message.reasoning.push_str(text);
+        match pieces.last_mut() {
+            Some(Piece::Reasoning(last)) => last.push_str(text),
+            _ => pieces.push(Piece::Reasoning(text.to_owned())),
+        }
+    }
+}
+
+fn say_content(pieces: &mut Vec<Piece>, message: &mut Message, text: &str) {
+    if !text.is_empty() {
+        message.content.push_str(text);
+        match pieces.last_mut() {
+            Some(Piece::Content(last)) => last.push_str(text),
+            _ => pieces.push(Piece::Content(text.to_owned())),
+        }
+    }
+}
+
+fn say_call(pieces: &mut Vec<Piece>, message: &mut Message, name: &str) {
+    message.calls.push(Call { name: name.to_owned(), arguments: String::new(), complete: false });
+    pieces.push(Piece::Call(name.to_owned()));
+}
+
+fn say_arguments(pieces: &mut Vec<Piece>, message: &mut Message, text: &str) {
+    if let Some(call) = message.calls.last_mut().filter(|_| !text.is_empty()) {
+        call.arguments.push_str(text);
+        match pieces.last_mut() {
+            Some(Piece::Arguments(last)) => last.push_str(text),
+            _ => pieces.push(Piece::Arguments(text.to_owned())),
+        }
+    }
+}
+
+fn say_called(pieces: &mut Vec<Piece>, message: &mut Message) {
+    if let Some(call) = message.calls.last_mut() {
+        call.complete = true;
+        pieces.push(Piece::Called);
+    }
+}
+
+fn void_calls(pieces: &mut Vec<Piece>, message: &mut Message, count: usize) {
+    if count > 0 {
+        message.calls.truncate(message.calls.len().saturating_sub(count));
+        pieces.push(Piece::Retract(Retraction { calls: count, ..Retraction::default() }));
+    }
+}
+
+/// What makes `new` of `old`.
+fn difference(old: &Message, new: &Message) -> Vec<Piece> {
+    let reasoning = common_prefix(&old.reasoning, &new.reasoning);
+    let content = common_prefix(&old.content, &new.content);
+    let calls = old.calls.iter().zip(&new.calls).take_while(|(a, b)| a == b).count();
+    let retraction = Retraction {
+        reasoning: old.reasoning[reasoning..].chars().count(),
+        content: old.content[content..].chars().count(),
+        calls: old.calls.len() - calls,
+    };
+    let mut pieces = Vec::new();
+    if retraction != Retraction::default() {
+        pieces.push(Piece::Retract(retraction));
+    }
+    if reasoning < new.reasoning.len() {
+        pieces.push(Piece::Reasoning(new.reasoning[reasoning..].to_owned()));
+    }
+    if content < new.content.len() {
+        pieces.push(Piece::Content(new.content[content..].to_owned()));
+    }
+    for call in &new.calls[calls..] {
+        pieces.push(Piece::Call(call.name.clone()));
+        if !call.arguments.is_empty() {
+            pieces.push(Piece::Arguments(call.arguments.clone()));
+        }
+        if call.complete {
+            pieces.push(Piece::Called);
+        }
+    }
+    pieces
+}
+
+fn common_prefix(a: &str, b: &str) -> usize {
+    a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b).map_or(a.len().min(b.len()), |((at, _), _)| at)
+}
+
+/// Whether a text begins with a literal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Match {
+    Whole,
+    /// The text is a beginning of the literal, which may still come.
+    Begun,
+    No,
+}
+
+fn literal(text: &str, literal: &str) -> Match {
+    if text.starts_with(literal) {
+        Match::Whole
+    } else if literal.starts_with(text) {
+        Match::Begun
+    } else {
+        Match::No
+    }
+}
+
+/// How much of the text cannot become part of a marker; with `trim`, nor be the whitespace before it.
+fn safe(text: &str, markers: &[&str], trim: bool) -> usize {
+    let partial = |marker: &&str| {
+        (1..marker.len()).rev().find(|&len| marker.is_char_boundary(len) && text.ends_with(&marker[..len])).unwrap_or(0)
+    };
+    let upto = text.len() - markers.iter().map(partial).max().unwrap_or(0);
+    if trim { text[..upto].trim_end().len() } else { upto }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! A call that is an object with the name and the arguments.
+
+use super::call::Step;
+use super::json::{Scanner, Seen};
+use super::{Message, Piece, Reading, say_arguments, say_call, say_called};
+use serde_json::Value;
+
+/// What models call the name, and the arguments.
+const NAMES: &[&str] = &["name", "tool_name"];
+const ARGUMENTS: &[&str] = &["arguments", "parameters"];
+/// Keys with which a bare call may begin; any other object is an answer in JSON.
+const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id"];
+
+/// An object with name and arguments.
+#[derive(Debug)]
+pub(super) struct Object {
+    scanner: Scanner,
+    key: String,
+    first_key: Option<usize>,
+    key_from: usize,
+    value_from: Option<usize>,
+    name: Option<String>,
+    /// Where the arguments stand as an object, and up to where they were said.
+    arguments: Option<(usize, usize)>,
+    arguments_end: Option<usize>,
+    /// The arguments, where they do not stand there as an object.
+    converted: Option<String>,
+}
+
+impl Object {
+    pub(super) fn new() -> Self {
+        Self {
+            scanner: Scanner::new(),
+            key: String::new(),
+            first_key: None,
+            key_from: 0,
+            value_from: None,
+            name: None,
+            arguments: None,
+            arguments_end: None,
+            converted: None,
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all of it is the reader's and the parser's state")]
+    pub(super) fn read(
+        &mut self,
+        reading: &Reading,
+        text: &str,
+        at: &mut usize,
+        bare: bool,
+        said: &mut bool,
+        pieces: &mut Vec<Piece>,
+        message: &mut Message,
+    ) -> Step {
+        for byte in text[*at..].bytes() {
+            let Ok(seen) = self.scanner.push(byte) else { return Step::Failed(*at) };
+            let here = *at;
+            *at += 1;
+            let taken = match seen {
+                Seen::Inside => Some(()),
+                Seen::KeyBegin => {
+                    self.first_key.get_or_insert(here);
+                    self.key_from = here;
+                    Some(())
+                }
+                Seen::Key => self.take_key(&text[self.key_from..*at], bare),
+                Seen::Value => {
+                    self.value_from = Some(here);
+                    if byte == b'{' && ARGUMENTS.contains(&self.key.as_str()) && self.no_arguments() {
+                        self.arguments = Some((here, here));
+                    }
+                    Some(())
+                }
+                Seen::ValueEnd => self.take_value(reading, text, *at, bare),
+                Seen::AfterValue => self.take_value(reading, text, here, bare),
+                Seen::End => {
+                    let taken = match self.value_from {
+                        Some(_) => self.take_value(reading, text, here, bare),
+                        None => Some(()),
+                    };
+                    let done = taken.and_then(|()| self.end(&text[..*at], said, pieces, message));
+                    return done.map_or(Step::Failed(here), |()| Step::Done(*at));
+                }
+            };
+            if taken.is_none() {
+                return Step::Failed(here);
+            }
+        }
+        self.say(text, *at, said, pieces, message);
+        Step::More
+    }
+
+    fn no_arguments(&self) -> bool {
+        self.arguments.is_none() && self.converted.is_none()
+    }
+
+    fn take_key(&mut self, quoted: &str, bare: bool) -> Option<()> {
+        self.key = serde_json::from_str(quoted).ok()?;
+        let key = self.key.as_str();
+        let expected = [NAMES, ARGUMENTS, OTHER_KEYS, &["function"]].iter().any(|keys| keys.contains(&key));
+        (expected || !bare).then_some(())
+    }
+
+    fn take_value(&mut self, reading: &Reading, text: &str, end: usize, bare: bool) -> Option<()> {
+        let from = self.value_from.take()?;
+        let value = &text[from..end];
+        let key = self.key.as_str();
+        if NAMES.contains(&key) {
+            let name: String = serde_json::from_str(value).ok()?;
+            let known = reading.tools.iter().any(|tool| tool.name == name);
+            if name.is_empty() || self.name.is_some() || (bare && !known) {
+                return None;
+            }
+            self.name = Some(name);
+        } else if ARGUMENTS.contains(&key) {
+            if let Some((begin, _)) = self.arguments {
+                if begin != from {
+                    return None;
+                }
+                self.arguments_end = Some(end);
+                // The scanner takes what serde does not, half of a surrogate pair.
+                serde_json::from_str::<Value>(value).ok()?;
+            } else if self.no_arguments() {
+                self.converted = Some(as_object(serde_json::from_str(value).ok()?)?);
+            } else {
+                return None;
+            }
+        } else if bare && key == "type" && value != "\"function\"" {
+            return None;
+        }
+        Some(())
+    }
+
+    /// Says what can be said: the name as soon as the arguments have begun, then these.
+    fn say(&mut self, text: &str, upto: usize, said: &mut bool, pieces: &mut Vec<Piece>, message: &mut Message) {
+        let Some(name) = &self.name else { return };
+        if let Some((_, told)) = &mut self.arguments {
+            if !*said {
+                say_call(pieces, message, name);
+                *said = true;
+            }
+            let upto = self.arguments_end.unwrap_or(upto);
+            if upto > *told {
+                say_arguments(pieces, message, &text[*told..upto]);
+                *told = upto;
+            }
+        }
+    }
+
+    fn end(&mut self, text: &str, said: &mut bool, pieces: &mut Vec<Piece>, message: &mut Message) -> Option<()> {
+        if self.name.is_none() {
+            // OpenAI's own shape: {"type": "function", "function": {…}}.
+            let from = self.object_start(text)?;
+            let whole: Value = serde_json::from_str(&text[from..]).ok()?;
+            let function = &whole["function"];
+            self.name = Some(function["name"].as_str().filter(|name| !name.is_empty())?.to_owned());
+            self.arguments = None;
+            let arguments = ARGUMENTS.iter().find_map(|key| function.get(key)).cloned().unwrap_or(Value::Null);
+            self.converted = Some(as_object(arguments)?);
+        }
+        self.say(text, text.len(), said, pieces, message);
+        if !*said {
+            say_call(pieces, message, self.name.as_deref()?);
+            *said = true;
+            say_arguments(pieces, message, self.converted.as_deref().unwrap_or("{}"));
+        }
+        say_called(pieces, message);
+        Some(())
+    }
+
+    fn object_start(&self, text: &str) -> Option<usize> {
+        // The first key is within the object, and only whitespace stands before it.
+        text[..self.first_key?].rfind('{')
+    }
+}
+
+/// Arguments that were not written as an object, as one.
+fn as_object(value: Value) -> Option<String> {
+    match value {
+        Value::Null => Some("{}".into()),
+        Value::String(text) if text.trim().is_empty() => Some("{}".into()),
+        Value::String(text) => serde_json::from_str::<Value>(&text).ok().filter(Value::is_object).map(|_| text),
+        Value::Object(_) => Some(value.to_string()),
+        _ => None,
+    }
+}

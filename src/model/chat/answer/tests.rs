@@ -1,0 +1,407 @@
+use super::{Call, Message, Parser, Piece, Reading, Tool};
+use crate::model::chat::family::Family;
+use proptest::prelude::*;
+use serde_json::json;
+use std::sync::Arc;
+
+fn reading(family: Family) -> Reading {
+    let tool = |name: &str| Tool {
+        name: name.into(),
+        parameters: json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}),
+        strict: false,
+    };
+    Reading {
+        format: family.format(),
+        tools: vec![tool("get_weather"), tool("add")],
+        thoughts: true,
+        thinking: false,
+        single: false,
+    }
+}
+
+/// A client that holds what the pieces told it.
+fn apply(client: &mut Message, pieces: Vec<Piece>) {
+    let cut = |text: &mut String, chars: usize| {
+        for _ in 0..chars {
+            text.pop().expect("more was voided than said");
+        }
+    };
+    for piece in pieces {
+        match piece {
+            Piece::Reasoning(text) => client.reasoning.push_str(&text),
+            Piece::Content(text) => client.content.push_str(&text),
+            Piece::Call(name) => client.calls.push(Call { name, arguments: String::new(), complete: false }),
+            Piece::Arguments(text) => client.calls.last_mut().unwrap().arguments.push_str(&text),
+            Piece::Called => client.calls.last_mut().unwrap().complete = true,
+            Piece::Retract(void) => {
+                cut(&mut client.reasoning, void.reasoning);
+                cut(&mut client.content, void.content);
+                client.calls.truncate(client.calls.len().checked_sub(void.calls).unwrap());
+            }
+        }
+    }
+}
+
+fn read_in<'a>(reading: &Reading, parts: impl IntoIterator<Item = &'a str>, cut: bool) -> Message {
+    let mut parser = Parser::new(Arc::new(reading.clone()));
+    let mut client = Message::default();
+    for part in parts {
+        apply(&mut client, parser.push(part));
+    }
+    apply(&mut client, parser.finish(cut));
+    assert_eq!(&client, parser.message());
+    client
+}
+
+fn read(family: Family, text: &str) -> Message {
+    read_in(&reading(family), [text], false)
+}
+
+fn calls(message: &Message) -> Vec<(&str, serde_json::Value)> {
+    let parsed = |call: &Call| serde_json::from_str(&call.arguments).unwrap_or_else(|_| panic!("{call:?}"));
+    message.calls.iter().map(|call| (call.name.as_str(), parsed(call))).collect()
+}
+
+/// For each family an answer with a thought or a text, and two calls.
+const ANSWERS: &[(Family, &str)] = &[
+    (
+        Family::Hermes,
+        "<think>\nhm </think>\n\nI look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n\
+         </tool_call>\n<tool_call>{\"arguments\": {\"days\": 2}, \"name\": \"add\"}</tool_call>",
+    ),
+    (
+        Family::QwenCoder,
+        "<think>hm</think>I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n</function>\n\
+         </tool_call>\n<tool_call>\n<function=add>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+    ),
+    (
+        Family::Llama3,
+        "<think>hm</think>I look.<|python_tag|>{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Zürich\"}}; \
+         {\"type\": \"function\", \"name\": \"add\", \"parameters\": {\"days\": 2}}",
+    ),
+    (
+        Family::Functionary,
+        "<think>hm</think>I look.<function=get_weather>{\"city\": \"Zürich\"}</function><function=add>{\"days\": 2}</function>",
+    ),
+    (
+        Family::Mistral,
+        "[THINK]hm[/THINK]I look.[TOOL_CALLS] [{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}, \"id\": \
+         \"abcdefghi\"}, {\"name\": \"add\", \"arguments\": {\"days\": 2}}]",
+    ),
+    (
+        Family::Mistral,
+        "[THINK]hm[/THINK]I look.[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Zürich\"}[TOOL_CALLS]add[ARGS]{\"days\": 2}",
+    ),
+    (Family::Glm4, "<think>hm</think>\nget_weather\n{\"city\": \"Zürich\"}\nadd\n{\"days\": 2}"),
+    (
+        Family::Glm45,
+        "<think>hm</think>I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n</tool_call>\n\
+         <tool_call>add<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+    ),
+    (
+        Family::DeepSeek,
+        "<think>hm</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n\
+         {\"city\": \"Zürich\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"days\": 2}<｜tool▁call▁end｜>\
+         <｜tool▁calls▁end｜>",
+    ),
+    (
+        Family::Kimi,
+        "<think>hm</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>\
+         {\"city\": \"Zürich\"}<|tool_call_end|><|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>{\"days\": 2}\
+         <|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    (
+        Family::CommandR,
+        "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>I look.<|END_RESPONSE|><|START_ACTION|>[\n{\"tool_call_id\": \"0\", \
+         \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Zürich\"}},\n{\"tool_call_id\": \"1\", \"tool_name\": \"add\", \
+         \"parameters\": {\"days\": 2}}\n]<|END_ACTION|>",
+    ),
+    (
+        Family::Phi,
+        "<think>hm</think>I look.<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}, \
+         {\"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": \"{\\\"days\\\": 2}\"}}]<|/tool_call|>",
+    ),
+    (
+        Family::Nemotron,
+        "<think>hm</think>I look.<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}, \
+         {\"name\": \"add\", \"arguments\": {\"days\": 2}}]</TOOLCALL>",
+    ),
+    (
+        Family::Harmony,
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant\
+         <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Zürich\"}<|call|><|start|>assistant \
+         to=functions.add<|channel|>commentary json<|message|>{\"days\": 2}<|call|>",
+    ),
+];
+
+#[test]
+fn every_familys_answer_is_understood() {
+    for (family, text) in ANSWERS {
+        let message = read(*family, text);
+        assert_eq!(message.reasoning.trim(), "hm", "{family:?}");
+        let expected = if *family == Family::Glm4 { "" } else { "I look." };
+        assert_eq!(message.content, expected, "{family:?}");
+        let expected = [("get_weather", json!({"city": "Zürich"})), ("add", json!({"days": 2}))];
+        assert_eq!(calls(&message), expected, "{family:?}");
+        assert!(message.calls.iter().all(|call| call.complete));
+    }
+}
+
+#[test]
+fn arguments_come_while_they_are_written() {
+    let mut parser = Parser::new(Arc::new(reading(Family::Hermes)));
+    let said = |pieces: Vec<Piece>| format!("{pieces:?}");
+    assert_eq!(parser.push("<tool_call>\n{\"name\": \"add\", \"argu"), []);
+    assert_eq!(
+        said(parser.push("ments\": {\"days\"")),
+        said(vec![Piece::Call("add".into()), Piece::Arguments("{\"days\"".into())])
+    );
+    assert_eq!(parser.push(": 1"), [Piece::Arguments(": 1".into())]);
+    assert_eq!(parser.push("}}"), [Piece::Arguments("}".into()), Piece::Called]);
+    assert_eq!(parser.push("\n</tool_call>"), []);
+}
+
+#[test]
+fn what_is_no_call_stays_as_it_was_written() {
+    for (family, text) in [
+        (Family::Hermes, "a <tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\" 1}}\n</tool_call> b"),
+        (Family::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1"),
+        (Family::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": [1]}</tool_call>"),
+        (Family::Hermes, "<tool_call>\n{\"arguments\": {}}</tool_call>"),
+        (Family::Hermes, "say <tool_call> and </tool_call> around it"),
+        (Family::Hermes, "  <tool_call>"),
+        (Family::Hermes, "a < b and <tool"),
+        (Family::QwenCoder, "<tool_call>\n<function=add>\n<parameter=days>\n1\n</function>"),
+        (Family::Llama3, "{\"name\": \"Ann\", \"age\": 5}"),
+        (Family::Llama3, "{\"name\": \"unknown\", \"parameters\": {}}"),
+        (Family::Llama3, "<|python_tag|>print(1)"),
+        (Family::Mistral, "[TOOL_CALLS][]"),
+        (Family::Mistral, "[TOOL_CALLS]the weather"),
+        (Family::Glm4, "get_weather is a function"),
+        (Family::Glm4, "add\nand subtract"),
+        (Family::Glm45, "<tool_call>add<arg_key>days</arg_key>2</tool_call>"),
+        (Family::DeepSeek, "<｜tool▁calls▁begin｜>add"),
+        (Family::Harmony, "no channel at all"),
+        (Family::Harmony, "<|channel|>commentary to=functions.add<|message|>days: 1"),
+        (Family::Harmony, "<|channel|>"),
+    ] {
+        let message = read(family, text);
+        assert_eq!((message.content.as_str(), message.calls.len()), (text, 0), "{family:?}");
+    }
+}
+
+#[test]
+fn what_follows_a_broken_call_is_still_read() {
+    let message = read(
+        Family::Hermes,
+        "<tool_call>{\"name\": \"add\", oops <tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>",
+    );
+    assert_eq!(message.content, "<tool_call>{\"name\": \"add\", oops");
+    assert_eq!(calls(&message), [("add", json!({}))]);
+    let message = read(Family::Mistral, "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {}}, {oops}] so");
+    assert_eq!(message.content, ", {oops}] so");
+    assert_eq!(calls(&message), [("add", json!({}))]);
+}
+
+#[test]
+fn a_call_that_was_cut_off_stays_one() {
+    for (family, text, arguments) in [
+        (Family::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1", "{\"days\": 1"),
+        (Family::Mistral, "[TOOL_CALLS]add[ARGS]{\"city\": \"Zü", "{\"city\": \"Zü"),
+        (Family::QwenCoder, "<tool_call><function=add><parameter=city>\nZü", "{\"city\": \"Zü"),
+        (Family::Harmony, "<|channel|>commentary to=functions.add<|message|>{\"city\": \"Zü", "{\"city\": \"Zü"),
+    ] {
+        let message = read_in(&reading(family), [text], true);
+        let call = &message.calls[0];
+        assert_eq!((call.name.as_str(), call.arguments.as_str(), call.complete), ("add", arguments, false));
+        assert_eq!(message.content, "");
+    }
+    let message = read_in(&reading(Family::Hermes), ["<tool_call>\n{\"name\": \"ad"], true);
+    assert_eq!(message.content, "<tool_call>\n{\"name\": \"ad");
+}
+
+#[test]
+fn thoughts_are_told_apart_only_where_that_is_wanted() {
+    let mut reading = reading(Family::Hermes);
+    reading.thinking = true;
+    let message = read_in(&reading, ["\nI thi", "nk\n</thi", "nk>\n\nYes"], false);
+    assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I think", "Yes"));
+    let message = read_in(&reading, ["<think>I think"], false);
+    assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I think", ""));
+    reading.thoughts = false;
+    let message = read_in(&reading, ["\nI think</think>Yes"], false);
+    assert_eq!(message.content, "\nI think</think>Yes");
+    let message = read(Family::Hermes, "Use <think> tags</think>");
+    assert_eq!(message.content, "Use <think> tags</think>");
+}
+
+#[test]
+fn without_tools_nothing_is_a_call() {
+    for (family, text) in ANSWERS {
+        let message = read_in(&Reading { tools: vec![], ..reading(*family) }, [*text], false);
+        assert!(message.calls.is_empty());
+        assert!(message.content.contains("get_weather"), "{family:?}: {message:?}");
+    }
+}
+
+#[test]
+fn only_the_first_call_counts_when_one_was_asked_for() {
+    for (family, text) in ANSWERS {
+        let message = read_in(&Reading { single: true, ..reading(*family) }, [*text], false);
+        assert_eq!(calls(&message), [("get_weather", json!({"city": "Zürich"}))], "{family:?}");
+        assert!(message.content.contains("add"), "{family:?}: {message:?}");
+    }
+}
+
+#[test]
+fn llamas_builtin_tools_are_calls() {
+    let mut reading = reading(Family::Llama3);
+    let message = read_in(&reading, ["<|python_tag|>get_weather.call(city=\"a, b\", days=3)"], false);
+    assert_eq!(calls(&message), [("get_weather", json!({"city": "a, b", "days": 3}))]);
+    reading.tools[0].name = "python".into();
+    let message = read_in(&reading, ["<|python_tag|>print(\"x\")\n"], false);
+    assert_eq!(calls(&message), [("python", json!({"code": "print(\"x\")\n"}))]);
+}
+
+/// Pieces of answers, right and wrong.
+fn text() -> impl Strategy<Value = (Family, String)> {
+    let fragments = [
+        "<think>",
+        "</think>",
+        "[THINK]",
+        "[/THINK]",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\": \"add\", ",
+        "\"arguments\": {",
+        "\"parameters\": {",
+        "\"days\": 1",
+        "}",
+        "}}",
+        "]",
+        "[",
+        ",",
+        ";",
+        "\n",
+        " ",
+        "add",
+        "add\n",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<function=add>",
+        "<parameter=city>",
+        "</parameter>",
+        "</function>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<|python_tag|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "<|start|>",
+        "<|call|>",
+        "analysis",
+        "final",
+        "commentary to=functions.add",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "```json",
+        "```",
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        "<|START_RESPONSE|>",
+        "\"\\ud800\"",
+        "é",
+        "<",
+        "<|",
+        "\"",
+        "a",
+    ];
+    let family = prop::sample::select(ANSWERS.iter().map(|(family, _)| *family).collect::<Vec<_>>());
+    let noise = prop::collection::vec(prop::sample::select(fragments.to_vec()), 0..14).prop_map(|parts| parts.concat());
+    let broken = (
+        prop::sample::select(ANSWERS.to_vec()),
+        any::<prop::sample::Index>(),
+        any::<prop::sample::Index>(),
+        noise.clone(),
+    )
+        .prop_map(|((family, answer), from, to, noise)| {
+            let place = |index: prop::sample::Index| {
+                let places: Vec<usize> = answer.char_indices().map(|(at, _)| at).collect();
+                places[index.index(places.len())]
+            };
+            let (a, b) = (place(from), place(to));
+            (family, format!("{}{noise}{}", &answer[..a.min(b)], &answer[a.max(b)..]))
+        });
+    prop_oneof![(family, noise), broken]
+}
+
+fn in_parts<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
+    let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+    if places.is_empty() {
+        return vec![text];
+    }
+    let mut cuts: Vec<usize> = cuts.iter().map(|cut| places[cut.index(places.len())]).collect();
+    cuts.extend([0, text.len()]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// However the text comes, the outcome is the same.
+    #[test]
+    fn pieces_make_the_whole(
+        (family, text) in text(), cuts: Vec<prop::sample::Index>, thoughts: bool, thinking: bool, single: bool, cut: bool,
+    ) {
+        let reading = Reading { thoughts, thinking, single, ..reading(family) };
+        let whole = read_in(&reading, [text.as_str()], cut);
+        prop_assert_eq!(&read_in(&reading, in_parts(&text, &cuts), cut), &whole);
+        let each: Vec<String> = text.chars().map(String::from).collect();
+        prop_assert_eq!(&read_in(&reading, each.iter().map(String::as_str), cut), &whole);
+    }
+
+    /// Every character that is not a marker's, a call's or whitespace is said.
+    #[test]
+    fn nothing_is_lost((family, text) in text(), mark in any::<prop::sample::Index>()) {
+        let places: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+        let place = places[mark.index(places.len())];
+        // A word that no format gives a meaning.
+        let text = format!("{}\u{2603}{}", &text[..place], &text[place..]);
+        let message = read(family, &text);
+        let said = message.content.contains('\u{2603}')
+            || message.reasoning.contains('\u{2603}')
+            || message.calls.iter().any(|call| call.name.contains('\u{2603}') || call.arguments.contains('\u{2603}'));
+        prop_assert!(said || swallowed(&text), "{text:?}: {message:?}");
+    }
+
+    /// What is taken back leaves what would have been without it.
+    #[test]
+    fn taking_back_undoes((family, text) in text(), chars in 0usize..40, further in "[a-z{}<>]{0,6}") {
+        let reading = Arc::new(reading(family));
+        let mut parser = Parser::new(Arc::clone(&reading));
+        let mut client = Message::default();
+        apply(&mut client, parser.push(&text));
+        apply(&mut client, parser.retract(chars));
+        apply(&mut client, parser.push(&further));
+        apply(&mut client, parser.finish(false));
+        let kept: String = text.chars().take(text.chars().count().saturating_sub(chars)).collect();
+        prop_assert_eq!(client, read(family, &format!("{kept}{further}")));
+    }
+}
+
+/// Members of a call's object beside name and arguments, and a channel's header, are not said again.
+fn swallowed(text: &str) -> bool {
+    let before = text.split('\u{2603}').next().unwrap_or_default();
+    before.contains("{\"")
+        || before.contains("<|channel|>")
+        || before.contains("<|start|>")
+        || before.contains("[CALL_ID]")
+}

@@ -1,0 +1,178 @@
+//! Messages as templates expect them, made of what clients send.
+
+use super::Error;
+use super::family::{Family, Format};
+use serde_json::{Map, Value};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What the assistant has said already of an answer that is to be continued.
+#[derive(Debug)]
+pub(super) struct Last {
+    pub(super) reasoning: String,
+    pub(super) content: String,
+}
+
+/// Takes the last message off, which must be the assistant's.
+pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, Error> {
+    let wrong = |pointer: String, message: &str| Error::Message { pointer, message: message.to_owned() };
+    let at = messages.len() - 1;
+    let last = &messages[at];
+    if last["role"] != "assistant" {
+        return Err(wrong(
+            format!("messages[{at}].role"),
+            "continue_final_message needs an assistant's message at the end, for there is nothing else to continue",
+        ));
+    }
+    if last["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()) {
+        return Err(wrong(format!("messages[{at}].tool_calls"), "a message with tool calls cannot be continued"));
+    }
+    if at == 0 {
+        return Err(wrong("messages".into(), "messages must have one before the assistant's that is to be continued"));
+    }
+    let text = |field: &str| last[field].as_str().unwrap_or_default().to_owned();
+    let last = Last { reasoning: text("reasoning_content"), content: text("content") };
+    messages.pop();
+    Ok(last)
+}
+
+/// Fits the messages to the family's template: the role of results, the form of arguments, the form of ids.
+pub(super) fn adapt(messages: &mut [Value], format: &Format, arguments_as_text: bool, source: &str) {
+    let mentions = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
+    let rename_results = format.tool_role != "tool" && !mentions("tool");
+    let rename_developer = !mentions("developer");
+    for message in messages {
+        let Some(fields) = message.as_object_mut() else { continue };
+        let role = fields.get("role").and_then(Value::as_str).unwrap_or_default();
+        if role == "tool" && rename_results {
+            fields.insert("role".into(), format.tool_role.into());
+        } else if role == "developer" && rename_developer {
+            fields.insert("role".into(), "system".into());
+        }
+        if format.family == Family::Mistral
+            && let Some(id) = fields.get_mut("tool_call_id")
+        {
+            shorten(id);
+        }
+        if let Some(Value::Array(calls)) = fields.get_mut("tool_calls") {
+            for call in calls {
+                if format.family == Family::Mistral
+                    && let Some(id) = call.get_mut("id")
+                {
+                    shorten(id);
+                }
+                if arguments_as_text
+                    && let Some(arguments) = call.pointer_mut("/function/arguments")
+                    && arguments.is_object()
+                {
+                    *arguments = arguments.to_string().into();
+                }
+            }
+        }
+    }
+}
+
+/// Mistral's templates take ids of nine letters and digits only.
+fn shorten(id: &mut Value) {
+    const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    let Some(text) = id.as_str().filter(|text| text.len() != 9 || !text.bytes().all(|b| b.is_ascii_alphanumeric()))
+    else {
+        return;
+    };
+    let mut hash = xxh3_64(text.as_bytes());
+    let short: String = (0..9)
+        .map(|_| {
+            let letter = LETTERS[(hash % 62) as usize];
+            hash /= 62;
+            char::from(letter)
+        })
+        .collect();
+    *id = short.into();
+}
+
+/// Messages as templates expect them: `content` is a text (parts are joined), the arguments of tool calls are
+/// objects.
+pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, Error> {
+    let wrong = |pointer: String, message: String| Error::Message { pointer, message };
+    let list = messages
+        .as_array()
+        .filter(|list| !list.is_empty())
+        .ok_or_else(|| wrong("messages".into(), "messages must be a list with at least one message".into()))?;
+    let mut normal = Vec::with_capacity(list.len());
+    for (index, message) in list.iter().enumerate() {
+        let at = |field: &str| format!("messages[{index}]{field}");
+        let Some(fields) = message.as_object() else {
+            return Err(wrong(at(""), format!("messages[{index}] must be an object with role and content")));
+        };
+        let role = fields.get("role").and_then(Value::as_str).filter(|role| !role.is_empty());
+        if role.is_none() {
+            return Err(wrong(at(".role"), format!("messages[{index}].role must be a text, e.g. \"user\"")));
+        }
+        let content = match fields.get("content") {
+            None | Some(Value::Null) => String::new(),
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Array(parts)) => joined(parts, &at(".content"))?,
+            Some(_) => {
+                return Err(wrong(
+                    at(".content"),
+                    format!("messages[{index}].content must be a text or a list of parts"),
+                ));
+            }
+        };
+        let mut fields = fields.clone();
+        fields.insert("content".into(), content.into());
+        check_calls(&fields, &at(".tool_calls"))?;
+        if let Some(Value::Array(calls)) = fields.get_mut("tool_calls") {
+            for call in calls {
+                if let Some(arguments) = call.pointer_mut("/function/arguments")
+                    && let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
+                    && object.is_object()
+                {
+                    *arguments = object;
+                }
+            }
+        }
+        normal.push(Value::Object(fields));
+    }
+    Ok(normal)
+}
+
+fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), Error> {
+    let wrong = |pointer: String, expected: &str| {
+        let message = format!("{pointer} must be {expected}");
+        Err(Error::Message { pointer, message })
+    };
+    let calls = match fields.get("tool_calls") {
+        None | Some(Value::Null) => return Ok(()),
+        Some(Value::Array(calls)) => calls,
+        Some(_) => return wrong(pointer.to_owned(), "a list of {\"id\", \"type\", \"function\"}"),
+    };
+    for (index, call) in calls.iter().enumerate() {
+        let function = call.get("function").unwrap_or(call);
+        if !function["name"].is_string() {
+            return wrong(
+                format!("{pointer}[{index}].function.name"),
+                "a text, the name of the function that was called",
+            );
+        }
+    }
+    Ok(())
+}
+
+fn joined(parts: &[Value], pointer: &str) -> Result<String, Error> {
+    let mut texts = Vec::with_capacity(parts.len());
+    for part in parts {
+        match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+            (Some("text") | None, Some(text)) => texts.push(text),
+            (kind, _) => {
+                return Err(Error::Message {
+                    pointer: pointer.to_owned(),
+                    message: format!(
+                        "{pointer} has a part of type '{}'; the model takes text parts only",
+                        kind.unwrap_or("?")
+                    ),
+                });
+            }
+        }
+    }
+    Ok(texts.join("\n"))
+}

@@ -1,0 +1,90 @@
+//! Tools for a model whose template knows none: they are described in the system message, and calls and results become
+//! text, the way the Hermes family learned it, which other models follow too.
+
+use serde_json::{Map, Value, json};
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+/// What tells the model of the tools.
+fn description(tools: &Value) -> String {
+    let mut text = String::from("You may call these functions. Each is described by a JSON object:\n<tools>");
+    for tool in tools.as_array().into_iter().flatten() {
+        let function = tool.get("function").unwrap_or(tool);
+        text.push('\n');
+        text.push_str(&function.to_string());
+    }
+    text.push_str("\n</tools>\nTo call one, answer with its name and its arguments as JSON:\n");
+    text.push_str(OPEN);
+    text.push_str("\n{\"name\": \"the function\", \"arguments\": {}}\n");
+    text.push_str(CLOSE);
+    text.push_str("\nThe result comes in <tool_response>. Answer without a call when none is needed.");
+    text
+}
+
+/// The messages with the tools described in them. `system` says whether the template takes a system message.
+pub(super) fn described(messages: &mut Vec<Value>, tools: &Value, system: bool) {
+    let text = description(tools);
+    let append = |message: &mut Value, first: bool| {
+        let content = message["content"].as_str().unwrap_or_default();
+        let joined = match (content.is_empty(), first) {
+            (true, _) => text.clone(),
+            (false, true) => format!("{text}\n\n{content}"),
+            (false, false) => format!("{content}\n\n{text}"),
+        };
+        message["content"] = joined.into();
+    };
+    match messages.first_mut() {
+        Some(first) if first["role"] == "system" || first["role"] == "developer" => append(first, false),
+        _ if system => messages.insert(0, json!({ "role": "system", "content": text })),
+        _ => {
+            if let Some(user) = messages.iter_mut().find(|message| message["role"] == "user") {
+                append(user, true);
+            }
+        }
+    }
+}
+
+/// The messages with calls and results as text.
+pub(super) fn spelt_out(messages: Vec<Value>) -> Vec<Value> {
+    let mut spelt: Vec<Value> = Vec::with_capacity(messages.len());
+    let mut results = false;
+    for mut message in messages {
+        let is_result = message["role"] == "tool";
+        if is_result {
+            let text =
+                format!("<tool_response>\n{}\n</tool_response>", message["content"].as_str().unwrap_or_default());
+            match spelt.last_mut().filter(|_| results) {
+                // Results that follow each other are one turn.
+                Some(last) => {
+                    let before = last["content"].as_str().unwrap_or_default();
+                    last["content"] = format!("{before}\n{text}").into();
+                }
+                None => spelt.push(json!({ "role": "user", "content": text })),
+            }
+        } else {
+            let calls = message.as_object_mut().and_then(|fields| fields.remove("tool_calls"));
+            if let Some(Value::Array(calls)) = calls {
+                message["content"] = with_calls(message["content"].as_str().unwrap_or_default(), &calls).into();
+            }
+            spelt.push(message);
+        }
+        results = is_result;
+    }
+    spelt
+}
+
+fn with_calls(content: &str, calls: &[Value]) -> String {
+    let mut text = content.to_owned();
+    for call in calls {
+        let function = call.get("function").unwrap_or(call);
+        let mut object = Map::new();
+        object.insert("name".into(), function["name"].clone());
+        object.insert("arguments".into(), function["arguments"].clone());
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&format!("{OPEN}\n{}\n{CLOSE}", Value::Object(object)));
+    }
+    text
+}

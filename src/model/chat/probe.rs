@@ -1,0 +1,56 @@
+//! What a template can do, found out by asking it: templates do not say.
+
+use super::{Options, Template};
+use chrono::DateTime;
+use serde_json::{Map, Value, json};
+
+/// A word that no template has.
+const PROBE: &str = "probe_7f3a";
+
+/// What a template can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Abilities {
+    /// It describes tools.
+    pub(super) tools: bool,
+    /// It takes a system message.
+    pub(super) system: bool,
+    /// It wants the arguments of a call as JSON text instead of an object.
+    pub(super) arguments_as_text: bool,
+}
+
+impl Abilities {
+    /// Renders small conversations and looks at what came out.
+    pub(super) fn of(template: &Template, source: &str) -> Self {
+        let render = |messages: Value, tools: Option<Value>| {
+            let list = messages.as_array().cloned().unwrap_or_default();
+            let options = Options {
+                tools,
+                add_generation_prompt: true,
+                continue_final: false,
+                variables: Map::new(),
+                now: DateTime::UNIX_EPOCH,
+            };
+            template.text(&list, &options).ok()
+        };
+        let user = json!({ "role": "user", "content": "a" });
+        let tool = json!([{ "type": "function", "function": { "name": PROBE, "description": "b",
+            "parameters": { "type": "object", "properties": { "c": { "type": "string", "description": "d" } },
+                            "required": ["c"] } } }]);
+        let tools = match render(json!([user]), Some(tool.clone())) {
+            Some(text) => text.contains(PROBE),
+            None => source.contains("tools"),
+        };
+        let system = render(json!([{ "role": "system", "content": PROBE }, user]), None);
+        let called = |arguments: Value| {
+            let call = json!({ "id": "abcdefghi", "type": "function",
+                               "function": { "name": "f", "arguments": arguments } });
+            let assistant = json!({ "role": "assistant", "content": "", "tool_calls": [call] });
+            let result = json!({ "role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": "e" });
+            let text = render(json!([user, assistant, result, user]), Some(tool.clone()));
+            text.is_some_and(|text| text.contains(&format!("\"{PROBE}\"")))
+        };
+        let object = called(json!({ PROBE: 1 }));
+        let arguments_as_text = !object && called(format!("{{\"{PROBE}\": 1}}").into());
+        Self { tools, system: system.is_some_and(|text| text.contains(PROBE)), arguments_as_text }
+    }
+}

@@ -1,0 +1,265 @@
+//! Whether terminals may be matched greedily.
+//!
+//! GBNF knows no terminals: any cut of the text into what the rules say is as good as any other. llguidance's lexer always
+//! takes the longest match of all terminals that may come at a place. The two mean the same exactly when no terminal can go
+//! on, behind a match of itself or of one that may stand in its place, with a byte that may also begin what comes next. Where
+//! one could, it is taken apart, down to single characters if need be.
+
+use super::lower::{Item, Productions, divisible};
+use super::nfa::{ALL, Bytes, NONE, join, meet};
+use super::parse::Node;
+use std::collections::HashMap;
+
+/// Above so many terminals each is taken to stand in the place of any other.
+const MANY: usize = 300;
+
+/// The byte that no text begins with.
+const MARKER: Bytes = [0, 0, 0, 1 << 63];
+
+/// The terminals that have to be taken apart.
+pub(super) fn find(grammar: &Productions) -> Vec<Node> {
+    let terminals = &grammar.terminals;
+    let mut apart = vec![false; terminals.len()];
+    for (index, terminal) in terminals.iter().enumerate() {
+        apart[index] = terminal.nfa.is_none() && divisible(&terminal.node);
+    }
+    let sets = Sets::of(grammar);
+    let mut pairs = Pairs { grammar, known: HashMap::new() };
+    for (a, b) in sets.together(grammar, &mut pairs) {
+        if apart[a] || apart[b] || !meet(&sets.behind[a], &pairs.beside(a, b).0) {
+            continue;
+        }
+        // The longer one is what goes too far.
+        if divisible(&terminals[b].node) {
+            apart[b] = true;
+        } else if divisible(&terminals[a].node) {
+            apart[a] = true;
+        }
+    }
+    apart.iter().zip(terminals).filter(|(apart, _)| **apart).map(|(_, terminal)| terminal.node.clone()).collect()
+}
+
+struct Pairs<'a> {
+    grammar: &'a Productions,
+    known: HashMap<(usize, usize), (Bytes, bool)>,
+}
+
+impl Pairs<'_> {
+    fn beside(&mut self, a: usize, b: usize) -> (Bytes, bool) {
+        let terminals = &self.grammar.terminals;
+        *self.known.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
+            (Some(a), Some(b)) => a.beside(b),
+            _ => (ALL, true),
+        })
+    }
+}
+
+/// A set of terminals.
+type Set = Vec<u64>;
+
+/// What comes first and what follows, in bytes and in terminals.
+struct Sets {
+    /// Bytes that may follow each terminal.
+    behind: Vec<Bytes>,
+    /// Terminals that may follow each terminal.
+    next: Vec<Set>,
+    /// Terminals that the grammar may begin with.
+    start: Set,
+}
+
+/// What a sequence of items may begin with.
+#[derive(Clone, PartialEq)]
+struct First {
+    bytes: Bytes,
+    terminals: Set,
+    nullable: bool,
+}
+
+impl First {
+    fn nothing(width: usize) -> Self {
+        Self { bytes: NONE, terminals: vec![0; width], nullable: false }
+    }
+
+    fn join(&mut self, other: &Self) -> bool {
+        let mut changed = join(&mut self.bytes, &other.bytes) | unite(&mut self.terminals, &other.terminals);
+        changed |= other.nullable && !self.nullable;
+        self.nullable |= other.nullable;
+        changed
+    }
+}
+
+impl Sets {
+    fn of(grammar: &Productions) -> Self {
+        let width = grammar.terminals.len().div_ceil(64);
+        let own: Vec<First> = grammar
+            .terminals
+            .iter()
+            .enumerate()
+            .map(|(index, terminal)| {
+                let mut first = First::nothing(width);
+                insert(&mut first.terminals, index);
+                (first.bytes, first.nullable) = match &terminal.nfa {
+                    Some(nfa) => (nfa.first(), nfa.nullable()),
+                    None => (ALL, true),
+                };
+                first
+            })
+            .collect();
+        let mut rules = vec![First::nothing(width); grammar.rules.len()];
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for (index, alternatives) in grammar.rules.iter().enumerate() {
+                for items in alternatives {
+                    let first = sequence(items, &rules, &own, width);
+                    changed |= rules[index].join(&first);
+                }
+            }
+        }
+        let start = rules[0].terminals.clone();
+        let mut follow = Follow {
+            rules: &rules,
+            own: &own,
+            width,
+            behind_rule: vec![First::nothing(width); grammar.rules.len()],
+            behind: vec![First::nothing(width); grammar.terminals.len()],
+            changed: true,
+        };
+        while std::mem::take(&mut follow.changed) {
+            for (index, alternatives) in grammar.rules.iter().enumerate() {
+                for items in alternatives {
+                    let after = follow.behind_rule[index].clone();
+                    follow.walk(items, &after);
+                }
+            }
+        }
+        let (behind, next) = follow.behind.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
+        Self { behind, next, start }
+    }
+
+    /// The pairs of terminals that may be looked for at the same place.
+    fn together(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
+        let count = grammar.terminals.len();
+        if count > MANY || grammar.rules.iter().flatten().any(|items| names_token(items)) {
+            return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
+        }
+        let mut beside: Vec<Set> = vec![vec![0; self.start.len()]; count];
+        let mut todo = Vec::new();
+        let mut meet_all = |one: &Set, other: &Set, todo: &mut Vec<(usize, usize)>| {
+            for a in members(one) {
+                for b in members(other) {
+                    if !contains(&beside[a], b) {
+                        insert(&mut beside[a], b);
+                        todo.push((a, b));
+                    }
+                }
+            }
+        };
+        meet_all(&self.start, &self.start, &mut todo);
+        let mut found = Vec::new();
+        while let Some((a, b)) = todo.pop() {
+            found.push((a, b));
+            // Where both match the same text, what follows the one stands beside what follows the other.
+            if a == b || pairs.beside(a, b).1 {
+                meet_all(&self.next[a], &self.next[b], &mut todo);
+                meet_all(&self.next[b], &self.next[a], &mut todo);
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+}
+
+struct Follow<'a> {
+    rules: &'a [First],
+    own: &'a [First],
+    width: usize,
+    behind_rule: Vec<First>,
+    behind: Vec<First>,
+    changed: bool,
+}
+
+impl Follow<'_> {
+    /// Notes for every symbol of a sequence what may stand behind it; `after` stands behind the whole.
+    fn walk(&mut self, items: &[Item], after: &First) {
+        for (index, item) in items.iter().enumerate() {
+            let mut behind = sequence(&items[index + 1..], self.rules, self.own, self.width);
+            if behind.nullable {
+                behind.join(after);
+            }
+            // Nullable means here that the end may follow, which no byte contradicts.
+            behind.nullable = false;
+            match item {
+                Item::Rule(rule) => self.changed |= self.behind_rule[*rule].join(&behind),
+                Item::Terminal(terminal) => self.changed |= self.behind[*terminal].join(&behind),
+                Item::Token { .. } => {}
+                Item::Repeat(inner, _, most) => {
+                    if *most != Some(1) {
+                        let mut again = sequence(inner, self.rules, self.own, self.width);
+                        again.nullable = false;
+                        behind.join(&again);
+                    }
+                    self.walk(inner, &behind);
+                }
+            }
+        }
+    }
+}
+
+fn sequence(items: &[Item], rules: &[First], own: &[First], width: usize) -> First {
+    let mut first = First::nothing(width);
+    first.nullable = true;
+    for item in items {
+        let one = match item {
+            Item::Rule(rule) => rules[*rule].clone(),
+            Item::Terminal(terminal) => own[*terminal].clone(),
+            // A token is told from text by a marker that no text has; any token but one may be text.
+            Item::Token { negated, .. } => {
+                First { bytes: if *negated { ALL } else { MARKER }, ..First::nothing(width) }
+            }
+            Item::Repeat(inner, least, _) => {
+                let mut inner = sequence(inner, rules, own, width);
+                inner.nullable |= *least == 0;
+                inner
+            }
+        };
+        let nullable = one.nullable;
+        first.join(&one);
+        first.nullable = nullable;
+        if !nullable {
+            break;
+        }
+    }
+    first
+}
+
+fn names_token(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Token { .. } => true,
+        Item::Repeat(inner, ..) => names_token(inner),
+        Item::Rule(_) | Item::Terminal(_) => false,
+    })
+}
+
+fn insert(set: &mut Set, index: usize) {
+    set[index / 64] |= 1 << (index % 64);
+}
+
+fn contains(set: &Set, index: usize) -> bool {
+    set[index / 64] & 1 << (index % 64) != 0
+}
+
+fn members(set: &Set) -> impl Iterator<Item = usize> + '_ {
+    set.iter()
+        .enumerate()
+        .flat_map(|(word, &bits)| (0..64).filter(move |bit| bits & 1 << bit != 0).map(move |bit| word * 64 + bit))
+}
+
+fn unite(to: &mut Set, from: &Set) -> bool {
+    let mut changed = false;
+    for (to, from) in to.iter_mut().zip(from) {
+        changed |= from & !*to != 0;
+        *to |= from;
+    }
+    changed
+}

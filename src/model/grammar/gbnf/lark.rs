@@ -1,0 +1,137 @@
+//! Writes productions as llguidance's Lark.
+
+use super::lower::{Item, Productions, is_empty};
+use super::parse::Node;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// Lark takes groups nested at most so deep; a deeper part gets a name of its own.
+const DEEPEST: usize = 12;
+
+/// The grammar as Lark. `rules` are those that its terminals name.
+pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
+    let mut writer = Writer { text: String::new(), needed: BTreeSet::new(), deep: Vec::new(), named: 0 };
+    for (index, alternatives) in grammar.rules.iter().enumerate().filter(|(_, alternatives)| !alternatives.is_empty()) {
+        let name = if index == 0 { "start".to_owned() } else { format!("r{index}") };
+        let alternatives: Vec<String> = alternatives.iter().map(|items| sequence(items)).collect();
+        let _ = writeln!(writer.text, "{name}: {}", alternatives.join(" | "));
+    }
+    for (index, terminal) in grammar.terminals.iter().enumerate() {
+        let body = writer.terminal(&terminal.node, 0);
+        let _ = writeln!(writer.text, "T{index}: {body}");
+    }
+    // A rule that a terminal names may name others.
+    let mut written = BTreeSet::new();
+    loop {
+        if let Some((index, node)) = writer.deep.pop() {
+            let body = writer.terminal(&node, 0);
+            let _ = writeln!(writer.text, "D{index}: {body}");
+            continue;
+        }
+        let Some(&index) = writer.needed.iter().find(|index| !written.contains(*index)) else { break };
+        written.insert(index);
+        let body = writer.terminal(&rules[index], 0);
+        let _ = writeln!(writer.text, "R{index}: {body}");
+    }
+    writer.text
+}
+
+struct Writer {
+    text: String,
+    needed: BTreeSet<usize>,
+    /// Parts that were too deep where they stood, by the number in their name.
+    deep: Vec<(usize, Node)>,
+    named: usize,
+}
+
+impl Writer {
+    fn terminal(&mut self, node: &Node, depth: usize) -> String {
+        if depth > DEEPEST {
+            self.named += 1;
+            self.deep.push((self.named, node.clone()));
+            return format!("D{}", self.named);
+        }
+        if is_empty(node) {
+            return "\"\"".into();
+        }
+        match node {
+            Node::Text(text) => quoted(text),
+            Node::Class(ranges) => class(ranges),
+            Node::Rule(index) => {
+                self.needed.insert(*index);
+                format!("R{index}")
+            }
+            Node::Sequence(nodes) => nodes.iter().map(|node| self.grouped(node, depth)).collect::<Vec<_>>().join(" "),
+            Node::Either(nodes) => {
+                nodes.iter().map(|node| self.terminal(node, depth + 1)).collect::<Vec<_>>().join(" | ")
+            }
+            Node::Repeat(inner, least, most) => repeated(&self.terminal(inner, depth + 1), *least, *most),
+            // Terminals are regular, and a token is not.
+            Node::Token { .. } => String::new(),
+        }
+    }
+
+    fn grouped(&mut self, node: &Node, depth: usize) -> String {
+        match node {
+            Node::Either(_) | Node::Sequence(_) => format!("({})", self.terminal(node, depth + 1)),
+            other => self.terminal(other, depth),
+        }
+    }
+}
+
+fn sequence(items: &[Item]) -> String {
+    if items.is_empty() {
+        return "\"\"".into();
+    }
+    let one = |item: &Item| match item {
+        Item::Rule(index) => format!("r{index}"),
+        Item::Terminal(index) => format!("T{index}"),
+        Item::Token { id, negated } => format!("<[{}{id}]>", if *negated { "^" } else { "" }),
+        Item::Repeat(inner, least, most) => repeated(&sequence(inner), *least, *most),
+    };
+    items.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+fn repeated(inner: &str, least: u32, most: Option<u32>) -> String {
+    match (least, most) {
+        (0, Some(0)) => "\"\"".into(),
+        (0, None) => format!("({inner})*"),
+        (1, None) => format!("({inner})+"),
+        (0, Some(1)) => format!("({inner})?"),
+        (1, Some(1)) => format!("({inner})"),
+        (least, None) => format!("({inner}){{{least},}}"),
+        (least, Some(most)) => format!("({inner}){{{least},{most}}}"),
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => {
+                quoted.push('\\');
+                quoted.push(character);
+            }
+            '\0'..='\u{1f}' | '\u{7f}' => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(character));
+            }
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn class(ranges: &[(u32, u32)]) -> String {
+    let mut class = String::from("/[");
+    for &(first, last) in ranges {
+        let _ = if first == last {
+            write!(class, "\\x{{{first:X}}}")
+        } else {
+            write!(class, "\\x{{{first:X}}}-\\x{{{last:X}}}")
+        };
+    }
+    class.push_str("]/");
+    class
+}

@@ -1,0 +1,258 @@
+//! From rules to productions over terminals.
+
+use super::nfa::Nfa;
+use super::parse::{Grammar, Node};
+use crate::events::TokenId;
+use std::collections::{HashMap, HashSet};
+
+/// One symbol on the right of a production.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Item {
+    /// A production's left side, by index.
+    Rule(usize),
+    /// A terminal, by index.
+    Terminal(usize),
+    /// One token, or any but it.
+    Token { id: TokenId, negated: bool },
+    /// A sequence, repeated.
+    Repeat(Vec<Item>, u32, Option<u32>),
+}
+
+/// A part of the grammar that is matched as one regular expression.
+#[derive(Debug)]
+pub(super) struct Terminal {
+    pub(super) node: Node,
+    /// `None` where it is too large to be looked into.
+    pub(super) nfa: Option<Nfa>,
+}
+
+/// A grammar over terminals; production 0 is its start.
+#[derive(Debug)]
+pub(super) struct Productions {
+    /// Alternatives of each left side.
+    pub(super) rules: Vec<Vec<Vec<Item>>>,
+    pub(super) terminals: Vec<Terminal>,
+}
+
+/// Which rules are regular: those that need no rule that is not.
+pub(super) fn regular_rules(grammar: &Grammar) -> Vec<bool> {
+    let mut regular = vec![false; grammar.rules.len()];
+    let mut needed_by = vec![Vec::new(); grammar.rules.len()];
+    let mut missing: Vec<Option<usize>> = Vec::with_capacity(grammar.rules.len());
+    for (index, rule) in grammar.rules.iter().enumerate() {
+        let mut needs = HashSet::new();
+        let plain = collect(rule, &mut needs);
+        missing.push(plain.then_some(needs.len()));
+        for need in needs {
+            needed_by[need].push(index);
+        }
+    }
+    let mut ready: Vec<usize> = (0..missing.len()).filter(|&index| missing[index] == Some(0)).collect();
+    while let Some(index) = ready.pop() {
+        regular[index] = true;
+        for &user in &needed_by[index] {
+            if let Some(left) = &mut missing[user] {
+                *left -= 1;
+                if *left == 0 {
+                    ready.push(user);
+                }
+            }
+        }
+    }
+    regular
+}
+
+/// Gathers the rules that a node names; `false` when it names a token.
+fn collect(node: &Node, rules: &mut HashSet<usize>) -> bool {
+    match node {
+        Node::Text(_) | Node::Class(_) => true,
+        Node::Rule(index) => {
+            rules.insert(*index);
+            true
+        }
+        Node::Token { .. } => false,
+        Node::Sequence(nodes) | Node::Either(nodes) => {
+            // No short cut: all of them are gathered.
+            nodes.iter().map(|node| collect(node, rules)).fold(true, |all, one| all && one)
+        }
+        Node::Repeat(inner, ..) => collect(inner, rules),
+    }
+}
+
+/// Puts the productions together, with terminals as large as they may be: regular, and not in `split`.
+pub(super) fn lower(grammar: &Grammar, regular: &[bool], split: &HashSet<Node>) -> Productions {
+    let mut lowering = Lowering {
+        grammar,
+        regular,
+        split,
+        rules: vec![Vec::new()],
+        of_rule: HashMap::new(),
+        of_node: HashMap::new(),
+        todo: Vec::new(),
+        terminals: Vec::new(),
+    };
+    lowering.rules[0] = lowering.alternatives(&Node::Rule(grammar.root));
+    while let Some((at, rule)) = lowering.todo.pop() {
+        lowering.rules[at] = lowering.alternatives(&grammar.rules[rule]);
+    }
+    let mut productions = Productions { rules: lowering.rules, terminals: lowering.terminals };
+    productions.prune();
+    productions
+}
+
+impl Productions {
+    /// Takes away what can never come to an end: an answer must not go there.
+    fn prune(&mut self) {
+        let mut ends = vec![false; self.rules.len()];
+        loop {
+            let now: Vec<bool> =
+                self.rules.iter().map(|alternatives| alternatives.iter().any(|items| can_end(items, &ends))).collect();
+            if now == ends {
+                break;
+            }
+            ends = now;
+        }
+        for alternatives in &mut self.rules {
+            alternatives.retain(|items| can_end(items, &ends));
+            alternatives.iter_mut().for_each(|items| drop_endless(items, &ends));
+        }
+    }
+}
+
+fn can_end(items: &[Item], ends: &[bool]) -> bool {
+    items.iter().all(|item| match item {
+        Item::Rule(rule) => ends[*rule],
+        Item::Repeat(inner, least, _) => *least == 0 || can_end(inner, ends),
+        Item::Terminal(_) | Item::Token { .. } => true,
+    })
+}
+
+fn drop_endless(items: &mut Vec<Item>, ends: &[bool]) {
+    items.retain(|item| !matches!(item, Item::Repeat(inner, ..) if !can_end(inner, ends)));
+    for item in items {
+        if let Item::Repeat(inner, ..) = item {
+            drop_endless(inner, ends);
+        }
+    }
+}
+
+struct Lowering<'a> {
+    grammar: &'a Grammar,
+    regular: &'a [bool],
+    split: &'a HashSet<Node>,
+    rules: Vec<Vec<Vec<Item>>>,
+    of_rule: HashMap<usize, usize>,
+    of_node: HashMap<Node, usize>,
+    todo: Vec<(usize, usize)>,
+    terminals: Vec<Terminal>,
+}
+
+impl Lowering<'_> {
+    fn alternatives(&mut self, node: &Node) -> Vec<Vec<Item>> {
+        match node {
+            Node::Either(nodes) if !self.whole(node) => nodes.iter().map(|node| self.items(node)).collect(),
+            other => vec![self.items(other)],
+        }
+    }
+
+    fn items(&mut self, node: &Node) -> Vec<Item> {
+        if self.whole(node) {
+            return self.terminal(node);
+        }
+        match node {
+            Node::Text(text) => {
+                text.chars().flat_map(|character| self.terminal(&Node::Text(character.into()))).collect()
+            }
+            Node::Class(_) => self.terminal(node),
+            Node::Rule(index) => vec![Item::Rule(self.rule(*index))],
+            Node::Token { id, negated } => vec![Item::Token { id: *id, negated: *negated }],
+            Node::Sequence(nodes) => {
+                let mut items = Vec::new();
+                let mut at = 0;
+                while at < nodes.len() {
+                    // What is regular in a row is one terminal.
+                    let run = nodes[at..].iter().take_while(|node| self.is_regular(node)).count();
+                    let row =
+                        if run == nodes.len() { None } else { Some(Node::Sequence(nodes[at..at + run].to_vec())) };
+                    match row {
+                        Some(row) if run > 1 && self.whole(&row) => {
+                            items.extend(self.terminal(&row));
+                            at += run;
+                        }
+                        _ => {
+                            items.extend(self.items(&nodes[at]));
+                            at += 1;
+                        }
+                    }
+                }
+                items
+            }
+            Node::Either(_) => {
+                let alternatives = self.alternatives(node);
+                self.rules.push(alternatives);
+                vec![Item::Rule(self.rules.len() - 1)]
+            }
+            Node::Repeat(inner, least, most) => {
+                let inner = self.items(inner);
+                if inner.is_empty() || *most == Some(0) { Vec::new() } else { vec![Item::Repeat(inner, *least, *most)] }
+            }
+        }
+    }
+
+    fn rule(&mut self, index: usize) -> usize {
+        if let Some(&known) = self.of_rule.get(&index) {
+            return known;
+        }
+        let at = self.rules.len();
+        self.rules.push(Vec::new());
+        self.of_rule.insert(index, at);
+        self.todo.push((at, index));
+        at
+    }
+
+    fn terminal(&mut self, node: &Node) -> Vec<Item> {
+        if is_empty(node) {
+            return Vec::new();
+        }
+        let index = self.of_node.get(node).copied().unwrap_or_else(|| {
+            self.terminals.push(Terminal { node: node.clone(), nfa: Nfa::of(node, &self.grammar.rules) });
+            self.of_node.insert(node.clone(), self.terminals.len() - 1);
+            self.terminals.len() - 1
+        });
+        vec![Item::Terminal(index)]
+    }
+
+    /// Whether a node is one terminal.
+    fn whole(&self, node: &Node) -> bool {
+        self.is_regular(node) && !self.split.contains(node)
+    }
+
+    fn is_regular(&self, node: &Node) -> bool {
+        match node {
+            Node::Text(_) | Node::Class(_) => true,
+            Node::Rule(index) => self.regular[*index],
+            Node::Token { .. } => false,
+            Node::Sequence(nodes) | Node::Either(nodes) => nodes.iter().all(|node| self.is_regular(node)),
+            Node::Repeat(inner, ..) => self.is_regular(inner),
+        }
+    }
+}
+
+/// Whether a node is written as nothing.
+pub(super) fn is_empty(node: &Node) -> bool {
+    match node {
+        Node::Text(text) => text.is_empty(),
+        Node::Sequence(nodes) => nodes.iter().all(is_empty),
+        Node::Repeat(inner, _, most) => *most == Some(0) || is_empty(inner),
+        _ => false,
+    }
+}
+
+/// Whether a terminal can be taken apart.
+pub(super) fn divisible(node: &Node) -> bool {
+    match node {
+        Node::Class(_) | Node::Token { .. } => false,
+        Node::Text(text) => text.chars().nth(1).is_some(),
+        _ => true,
+    }
+}

@@ -1,0 +1,217 @@
+//! What a regular part of a grammar matches, as an automaton over characters. Only used to compare parts with each other.
+
+use super::parse::Node;
+
+/// Most states; a larger part is not looked into.
+const MOST_STATES: usize = 4000;
+/// Most pairs of states that are looked at when two parts are compared.
+const MOST_PAIRS: usize = 400_000;
+
+/// First bytes of characters.
+pub(super) type Bytes = [u64; 4];
+
+pub(super) const NONE: Bytes = [0; 4];
+pub(super) const ALL: Bytes = [u64::MAX; 4];
+
+#[derive(Debug, Clone)]
+pub(super) struct Nfa {
+    /// Character edges of each state, and where they lead.
+    edges: Vec<Vec<((u32, u32), usize)>>,
+    empty: Vec<Vec<usize>>,
+    /// Without empty edges: where one can be after nothing.
+    start: Vec<usize>,
+    accepts: Vec<bool>,
+}
+
+impl Nfa {
+    /// Builds it; `None` when it would be too large.
+    pub(super) fn of(node: &Node, rules: &[Node]) -> Option<Self> {
+        let mut nfa = Self { edges: Vec::new(), empty: Vec::new(), start: Vec::new(), accepts: Vec::new() };
+        let first = nfa.state()?;
+        let last = nfa.add(node, rules, first)?;
+        nfa.start = nfa.closure(first);
+        nfa.accepts = (0..nfa.edges.len()).map(|state| nfa.closure(state).contains(&last)).collect();
+        // From here on every edge leads to all states that can be reached by it.
+        let edges = std::mem::take(&mut nfa.edges);
+        let mut total = 0;
+        nfa.edges = edges
+            .iter()
+            .map(|outgoing| {
+                let reached: Vec<_> = outgoing
+                    .iter()
+                    .flat_map(|&(range, to)| nfa.closure(to).into_iter().map(move |to| (range, to)))
+                    .filter(|&(_, to)| !edges[to].is_empty() || nfa.accepts[to])
+                    .collect();
+                total += reached.len();
+                reached
+            })
+            .collect();
+        (total <= 50 * MOST_STATES).then_some(nfa)
+    }
+
+    /// Whether it matches nothing at all.
+    pub(super) fn nullable(&self) -> bool {
+        self.start.iter().any(|&state| self.accepts[state])
+    }
+
+    /// The bytes that its matches begin with.
+    pub(super) fn first(&self) -> Bytes {
+        let mut bytes = NONE;
+        for &state in &self.start {
+            for &(range, _) in &self.edges[state] {
+                add(&mut bytes, range);
+            }
+        }
+        bytes
+    }
+
+    /// The bytes that can follow a match of `self`, which is not empty, on the way to a longer match of `other`; and whether
+    /// there is a text that both match. Everything and yes when that would take too long to find out.
+    pub(super) fn beside(&self, other: &Self) -> (Bytes, bool) {
+        let width = other.edges.len();
+        if self.edges.len() * width > 10 * MOST_PAIRS {
+            return (ALL, true);
+        }
+        let mut seen = vec![false; self.edges.len() * width];
+        let mut todo: Vec<(usize, usize)> = Vec::new();
+        let (mut bytes, mut common) = (NONE, false);
+        let mut work = 0;
+        let step = |a: usize, b: usize, todo: &mut Vec<(usize, usize)>, seen: &mut Vec<bool>| {
+            let mut work = 0;
+            for &(x, to_a) in &self.edges[a] {
+                for &(y, to_b) in &other.edges[b] {
+                    work += 1;
+                    if x.0 <= y.1 && y.0 <= x.1 && !std::mem::replace(&mut seen[to_a * width + to_b], true) {
+                        todo.push((to_a, to_b));
+                    }
+                }
+            }
+            work
+        };
+        for &a in &self.start {
+            for &b in &other.start {
+                work += step(a, b, &mut todo, &mut seen);
+            }
+        }
+        while let Some((a, b)) = todo.pop() {
+            if self.accepts[a] {
+                common |= other.accepts[b];
+                for &(range, _) in &other.edges[b] {
+                    add(&mut bytes, range);
+                }
+            }
+            work += step(a, b, &mut todo, &mut seen);
+            if work > MOST_PAIRS {
+                return (ALL, true);
+            }
+        }
+        (bytes, common)
+    }
+
+    fn state(&mut self) -> Option<usize> {
+        if self.edges.len() == MOST_STATES {
+            return None;
+        }
+        self.edges.push(Vec::new());
+        self.empty.push(Vec::new());
+        Some(self.edges.len() - 1)
+    }
+
+    /// Adds what `node` matches behind `from`, and says where it ends.
+    fn add(&mut self, node: &Node, rules: &[Node], from: usize) -> Option<usize> {
+        match node {
+            Node::Text(text) => text.chars().try_fold(from, |from, character| {
+                let to = self.state()?;
+                self.edges[from].push(((character.into(), character.into()), to));
+                Some(to)
+            }),
+            Node::Class(ranges) => {
+                let to = self.state()?;
+                self.edges[from].extend(ranges.iter().map(|&range| (range, to)));
+                Some(to)
+            }
+            Node::Rule(index) => self.add(&rules[*index], rules, from),
+            Node::Token { .. } => None,
+            Node::Sequence(items) => items.iter().try_fold(from, |from, item| self.add(item, rules, from)),
+            Node::Either(alternatives) => {
+                let to = self.state()?;
+                for alternative in alternatives {
+                    let begin = self.state()?;
+                    self.empty[from].push(begin);
+                    let end = self.add(alternative, rules, begin)?;
+                    self.empty[end].push(to);
+                }
+                Some(to)
+            }
+            Node::Repeat(inner, least, most) => {
+                let mut at = from;
+                for _ in 0..*least {
+                    at = self.add(inner, rules, at)?;
+                }
+                match most {
+                    Some(most) => {
+                        let to = self.state()?;
+                        for _ in *least..*most {
+                            self.empty[at].push(to);
+                            let begin = self.state()?;
+                            self.empty[at].push(begin);
+                            at = self.add(inner, rules, begin)?;
+                        }
+                        self.empty[at].push(to);
+                        Some(to)
+                    }
+                    None => {
+                        let hub = self.state()?;
+                        self.empty[at].push(hub);
+                        let begin = self.state()?;
+                        self.empty[hub].push(begin);
+                        let end = self.add(inner, rules, begin)?;
+                        self.empty[end].push(hub);
+                        let to = self.state()?;
+                        self.empty[hub].push(to);
+                        Some(to)
+                    }
+                }
+            }
+        }
+    }
+
+    fn closure(&self, from: usize) -> Vec<usize> {
+        let mut reached = vec![from];
+        let mut next = 0;
+        while next < reached.len() {
+            for &to in &self.empty[reached[next]] {
+                if !reached.contains(&to) {
+                    reached.push(to);
+                }
+            }
+            next += 1;
+        }
+        reached
+    }
+}
+
+/// Adds the first bytes of a range of characters.
+fn add(bytes: &mut Bytes, (first, last): (u32, u32)) {
+    let lead = |code: u32| match code {
+        0..=0x7f => code as u8,
+        0x80..=0x7ff => 0xc0 | (code >> 6) as u8,
+        0x800..=0xffff => 0xe0 | (code >> 12) as u8,
+        _ => 0xf0 | (code >> 18) as u8,
+    };
+    for byte in lead(first)..=lead(last) {
+        bytes[usize::from(byte >> 6)] |= 1 << (byte & 63);
+    }
+}
+
+/// Whether two sets have a byte in common.
+pub(super) fn meet(a: &Bytes, b: &Bytes) -> bool {
+    a.iter().zip(b).any(|(a, b)| a & b != 0)
+}
+
+/// Adds one set to another; whether that changed it.
+pub(super) fn join(to: &mut Bytes, from: &Bytes) -> bool {
+    let before = *to;
+    to.iter_mut().zip(from).for_each(|(to, from)| *to |= from);
+    *to != before
+}

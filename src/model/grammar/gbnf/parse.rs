@@ -1,0 +1,443 @@
+//! Reads llama.cpp's grammar format into rules.
+//!
+//! What llama.cpp takes is taken, with its bounds on repetitions; a mistake is told with its line and column. One difference:
+//! a class that holds no character is a mistake here, where llama.cpp reads it as nothing.
+
+use super::super::Error;
+use crate::events::TokenId;
+use std::collections::HashMap;
+
+/// Deepest nesting of groups.
+const DEEPEST: usize = 64;
+/// Most rules.
+const MOST_RULES: usize = 4000;
+/// llama.cpp's bound: more repetitions than this are an error as a minimum, and no bound as a maximum.
+const MOST_REPETITIONS: u32 = 2000;
+
+/// A grammar's rules; the first of them is named `root`.
+#[derive(Debug, Clone)]
+pub(super) struct Grammar {
+    /// By index, as [`Node::Rule`] names them.
+    pub(super) rules: Vec<Node>,
+    pub(super) root: usize,
+}
+
+/// A part of a rule.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Node {
+    /// These characters, one after the other.
+    Text(String),
+    /// One of the characters in these ranges, which are sorted and apart.
+    Class(Vec<(u32, u32)>),
+    /// What another rule says.
+    Rule(usize),
+    /// One token, or any but it.
+    Token { id: TokenId, negated: bool },
+    /// One after the other.
+    Sequence(Vec<Node>),
+    /// One of them.
+    Either(Vec<Node>),
+    /// Repeated; without a maximum for `None`.
+    Repeat(Box<Node>, u32, Option<u32>),
+}
+
+/// Parses a grammar. `token` finds the token that a text is.
+pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Result<Grammar, Error> {
+    let mut parser = Parser {
+        rest: source.chars().collect(),
+        at: 0,
+        line: 1,
+        column: 1,
+        names: Vec::new(),
+        rules: HashMap::new(),
+        token,
+    };
+    parser.space(true);
+    while parser.peek().is_some() {
+        parser.rule()?;
+    }
+    parser.finish()
+}
+
+struct Parser<'a> {
+    rest: Vec<char>,
+    at: usize,
+    line: usize,
+    column: usize,
+    /// Each name, with the place where it was seen first.
+    names: Vec<(String, usize, usize)>,
+    rules: HashMap<usize, Node>,
+    token: &'a dyn Fn(&str) -> Option<TokenId>,
+}
+
+impl Parser<'_> {
+    fn rule(&mut self) -> Result<(), Error> {
+        let name = self.name()?;
+        let index = self.index(&name)?;
+        self.space(false);
+        if !self.take_text("::=") {
+            return Err(self.wrong(&format!("expected ::= behind the name '{name}'")));
+        }
+        self.space(true);
+        let body = self.alternatives(0)?;
+        match self.peek() {
+            None => {}
+            Some('\n' | '\r') => self.space(true),
+            Some(other) => {
+                return Err(self.wrong(&format!("expected the end of the rule '{name}', found '{other}'")));
+            }
+        }
+        self.rules.insert(index, body);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Grammar, Error> {
+        let mut rules = Vec::with_capacity(self.names.len());
+        let mut defined = self.rules;
+        let root = self.names.iter().position(|(name, ..)| name == "root");
+        for (index, (name, line, column)) in self.names.iter().enumerate() {
+            match defined.remove(&index) {
+                Some(body) => rules.push(body),
+                None => {
+                    return Err(Error::Syntax {
+                        line: *line,
+                        column: *column,
+                        message: format!("the rule '{name}' is named here and nowhere defined"),
+                    });
+                }
+            }
+        }
+        let root = root.ok_or_else(|| Error::Syntax {
+            line: self.line,
+            column: self.column,
+            message: "the grammar has no rule 'root', at which it would begin".into(),
+        })?;
+        Ok(Grammar { rules, root })
+    }
+
+    fn alternatives(&mut self, depth: usize) -> Result<Node, Error> {
+        if depth > DEEPEST {
+            return Err(self.wrong(&format!("groups are nested more than {DEEPEST} deep")));
+        }
+        let mut alternatives = vec![self.sequence(depth)?];
+        while self.take('|') {
+            self.space(true);
+            alternatives.push(self.sequence(depth)?);
+        }
+        Ok(if alternatives.len() == 1 { alternatives.swap_remove(0) } else { Node::Either(alternatives) })
+    }
+
+    fn sequence(&mut self, depth: usize) -> Result<Node, Error> {
+        let nested = depth > 0;
+        let mut items = Vec::new();
+        while let Some(next) = self.peek() {
+            let item = match next {
+                '"' => self.literal()?,
+                '[' => self.class()?,
+                '<' | '!' => self.token_literal()?,
+                '(' => {
+                    self.advance();
+                    self.space(true);
+                    let inner = self.alternatives(depth + 1)?;
+                    if !self.take(')') {
+                        return Err(self.wrong("expected ')'"));
+                    }
+                    inner
+                }
+                '.' => {
+                    self.advance();
+                    Node::Class(vec![(0, 0x0010_ffff)])
+                }
+                '*' | '+' | '?' | '{' => {
+                    let (least, most) = self.repetition(nested)?;
+                    let item = items.pop().ok_or_else(|| {
+                        self.wrong(&format!("'{next}' repeats what stands before it, and nothing does"))
+                    })?;
+                    Node::Repeat(Box::new(item), least, most)
+                }
+                _ if is_name(next) => {
+                    let name = self.name()?;
+                    Node::Rule(self.index(&name)?)
+                }
+                _ => break,
+            };
+            items.push(item);
+            self.space(nested);
+        }
+        Ok(if items.len() == 1 { items.swap_remove(0) } else { Node::Sequence(items) })
+    }
+
+    fn literal(&mut self) -> Result<Node, Error> {
+        self.advance();
+        let mut text = String::new();
+        loop {
+            match self.peek() {
+                None => return Err(self.wrong("the text ends without its closing '\"'")),
+                Some('"') => break,
+                Some(_) => {
+                    let code = self.character()?;
+                    text.push(
+                        char::from_u32(code).ok_or_else(|| self.wrong(&format!("U+{code:04X} is not a character")))?,
+                    );
+                }
+            }
+        }
+        self.advance();
+        Ok(Node::Text(text))
+    }
+
+    fn class(&mut self) -> Result<Node, Error> {
+        self.advance();
+        let negated = self.take('^');
+        let mut ranges = Vec::new();
+        loop {
+            match self.peek() {
+                None => return Err(self.wrong("the class ends without its closing ']'")),
+                Some(']') => break,
+                Some(_) => {
+                    let first = self.character()?;
+                    let mut last = first;
+                    if self.peek() == Some('-') && self.rest.get(self.at + 1) != Some(&']') {
+                        self.advance();
+                        if self.peek().is_none() {
+                            return Err(self.wrong("the class ends without its closing ']'"));
+                        }
+                        last = self.character()?;
+                    }
+                    if last < first {
+                        return Err(self.wrong("the range runs backwards"));
+                    }
+                    ranges.push((first, last));
+                }
+            }
+        }
+        let ranges = normal(ranges, negated);
+        if ranges.is_empty() {
+            return Err(self.wrong("the class holds no character"));
+        }
+        self.advance();
+        Ok(Node::Class(ranges))
+    }
+
+    fn token_literal(&mut self) -> Result<Node, Error> {
+        let negated = self.take('!');
+        let start = self.at;
+        if !self.take('<') {
+            return Err(self.wrong("expected '<' behind '!': !<token> is any token but this one"));
+        }
+        loop {
+            match self.advance() {
+                Some('>') => break,
+                Some('\n' | '\r') | None => return Err(self.wrong("the token ends without its closing '>'")),
+                Some(_) => {}
+            }
+        }
+        let text: String = self.rest[start..self.at].iter().collect();
+        let number = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>"));
+        let id = match number {
+            Some(number) => number.trim().parse().ok().filter(|id| (self.token)(&format!("<[{id}]>")).is_some()),
+            None => (self.token)(&text),
+        };
+        match id {
+            Some(id) => Ok(Node::Token { id, negated }),
+            None => Err(self.wrong(&format!("{text} is not one token of this model"))),
+        }
+    }
+
+    fn repetition(&mut self, nested: bool) -> Result<(u32, Option<u32>), Error> {
+        match self.advance() {
+            Some('*') => return Ok((0, None)),
+            Some('+') => return Ok((1, None)),
+            Some('?') => return Ok((0, Some(1))),
+            _ => {}
+        }
+        self.space(nested);
+        let least = self.number()?;
+        self.space(nested);
+        let mut most = Some(least);
+        if self.take(',') {
+            self.space(nested);
+            most = if self.peek().is_some_and(|next| next.is_ascii_digit()) { Some(self.number()?) } else { None };
+            self.space(nested);
+        }
+        if !self.take('}') {
+            return Err(self.wrong("expected '}', as in {2}, {2,} or {2,5}"));
+        }
+        if least > MOST_REPETITIONS {
+            return Err(self.wrong(&format!("{least} repetitions are too many; at most {MOST_REPETITIONS} are taken")));
+        }
+        if most.is_some_and(|most| most < least) {
+            return Err(self.wrong("the most repetitions are fewer than the least"));
+        }
+        Ok((least, most.filter(|&most| most <= MOST_REPETITIONS)))
+    }
+
+    fn number(&mut self) -> Result<u32, Error> {
+        let start = self.at;
+        while self.peek().is_some_and(|next| next.is_ascii_digit()) {
+            self.advance();
+        }
+        if start == self.at {
+            return Err(self.wrong("expected a number, as in {2}, {2,} or {2,5}"));
+        }
+        let digits: String = self.rest[start..self.at].iter().collect();
+        Ok(digits.parse().unwrap_or(u32::MAX))
+    }
+
+    /// One character of a text or a class, escaped or not.
+    fn character(&mut self) -> Result<u32, Error> {
+        match self.advance() {
+            Some('\\') => match self.advance() {
+                Some('x') => self.hexadecimal(2),
+                Some('u') => self.hexadecimal(4),
+                Some('U') => self.hexadecimal(8),
+                Some('t') => Ok(9),
+                Some('r') => Ok(13),
+                Some('n') => Ok(10),
+                Some(same @ ('\\' | '"' | '[' | ']' | '-')) => Ok(same.into()),
+                Some(other) => Err(self.wrong(&format!(
+                    "\\{other} is not known; there are \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
+                ))),
+                None => Err(self.wrong("the grammar ends within an escape")),
+            },
+            Some(other) => Ok(other.into()),
+            None => Err(self.wrong("the grammar ends within a text")),
+        }
+    }
+
+    fn hexadecimal(&mut self, digits: usize) -> Result<u32, Error> {
+        let mut code = 0;
+        for _ in 0..digits {
+            match self.peek().and_then(|next| next.to_digit(16)) {
+                Some(digit) => code = code << 4 | digit,
+                None => return Err(self.wrong(&format!("expected {digits} hexadecimal digits"))),
+            }
+            self.advance();
+        }
+        if code > 0x0010_ffff {
+            return Err(self.wrong(&format!("U+{code:X} is not a character")));
+        }
+        Ok(code)
+    }
+
+    fn name(&mut self) -> Result<String, Error> {
+        let start = self.at;
+        while self.peek().is_some_and(is_name) {
+            self.advance();
+        }
+        if start == self.at {
+            let found = self.peek().map_or("the end".to_owned(), |found| format!("'{found}'"));
+            return Err(self.wrong(&format!("expected the name of a rule (letters, digits and -), found {found}")));
+        }
+        Ok(self.rest[start..self.at].iter().collect())
+    }
+
+    fn index(&mut self, name: &str) -> Result<usize, Error> {
+        if let Some(index) = self.names.iter().position(|(known, ..)| known == name) {
+            return Ok(index);
+        }
+        if self.names.len() == MOST_RULES {
+            return Err(self.wrong(&format!("the grammar has more than {MOST_RULES} rules")));
+        }
+        let column = self.column.saturating_sub(name.chars().count());
+        self.names.push((name.to_owned(), self.line, column));
+        Ok(self.names.len() - 1)
+    }
+
+    fn space(&mut self, lines: bool) {
+        while let Some(next) = self.peek() {
+            match next {
+                ' ' | '\t' => {
+                    self.advance();
+                }
+                '\n' | '\r' if lines => {
+                    self.advance();
+                }
+                '#' => {
+                    while self.peek().is_some_and(|next| next != '\n' && next != '\r') {
+                        self.advance();
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn take(&mut self, wanted: char) -> bool {
+        let found = self.peek() == Some(wanted);
+        if found {
+            self.advance();
+        }
+        found
+    }
+
+    fn take_text(&mut self, wanted: &str) -> bool {
+        let found = wanted.chars().enumerate().all(|(index, wanted)| self.rest.get(self.at + index) == Some(&wanted));
+        if found {
+            wanted.chars().for_each(|_| {
+                self.advance();
+            });
+        }
+        found
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.rest.get(self.at).copied()
+    }
+
+    fn advance(&mut self) -> Option<char> {
+        let next = self.peek()?;
+        self.at += 1;
+        if next == '\n' {
+            self.line += 1;
+            self.column = 1;
+        } else {
+            self.column += 1;
+        }
+        Some(next)
+    }
+
+    fn wrong(&self, message: &str) -> Error {
+        Error::Syntax { line: self.line, column: self.column, message: message.to_owned() }
+    }
+}
+
+fn is_name(character: char) -> bool {
+    character.is_ascii_alphanumeric() || character == '-'
+}
+
+/// Sorted ranges that are apart, without surrogates; turned around when `negated`.
+fn normal(mut ranges: Vec<(u32, u32)>, negated: bool) -> Vec<(u32, u32)> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
+    for (first, last) in ranges {
+        match merged.last_mut() {
+            Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
+            _ => merged.push((first, last)),
+        }
+    }
+    if negated {
+        let mut next = 0;
+        let mut gaps = Vec::with_capacity(merged.len() + 1);
+        for (first, last) in merged {
+            if first > next {
+                gaps.push((next, first - 1));
+            }
+            next = last + 1;
+        }
+        if next <= 0x0010_ffff {
+            gaps.push((next, 0x0010_ffff));
+        }
+        merged = gaps;
+    }
+    let mut apart = Vec::with_capacity(merged.len() + 1);
+    for (first, last) in merged {
+        if first < 0xd800 {
+            apart.push((first, last.min(0xd7ff)));
+        }
+        if last > 0xdfff {
+            apart.push((first.max(0xe000), last));
+        }
+    }
+    apart
+}

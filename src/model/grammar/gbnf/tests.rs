@@ -1,0 +1,221 @@
+use super::parse::{self, Node};
+use super::to_lark;
+use crate::events::TokenId;
+use crate::model::grammar::testing::{CONTROL, END, accepts, follow, may_follow, vocabulary};
+use crate::model::grammar::{Error, Source};
+use proptest::prelude::*;
+
+fn lark(source: &str) -> Result<String, Error> {
+    to_lark(source, &vocabulary())
+}
+
+fn gbnf(source: &str) -> Source {
+    Source::Gbnf(source.to_owned())
+}
+
+#[test]
+fn mistakes_are_told_with_their_place() {
+    let told = |source: &str| lark(source).unwrap_err().to_string();
+    assert_eq!(told("root ::= \"a"), "line 1, column 12: the text ends without its closing '\"'");
+    assert_eq!(told("root ::= x\n"), "line 1, column 10: the rule 'x' is named here and nowhere defined");
+    assert_eq!(
+        told("# no root\nx ::= \"a\""),
+        "line 2, column 10: the grammar has no rule 'root', at which it would begin"
+    );
+    assert_eq!(told("root ::= \"a\"\nx = \"b\""), "line 2, column 3: expected ::= behind the name 'x'");
+    assert_eq!(
+        told("root ::= \"\\q\""),
+        "line 1, column 13: \\q is not known; there are \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
+    );
+    assert_eq!(told("root ::= *"), "line 1, column 11: '*' repeats what stands before it, and nothing does");
+    assert_eq!(told("root ::= \"a\"{3,2}"), "line 1, column 18: the most repetitions are fewer than the least");
+    assert_eq!(
+        told("root ::= \"a\"{3000}"),
+        "line 1, column 19: 3000 repetitions are too many; at most 2000 are taken"
+    );
+    assert_eq!(told("root ::= <unknown>"), "line 1, column 19: <unknown> is not one token of this model");
+    assert_eq!(told("root ::= [z-a]"), "line 1, column 14: the range runs backwards");
+    assert_eq!(told("root ::= \"é\" ("), "line 1, column 15: expected ')'");
+    assert_eq!(told("root ::= _"), "line 1, column 10: expected the end of the rule 'root', found '_'");
+}
+
+#[test]
+fn what_llama_cpp_reads_is_read() {
+    let source = "
+        # comment
+        root ::= ( # in a group, lines do not end rules
+            item |
+            \"\\x41\\u00e9\\U0001F600\\t\\\"\"
+        )+ [^a-z\\]\\-]{2} .? | # nor behind a bar
+            \"\"
+        item ::= [a-c0-] \"x\"{1,}";
+    let mut follower = follow(gbnf(source));
+    for right in ["", "ax!!", "-xxx  ", "A\u{e9}\u{1f600}\t\"!!\n", "bxcx?!z"] {
+        assert!(accepts(&mut follower, right), "{right:?}");
+    }
+    for wrong in ["ax!", "ax]!", "dx!!", "ax!!!!"] {
+        assert!(!accepts(&mut follower, wrong), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_grammar_without_recursion_is_one_terminal() {
+    let text = lark("root ::= (\"a\" | \"ab\") x{2,3}\nx ::= [bc]+").unwrap();
+    assert!(text.starts_with("start: T0\nT0: R"), "{text}");
+}
+
+#[test]
+fn tokens_are_named_by_text_and_by_id() {
+    let mut follower = follow(gbnf(&format!("root ::= <|control|> !<[{CONTROL}]> \"b\"")));
+    assert!(may_follow(&mut follower, CONTROL) && !may_follow(&mut follower, 97));
+    follower.accept(CONTROL, b"<|control|>");
+    assert!(!may_follow(&mut follower, CONTROL) && may_follow(&mut follower, 97) && may_follow(&mut follower, 270 - 2));
+    follower.accept(97, b"a");
+    assert!(may_follow(&mut follower, 98) && !may_follow(&mut follower, 97) && !may_follow(&mut follower, END));
+    follower.accept(98, b"b");
+    assert!(follower.is_complete());
+}
+
+#[test]
+fn llama_cpps_own_grammars_are_translated() {
+    for (name, right, wrong) in [
+        ("json", &[r#"{"a":[1,2.5e3,{"b":null}],"c":"x\u00e9\n"}"#, "{}"][..], &["[]", r#"{"a"}"#, "{\"a\":01}"][..]),
+        ("json_arr", &["[\n1,\n2]", "[\ntrue,\n\"a\"]"], &["[1]", "{}"]),
+        ("arithmetic", &["1=2\n", "(a_1 +2)*3 = 7\nx=1\n"], &["1=2", "1+=2\n", "(1=2\n"]),
+        ("list", &["- a\n", "- a b\n- c\n"], &["- \n", "a\n"]),
+        ("chess", &["1. e4 e5\n2. Nf3 Nc6\n", "1. e4 e5\n12. O-O exd5+\n"], &["1. e4\n", "2. e4 e5\n"]),
+        ("japanese", &["ひらがな カタカナ"], &["abc"]),
+        (
+            "c",
+            &[
+                "int main(){}",
+                "int main(){int x = 1;return 1;}",
+                "int f(int a){while(a<1){a = a+1;}//x\n/*y*/}",
+                "int integer(){return f(1, 2)*-( 3 );}",
+            ],
+            &["main(){}", "int main(){x}", "intmain(){}"],
+        ),
+    ] {
+        let path = format!("{}/fixtures/grammars/{name}.gbnf", env!("CARGO_MANIFEST_DIR"));
+        let source = std::fs::read_to_string(path).unwrap();
+        let mut follower = follow(Source::Gbnf(source));
+        right.iter().for_each(|text| assert!(accepts(&mut follower, text), "{name}: {text:?}"));
+        wrong.iter().for_each(|text| assert!(!accepts(&mut follower, text), "{name}: {text:?}"));
+    }
+}
+
+/// Where a part of `text` that begins at `from` may end, as bits; by plain search, whatever the grammar.
+fn ends(node: &Node, rules: &[Vec<u32>], text: &[u8], from: usize) -> u32 {
+    let after = |starts: u32, node: &Node| {
+        (0..=text.len()).filter(|at| starts & 1 << at != 0).fold(0, |ends_at, at| ends_at | ends(node, rules, text, at))
+    };
+    match node {
+        Node::Text(literal) => {
+            if text[from..].starts_with(literal.as_bytes()) {
+                1 << (from + literal.len())
+            } else {
+                0
+            }
+        }
+        Node::Class(ranges) => match text.get(from) {
+            Some(&byte) if ranges.iter().any(|range| (range.0..=range.1).contains(&byte.into())) => 1 << (from + 1),
+            _ => 0,
+        },
+        Node::Rule(index) => rules[*index][from],
+        Node::Token { .. } => 0,
+        Node::Sequence(nodes) => nodes.iter().fold(1 << from, after),
+        Node::Either(nodes) => nodes.iter().fold(0, |all, node| all | ends(node, rules, text, from)),
+        Node::Repeat(inner, least, most) => {
+            let mut now = 1 << from;
+            for _ in 0..*least {
+                now = after(now, inner);
+            }
+            let mut all = now;
+            for _ in *least..most.unwrap_or(least + text.len() as u32 + 1) {
+                now = after(now, inner);
+                all |= now;
+            }
+            all
+        }
+    }
+}
+
+fn matches(source: &str, text: &[u8]) -> bool {
+    let grammar = parse::parse(source, &|_| None).unwrap();
+    let mut rules = vec![vec![0; text.len() + 1]; grammar.rules.len()];
+    loop {
+        let next: Vec<Vec<u32>> = grammar
+            .rules
+            .iter()
+            .map(|rule| (0..=text.len()).map(|from| ends(rule, &rules, text, from)).collect())
+            .collect();
+        if next == rules {
+            return rules[grammar.root][0] & 1 << text.len() != 0;
+        }
+        rules = next;
+    }
+}
+
+/// Grammars over a and b that mix literals, classes, repetitions and rules that need each other.
+fn grammars() -> impl Strategy<Value = String> {
+    let leaf = prop_oneof![
+        Just("\"a\""),
+        Just("\"b\""),
+        Just("\"ab\""),
+        Just("\"aba\""),
+        Just("[ab]"),
+        Just("[^a]"),
+        Just("\"\""),
+        Just("root"),
+        Just("x"),
+        Just("y"),
+    ]
+    .prop_map(str::to_owned);
+    let body = leaf.prop_recursive(3, 12, 3, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 1..4).prop_map(|items| items.join(" ")),
+            proptest::collection::vec(inner.clone(), 2..4).prop_map(|items| format!("({})", items.join(" | "))),
+            (inner, prop_oneof![Just("*"), Just("+"), Just("?"), Just("{2}"), Just("{1,2}"), Just("{2,}")])
+                .prop_map(|(item, times)| format!("({item}){times}")),
+        ]
+    });
+    (body.clone(), body.clone(), body).prop_map(|(root, x, y)| format!("root ::= {root}\nx ::= {x}\ny ::= {y}\n"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The translation means what GBNF means: for every text over a and b up to a length.
+    #[test]
+    fn the_language_stays_the_same(source in grammars()) {
+        let Ok(mut follower) = crate::model::grammar::Grammars::new(vocabulary())
+            .follow(&crate::model::grammar::Constraint::new("test", gbnf(&source)))
+        else {
+            // Nothing can be said of a grammar that no text matches.
+            for text in texts() {
+                prop_assert!(!matches(&source, text.as_bytes()), "{source}\n{text:?} matches: {:?}", lark(&source));
+            }
+            return Ok(());
+        };
+        for text in texts() {
+            let wanted = matches(&source, text.as_bytes());
+            prop_assert_eq!(accepts(&mut follower, &text), wanted, "{}\n{:?}\n{:?}", source, text, lark(&source));
+        }
+    }
+}
+
+fn texts() -> Vec<String> {
+    (0..=5usize)
+        .flat_map(|length| {
+            (0..1u32 << length)
+                .map(move |bits| (0..length).map(|at| if bits >> at & 1 == 0 { 'a' } else { 'b' }).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn ids_are_bounded_by_the_vocabulary() {
+    let count = vocabulary().len() as TokenId;
+    assert!(lark(&format!("root ::= <[{}]>", count - 1)).is_ok());
+    assert!(lark(&format!("root ::= <[{count}]>")).is_err());
+}

@@ -1,0 +1,70 @@
+//! Vocabularies for tests: bytes, some words, and control tokens.
+
+use super::{Constraint, Follower, Grammars, Source};
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::model::vocabulary::Special;
+use std::sync::Arc;
+
+/// The first token that is no byte.
+pub(crate) const WORDS: &[&str] =
+    &["{\"", "\":", "true", "false", "null", "\"}", ", \"", "<tool", "_call>", "<tool_call>{", "ab", "abc", "  ", "aa"];
+
+/// Ends a generation.
+pub(crate) const END: TokenId = 256 + WORDS.len() as TokenId;
+/// A control token that ends nothing.
+pub(crate) const CONTROL: TokenId = END + 1;
+
+/// Every byte is a token; then [`WORDS`]; then `<|end|>` and `<|control|>`.
+pub(crate) fn vocabulary() -> Arc<Vocabulary> {
+    let bytes = (0..=255u8).map(|byte| vec![byte].into_boxed_slice());
+    let words = WORDS.iter().map(|word| word.as_bytes().into());
+    let control = ["<|end|>", "<|control|>"].map(|word| word.as_bytes().into());
+    let pieces: Vec<Box<[u8]>> = bytes.chain(words).chain(control).collect();
+    let is_control = (0..pieces.len() as TokenId).map(|token| token >= END).collect();
+    Arc::new(Vocabulary::new(pieces, is_control, vec![END], Special::default(), |text, _, parse_special| match text {
+        "<|end|>" if parse_special => vec![END],
+        "<|control|>" if parse_special => vec![CONTROL],
+        text => text.bytes().map(TokenId::from).collect(),
+    }))
+}
+
+/// Like Llama 2's sentencepiece vocabulary: control tokens first, bytes as tokens of their own, words that begin with a
+/// space, no token for `<|im_start|>`.
+pub(crate) fn sentencepiece() -> Arc<Vocabulary> {
+    let control = ["<unk>", "<s>", "</s>"].map(|word| word.as_bytes().into());
+    let bytes = (0..=255u8).map(|byte| vec![byte].into_boxed_slice());
+    let words =
+        [" {\"", " \"", "\":", " true", " the", "answer", "}", "\n", " 1", "23"].map(|word| word.as_bytes().into());
+    let pieces: Vec<Box<[u8]>> = control.into_iter().chain(bytes).chain(words).collect();
+    let is_control = (0..pieces.len()).map(|token| token < 3).collect();
+    let special = Special { bos: Some(1), eos: Some(2), add_bos: true, ..Special::default() };
+    Arc::new(Vocabulary::new(pieces, is_control, vec![2], special, |text, _, _| {
+        text.bytes().map(|byte| TokenId::from(byte) + 3).collect()
+    }))
+}
+
+pub(crate) fn follow(source: Source) -> Follower {
+    Grammars::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap()
+}
+
+/// Whether the text, a byte a token, is a whole answer.
+pub(crate) fn accepts(follower: &mut Follower, text: &str) -> bool {
+    let mut taken = 0;
+    let fits = text.bytes().all(|byte| {
+        let token = TokenId::from(byte);
+        let fits = may_follow(follower, token);
+        if fits {
+            follower.accept(token, &[byte]);
+            taken += 1;
+        }
+        fits
+    });
+    let whole = fits && may_follow(follower, END);
+    follower.rewind(taken);
+    whole
+}
+
+pub(crate) fn may_follow(follower: &mut Follower, token: TokenId) -> bool {
+    follower.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32))
+}

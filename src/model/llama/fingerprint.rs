@@ -1,0 +1,51 @@
+//! What tells one model file from another: its length, its beginning, and samples of its weights.
+
+use std::fs::File;
+use std::io::{Read, Result, Seek, SeekFrom};
+use std::path::Path;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes from the beginning, where a GGUF has its metadata.
+const HEAD: u64 = 1 << 20;
+/// Places at which weights are sampled.
+const SAMPLES: u64 = 64;
+/// Bytes of a sample.
+const SAMPLE: u64 = 16 << 10;
+
+/// A number that is the same for the same file, and in all likelihood another one for every other file: two
+/// fine-tunings of one model differ in all their weights.
+pub(super) fn of(path: &Path) -> Result<u128> {
+    let mut file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let mut hash = Xxh3::new();
+    hash.update(&len.to_le_bytes());
+    let mut bytes = Vec::new();
+    let mut read = |from: u64, count: u64| -> Result<()> {
+        bytes.clear();
+        file.seek(SeekFrom::Start(from))?;
+        file.by_ref().take(count).read_to_end(&mut bytes)?;
+        hash.update(&bytes);
+        Ok(())
+    };
+    read(0, HEAD)?;
+    for sample in 0..SAMPLES {
+        read(len.saturating_sub(SAMPLE) * (sample + 1) / SAMPLES, SAMPLE)?;
+    }
+    Ok(hash.digest128())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_changed_weight_is_noticed_at_the_end_of_a_file() {
+        let path = std::env::temp_dir().join(format!("thunder-fingerprint-{}", std::process::id()));
+        let mut bytes = vec![7u8; 3 << 20];
+        std::fs::write(&path, &bytes).unwrap();
+        let first = super::of(&path).unwrap();
+        assert_eq!(first, super::of(&path).unwrap());
+        *bytes.last_mut().unwrap() = 8;
+        std::fs::write(&path, &bytes).unwrap();
+        assert_ne!(first, super::of(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,168 @@
+//! Samplers that learn from what they drew: mirostat and adaptive-p. What they know after each token stays known, so that
+//! they can go back to it.
+
+use super::sampling::{Sampling, Stage};
+use crate::events::TokenId;
+use llama_cpp_2::token::data_array::LlamaTokenDataArray;
+
+/// Candidates that mirostat 1 estimates the distribution from.
+const ESTIMATED_FROM: usize = 100;
+
+#[derive(Debug)]
+pub(super) struct Adaptive {
+    kind: Kind,
+    /// What is known: after how many tokens of the sequence, and what.
+    known: Vec<(usize, Knowledge)>,
+    start: Knowledge,
+    /// The token that was drawn last, and what will be known when it stays.
+    drawn: Option<(TokenId, Knowledge)>,
+    /// Of adaptive-p: each candidate's probability before it was moved.
+    before: Vec<f32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Mirostat { vocabulary: usize, tau: f32, eta: f32 },
+    Mirostat2 { tau: f32, eta: f32 },
+    AdaptiveP { target: f32, decay: f32 },
+}
+
+/// Mirostat: the surprise to aim at. Adaptive-p: weighted sum of probabilities, and of weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Knowledge(f32, f32);
+
+impl Adaptive {
+    /// `None` when neither is asked for.
+    pub(super) fn new(sampling: &Sampling, vocabulary: usize) -> Option<Self> {
+        let (tau, eta) = (sampling.mirostat_tau, sampling.mirostat_eta);
+        let (kind, start) = match sampling.mirostat {
+            1 => (Kind::Mirostat { vocabulary, tau, eta }, Knowledge(2.0 * tau, 0.0)),
+            2 => (Kind::Mirostat2 { tau, eta }, Knowledge(2.0 * tau, 0.0)),
+            _ if sampling.samplers.contains(&Stage::AdaptiveP) && sampling.adaptive_target >= 0.0 => {
+                let (target, decay) = (sampling.adaptive_target, sampling.adaptive_decay.clamp(0.0, 0.99));
+                let weight = 1.0 / (1.0 - decay);
+                (Kind::AdaptiveP { target, decay }, Knowledge(target * weight, weight))
+            }
+            _ => return None,
+        };
+        Some(Self { kind, known: Vec::new(), start, drawn: None, before: Vec::new() })
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Mirostat { .. } => "mirostat",
+            Kind::Mirostat2 { .. } => "mirostat-v2",
+            Kind::AdaptiveP { .. } => "adaptive-p",
+        }
+    }
+
+    /// Whether it takes the place of the whole chain.
+    pub(super) fn is_mirostat(&self) -> bool {
+        !matches!(self.kind, Kind::AdaptiveP { .. })
+    }
+
+    /// Leaves the candidates to draw from.
+    pub(super) fn apply(&mut self, array: &mut LlamaTokenDataArray) {
+        let Knowledge(mu, weight) = self.known.last().map_or(self.start, |known| known.1);
+        if matches!(self.kind, Kind::Mirostat { .. }) {
+            sort(array);
+        }
+        probabilities(array);
+        match self.kind {
+            Kind::Mirostat { vocabulary, .. } => {
+                let keep = estimate(array, vocabulary, mu);
+                array.data.truncate(keep);
+            }
+            Kind::Mirostat2 { .. } => {
+                let most = array.data.iter().map(|entry| entry.p()).fold(0.0, f32::max);
+                // At least the most probable stays, however surprising it is.
+                array.data.retain(|entry| -entry.p().log2() <= mu || entry.p() >= most);
+                sort(array);
+                if array.data.first().is_some_and(|first| -first.p().log2() > mu) {
+                    array.data.truncate(1);
+                }
+            }
+            Kind::AdaptiveP { target, .. } => {
+                let aim = if weight == 0.0 { target } else { 2.0 * target - mu / weight }.clamp(0.0, 1.0);
+                self.before.clear();
+                self.before.extend(array.data.iter().map(|entry| entry.p()));
+                for entry in &mut array.data {
+                    let distance = ((entry.p() - aim) / 0.3).abs();
+                    entry.set_logit(5.0 - 10.0 * distance * distance / (1.0 + distance));
+                }
+                array.sorted = false;
+            }
+        }
+    }
+
+    /// Learns what was drawn: which of the candidates, and how probable it was among them.
+    pub(super) fn learn(&mut self, token: TokenId, index: usize, prob: f32) {
+        let Knowledge(mu, weight) = self.known.last().map_or(self.start, |known| known.1);
+        let next = match self.kind {
+            Kind::Mirostat { tau, eta, .. } | Kind::Mirostat2 { tau, eta } => {
+                Knowledge(mu - eta * (-prob.log2() - tau), 0.0)
+            }
+            Kind::AdaptiveP { decay, .. } => {
+                Knowledge(self.before.get(index).copied().unwrap_or(prob) + decay * mu, 1.0 + decay * weight)
+            }
+        };
+        self.drawn = Some((token, next));
+    }
+
+    /// A token now stands at the end of a sequence of `length`.
+    pub(super) fn accept(&mut self, token: TokenId, length: usize) {
+        if let Some((drawn, next)) = self.drawn.take()
+            && drawn == token
+        {
+            self.known.push((length, next));
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn copy(&mut self, other: &Self) {
+        self.known.clone_from(&other.known);
+    }
+
+    /// Only the first `length` tokens of the sequence are left.
+    pub(super) fn rewind(&mut self, length: usize) {
+        self.drawn = None;
+        while self.known.last().is_some_and(|known| known.0 > length) {
+            self.known.pop();
+        }
+    }
+}
+
+fn probabilities(array: &mut LlamaTokenDataArray) {
+    let highest = array.data.iter().map(|entry| entry.logit()).fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for entry in &mut array.data {
+        let p = (entry.logit() - highest).exp();
+        entry.set_p(p);
+        sum += p;
+    }
+    for entry in &mut array.data {
+        entry.set_p(entry.p() / sum);
+    }
+}
+
+fn sort(array: &mut LlamaTokenDataArray) {
+    if !array.sorted {
+        array.data.sort_unstable_by(|a, b| b.logit().total_cmp(&a.logit()).then(a.id().0.cmp(&b.id().0)));
+        array.sorted = true;
+    }
+}
+
+/// How many candidates mirostat 1 keeps: it fits Zipf's law to the most probable ones.
+fn estimate(array: &LlamaTokenDataArray, vocabulary: usize, mu: f32) -> usize {
+    let (mut ratios, mut squares) = (0.0, 0.0);
+    for (index, pair) in array.data.windows(2).take(ESTIMATED_FROM - 1).enumerate() {
+        let t = ((index + 2) as f32 / (index + 1) as f32).ln();
+        ratios += t * (pair[0].p() / pair[1].p()).ln();
+        squares += t * t;
+    }
+    let s = ratios / squares;
+    let epsilon = s - 1.0;
+    let keep = (epsilon * 2f32.powf(mu) / (1.0 - (vocabulary as f32).powf(-epsilon))).powf(1.0 / s);
+    // Not a number where there is nothing to estimate from.
+    if keep >= 1.0 { (keep as usize).min(array.data.len()) } else { 1 }
+}

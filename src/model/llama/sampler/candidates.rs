@@ -1,0 +1,220 @@
+//! What can be drawn: chosen from the logits with as few passes over the vocabulary as the chain allows.
+
+use crate::events::TokenId;
+use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::token::data::LlamaTokenData;
+use llama_cpp_2::token::data_array::LlamaTokenDataArray;
+
+/// Tokens that are looked at at once, and skipped when none of them is high enough.
+const BLOCK: usize = 128;
+/// Bits in a word of the mask.
+const WORD: usize = 32;
+/// Maxima that are kept side by side, so that the compiler vectorises them.
+const LANES: usize = 16;
+
+/// The candidates of a draw. One buffer serves all slots of a decode thread.
+pub struct Candidates {
+    pub(super) array: LlamaTokenDataArray,
+    /// Logits that differ from the model's, by token: biases and penalties touch few.
+    pub(super) edits: Vec<(TokenId, f32)>,
+}
+
+impl Default for Candidates {
+    fn default() -> Self {
+        Self { array: LlamaTokenDataArray::new(Vec::new(), false), edits: Vec::new() }
+    }
+}
+
+/// The logits of a step, the tokens that are allowed, and the edits.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) logits: &'a [f32],
+    /// A bit for each token; `None`: all.
+    pub(super) allowed: Option<&'a [u32]>,
+    pub(super) edits: &'a [(TokenId, f32)],
+}
+
+impl View<'_> {
+    pub(super) fn allows(&self, token: TokenId) -> bool {
+        let index = token as usize;
+        self.allowed.is_none_or(|words| words.get(index / WORD).is_some_and(|word| word & 1 << (index % WORD) != 0))
+    }
+
+    fn edit(&self, token: TokenId) -> Option<f32> {
+        let at = self.edits.binary_search_by_key(&token, |edit| edit.0).ok()?;
+        Some(self.edits[at].1)
+    }
+
+    /// The tokens in blocks, with their place, their logits and a bit for each that is allowed.
+    fn blocks(&self) -> impl Iterator<Item = (usize, &[f32], u128)> {
+        self.logits.chunks(BLOCK).enumerate().filter_map(|(block, logits)| {
+            let bits = self.allowed.map_or(u128::MAX, |words| {
+                let words = words.iter().skip(block * (BLOCK / WORD)).take(BLOCK / WORD);
+                words.enumerate().fold(0, |bits, (index, &word)| bits | u128::from(word) << (index * WORD))
+            });
+            (bits != 0).then_some((block * BLOCK, logits, bits))
+        })
+    }
+
+    /// Tokens that can be drawn at all.
+    pub(super) fn count(&self) -> u32 {
+        let mut count: u32 = self
+            .blocks()
+            .map(|(_, logits, bits)| {
+                logits
+                    .iter()
+                    .enumerate()
+                    .map(|(at, &logit)| u32::from(logit > f32::NEG_INFINITY && bits >> at & 1 != 0))
+                    .sum::<u32>()
+            })
+            .sum();
+        for &(token, logit) in self.edits.iter().filter(|edit| self.allows(edit.0)) {
+            let before = u32::from(self.logits[token as usize] > f32::NEG_INFINITY);
+            count = count + u32::from(logit > f32::NEG_INFINITY) - before;
+        }
+        count
+    }
+
+    /// The `count` highest, highest first; among equal ones the lower id comes first.
+    pub(super) fn highest(&self, count: usize, into: &mut Vec<LlamaTokenData>) {
+        into.clear();
+        if count == 0 {
+            return;
+        }
+        let mut floor = f32::NEG_INFINITY;
+        let mut put = |token: TokenId, logit: f32, floor: &mut f32| {
+            let before =
+                |other: &LlamaTokenData| other.logit() > logit || (other.logit() == logit && other.id().0 < token);
+            let at = into.partition_point(before);
+            if at == count {
+                return;
+            }
+            if into.len() == count {
+                into.pop();
+            }
+            into.insert(at, LlamaTokenData::new(LlamaToken::new(token), logit, 0.0));
+            if into.len() == count {
+                *floor = into[count - 1].logit();
+            }
+        };
+        for (start, logits, bits) in self.blocks() {
+            // Past the first few, most blocks hold nothing that is high enough, which their maximum tells at once.
+            if highest_of(logits) <= floor {
+                continue;
+            }
+            for (at, &logit) in logits.iter().enumerate() {
+                if logit > floor && bits >> at & 1 != 0 {
+                    let token = (start + at) as TokenId;
+                    if self.edits.is_empty() || self.edit(token).is_none() {
+                        put(token, logit, &mut floor);
+                    }
+                }
+            }
+        }
+        for &(token, logit) in self.edits {
+            if logit > f32::NEG_INFINITY && logit >= floor && self.allows(token) {
+                put(token, logit, &mut floor);
+            }
+        }
+    }
+
+    /// All that can be drawn, in the vocabulary's order.
+    pub(super) fn all(&self, into: &mut Vec<LlamaTokenData>) {
+        into.clear();
+        into.reserve(self.logits.len());
+        let mut edits = self.edits.iter().peekable();
+        for (start, logits, bits) in self.blocks() {
+            for (at, &logit) in logits.iter().enumerate() {
+                if bits >> at & 1 == 0 {
+                    continue;
+                }
+                let token = (start + at) as TokenId;
+                while edits.next_if(|edit| edit.0 < token).is_some() {}
+                let logit = edits.next_if(|edit| edit.0 == token).map_or(logit, |edit| edit.1);
+                if logit > f32::NEG_INFINITY {
+                    into.push(LlamaTokenData::new(LlamaToken::new(token), logit, 0.0));
+                }
+            }
+        }
+    }
+}
+
+fn highest_of(values: &[f32]) -> f32 {
+    let mut highest = [f32::NEG_INFINITY; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (highest, &value) in highest.iter_mut().zip(chunk) {
+            *highest = if value > *highest { value } else { *highest };
+        }
+    }
+    highest.iter().chain(rest).fold(f32::NEG_INFINITY, |most, &value| if value > most { value } else { most })
+}
+
+/// Changes the logits of some tokens, given in order; `change` gets the logit as it was.
+pub(super) fn edit<T>(
+    edits: &mut Vec<(TokenId, f32)>,
+    logits: &[f32],
+    changes: &[(TokenId, T)],
+    change: impl Fn(f32, &T) -> f32,
+) {
+    let known = edits.len();
+    for (token, what) in changes {
+        match edits[..known].binary_search_by_key(token, |edit| edit.0) {
+            Ok(at) => edits[at].1 = change(edits[at].1, what),
+            Err(_) => {
+                if let Some(&logit) = usize::try_from(*token).ok().and_then(|index| logits.get(index)) {
+                    edits.push((*token, change(logit, what)));
+                }
+            }
+        }
+    }
+    edits.sort_unstable_by_key(|edit| edit.0);
+}
+
+impl Candidates {
+    /// The `count` most probable candidates of the last draw, highest first, with the probability they were drawn with.
+    #[must_use]
+    pub fn top(&self, count: usize) -> Vec<(TokenId, f32)> {
+        let mut top: Vec<(TokenId, f32)> = Vec::with_capacity(count + 1);
+        for entry in &self.array.data {
+            let prob = entry.p();
+            if top.len() == count && top.last().is_some_and(|last| prob <= last.1) {
+                continue;
+            }
+            let at = top.partition_point(|other| other.1 >= prob);
+            top.insert(at, (entry.id().0, prob));
+            top.truncate(count);
+        }
+        top
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_short_way_finds_what_the_long_way_does(
+            logits in proptest::collection::vec(prop_oneof![-5f32..5.0, Just(1.0), Just(f32::NEG_INFINITY)], 1..200),
+            words in proptest::option::of(proptest::collection::vec(any::<u32>(), 7)),
+            biases in proptest::collection::btree_map(0i32..200, prop_oneof![-5f32..5.0, Just(f32::NEG_INFINITY)], 0..20),
+            count in 1usize..60,
+        ) {
+            let mut edits = Vec::new();
+            let biases: Vec<_> = biases.into_iter().collect();
+            edit(&mut edits, &logits, &biases, |logit, bias| logit + bias);
+            let view = View { logits: &logits, allowed: words.as_deref(), edits: &edits };
+            let (mut short, mut long) = (Vec::new(), Vec::new());
+            view.all(&mut long);
+            prop_assert_eq!(view.count() as usize, long.len());
+            long.sort_by(|a, b| b.logit().total_cmp(&a.logit()).then(a.id().0.cmp(&b.id().0)));
+            long.truncate(count);
+            view.highest(count, &mut short);
+            let ids = |list: &[LlamaTokenData]| list.iter().map(|entry| (entry.id().0, entry.logit())).collect::<Vec<_>>();
+            prop_assert_eq!(ids(&short), ids(&long));
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! llama.cpp's sampler chain, taken apart so that every stage can be seen, and so that no stage looks at more of the
+//! vocabulary than it must.
+//!
+//! Filters and the draw are llama.cpp's own, so that the same seed draws the same tokens. Biases, penalties and DRY change few
+//! logits and are kept as a short list of edits; the first top-k chooses from the logits directly. What depends on the past is
+//! worked out from the sequence, or can go back with it.
+
+mod adaptive;
+mod candidates;
+mod repetition;
+mod sampling;
+
+pub use candidates::Candidates;
+pub(in crate::model) use repetition::Breakers;
+pub use sampling::{Sampling, Stage};
+
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use adaptive::Adaptive;
+use candidates::{View, edit};
+use llama_cpp_2::sampling::LlamaSampler;
+use llama_cpp_2::token::data::LlamaTokenData;
+use repetition::{Dry, Penalties};
+
+/// Largest top-k that is chosen from the logits directly; llama.cpp's own way is better for larger ones.
+const LARGEST_CHOICE: i32 = 256;
+
+/// The sampler of one run.
+pub struct Sampler {
+    bias: Vec<(TokenId, f32)>,
+    chain: Vec<Step>,
+    /// Whether a temperature of 0 means the highest logit, whatever the filters do.
+    greedy: bool,
+    adaptive: Option<Adaptive>,
+    draw: LlamaSampler,
+}
+
+/// A stage that takes place.
+enum Step {
+    Penalties(Penalties),
+    Dry(Dry),
+    TopK(i32, LlamaSampler),
+    Filter(&'static str, LlamaSampler),
+    /// `None` at 1, which changes nothing.
+    Temperature(Option<LlamaSampler>),
+}
+
+/// What a token is drawn from.
+#[derive(Debug, Clone, Copy)]
+pub struct Draft<'a> {
+    /// One for each token of the vocabulary; `-inf` bans.
+    pub logits: &'a [f32],
+    /// A bit for each token that is allowed; `None`: all.
+    pub allowed: Option<&'a [u32]>,
+    /// All tokens so far, the prompt's too.
+    pub sequence: &'a [TokenId],
+    /// Replaces the chain's temperature for this one draw.
+    pub temperature: Option<f32>,
+}
+
+/// A draw. The distribution it was drawn from stays in [`Candidates`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Draw {
+    /// The token.
+    pub token: TokenId,
+    /// The probability it was drawn with.
+    pub prob: f32,
+    /// Every stage that was applied, and how many candidates it left.
+    pub stages: Vec<(&'static str, u32)>,
+}
+
+impl Sampler {
+    /// Puts the chain together. Takes milliseconds where DRY is on with breakers that were not used before.
+    #[must_use]
+    pub fn new(sampling: &Sampling, vocabulary: &Vocabulary) -> Self {
+        // llama.cpp reads this one seed as "choose one", and a run could not be repeated.
+        let seed = if sampling.seed == u32::MAX { u32::MAX - 1 } else { sampling.seed };
+        let adaptive = Adaptive::new(sampling, vocabulary.len());
+        let chain: Vec<Step> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
+            step(Stage::Temperature, &Sampling { dynatemp_range: 0.0, ..sampling.clone() }, vocabulary, seed)
+                .into_iter()
+                .collect()
+        } else {
+            sampling.samplers.iter().filter_map(|&stage| step(stage, sampling, vocabulary, seed)).collect()
+        };
+        let mut bias: Vec<(TokenId, f32)> =
+            sampling.logit_bias.iter().copied().filter(|(token, _)| vocabulary.contains(*token)).collect();
+        bias.sort_by_key(|entry| entry.0);
+        bias.dedup_by(|next, first| {
+            let same = next.0 == first.0;
+            if same {
+                first.1 += next.1;
+            }
+            same
+        });
+        let kept = |stage: Stage| sampling.samplers.contains(&stage);
+        // Two filters may leave out the highest logit.
+        let takes_the_highest = (sampling.typical_p >= 1.0 || !kept(Stage::TypicalP))
+            && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(Stage::Xtc))
+            && adaptive.as_ref().is_none_or(Adaptive::is_mirostat);
+        Self {
+            greedy: sampling.temperature <= 0.0
+                && sampling.dynatemp_range <= 0.0
+                && kept(Stage::Temperature)
+                && takes_the_highest,
+            bias,
+            chain,
+            adaptive,
+            draw: LlamaSampler::dist(seed),
+        }
+    }
+
+    /// Draws a token. `None` when every token is banned.
+    pub fn sample(&mut self, draft: &Draft<'_>, candidates: &mut Candidates) -> Option<Draw> {
+        let Draft { logits, allowed, sequence, temperature } = *draft;
+        let Candidates { array, edits } = candidates;
+        array.sorted = false;
+        array.selected = None;
+        let mut stages = Vec::with_capacity(6);
+        edits.clear();
+        edit(edits, logits, &self.bias, |logit, bias| logit + bias);
+        if let Some(words) = allowed {
+            stages.push(("grammar", words.iter().map(|word| word.count_ones()).sum()));
+        }
+
+        // What changes few logits, as long as nothing has been left out yet.
+        let mut done = 0;
+        for step in &self.chain {
+            let name = match step {
+                Step::Penalties(penalties) => {
+                    edit(edits, logits, &penalties.counts(sequence), |logit, count| penalties.change(logit, *count));
+                    "penalties"
+                }
+                Step::Dry(dry) => {
+                    edit(edits, logits, &dry.penalties(sequence), |logit, penalty| logit - penalty);
+                    "dry"
+                }
+                _ => break,
+            };
+            stages.push((name, View { logits, allowed, edits }.count()));
+            done += 1;
+        }
+
+        let view = View { logits, allowed, edits };
+        if temperature.map_or(self.greedy, |temperature| temperature <= 0.0) {
+            view.highest(1, &mut array.data);
+            let best = array.data.first_mut()?;
+            best.set_p(1.0);
+            let token = best.id().0;
+            stages.push(("argmax", 1));
+            return Some(Draw { token, prob: 1.0, stages });
+        }
+        if let Some(Step::TopK(count, _)) = self.chain.get(done)
+            && *count <= LARGEST_CHOICE
+        {
+            view.highest(*count as usize, &mut array.data);
+            array.sorted = true;
+            stages.push(("top-k", array.data.len() as u32));
+            done += 1;
+        } else {
+            view.all(&mut array.data);
+        }
+
+        let mut scaled = false;
+        for step in &mut self.chain[done..] {
+            if array.data.is_empty() {
+                return None;
+            }
+            let name = match step {
+                Step::Penalties(penalties) => {
+                    let counts = penalties.counts(sequence);
+                    change(&mut array.data, &counts, |logit, count| penalties.change(logit, *count));
+                    array.sorted = false;
+                    "penalties"
+                }
+                Step::Dry(dry) => {
+                    change(&mut array.data, &dry.penalties(sequence), |logit, penalty| logit - penalty);
+                    array.sorted = false;
+                    "dry"
+                }
+                Step::TopK(_, filter) => {
+                    filter.apply(array);
+                    "top-k"
+                }
+                Step::Filter(name, filter) => {
+                    filter.apply(array);
+                    // Some ban where others remove.
+                    array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
+                    name
+                }
+                Step::Temperature(own) => {
+                    scaled = true;
+                    match (temperature, own) {
+                        (Some(other), _) => LlamaSampler::temp(other).apply(array),
+                        (None, Some(own)) => own.apply(array),
+                        (None, None) => continue,
+                    }
+                    array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
+                    "temp"
+                }
+            };
+            stages.push((name, array.data.len() as u32));
+        }
+        if array.data.is_empty() {
+            return None;
+        }
+        if let (Some(other), false) = (temperature, scaled) {
+            LlamaSampler::temp(other).apply(array);
+            stages.push(("temp", array.data.len() as u32));
+        }
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.apply(array);
+            stages.push((adaptive.name(), array.data.len() as u32));
+        }
+        match array.data.as_mut_slice() {
+            // llama.cpp's samplers that learn do not draw where there is no choice.
+            [only] if self.adaptive.is_some() => {
+                only.set_p(1.0);
+                array.selected = Some(0);
+            }
+            _ => self.draw.apply(array),
+        }
+        let index = array.selected?;
+        let drawn = array.data.get(index)?;
+        let (token, prob) = (drawn.id().0, drawn.p());
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.learn(token, index, prob);
+        }
+        Some(Draw { token, prob, stages })
+    }
+
+    /// A token now stands at the end of the sequence, which has `length` tokens with it.
+    pub fn accept(&mut self, token: TokenId, length: usize) {
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.accept(token, length);
+        }
+    }
+
+    /// Only the first `length` tokens of the sequence are left. The draw goes on where it was.
+    pub fn rewind(&mut self, length: usize) {
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.rewind(length);
+        }
+    }
+}
+
+/// The stage, if its parameters let it do anything.
+fn step(stage: Stage, sampling: &Sampling, vocabulary: &Vocabulary, seed: u32) -> Option<Step> {
+    let keep = sampling.min_keep;
+    match stage {
+        Stage::Penalties => Penalties::new(sampling).map(Step::Penalties),
+        Stage::Dry => Dry::new(sampling, vocabulary).map(Step::Dry),
+        Stage::TopNSigma => (sampling.top_n_sigma > 0.0)
+            .then(|| Step::Filter("top-n-sigma", LlamaSampler::top_n_sigma(sampling.top_n_sigma))),
+        Stage::TopK => (sampling.top_k > 0).then(|| Step::TopK(sampling.top_k, LlamaSampler::top_k(sampling.top_k))),
+        Stage::TypicalP => {
+            (sampling.typical_p < 1.0).then(|| Step::Filter("typical", LlamaSampler::typical(sampling.typical_p, keep)))
+        }
+        Stage::TopP => (sampling.top_p < 1.0).then(|| Step::Filter("top-p", LlamaSampler::top_p(sampling.top_p, keep))),
+        Stage::MinP => (sampling.min_p > 0.0).then(|| Step::Filter("min-p", LlamaSampler::min_p(sampling.min_p, keep))),
+        Stage::Xtc => (sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5).then(|| {
+            let (probability, threshold) = (sampling.xtc_probability, sampling.xtc_threshold);
+            Step::Filter("xtc", LlamaSampler::xtc(probability, threshold, keep, seed))
+        }),
+        Stage::Temperature => {
+            let (temperature, range) = (sampling.temperature, sampling.dynatemp_range);
+            Some(Step::Temperature(
+                (temperature != 1.0 || range > 0.0)
+                    .then(|| LlamaSampler::temp_ext(temperature, range, sampling.dynatemp_exponent)),
+            ))
+        }
+        // It draws, and comes last.
+        Stage::AdaptiveP => None,
+    }
+}
+
+/// Changes the logits of those candidates that are among `changes`, which are in order.
+fn change<T>(data: &mut [LlamaTokenData], changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
+    for entry in data {
+        if let Ok(at) = changes.binary_search_by_key(&entry.id().0, |change| change.0) {
+            entry.set_logit(change(entry.logit(), &changes[at].1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! The chain against llama.cpp's own, stage for stage over the whole vocabulary.
+
+use super::*;
+use crate::model::grammar::{Constraint, Source};
+use crate::model::llama::Model;
+use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::token::data_array::LlamaTokenDataArray;
+use llama_cpp_2::token::logit_bias::LlamaLogitBias;
+use proptest::prelude::*;
+use std::path::Path;
+use std::sync::LazyLock;
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
+    Model::load(&path, &crate::model::llama::ModelOptions::default(), |_| true).unwrap()
+});
+
+/// As llama-server puts it together.
+fn reference(sampling: &Sampling) -> LlamaSampler {
+    let count = MODEL.vocabulary().len() as i32;
+    let keep = sampling.min_keep;
+    let bias: Vec<LlamaLogitBias> =
+        sampling.logit_bias.iter().map(|&(token, bias)| LlamaLogitBias::new(LlamaToken::new(token), bias)).collect();
+    let mut chain = vec![LlamaSampler::logit_bias(count, &bias)];
+    match sampling.mirostat {
+        1 => {
+            chain.push(LlamaSampler::temp(sampling.temperature));
+            let (tau, eta) = (sampling.mirostat_tau, sampling.mirostat_eta);
+            chain.push(LlamaSampler::mirostat(count, sampling.seed, tau, eta, 100));
+        }
+        2 => {
+            chain.push(LlamaSampler::temp(sampling.temperature));
+            chain.push(LlamaSampler::mirostat_v2(sampling.seed, sampling.mirostat_tau, sampling.mirostat_eta));
+        }
+        _ => {
+            for stage in &sampling.samplers {
+                chain.push(match stage {
+                    Stage::Penalties => LlamaSampler::penalties(
+                        count,
+                        sampling.repeat_last_n,
+                        sampling.repeat_penalty,
+                        sampling.frequency_penalty,
+                        sampling.presence_penalty,
+                    ),
+                    Stage::Dry => LlamaSampler::dry(
+                        &MODEL.llama,
+                        sampling.dry_multiplier,
+                        sampling.dry_base,
+                        sampling.dry_allowed_length,
+                        sampling.dry_penalty_last_n,
+                        &sampling.dry_sequence_breakers,
+                    ),
+                    Stage::TopNSigma => LlamaSampler::top_n_sigma(sampling.top_n_sigma),
+                    Stage::TopK => LlamaSampler::top_k(sampling.top_k),
+                    Stage::TypicalP => LlamaSampler::typical(sampling.typical_p, keep),
+                    Stage::TopP => LlamaSampler::top_p(sampling.top_p, keep),
+                    Stage::MinP => LlamaSampler::min_p(sampling.min_p, keep),
+                    Stage::Xtc => {
+                        LlamaSampler::xtc(sampling.xtc_probability, sampling.xtc_threshold, keep, sampling.seed)
+                    }
+                    Stage::Temperature | Stage::AdaptiveP => LlamaSampler::temp_ext(
+                        sampling.temperature,
+                        sampling.dynatemp_range,
+                        sampling.dynatemp_exponent,
+                    ),
+                });
+            }
+            chain.push(LlamaSampler::dist(sampling.seed));
+        }
+    }
+    LlamaSampler::chain(chain, true)
+}
+
+/// Logits of a step, made from a seed: a few high ones over noise, no two equal.
+fn logits(seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..MODEL.vocabulary().len()).map(|_| if next() < 0.05 { 8.0 * next() } else { 3.0 * next() - 4.0 }).collect()
+}
+
+fn sampling() -> impl Strategy<Value = Sampling> {
+    let off = |on: std::ops::Range<f32>, off: f32| prop_oneof![2 => Just(off), 1 => on];
+    let stages = Just(Stage::DEFAULT.to_vec()).prop_shuffle().prop_flat_map(|stages| {
+        let count = stages.len();
+        prop_oneof![Just(Stage::DEFAULT.to_vec()), proptest::sample::subsequence(stages, 0..=count)]
+    });
+    let filters = (
+        off(0.5..0.99, 1.0),
+        off(0.01..0.2, 0.0),
+        off(0.3..0.95, 1.0),
+        off(0.5..2.0, -1.0),
+        prop_oneof![Just(0), Just(40), 1..60i32, Just(300)],
+        0usize..4,
+    );
+    let repetition = (
+        off(1.05..1.5, 1.0),
+        off(-0.5..1.0, 0.0),
+        off(-0.5..1.0, 0.0),
+        prop_oneof![Just(64), 1..20i32],
+        off(0.5..2.0, 0.0),
+        0..4i32,
+    );
+    let rest = (
+        prop_oneof![Just(0.8), Just(0.0), Just(1.0), 0.3f32..1.8],
+        off(0.1..0.5, 0.0),
+        off(0.2..1.0, 0.0),
+        prop_oneof![4 => Just(0u8), 1 => Just(1), 1 => Just(2)],
+        any::<u32>(),
+        proptest::collection::btree_map(0i32..300, prop_oneof![-5f32..5.0, Just(f32::NEG_INFINITY)], 0..5),
+    );
+    (stages, filters, repetition, rest).prop_map(|(samplers, filters, repetition, rest)| Sampling {
+        samplers,
+        top_p: filters.0,
+        min_p: filters.1,
+        typical_p: filters.2,
+        top_n_sigma: filters.3,
+        top_k: filters.4,
+        min_keep: filters.5,
+        repeat_penalty: repetition.0,
+        presence_penalty: repetition.1,
+        frequency_penalty: repetition.2,
+        repeat_last_n: repetition.3,
+        dry_multiplier: repetition.4,
+        dry_allowed_length: repetition.5,
+        temperature: rest.0,
+        dynatemp_range: rest.1,
+        xtc_probability: rest.2,
+        mirostat: rest.3,
+        seed: rest.4 & 0x7fff_ffff,
+        logit_bias: rest.5.into_iter().collect(),
+        ..Sampling::default()
+    })
+}
+
+fn draft<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> Draft<'a> {
+    Draft { logits, allowed: None, sequence, temperature: None }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_same_seed_draws_what_llama_cpp_draws(sampling in sampling(), begin in proptest::collection::vec(0i32..6, 0..30)) {
+        // llama.cpp keeps what is banned among the candidates, where these stages count it; here it is gone.
+        let bans = sampling.top_n_sigma > 0.0 || sampling.logit_bias.iter().any(|bias| bias.1 == f32::NEG_INFINITY);
+        prop_assume!(
+            !bans || (sampling.typical_p >= 1.0 && sampling.dynatemp_range == 0.0 && sampling.xtc_probability == 0.0)
+        );
+        let mut theirs = reference(&sampling);
+        let mut ours = Sampler::new(&sampling, MODEL.vocabulary());
+        let mut candidates = Candidates::default();
+        let mut sequence = begin;
+        theirs.accept_many(sequence.iter().map(|&token| LlamaToken::new(token)));
+        for step in 0..12 {
+            // Few tokens, so that there is something to penalise.
+            let mut logits = logits(u64::from(sampling.seed) + step);
+            logits.iter_mut().take(6).for_each(|logit| *logit += 6.0);
+            let draw = ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();
+            let all = logits.iter().enumerate().map(|(id, &logit)| LlamaTokenData::new(LlamaToken::new(id as i32), logit, 0.0));
+            let mut array = LlamaTokenDataArray::from_iter(all, false);
+            theirs.apply(&mut array);
+            let selected = &array.data[array.selected.unwrap()];
+            prop_assert_eq!(draw.token, selected.id().0, "step {}: {:?}", step, draw.stages);
+            theirs.accept(LlamaToken::new(draw.token));
+            sequence.push(draw.token);
+            ours.accept(draw.token, sequence.len());
+        }
+    }
+
+    #[test]
+    fn what_was_taken_back_leaves_no_trace(sampling in sampling(), moves in proptest::collection::vec((any::<u64>(), 0usize..4), 1..20)) {
+        let mut ours = Sampler::new(&sampling, MODEL.vocabulary());
+        let mut candidates = Candidates::default();
+        let mut sequence = vec![1, 2, 3];
+        let mut kept: Vec<(u64, TokenId)> = Vec::new();
+        for (seed, back) in moves {
+            let logits = logits(seed);
+            let draw = ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();
+            sequence.push(draw.token);
+            ours.accept(draw.token, sequence.len());
+            kept.push((seed, draw.token));
+            let back = back.saturating_sub(1).min(kept.len());
+            sequence.truncate(sequence.len() - back);
+            kept.truncate(kept.len() - back);
+            ours.rewind(sequence.len());
+        }
+        // A sampler that saw only what stayed leaves the same candidates; which of them is drawn is the seed's affair.
+        let mut fresh = Sampler::new(&Sampling { xtc_probability: 0.0, ..sampling.clone() }, MODEL.vocabulary());
+        if sampling.xtc_probability > 0.0 {
+            return Ok(());
+        }
+        if let (Some(adaptive), Some(went)) = (&mut fresh.adaptive, &ours.adaptive) {
+            // Learnt from tokens that were drawn with these probabilities.
+            adaptive.copy(went);
+        }
+        let logits = logits(7);
+        let mut others = Candidates::default();
+        ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();
+        fresh.sample(&draft(&logits, &sequence), &mut others).unwrap();
+        prop_assert_eq!(candidates.top(50), others.top(50));
+    }
+
+    #[test]
+    fn only_what_is_allowed_is_drawn(sampling in sampling(), allowed in proptest::collection::btree_set(0usize..300, 1..8), seed: u64) {
+        let mut words = vec![0u32; MODEL.vocabulary().len().div_ceil(32)];
+        allowed.iter().for_each(|token| words[token / 32] |= 1 << (token % 32));
+        let logits = logits(seed);
+        let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
+        let drawn = sampler.sample(&Draft { allowed: Some(&words), ..draft(&logits, &[1, 2]) }, &mut Candidates::default());
+        let banned = |token: usize| sampling.logit_bias.iter().any(|&(other, bias)| other == token as i32 && bias == f32::NEG_INFINITY);
+        match drawn {
+            Some(draw) => {
+                prop_assert!(allowed.contains(&(draw.token as usize)) && !banned(draw.token as usize));
+                prop_assert_eq!(draw.stages[0], ("grammar", allowed.len() as u32));
+            }
+            None => prop_assert!(allowed.iter().all(|&token| banned(token))),
+        }
+    }
+}
+
+#[test]
+fn mirostat_goes_back_to_what_it_knew() {
+    let sampling = Sampling { mirostat: 2, seed: 3, ..Sampling::default() };
+    let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
+    let mut candidates = Candidates::default();
+    let mut left = Vec::new();
+    for step in 0..6usize {
+        let logits = logits(step as u64);
+        let draw = sampler.sample(&draft(&logits, &[]), &mut candidates).unwrap();
+        left.push(draw.stages.last().copied());
+        sampler.accept(draw.token, step + 1);
+    }
+    // Back to after the second token; a token that a mod forced teaches nothing.
+    sampler.rewind(2);
+    sampler.accept(5, 3);
+    let draw = sampler.sample(&draft(&logits(2), &[]), &mut candidates).unwrap();
+    assert_eq!(draw.stages.last().copied(), left[2]);
+}
+
+#[test]
+fn adaptive_p_draws_near_its_target() {
+    let sampling = |target| Sampling {
+        samplers: vec![Stage::AdaptiveP],
+        adaptive_target: target,
+        seed: 11,
+        ..Sampling::default()
+    };
+    // Probabilities of 0.6, 0.3, 0.1.
+    let logits: Vec<f32> = [0.6f32, 0.3, 0.1].map(f32::ln).to_vec();
+    let mut counts = [0; 3];
+    let mut sampler = Sampler::new(&sampling(0.3), MODEL.vocabulary());
+    for length in 1..=200 {
+        let draw = sampler.sample(&draft(&logits, &[]), &mut Candidates::default()).unwrap();
+        assert_eq!(draw.stages, [("adaptive-p", 3)]);
+        counts[draw.token as usize] += 1;
+        sampler.accept(draw.token, length);
+    }
+    assert!(counts[1] > counts[0] && counts[1] > counts[2], "{counts:?}");
+    let mut off = Sampler::new(&sampling(-1.0), MODEL.vocabulary());
+    assert!(off.sample(&draft(&logits, &[]), &mut Candidates::default()).unwrap().stages.is_empty());
+}
+
+#[test]
+fn names_and_letters_are_llama_servers() {
+    for name in ["top_k", "top-k", "topk", "TOP_K"] {
+        assert_eq!(Stage::from_name(name), Some(Stage::TopK));
+    }
+    assert_eq!(Stage::from_name("nucleus"), Some(Stage::TopP));
+    assert_eq!(Stage::from_name("typ"), Some(Stage::TypicalP));
+    assert_eq!(Stage::from_name("nothing"), None);
+    assert_eq!("edskypmxt".chars().map(Stage::from_letter).collect::<Option<Vec<_>>>(), Some(Stage::DEFAULT.to_vec()));
+    assert_eq!(serde_json::to_value(Stage::DEFAULT).unwrap()[4], "typ_p");
+}
+
+#[test]
+fn nothing_is_drawn_where_everything_is_banned() {
+    let bans = (0..MODEL.vocabulary().len() as i32).map(|token| (token, f32::NEG_INFINITY)).collect();
+    for temperature in [0.0, 0.8] {
+        let sampling = Sampling { temperature, logit_bias: Vec::clone(&bans), ..Sampling::default() };
+        let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
+        assert_eq!(sampler.sample(&draft(&logits(1), &[]), &mut Candidates::default()), None);
+    }
+}
+
+/// Grammars that are written for llama.cpp allow the same tokens here as there, all along random answers.
+#[test]
+fn grammars_mean_what_they_mean_to_llama_cpp() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/grammars");
+    let vocabulary = MODEL.vocabulary();
+    let mut steps = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "gbnf") {
+            continue;
+        }
+        let source = std::fs::read_to_string(&path).unwrap();
+        for seed in 0..4u64 {
+            let mut theirs = LlamaSampler::grammar(&MODEL.llama, &source, "root").unwrap();
+            let mut ours = MODEL.grammars().follow(&Constraint::new("grammar", Source::Gbnf(source.clone()))).unwrap();
+            let mut sequence = Vec::new();
+            for step in 0..40 {
+                let mask = ours.mask().unwrap().unwrap();
+                let all = (0..vocabulary.len() as i32).map(|id| LlamaTokenData::new(LlamaToken::new(id), 0.0, 0.0));
+                let mut array = LlamaTokenDataArray::from_iter(all, false);
+                theirs.apply(&mut array);
+                let mut allowed = Vec::new();
+                for entry in &array.data {
+                    let token = entry.id().0;
+                    // llama.cpp lets control tokens stand for their text, reads half a character with less care, and
+                    // takes a NUL for a text's end.
+                    let piece = vocabulary.piece(token);
+                    let text = std::str::from_utf8(piece).is_ok_and(|text| !text.contains('\0'))
+                        && !vocabulary.is_control(token);
+                    if text || vocabulary.is_end_of_generation(token) {
+                        let (here, there) = (mask.is_allowed(token as u32), entry.logit() == 0.0);
+                        let so_far = vocabulary.decode(&sequence);
+                        assert_eq!(here, there, "{}: {so_far:?} + {:?}", path.display(), vocabulary.decode(&[token]));
+                    }
+                    let both = mask.is_allowed(token as u32) && entry.logit() == 0.0;
+                    if both && !vocabulary.is_control(token) && !vocabulary.is_end_of_generation(token) {
+                        allowed.push(token);
+                    }
+                }
+                if allowed.is_empty() {
+                    break;
+                }
+                let token = allowed[(seed * 7919 + step * 104_729) as usize % allowed.len()];
+                theirs.accept(LlamaToken::new(token));
+                ours.accept(token, vocabulary.piece(token));
+                sequence.push(token);
+                if ours.is_complete() {
+                    break;
+                }
+            }
+            steps += sequence.len();
+        }
+    }
+    assert!(steps > 400, "{steps}");
+}

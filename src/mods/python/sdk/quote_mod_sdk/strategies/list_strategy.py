@@ -1,0 +1,1 @@
+from thunder_mods.strategies.primitives import ListStrategy  # noqa: F401

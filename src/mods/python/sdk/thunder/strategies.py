@@ -1,0 +1,4 @@
+"""Another name for `thunder_mods.strategies`."""
+
+from thunder_mods.strategies import *  # noqa: F401,F403
+from thunder_mods.strategies import __all__  # noqa: F401

@@ -1,0 +1,115 @@
+"""`@mod`: turns a function into a mod."""
+
+from __future__ import annotations
+
+import inspect
+from functools import wraps
+from typing import Any, Callable, Dict, Iterable, List, Optional, Type, Union, overload
+
+from . import events as _events
+from .actions import ModAction, for_event, validate_action
+
+#: A mod as it can be called: (event, tokenizer=None) -> action.
+ModCallable = Callable[..., ModAction]
+#: What a mod is made of: handler(event, actions, tokenizer) -> action or None. It may take fewer arguments.
+Handler = Callable[..., Optional[ModAction]]
+EventNames = Union[str, Type[_events.ModEvent], Iterable[Union[str, Type[_events.ModEvent]]]]
+
+
+@overload
+def mod(handler: Handler) -> ModCallable: ...
+
+
+@overload
+def mod(
+    *,
+    events: Optional[EventNames] = None,
+    handles: Optional[EventNames] = None,
+    name: Optional[str] = None,
+    description: Optional[str] = None,
+    config: Optional[Dict[str, Any]] = None,
+    holdback: int = 0,
+) -> Callable[[Handler], ModCallable]: ...
+
+
+def mod(
+    handler: Optional[Handler] = None,
+    *,
+    events: Optional[EventNames] = None,
+    handles: Optional[EventNames] = None,
+    name: Optional[str] = None,
+    description: Optional[str] = None,
+    config: Optional[Dict[str, Any]] = None,
+    holdback: int = 0,
+) -> Any:
+    """Makes `handler(event, actions, tokenizer)` a mod.
+
+    events (or handles): the event classes or names it wants, all four by default; it is not called for others.
+    name: its registered name, by default the function's.
+    description: one sentence, by default the first paragraph of the docstring.
+    config: the configuration's fields with their defaults. When given, a request's unknown fields are refused.
+    holdback: the most generated tokens it may take back after they were added; the stream lags by that much, so
+    that a client never sees what is taken back. `event.hold_back(n)` changes it during a run.
+    """
+    wanted = events if events is not None else handles
+    if handler is None:
+        return lambda function: _mod(function, wanted, name, description, config, holdback)
+    return _mod(handler, wanted, name, description, config, holdback)
+
+
+def _mod(
+    handler: Handler,
+    wanted: Optional[EventNames],
+    name: Optional[str],
+    description: Optional[str],
+    config: Optional[Dict[str, Any]],
+    holdback: int,
+) -> ModCallable:
+    if not callable(handler):
+        raise TypeError("@mod stands before a function, not before %r" % (handler,))
+    if inspect.iscoroutinefunction(handler):
+        raise TypeError("a mod cannot be async: the run waits for its answer")
+    arguments = _positional(handler)
+
+    @wraps(handler)
+    def wrapped(event: _events.ModEvent, tokenizer: Any = None) -> ModAction:
+        result = handler(*(event, for_event(event), tokenizer)[:arguments])
+        return validate_action(event, result)
+
+    text = description or (inspect.getdoc(handler) or "").split("\n\n")[0]
+    wrapped.__thunder_mod__ = {  # type: ignore[attr-defined]
+        "name": name or handler.__name__,
+        "description": " ".join(text.split()),
+        "handles": _event_names(wanted),
+        "config": config,
+        "holdback": int(holdback),
+    }
+    return wrapped
+
+
+def create_mod(handler: Handler) -> ModCallable:
+    """`mod` as a function."""
+    return mod(handler)
+
+
+def _positional(handler: Handler) -> int:
+    """How many of (event, actions, tokenizer) the handler takes."""
+    parameters = inspect.signature(handler).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    count = sum(parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
+    if count == 0:
+        raise TypeError("%s takes no arguments; a mod takes (event, actions, tokenizer)" % handler.__name__)
+    return min(count, 3)
+
+
+def _event_names(wanted: Optional[EventNames]) -> List[str]:
+    if wanted is None:
+        return list(_events.BY_NAME)
+    if isinstance(wanted, (str, type)):
+        wanted = [wanted]
+    names = [event if isinstance(event, str) else event.__name__ for event in wanted]
+    for name in names:
+        if name not in _events.BY_NAME:
+            raise ValueError("unknown event '%s'; events are %s" % (name, ", ".join(_events.BY_NAME)))
+    return names

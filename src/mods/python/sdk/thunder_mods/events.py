@@ -1,0 +1,192 @@
+"""The four events of a run. Fields that cost something to look up are read when they are first used."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Type
+
+from . import logits as _logits
+
+
+class ContextInfo:
+    """The sequence: prompt tokens, then generated tokens."""
+
+    def __init__(
+        self,
+        tokens: Iterable[int] = (),
+        prompt_len: Optional[int] = None,
+        read: Optional[Callable[[int], List[int]]] = None,
+    ) -> None:
+        self._tokens: Optional[List[int]] = None if read else list(tokens)
+        self._read = read
+        self._prompt_len: int = len(self._tokens or ()) if prompt_len is None else prompt_len
+
+    @property
+    def tokens(self) -> List[int]:
+        """All token ids."""
+        if self._tokens is None:
+            self._tokens = self._read(0) if self._read else []
+        return self._tokens
+
+    @property
+    def prompt_len(self) -> int:
+        """How many of them are the prompt."""
+        return self._prompt_len
+
+    @property
+    def prompt(self) -> List[int]:
+        """Token ids of the prompt."""
+        return self.tokens[: self._prompt_len]
+
+    @property
+    def generated(self) -> List[int]:
+        """Token ids after the prompt."""
+        return self.tokens[self._prompt_len :]
+
+    def last(self, count: int) -> List[int]:
+        """The last `count` token ids; cheaper than `tokens[-count:]`."""
+        if self._tokens is None and self._read and count:
+            return self._read(count)
+        return self.tokens[-count:] if count else []
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field by its name."""
+        return getattr(self, name, default)
+
+
+class ModEvent:
+    """What all events have."""
+
+    #: The client's id of the run.
+    request_id: str = ""
+    #: 0 for Prefilled, then 1, 2, 3 …
+    step: int = 0
+    #: Most tokens to generate.
+    max_steps: int = 0
+    #: What the request gave this mod as its configuration, over the defaults of `@mod(config=…)`.
+    config: Dict[str, Any] = {}
+    #: The request's messages; None for a raw completion.
+    conversation: Optional[List[Dict[str, Any]]] = None
+    #: The request's tools, or None.
+    tools: Optional[List[Dict[str, Any]]] = None
+    #: The request's sampling parameters.
+    parameters: Optional[Dict[str, Any]] = None
+    #: The request's random seed.
+    seed: int = 0
+    #: The model's name.
+    model: Optional[str] = None
+    _tokenizer: Any = None
+    _held_back: Optional[int] = None
+
+    def __init__(self, request_id: str, step: int, context_info: Optional[ContextInfo] = None) -> None:
+        self.request_id = request_id
+        self.step = step
+        self.context_info = context_info if context_info is not None else ContextInfo()
+
+    @property
+    def input_ids(self) -> List[int]:
+        """All token ids of the sequence."""
+        return self.context_info.tokens
+
+    def hold_back(self, count: Optional[int]) -> None:
+        """Keeps the last `count` generated tokens from the client until the next call of this: what a mod may still
+        take back is better not sent. None goes back to what `@mod(holdback=…)` says."""
+        self._held_back = -1 if count is None else max(0, int(count))
+
+    def _decode(self, tokens: Iterable[int]) -> str:
+        if self._tokenizer is None:
+            raise RuntimeError("this event was made without a tokenizer, so it cannot decode")
+        return str(self._tokenizer.decode(tokens))
+
+    def __repr__(self) -> str:
+        return "%s(request_id=%r, step=%r)" % (type(self).__name__, self.request_id, self.step)
+
+
+class Prefilled(ModEvent):
+    """Once per run: the prompt is tokenized and not yet decoded."""
+
+    def __init__(
+        self, request_id: str, step: int, max_steps: int, context_info: Optional[ContextInfo] = None, **_ignored: Any
+    ) -> None:
+        super().__init__(request_id, step, context_info)
+        self.max_steps = max_steps
+
+    @property
+    def prompt_tokens(self) -> List[int]:
+        """Token ids of the prompt."""
+        return self.context_info.prompt
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens the prompt has."""
+        return self.context_info._prompt_len
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt's text."""
+        return self._decode(self.prompt_tokens)
+
+
+class ForwardPass(ModEvent):
+    """The model has run, nothing is sampled yet."""
+
+    def __init__(
+        self, request_id: str, step: int, logits: Any, context_info: Optional[ContextInfo] = None, **_ignored: Any
+    ) -> None:
+        super().__init__(request_id, step, context_info)
+        #: float32 of shape (1, vocabulary), writable in place; no temperature or penalty is applied yet.
+        self.logits = logits
+
+    @property
+    def input_text(self) -> str:
+        """The last 70 characters of the sequence."""
+        return self._decode(self.context_info.last(280))[-70:]
+
+    def top_k_logprob(self, k: int) -> Tuple[Any, Any]:
+        """(natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first."""
+        return _logits.top_k_logprob(self.logits, k)
+
+
+class Sampled(ModEvent):
+    """A token was drawn and is not yet appended."""
+
+    #: Natural logarithm of the token's probability.
+    logprob: Optional[float] = None
+
+    def __init__(
+        self, request_id: str, step: int, sampled_token: int, context_info: Optional[ContextInfo] = None
+    ) -> None:
+        super().__init__(request_id, step, context_info)
+        self.sampled_token = sampled_token
+        self._text: Optional[str] = None
+
+    @property
+    def text(self) -> str:
+        """The drawn token's text."""
+        return self._decode([self.sampled_token]) if self._text is None else self._text
+
+    token_text = text
+
+
+class Added(ModEvent):
+    """Tokens were appended; they are the end of the sequence."""
+
+    def __init__(
+        self,
+        request_id: str,
+        step: int,
+        added_tokens: Iterable[int],
+        forced: bool,
+        context_info: Optional[ContextInfo] = None,
+    ) -> None:
+        super().__init__(request_id, step, context_info)
+        self.added_tokens = list(added_tokens)
+        #: Whether a mod appended them, and not the sampler.
+        self.forced = forced
+
+    @property
+    def text(self) -> str:
+        """Text of the added tokens."""
+        return self._decode(self.added_tokens)
+
+
+BY_NAME: Dict[str, Type[ModEvent]] = {cls.__name__: cls for cls in (Prefilled, ForwardPass, Sampled, Added)}

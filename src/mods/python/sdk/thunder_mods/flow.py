@@ -1,0 +1,235 @@
+"""Flows: the model asks itself one question after the other, and its answers decide what happens.
+
+    urgent = FlowQuestion(name="urgent", prompt=" Urgent (yes/no): ", strategy=ChoicesStrat(["yes", "no"]), erase_mode="all")
+    urgent.on("yes", route_output("Please call us at once.")).otherwise(route_noop())
+    engine = FlowEngine(entry_question=urgent)
+
+    @mod
+    def triage(event, actions, tokenizer):
+        return engine.handle_event(event, actions, tokenizer)
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, cast
+
+from . import lifecycle
+from .actions import ActionBuilder, ModAction
+from .asking import Asking, EraseMode
+from .events import Added, ForwardPass, ModEvent, Prefilled
+from .routes import (
+    FlowDefinition,
+    FlowQuestion,
+    FlowRoute,
+    FlowState,
+    RequestState,
+    RouteKind,
+    RouteSpec,
+    RouteTarget,
+    TState,
+    coerce_route,
+    route_message,
+    route_noop,
+    route_output,
+    route_question,
+    route_summary,
+    route_tool,
+)
+from .self_prompt import token_ids
+from .strategies.masks import end_tokens, pieces_of
+from .strategies.strategy_constructor import into_strategy
+
+__all__ = [
+    "EraseMode",
+    "FlowDefinition",
+    "FlowEngine",
+    "FlowQuestion",
+    "FlowRoute",
+    "FlowState",
+    "RequestState",
+    "RouteKind",
+    "RouteSpec",
+    "RouteTarget",
+    "route_message",
+    "route_noop",
+    "route_output",
+    "route_question",
+    "route_summary",
+    "route_tool",
+]
+
+#: How many questions in a row may be answered without the model at one event.
+_MOST_ROUTES = 1000
+
+
+class FlowEngine(Generic[TState]):
+    """Asks the questions of a flow in every run that hands it its events.
+
+    entry_question: the first question. flows: definitions whose summaries `route_summary` writes.
+    state_factory: makes a run's state of its request id, by default a `RequestState`.
+    """
+
+    def __init__(
+        self,
+        *,
+        entry_question: FlowQuestion[TState],
+        flows: Optional[Dict[str, FlowDefinition[TState]]] = None,
+        state_factory: Optional[Callable[[str], TState]] = None,
+    ) -> None:
+        self.entry_question = entry_question
+        self.flows = dict(flows or {})
+        self._state_factory = state_factory or (lambda request_id: cast(TState, RequestState(request_id)))
+        self._states: Dict[str, TState] = {}
+        self._asking: Dict[str, Tuple[FlowQuestion[TState], Asking]] = {}
+        self._begun: "set[str]" = set()
+        lifecycle.watch(self)
+
+    def state(self, request_id: str) -> TState:
+        """The run's state, with its answers."""
+        state = self._states.get(request_id)
+        if state is None:
+            state = self._states[request_id] = self._state_factory(request_id)
+        return state
+
+    _get_state = state
+
+    def finished(self, request_id: str) -> None:
+        """Forgets a run; called by itself when the run ends."""
+        self._states.pop(request_id, None)
+        self._asking.pop(request_id, None)
+        self._begun.discard(request_id)
+
+    def handle_event(self, event: ModEvent, actions: ActionBuilder, tokenizer: Any) -> ModAction:
+        """The action for this event: a mod hands every event on and returns what it gets.
+
+        A function of the flow that raises ends the flow."""
+        request_id = event.request_id
+        state = self.state(request_id)
+        if request_id not in self._begun:
+            self._begun.add(request_id)
+            state.current_question, state.pending_route = self.entry_question, None
+        if isinstance(event, Prefilled) and tokenizer is not None:
+            pieces_of(tokenizer)  # the first time takes a while, and this is not the call that needs it
+        if not isinstance(event, (ForwardPass, Added)) or tokenizer is None:
+            return actions.noop()
+        try:
+            return self._advance(event, state, actions, tokenizer)
+        except Exception:
+            self._end(state)
+            raise
+
+    def _advance(self, event: Any, state: TState, actions: ActionBuilder, tokenizer: Any) -> ModAction:
+        """Goes through the flow as far as it gets with this event."""
+        if state.pending_route is not None and isinstance(event, ForwardPass):
+            route, state.pending_route = coerce_route(state.pending_route), None
+            action = self._perform(route, state, actions, tokenizer)
+            if action is not None:
+                return action
+        for _ in range(_MOST_ROUTES):
+            question = state.current_question
+            if question is None:
+                return actions.noop()
+            known, asking = self._asking.get(state.request_id, (None, None))
+            answer: Optional[str]
+            if asking is None or known is not question:
+                answer = question.auto_answer_fn(state) if question.auto_answer_fn else None
+                answer = answer.strip() if answer else None
+                if not answer:
+                    asking = self._ask(question, state, tokenizer)
+                    self._asking[state.request_id] = (question, asking)
+                    if isinstance(event, Added):
+                        return asking.ask(event, actions) or actions.noop()
+            else:
+                answer = None
+            if not answer and asking is not None:
+                action = asking.forward(event, actions) if isinstance(event, ForwardPass) else asking.added(event, actions)
+                if not asking.over:
+                    return action or actions.noop()
+                answer = asking.text
+            self._asking.pop(state.request_id, None)
+            action = self._take(question, answer, state, actions, tokenizer)
+            if action is not None:
+                return action
+        raise RuntimeError("the flow went through %d questions without asking the model one" % _MOST_ROUTES)
+
+    def _take(
+        self, question: FlowQuestion[TState], answer: Optional[str], state: TState, actions: ActionBuilder, tokenizer: Any
+    ) -> Optional[ModAction]:
+        """Keeps the answer, and goes where it leads; None says that another question is next."""
+        if answer is not None:
+            state.answers[question.name] = answer
+            for assign in question.assignments:
+                assign(state, answer)
+        route = question.resolve_route(state, answer)
+        return self._perform(route or route_noop(), state, actions, tokenizer)
+
+    def _ask(self, question: FlowQuestion[TState], state: TState, tokenizer: Any) -> Asking:
+        prompt = question.prompt(state) if callable(question.prompt) else question.prompt
+        return Asking(
+            tokenizer,
+            token_ids(prompt, tokenizer),
+            into_strategy(question.strategy, tokenizer),
+            token_ids(question.completion_text, tokenizer),
+            EraseMode.of(question.erase_mode),
+            question.argmax_sampling,
+        )
+
+    def _perform(
+        self, route: FlowRoute[Any], state: TState, actions: ActionBuilder, tokenizer: Any
+    ) -> Optional[ModAction]:
+        """Takes a route; None says that the state's question is next."""
+        for _ in range(_MOST_ROUTES):
+            if route.kind is RouteKind.QUESTION:
+                state.current_question = route.target
+                return None
+            if route.kind is not RouteKind.TOOL or route.callback is None:
+                break
+            made = self._call(route.callback, state, actions, tokenizer)
+            if isinstance(made, ModAction):
+                self._end(state)
+                return made
+            route = coerce_route(made)
+        before = state.current_question
+        self._end(state)
+        if route.kind is RouteKind.OUTPUT:
+            return actions.force_output(token_ids(route.message, tokenizer))
+        if route.kind is RouteKind.NOOP:
+            return actions.noop()
+        text = self._summary(before, state, route.message) if route.kind is RouteKind.SUMMARY else route.message
+        return _last_words(text or "", actions, tokenizer)
+
+    @staticmethod
+    def _call(callback: Callable[..., Any], state: TState, actions: ActionBuilder, tokenizer: Any) -> Any:
+        try:
+            parameters: List[Any] = list(inspect.signature(callback).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        required = [
+            parameter
+            for parameter in parameters
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+        if len(required) == 1 and len(parameters) < 3 and not takes_more:
+            return callback(state)
+        return callback(actions, state, tokenizer)
+
+    def _summary(self, question: Any, state: TState, message: Optional[str]) -> str:
+        for flow in self.flows.values():
+            if question in flow.all_questions():
+                return flow.summary_builder(state)
+        return message or "Flow complete."
+
+    def _end(self, state: TState) -> None:
+        state.current_question = None
+        self._asking.pop(state.request_id, None)
+
+
+def _last_words(text: str, actions: ActionBuilder, tokenizer: Any) -> ModAction:
+    """The text and the end of the answer."""
+    eos = getattr(tokenizer, "eos_token_id", None)
+    ends = [int(eos)] if eos is not None else end_tokens(tokenizer)[:1]
+    tokens = token_ids(text, tokenizer) + ends
+    return actions.force_tokens(tokens) if tokens else actions.noop()

@@ -1,0 +1,183 @@
+"""Logits of one step: float32 of shape (1, vocabulary), shared with the server, writable in place."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import math
+from array import array
+from typing import Any, Iterator, List, Optional, Tuple
+
+_numpy: Any = None
+
+
+def numpy() -> Any:
+    """The numpy module, or None when it is not installed."""
+    global _numpy
+    if _numpy is None:
+        try:
+            _numpy = importlib.import_module("numpy")
+        except ImportError:
+            _numpy = False
+    return _numpy or None
+
+
+class Tensor:
+    """What `max.driver.Tensor` is to a mod: something with `from_numpy` and `to_numpy`."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    @classmethod
+    def from_numpy(cls, values: Any) -> Tensor:
+        """Of an array of shape (1, vocabulary)."""
+        return cls(values)
+
+    def to_numpy(self) -> Any:
+        """The array it was made of."""
+        return self._values
+
+    @property
+    def shape(self) -> Any:
+        """(1, vocabulary)"""
+        return getattr(self._values, "shape", None)
+
+
+class Logits:
+    """`logits[token]` reads and writes one entry; `to_numpy()` is the whole as a view.
+
+    It is a view on shared memory, valid during the call it came with: copy what you keep.
+    """
+
+    def __init__(self, view: Any) -> None:
+        self._view = view  # memoryview, one dimension, format "f"
+        self.handed_out = False  # whether the mod may have written to it
+
+    @property
+    def shape(self) -> Tuple[int, int]:
+        """(1, vocabulary)"""
+        return (1, len(self._view))
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._view)
+
+    def __getitem__(self, token: Any) -> float:
+        return float(self._view[self._index(token)])
+
+    def __setitem__(self, token: Any, value: float) -> None:
+        self.handed_out = True
+        self._view[self._index(token)] = value
+
+    @staticmethod
+    def _index(token: Any) -> Any:
+        if isinstance(token, tuple):
+            row, token = token
+            if row != 0:
+                raise IndexError("logits have one row, 0")
+        return token
+
+    def keep_only(self, tokens: Any, others: float = -math.inf) -> None:
+        """Sets all logits but those of these token ids to `others`, in place."""
+        self.handed_out = True
+        np = numpy()
+        if np is not None:
+            values, index = np.frombuffer(self._view, dtype=np.float32), np.asarray(tokens, dtype=np.int64)
+            kept = values[index]
+            values.fill(others)
+            values[index] = kept
+            return
+        view = self._view
+        kept = [view[token] for token in tokens]
+        view[:] = memoryview(array("f", [others]) * len(view))
+        for token, value in zip(tokens, kept):
+            view[token] = value
+
+    def to_numpy(self) -> Any:
+        """A writable view: a numpy array of shape (1, vocabulary), or without numpy a memoryview of that shape."""
+        self.handed_out = True
+        np = numpy()
+        if np is not None:
+            return np.frombuffer(self._view, dtype=np.float32).reshape(1, -1)
+        return self._view.cast("B").cast("f", shape=[1, len(self._view)])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        values = self.to_numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def copy(self) -> Logits:
+        """A copy that can be kept; writing to it changes nothing."""
+        return Logits(memoryview(array("f", self._view)))
+
+    def tolist(self) -> List[List[float]]:
+        """A copy as [[…]], of shape (1, vocabulary)."""
+        return [self._view.tolist()]
+
+    def log_sum_exp(self) -> float:
+        """Natural logarithm of the sum of exp(logit); the log-probability of a token is its logit minus this."""
+        np = numpy()
+        if np is not None:
+            values = np.frombuffer(self._view, dtype=np.float32)
+            highest = float(values.max())
+            return highest + math.log(float(np.exp(values - highest).sum()))
+        highest = float(max(self._view))
+        return highest + math.log(math.fsum(math.exp(value - highest) for value in self._view))
+
+    def top(self, k: int) -> List[Tuple[int, float]]:
+        """The k most probable tokens as [(token, probability), …], highest first."""
+        total = self.log_sum_exp()
+        return [(token, math.exp(value - total)) for token, value in self._highest(k)]
+
+    def entropy(self) -> float:
+        """Entropy of the distribution, in bits."""
+        total = self.log_sum_exp()
+        np = numpy()
+        if np is not None:
+            logprobs = np.frombuffer(self._view, dtype=np.float32) - np.float32(total)
+            weights = np.exp(logprobs)
+            logprobs[weights == 0] = 0  # -inf times 0 is not a number
+            return max(0.0, -float((weights * logprobs).sum()) / math.log(2))
+        logprobs = (value - total for value in self._view)
+        return max(0.0, -math.fsum(math.exp(lp) * lp for lp in logprobs if lp > -700) / math.log(2))
+
+    def _highest(self, k: int) -> List[Tuple[int, float]]:
+        k = min(int(k), len(self._view))
+        np = numpy()
+        if np is not None:
+            values = np.frombuffer(self._view, dtype=np.float32)
+            found = np.argpartition(values, -k)[-k:]
+            found = found[np.argsort(-values[found], kind="stable")]
+            return [(int(token), float(values[token])) for token in found]
+        return heapq.nlargest(k, enumerate(self._view), key=lambda entry: entry[1])
+
+
+def top_k_logprob(logits: Any, k: int) -> Tuple[Any, Any]:
+    """(natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first; numpy
+    arrays where numpy is installed, else lists of lists."""
+    if not isinstance(logits, Logits):
+        values = logits.to_numpy() if hasattr(logits, "to_numpy") else logits
+        logits = Logits(memoryview(flat(values)))
+    total = logits.log_sum_exp()
+    highest = logits._highest(k)
+    logprobs, tokens = [value - total for _, value in highest], [token for token, _ in highest]
+    np = numpy()
+    if np is not None:
+        return np.array([logprobs], dtype=np.float32), np.array([tokens], dtype=np.int64)
+    return [logprobs], [tokens]
+
+
+def flat(values: Any) -> Any:
+    """Any matrix of one row, or row, of numbers as a flat buffer of float32."""
+    np = numpy()
+    if np is not None:
+        return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    if isinstance(values, memoryview):
+        return values.cast("B").cast("f") if values.format == "f" else array("f", values.cast("B").cast(values.format))  # type: ignore[call-overload]
+    if isinstance(values, array):
+        return values if values.typecode == "f" else array("f", values)
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if len(values) == 1 and hasattr(values[0], "__len__"):
+        values = values[0]
+    return array("f", values)

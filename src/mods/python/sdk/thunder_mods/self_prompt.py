@@ -1,0 +1,175 @@
+"""Questions that the model asks itself: a hidden prompt, an answer of a certain form, then both erased or kept."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+from . import lifecycle
+from .actions import ActionBuilder, ModAction
+from .asking import Asking, EraseMode
+from .decorator import ModCallable, mod
+from .events import Added, ForwardPass, ModEvent, Prefilled
+from .strategies.strategy_constructor import ChoicesStrat, ListStrat, into_strategy
+
+__all__ = ["EraseMode", "SelfPrompt", "self_prompt_mod"]
+
+#: Text, token ids, or {"text": …} or {"tokens": […]}.
+Prompt = Union[str, Sequence[int], Dict[str, Any]]
+
+
+class SelfPrompt:
+    """A question, asked in every run that hands it its events.
+
+    prompt: what the model reads before it answers: text, token ids, {"text": …} or {"tokens": […]}.
+    strategy: the form of the answer, e.g. ChoicesStrat(["yes", "no"]).
+    completion: text, token ids or {"suffix": …} to force after an answer that stays with its prompt (EraseMode.NONE).
+    erase: what is taken back afterwards. With PROMPT and ALL the client never sees it.
+    argmax_sampling: takes the most probable of the allowed tokens instead of drawing one.
+    mask_value: the logit of tokens that are not allowed.
+
+    Hand it Prefilled, ForwardPass and Added in this order, and return what it answers. Where a run's tokens run out
+    before the answer is complete, the question is given up: it is erased as its mode says, and there is no answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt: Optional[Prompt] = None,
+        strategy: Any,
+        completion: Optional[Prompt] = None,
+        erase: Union[EraseMode, str, None] = EraseMode.NONE,
+        argmax_sampling: bool = False,
+        mask_value: float = -math.inf,
+    ) -> None:
+        self._prompt = prompt
+        self._strategy = strategy
+        self._completion = completion
+        self._erase = EraseMode.of(erase)
+        self._argmax = argmax_sampling
+        self._mask_value = float(mask_value)
+        self._states: Dict[str, Asking] = {}
+        lifecycle.watch(self)
+
+    def handle_prefilled(self, event: Prefilled, tokenizer: Any) -> None:
+        """Makes the question ready; may be left out."""
+        self._asking(event, tokenizer)
+
+    def handle_forward_pass(self, event: ForwardPass, actions: ActionBuilder, tokenizer: Any) -> ModAction:
+        """The action for this event."""
+        return self._asking(event, tokenizer).forward(event, actions)
+
+    def handle_added(self, event: Added, actions: ActionBuilder, tokenizer: Any) -> Optional[ModAction]:
+        """The action for this event, None for nothing to do."""
+        return self._asking(event, tokenizer).added(event, actions)
+
+    def is_complete(self, request_id: str) -> bool:
+        """Whether the run's answer is complete, or the question was given up."""
+        asking = self._states.get(request_id)
+        return asking is not None and asking.complete
+
+    def answer_tokens(self, request_id: str) -> Optional[List[int]]:
+        """Token ids of the run's answer, None without one."""
+        asking = self._states.get(request_id)
+        return None if asking is None or asking.tokens is None else list(asking.tokens)
+
+    def answer(self, request_id: str) -> Optional[str]:
+        """Text of the run's answer, None without one."""
+        asking = self._states.get(request_id)
+        return None if asking is None else asking.text
+
+    def refresh_responses(
+        self, responses: Optional[Sequence[str]], request_id: Optional[str] = None, idx: Optional[int] = None
+    ) -> None:
+        """Replaces the choices, those of element `idx` where the strategy is a list. `request_id` names a run whose
+        question begins anew."""
+        target = self._strategy
+        if isinstance(target, ListStrat):
+            target = target.elements if idx is None else target.elements[idx]  # type: ignore[index]
+        if isinstance(target, ChoicesStrat):
+            target.choices = [str(response) for response in responses or ()]
+            if request_id is not None:
+                self._states.pop(request_id, None)
+
+    def finished(self, request_id: str) -> None:
+        """Forgets a run; called by itself when the run ends."""
+        self._states.pop(request_id, None)
+
+    def _asking(self, event: ModEvent, tokenizer: Any) -> Asking:
+        asking = self._states.get(event.request_id)
+        if asking is None:
+            asking = self._states[event.request_id] = Asking(
+                tokenizer,
+                token_ids(self._prompt, tokenizer),
+                into_strategy(self._strategy, tokenizer),
+                token_ids(self._completion, tokenizer),
+                self._erase,
+                self._argmax,
+                self._mask_value,
+            )
+        return asking
+
+
+def token_ids(text: Optional[Prompt], tokenizer: Any) -> List[int]:
+    """Token ids of a text that may also be given as ids or as a dictionary of one of them."""
+    if isinstance(text, dict):
+        if text.get("force") is False:
+            return []
+        text = next((text[key] for key in ("tokens", "text", "suffix") if text.get(key) is not None), None)
+    if not text:
+        return []
+    if isinstance(text, str):
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+    return [int(token) for token in text]
+
+
+def self_prompt_mod(
+    *,
+    prompt: Optional[Prompt] = None,
+    strategy: Any,
+    completion: Optional[Prompt] = None,
+    erase: Union[EraseMode, str, None] = EraseMode.NONE,
+    argmax_sampling: bool = False,
+    mask_value: float = -math.inf,
+    on_answer: Optional[Callable[[str, Optional[str]], Any]] = None,
+    name: Optional[str] = None,
+    description: Optional[str] = None,
+) -> ModCallable:
+    """A mod that asks one question at the beginning of every answer; the arguments are those of `SelfPrompt`.
+
+        sentiment = self_prompt_mod(prompt=" The user is ", strategy=ChoicesStrat(["calm", "upset"]), erase="all")
+
+    on_answer: called with (request id, answer or None) once the answer is there. name: its registered name, by default
+    the name that the module gives it. The question is its attribute `self_prompt`, e.g. for `answer(request_id)`.
+    """
+    question = SelfPrompt(
+        prompt=prompt,
+        strategy=strategy,
+        completion=completion,
+        erase=erase,
+        argmax_sampling=argmax_sampling,
+        mask_value=mask_value,
+    )
+
+    def ask(event: ModEvent, actions: ActionBuilder, tokenizer: Any) -> Optional[ModAction]:
+        told = question.is_complete(event.request_id)
+        action: Optional[ModAction] = None
+        if isinstance(event, Prefilled):
+            question.handle_prefilled(event, tokenizer)
+        elif isinstance(event, ForwardPass):
+            action = question.handle_forward_pass(event, actions, tokenizer)
+        elif isinstance(event, Added):
+            action = question.handle_added(event, actions, tokenizer)
+        if on_answer is not None and not told and question.is_complete(event.request_id):
+            on_answer(event.request_id, question.answer(event.request_id))
+        return action
+
+    made: Any = mod(events=[Prefilled, ForwardPass, Added], name=name, description=description or "Asks the model itself.")(ask)
+    if name is None:
+        made.__thunder_mod__["name"] = None
+    # It belongs to the module that made it, as a function with @mod does.
+    made.__module__ = sys._getframe(1).f_globals.get("__name__", made.__module__)
+    made.self_prompt = question
+    asks: ModCallable = made
+    return asks

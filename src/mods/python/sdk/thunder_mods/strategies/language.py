@@ -1,0 +1,289 @@
+"""Which texts an answer may be, as small machines that read one byte at a time.
+
+A machine is in a set of configurations, as an answer can be read in several ways at once: after `yes` the choices
+`yes` and `yes, but` are both open. A configuration is a hashable value that only its language understands.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Optional, Sequence, Tuple
+
+from .alphabet import CharsMode, can_become, class_ends, class_needs, class_step, feed
+
+Config = Any
+
+
+class Language:
+    """A set of texts. Equal languages are interchangeable, so that what was worked out for one serves the other."""
+
+    def key(self) -> Tuple[Any, ...]:
+        """Everything that makes this language what it is."""
+        raise NotImplementedError
+
+    def first(self) -> Iterator[Config]:
+        """Configurations before the first byte."""
+        raise NotImplementedError
+
+    def step(self, config: Config, byte: int) -> Iterator[Config]:
+        """Configurations after one more byte."""
+        raise NotImplementedError
+
+    def accepts(self, config: Config) -> bool:
+        """Whether what was read so far is one of the texts."""
+        raise NotImplementedError
+
+    def blur(self, config: Config, horizon: int) -> Config:
+        """A configuration from which the same texts of at most `horizon` bytes can follow, out of as few as possible."""
+        return config
+
+    def stop_read(self, config: Config) -> bytes:
+        """The stop text that the configuration ended with, if it did."""
+        return b""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.key()))
+
+
+class Choices(Language):
+    """One of several texts. A configuration is what was read."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = frozenset(text.encode("utf-8") for text in texts)
+        self._prefixes = frozenset(text[:end] for text in self._texts for end in range(len(text) + 1))
+
+    def key(self) -> Tuple[Any, ...]:
+        return (self._texts,)
+
+    def first(self) -> Iterator[Config]:
+        yield b""
+
+    def step(self, config: Config, byte: int) -> Iterator[Config]:
+        read = config + bytes((byte,))
+        if read in self._prefixes:
+            yield read
+
+    def accepts(self, config: Config) -> bool:
+        return config in self._texts
+
+
+class Until(Language):
+    """A beginning, then any text, up to and with the first of several ends.
+
+    Configurations: ("start", bytes read of it), ("text", how much of an end may have begun, unfinished character), "end".
+    """
+
+    def __init__(self, start: str, ends: Sequence[str]) -> None:
+        self._start = start.encode("utf-8")
+        self._ends = tuple(end.encode("utf-8") for end in ends)
+        self._beginnings = frozenset(end[:length] for end in self._ends for length in range(1, len(end)))
+
+    def key(self) -> Tuple[Any, ...]:
+        return self._start, self._ends
+
+    def first(self) -> Iterator[Config]:
+        yield ("start", 0) if self._start else ("text", b"", b"")
+
+    def step(self, config: Config, byte: int) -> Iterator[Config]:
+        if config == "end":
+            return
+        if config[0] == "start":
+            if self._start[config[1]] == byte:
+                read = config[1] + 1
+                yield ("start", read) if read < len(self._start) else ("text", b"", b"")
+            return
+        fed = feed(config[2], byte)
+        if fed is None:
+            return
+        recent: bytes = config[1] + bytes((byte,))
+        if recent.endswith(self._ends):
+            yield "end"
+            return
+        while recent and recent not in self._beginnings:
+            recent = recent[1:]
+        yield "text", recent, fed[0]
+
+    def accepts(self, config: Config) -> bool:
+        return bool(config == "end")
+
+
+class Chars(Language):
+    """Characters of one kind, at least `low` and at most `high`, then `stop`.
+
+    The number of characters is -1 where neither bound matters for as far as is looked.
+
+    Configurations: ("body", state of the kind, characters, how much of the stop the last ones are, unfinished
+    character), ("stop", bytes read of it). The body never holds the stop: it ends with the first.
+    """
+
+    def __init__(self, mode: CharsMode, low: int, high: Optional[int], stop: str) -> None:
+        self._mode, self._low, self._high = mode, low, high
+        self._stop, self._stop_bytes = stop, stop.encode("utf-8")
+
+    def key(self) -> Tuple[Any, ...]:
+        return self._mode, self._low, self._high, self._stop
+
+    def first(self) -> Iterator[Config]:
+        yield "body", "", 0, 0, b""
+
+    def step(self, config: Config, byte: int) -> Iterator[Config]:
+        if config[0] == "stop":
+            if config[1] < len(self._stop_bytes) and self._stop_bytes[config[1]] == byte:
+                yield "stop", config[1] + 1
+            return
+        _, state, count, match, pending = config
+        if self._stop and self._stop_bytes[0] == byte and self._complete(config):
+            yield "stop", 1
+        fed = feed(pending, byte)
+        high = None if count < 0 else self._high
+        if fed is None or (high is not None and count >= high):
+            return
+        pending, char = fed
+        if not char:
+            if state == "escaped" or can_become(self._mode, pending):
+                yield "body", state, count, match, pending
+            return
+        after = class_step(self._mode, state, char)
+        if after is None:
+            return
+        if self._stop:
+            match = 0 if state == "escaped" else self._matched(match, char)
+            if match == len(self._stop):
+                return
+        if high is not None and count + 1 + class_needs(self._mode, after) > high:
+            return
+        if count >= 0:
+            count = count + 1 if high is not None else min(count + 1, self._low)
+        yield "body", after, count, match, b""
+
+    def accepts(self, config: Config) -> bool:
+        if config[0] == "stop":
+            return bool(config[1] == len(self._stop_bytes))
+        return not self._stop and self._complete(config)
+
+    def blur(self, config: Config, horizon: int) -> Config:
+        if config[0] == "body" and self._high is not None:
+            _, state, count, match, pending = config
+            if count >= self._low and self._high - count > horizon:
+                return "body", state, -1, match, pending
+        return config
+
+    def stop_read(self, config: Config) -> bytes:
+        return self._stop_bytes if config[0] == "stop" else b""
+
+    def _complete(self, config: Config) -> bool:
+        _, state, count, _, pending = config
+        return not pending and (count < 0 or count >= self._low) and class_ends(self._mode, state)
+
+    def _matched(self, match: int, char: str) -> int:
+        recent = self._stop[:match] + char
+        while not self._stop.startswith(recent):
+            recent = recent[1:]
+        return len(recent)
+
+
+class Several(Language):
+    """Texts of other languages, with what stands before, around, between and after them.
+
+    `elements` is one language for all, or one for each. Configurations: (place, elements complete, position or
+    configuration of the element).
+    """
+
+    def __init__(
+        self,
+        elements: Tuple[Language, ...],
+        each: bool,
+        before: str,
+        around: str,
+        between: str,
+        after: str,
+        low: int,
+        high: Optional[int],
+    ) -> None:
+        self._elements, self._each = elements, each
+        self._before, self._around = before.encode("utf-8"), around.encode("utf-8")
+        self._between, self._after = between.encode("utf-8"), after.encode("utf-8")
+        self._low, self._high = low, high
+
+    def key(self) -> Tuple[Any, ...]:
+        parts = self._before, self._around, self._between, self._after
+        return (self._elements, self._each, *parts, self._low, self._high)
+
+    def first(self) -> Iterator[Config]:
+        yield from self._reach(("before", 0, 0))
+
+    def step(self, config: Config, byte: int) -> Iterator[Config]:
+        place, done, at = config
+        if place == "element":
+            for inner in self._element(done).step(at, byte):
+                yield from self._reach((place, done, inner))
+            return
+        text = self._text(place)
+        if at < len(text) and text[at] == byte:
+            yield from self._reach((place, done, at + 1))
+
+    def accepts(self, config: Config) -> bool:
+        place, _, at = config
+        return bool(place == "after" and at == len(self._after))
+
+    def blur(self, config: Config, horizon: int) -> Config:
+        place, done, at = config
+        return (place, done, self._element(done).blur(at, horizon)) if place == "element" else config
+
+    def _element(self, done: int) -> Language:
+        return self._elements[min(done, len(self._elements) - 1)] if self._each else self._elements[0]
+
+    def _text(self, place: str) -> bytes:
+        return {"before": self._before, "open": self._around, "close": self._around, "between": self._between}.get(
+            place, self._after
+        )
+
+    def _reach(self, config: Config) -> Iterator[Config]:
+        """The configuration, and all that are reached from it without reading."""
+        place, done, at = config
+        if place == "element":
+            yield config
+            element = self._element(done)
+            if element.accepts(at):
+                yield from self._leave(done, element.stop_read(at))
+            return
+        if at < len(self._text(place)) or place == "after":
+            yield config
+            return
+        if place == "before":
+            if self._high is None or self._high > 0:
+                yield from self._reach(("open", 0, 0))
+            if self._low == 0:
+                yield from self._reach(("after", 0, 0))
+        elif place == "between":
+            yield from self._reach(("open", done, 0))
+        elif place == "open":
+            for inner in self._element(done).first():
+                yield from self._reach(("element", done, inner))
+        else:
+            yield from self._next(done, b"")
+
+    def _leave(self, done: int, stop: bytes) -> Iterator[Config]:
+        """After an element. A stop that is also the beginning of what follows it is written once."""
+        if self._around:
+            yield from self._reach(("close", done, len(stop) if stop and self._around.startswith(stop) else 0))
+        else:
+            yield from self._next(done, stop)
+
+    def _next(self, done: int, stop: bytes) -> Iterator[Config]:
+        done += 1
+        follow = []
+        if self._high is None or done < self._high:
+            follow.append(("between", self._between))
+        if done >= self._low:
+            follow.append(("after", self._after))
+        if self._high is None:
+            done = min(done, max(self._low, 1))
+        shared = [place for place, text in follow if stop and text.startswith(stop)]
+        for place, _ in follow:
+            if not shared:
+                yield from self._reach((place, done, 0))
+            elif place in shared:
+                yield from self._reach((place, done, len(stop)))

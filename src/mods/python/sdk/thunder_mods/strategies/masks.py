@@ -1,0 +1,197 @@
+"""Which tokens may come next: a language, read against the bytes of every token of a vocabulary."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
+from weakref import WeakKeyDictionary
+
+from .language import Config, Language
+
+_DEAD = -1
+_MOST_MASKS = 512
+#: From how many tokens on it pays to know which bytes leave a state as it is.
+_WORTH_ASKING = 40
+_MOST_MACHINES = 128
+
+
+class Pieces:
+    """The bytes of a vocabulary's tokens. Control tokens and those that end a generation write nothing."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.size = len(tokenizer)
+        self.ends: FrozenSet[int] = frozenset(end_tokens(tokenizer))
+        silent = self.ends.union(int(token) for token in getattr(tokenizer, "all_special_ids", None) or ())
+        if hasattr(tokenizer, "pieces"):
+            self._pieces: List[bytes] = list(tokenizer.pieces())
+        else:
+            self._pieces = [tokenizer.decode([token]).encode("utf-8", "replace") for token in range(self.size)]
+        for token in silent:
+            if 0 <= token < self.size:
+                self._pieces[token] = b""
+        self.single: List[Tuple[int, int]] = []
+        self.groups: Dict[bytes, List[Tuple[int, bytes]]] = {}
+        groups = self.groups
+        for token, piece in enumerate(self._pieces):
+            if len(piece) > 1:
+                head = piece[:2]
+                members = groups.get(head)
+                if members is None:
+                    groups[head] = members = []
+                members.append((token, piece[2:]))
+            elif piece:
+                self.single.append((token, piece[0]))
+        self.longest = max(map(len, self._pieces), default=1)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token writes."""
+        return self._pieces[token] if 0 <= token < self.size else b""
+
+
+def end_tokens(tokenizer: Any) -> List[int]:
+    """The tokens that end a generation."""
+    found = getattr(tokenizer, "end_of_generation", None)
+    if found is not None:
+        return [int(token) for token in found]
+    eos = getattr(tokenizer, "eos_token_id", None)
+    return [] if eos is None else [int(eos)]
+
+
+_known: "WeakKeyDictionary[Any, Pieces]" = WeakKeyDictionary()
+
+
+def pieces_of(tokenizer: Any) -> Pieces:
+    """The tokenizer's pieces, worked out once."""
+    pieces = _known.get(tokenizer)
+    if pieces is None:
+        pieces = _known[tokenizer] = Pieces(tokenizer)
+    return pieces
+
+
+class Mask:
+    """The tokens that may come next, or, where those are fewer, the ones that may not."""
+
+    def __init__(self, size: int, allowed: List[int]) -> None:
+        self.size = size
+        self.count = len(allowed)
+        self.inverted = len(allowed) > size // 2
+        if self.inverted:
+            kept = set(allowed)
+            allowed = [token for token in range(size) if token not in kept]
+        #: The allowed ones; the forbidden ones when inverted.
+        self.tokens = array("i", allowed)
+
+    def allowed(self) -> Set[int]:
+        """The allowed tokens as a set."""
+        tokens = set(self.tokens)
+        return set(range(self.size)) - tokens if self.inverted else tokens
+
+
+class Machine:
+    """A language as a deterministic machine that is built where it is used. States are numbers; 0 is the first."""
+
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        self._configs: List[FrozenSet[Config]] = []
+        self._numbers: Dict[FrozenSet[Config], int] = {}
+        self._table: List[Dict[int, int]] = []
+        self._accepts: List[bool] = []
+        self._goes_on: Dict[int, bool] = {}
+        self._stays: Dict[int, bytes] = {}
+        self._masks: "WeakKeyDictionary[Pieces, Dict[int, Mask]]" = WeakKeyDictionary()
+        self._number(frozenset(language.first()))
+
+    def step(self, state: int, byte: int) -> int:
+        """The state after one more byte; below 0 when no text goes on so."""
+        if state < 0:
+            return _DEAD
+        after = self._table[state].get(byte)
+        if after is None:
+            step = self._language.step
+            configs = frozenset(found for config in self._configs[state] for found in step(config, byte))
+            after = self._table[state][byte] = self._number(configs) if configs else _DEAD
+        return after
+
+    def read(self, state: int, data: bytes) -> int:
+        """The state after these bytes."""
+        for byte in data:
+            state = self.step(state, byte)
+            if state < 0:
+                break
+        return state
+
+    def accepts(self, state: int) -> bool:
+        """Whether what was read is a complete answer."""
+        return state >= 0 and self._accepts[state]
+
+    def goes_on(self, state: int) -> bool:
+        """Whether more can follow."""
+        known = self._goes_on.get(state)
+        if known is None:
+            known = self._goes_on[state] = any(self.step(state, byte) >= 0 for byte in range(256))
+        return known
+
+    def mask(self, state: int, pieces: Pieces) -> Mask:
+        """The tokens whose bytes can follow."""
+        configs = self._configs[state]
+        blurred = frozenset(self._language.blur(config, pieces.longest) for config in configs)
+        state = state if blurred == configs else self._number(blurred)
+        masks = self._masks.setdefault(pieces, {})
+        mask = masks.get(state)
+        if mask is None:
+            if len(masks) >= _MOST_MASKS:
+                masks.clear()
+            mask = masks[state] = Mask(pieces.size, sorted(self._fitting(state, pieces)))
+        return mask
+
+    def _fitting(self, state: int, pieces: Pieces) -> Iterator[int]:
+        for token, byte in pieces.single:
+            if self.step(state, byte) >= 0:
+                yield token
+        table, step = self._table, self.step
+        for (first, second), members in pieces.groups.items():
+            start = step(step(state, first), second)
+            if start < 0:
+                continue
+            staying = self._staying(start) if len(members) >= _WORTH_ASKING else b""
+            for token, rest in members:
+                if not rest.translate(None, staying):
+                    yield token
+                    continue
+                at = start
+                for byte in rest:
+                    after = table[at].get(byte)
+                    at = step(at, byte) if after is None else after
+                    if at < 0:
+                        break
+                else:
+                    yield token
+
+    def _staying(self, state: int) -> bytes:
+        """The bytes that leave the state as it is: a token of nothing else needs no closer look."""
+        known = self._stays.get(state)
+        if known is None:
+            known = self._stays[state] = bytes(byte for byte in range(256) if self.step(state, byte) == state)
+        return known
+
+    def _number(self, configs: FrozenSet[Config]) -> int:
+        number = self._numbers.get(configs)
+        if number is None:
+            number = self._numbers[configs] = len(self._configs)
+            self._configs.append(configs)
+            self._table.append({})
+            self._accepts.append(any(map(self._language.accepts, configs)))
+        return number
+
+
+_machines: Dict[Language, Machine] = {}
+
+
+def machine_of(language: Language) -> Machine:
+    """The language's machine; one for equal languages, so that its masks are worked out once for all runs."""
+    machine: Optional[Machine] = _machines.get(language)
+    if machine is None:
+        if len(_machines) >= _MOST_MACHINES:
+            _machines.clear()
+        machine = _machines[language] = Machine(language)
+    return machine

@@ -1,0 +1,39 @@
+"""Test a mod without a server and without a model.
+
+    from thunder_mods.testing import run
+
+    def test_calm():
+        result = run(calm, model="Hello! How are you?")
+        assert result.check().text == "Hello. How are you?"
+
+`run` drives the four events as the engine does: backtracking, forced tokens, edited logits, replaced prompts, several
+mods in order, limits of tokens and steps. The model is a text that it wants to write (`Scripted`), {end of a question:
+answer}, a function of the tokens that gives logits, or `RandomWeights(seed)`.
+"""
+
+import importlib.util as _importlib_util
+import sys as _sys
+
+from .engine import Engine, run
+from .models import RandomWeights, Scripted
+from .result import Call, Event, Result
+from .vocabulary import WordTokenizer
+
+__all__ = ["Call", "Engine", "Event", "RandomWeights", "Result", "Scripted", "WordTokenizer", "run"]
+
+
+def _stand_in_for_max() -> None:
+    """Mods written for Quote import max.driver; outside of a worker nothing provides it, unless it is installed."""
+    import types
+
+    from ..logits import Tensor
+
+    package, driver = types.ModuleType("max"), types.ModuleType("max.driver")
+    package.__path__ = []
+    driver.Tensor = Tensor  # type: ignore[attr-defined]
+    package.driver = driver  # type: ignore[attr-defined]
+    _sys.modules.update({"max": package, "max.driver": driver})
+
+
+if "max" not in _sys.modules and _importlib_util.find_spec("max") is None:
+    _stand_in_for_max()

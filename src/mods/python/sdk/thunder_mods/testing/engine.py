@@ -1,0 +1,375 @@
+"""The engine's way through a run, without a model: which event follows which, and what an action does."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from array import array
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from .. import conversation as _conversation
+from .. import lifecycle
+from ..actions import (
+    AdjustedLogits,
+    AdjustedPrefill,
+    Backtrack,
+    EmitError,
+    ForceOutput,
+    ForceTokens,
+    InvalidActionError,
+    ModAction,
+    Noop,
+    ToolCalls,
+    validate_action,
+)
+from ..decorator import mod as _decorate
+from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
+from ..logits import Logits, flat
+from .answer import Answer
+from .capture import captured
+from .models import model_of
+from .problems import problem
+from .result import Call, Event, Result
+from .vocabulary import WordTokenizer
+
+
+class Engine:
+    """A model and a tokenizer to run mods with.
+
+    model: a text, {end of a question: answer}, a function (token ids) -> logits, or a model of this package.
+    tokenizer: by default a `WordTokenizer`. context: how many tokens a sequence can have.
+    """
+
+    def __init__(self, model: Any = None, tokenizer: Any = None, context: int = 4096) -> None:
+        self.model = model_of(model)
+        self.tokenizer = WordTokenizer() if tokenizer is None else tokenizer
+        self.context = context
+
+    def run(
+        self,
+        mods: Any,
+        prompt: Any = "Once upon a time",
+        *,
+        max_tokens: int = 64,
+        max_steps: Optional[int] = None,
+        config: Optional[Dict[str, Any]] = None,
+        conversation: Optional[List[Dict[str, Any]]] = None,
+        tools: Optional[List[Dict[str, Any]]] = None,
+        parameters: Optional[Dict[str, Any]] = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        request_id: str = "test",
+    ) -> Result:
+        """Runs one mod, or a list of them in order; (mod, configuration) gives one its configuration, `config` gives
+        it to all others.
+
+        max_tokens: most tokens of the answer. max_steps: most forward passes, by default 4 * max_tokens + 256.
+        temperature: of the draw, 0 takes the most probable token."""
+        given = list(mods) if isinstance(mods, list) else [mods]
+        steps = 4 * max_tokens + 256 if max_steps is None else max_steps
+        driven = _Run(self, given, config or {}, request_id, max_tokens, steps, stop, ignore_eos, temperature, seed)
+        driven.conversation, driven.tools, driven.parameters = conversation, tools, parameters or {}
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not tokens:
+            raise ValueError("a prompt needs at least one token")
+        return driven.go(tokens)
+
+
+def run(mods: Any, prompt: Any = "Once upon a time", *, model: Any = None, tokenizer: Any = None, **options: Any) -> Result:
+    """Runs mods with an engine of their own; `options` are those of `Engine.run`."""
+    return Engine(model, tokenizer).run(mods, prompt, **options)
+
+
+class _Mod:
+    def __init__(self, given: Any, config: Dict[str, Any]) -> None:
+        if isinstance(given, tuple):
+            given, config = given
+        decorated: Any = given if hasattr(given, "__thunder_mod__") else _decorate(given)
+        self.call = decorated
+        about: Dict[str, Any] = self.call.__thunder_mod__
+        module = sys.modules.get(self.call.__module__)
+        self.name = about["name"] or next((name for name, value in vars(module or self).items() if value is given), "mod")
+        self.handles = about["handles"]
+        self.static_holdback = self.holdback = about["holdback"]
+        self.config = dict(about["config"] or {}, **config)
+        unknown = [name for name in config if about["config"] is not None and name not in about["config"]]
+        if unknown:
+            raise ValueError("mod %s has no configuration field %s" % (self.name, ", ".join(unknown)))
+        hook = getattr(module, "finished", None)
+        self.finished = hook if callable(hook) and not hasattr(hook, "__thunder_mod__") else None
+
+
+class _Run:
+    def __init__(
+        self,
+        engine: Engine,
+        mods: List[Any],
+        config: Dict[str, Any],
+        request_id: str,
+        max_tokens: int,
+        max_steps: int,
+        stop: Sequence[str],
+        ignore_eos: bool,
+        temperature: float,
+        seed: int,
+    ) -> None:
+        self.model, self.tokenizer, self.context = engine.model, engine.tokenizer, engine.context
+        self.mods = [_Mod(given, config) for given in mods]
+        self.request_id, self.max_tokens, self.max_steps = request_id, max_tokens, max_steps
+        self.temperature, self.seed, self.draws = temperature, seed, random.Random(seed)
+        self.conversation: Any = None
+        self.tools: Any = None
+        self.parameters: Dict[str, Any] = {}
+        self.ends = frozenset() if ignore_eos else frozenset(self.tokenizer.end_of_generation)
+        hidden = self.ends.union(self.tokenizer.all_special_ids)
+        self.answer = Answer(self.tokenizer, stop, hidden.__contains__)
+        self.sequence: List[int] = []
+        self.prompt_len = 0
+        self.step = 0
+        self.events: List[Event] = []
+        self.calls: List[Call] = []
+        self.logits: Any = None
+        self.draw_temperature: Optional[float] = None
+        self.drawn: Optional[int] = None
+        self.end: Optional[Tuple[str, Optional[str], Optional[List[Any]]]] = None
+
+    def go(self, prompt: List[int]) -> Result:
+        self.sequence, self.prompt_len = list(prompt), len(prompt)
+        winner = self._event("Prefilled", 0, prompt)
+        if winner is None:
+            self._begin_step()
+        else:
+            self._act("Prefilled", winner)
+        assert self.end is not None
+        self.answer.end(self._generated())
+        lifecycle.ended(self.request_id)
+        for active in self.mods:
+            if active.finished is not None:
+                active.finished(self.request_id)
+        reason, message, calls = self.end
+        generated, prompt_tokens = self._generated(), self.sequence[: self.prompt_len]
+        text = self.answer.text(generated)
+        return Result(
+            text, prompt_tokens, generated, reason, message, calls, self.events, self.calls, self.answer.sent
+        )
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        """Forward pass, draw, append; and so on, until the run ends. An action hands over to `_act`."""
+        while self.end is None:
+            if self.step >= self.max_steps:
+                self._finish("length", "the limit of %d steps is reached; a mod may be backtracking for ever" % self.max_steps)
+                return
+            self.step += 1
+            self.draw_temperature = None
+            self.logits = array("f", self.model.logits(list(self.sequence), self.prompt_len, self.tokenizer))
+            winner, kind = self._event("ForwardPass", self.step, []), "ForwardPass"
+            if winner is None:
+                self.drawn = self._draw()
+                if self.drawn is None:
+                    self._finish("error", "no token can be drawn: mods leave none with a probability above 0")
+                    return
+                winner, kind = self._event("Sampled", self.step, [self.drawn]), "Sampled"
+            if winner is None:
+                assert self.drawn is not None
+                token, self.drawn = self.drawn, None
+                self._append([token], False, self.step)
+            else:
+                self._act(kind, winner)
+
+    def _append(self, tokens: List[int], forced: bool, step: int) -> None:
+        """Appends tokens: the Added event, and whether the run ends with it."""
+        self.sequence.extend(tokens)
+        self.step = max(self.step, step)
+        winner = self._event("Added", step, tokens, forced)
+        if winner is not None:
+            if isinstance(winner, ForceTokens):
+                self._send()
+            self._act("Added", winner)
+            return
+        self._send()
+        generated = self._generated()
+        if self.sequence[-1] in self.ends or self.answer.stopped(generated):
+            self._finish("stop")
+        elif len(generated) >= self.max_tokens:
+            self._finish("length")
+        elif len(self.sequence) >= self.context:
+            self._finish("length", "the context of %d tokens is full" % self.context)
+
+    def _act(self, kind: str, action: ModAction) -> None:
+        """Does what the action that won an event says."""
+        step = self.step + 1 if kind == "Added" or self.step == 0 else self.step
+        self.drawn, dropped = None, kind == "Sampled"
+        if isinstance(action, ForceTokens):
+            self._force(action.tokens, step)
+        elif isinstance(action, Backtrack):
+            self._remove(min(action.n - dropped, len(self._generated())))
+            if action.tokens:
+                self._force(action.tokens, step)
+        elif isinstance(action, ForceOutput):
+            self._remove(len(self._generated()))
+            tokens = self._upto_end(action.tokens)
+            self.sequence.extend(tokens)
+            if tokens:
+                self._record("Added", step, tokens, True)
+            self._finish("stop")
+        elif isinstance(action, ToolCalls):
+            calls = action.tool_calls
+            self._finish("tool_calls", None, list(calls) if isinstance(calls, (list, tuple)) else [calls])
+        elif isinstance(action, EmitError):
+            self._finish("error", str(action.err_str))
+        if self.end is None and kind == "Prefilled":
+            self._begin_step()
+
+    def _force(self, tokens: Sequence[int], step: int) -> None:
+        forced = self._upto_end(tokens)
+        room = min(self.max_tokens - len(self._generated()), self.context - len(self.sequence))
+        ends = bool(forced) and forced[-1] in self.ends
+        if len(forced) - ends > room:
+            forced = forced[: max(0, room)]
+        elif len(self.sequence) + len(forced) > self.context:
+            forced.pop()
+        if forced:
+            self._append(forced, True, step)
+        else:
+            self._finish("length")
+
+    def _remove(self, count: int) -> None:
+        if count > 0:
+            del self.sequence[len(self.sequence) - count :]
+            self.answer.taken_back(self._generated())
+
+    def _finish(self, reason: str, message: Optional[str] = None, calls: Optional[List[Any]] = None) -> None:
+        self.end = (reason, message, calls)
+
+    def _draw(self) -> Optional[int]:
+        highest = max(self.logits)
+        if highest == -math.inf:
+            return None
+        temperature = self.temperature if self.draw_temperature is None else self.draw_temperature
+        if temperature == 0:
+            return int(self.logits.index(highest))
+        weights = [math.exp((logit - highest) / temperature) for logit in self.logits]
+        return self.draws.choices(range(len(weights)), weights)[0]
+
+    def _send(self) -> None:
+        self.answer.send(self._generated(), max((active.holdback for active in self.mods), default=0))
+
+    def _generated(self) -> List[int]:
+        return self.sequence[self.prompt_len :]
+
+    def _upto_end(self, tokens: Sequence[int]) -> List[int]:
+        place = next((index for index, token in enumerate(tokens) if token in self.ends), len(tokens))
+        return list(tokens[: place + 1])
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _record(self, kind: str, step: int, tokens: Sequence[int], forced: bool = False) -> Event:
+        position = 0 if kind == "Prefilled" else len(self.sequence) - (len(tokens) if kind == "Added" else 0)
+        text = self.tokenizer.decode(tokens)
+        event = Event(kind, len(self.events), step, position, list(tokens), text, forced)
+        self.events.append(event)
+        return event
+
+    def _event(self, kind: str, step: int, tokens: Sequence[int], forced: bool = False) -> Optional[ModAction]:
+        """Takes an event through the mods; the action that changes control, if there is one."""
+        event = self._record(kind, step, tokens, forced)
+        winner: Optional[ModAction] = None
+        for active in self.mods:
+            if kind not in active.handles:
+                continue
+            call = self._call(active, event, winner is not None)
+            self.calls.append(call)
+            if isinstance(call.action, AdjustedPrefill):
+                self.sequence, self.prompt_len = list(call.action.tokens), len(call.action.tokens)
+                self.max_tokens = call.action.max_steps or self.max_tokens
+            elif isinstance(call.action, AdjustedLogits):
+                if call.action.token_temp is not None:
+                    self.draw_temperature = call.action.token_temp
+                call.logits = list(self.logits)
+            elif not isinstance(call.action, Noop) and winner is None:
+                winner = call.action
+        return winner
+
+    def _call(self, active: _Mod, record: Event, decided: bool) -> Call:
+        call = Call(active.name, record, Noop())
+        before = array("f", self.logits) if self.logits is not None else None
+        seen = self._seen(record, active)
+        run = _Now(self)
+        _conversation.current = run
+        try:
+            with captured(call.logs, active.call.__module__):
+                action = validate_action(seen, active.call(seen, self.tokenizer))
+            wrong = problem(action, len(self.tokenizer), self.context)
+            if wrong is not None:
+                raise InvalidActionError("%s: %s" % (record.kind, wrong))
+            self._edit(seen, action, before)
+            call.action = action
+        except Exception as error:
+            call.exception = error
+            self._edit(seen, Noop(), before)
+        finally:
+            _conversation.current = None
+        if seen._held_back is not None:
+            active.holdback = active.static_holdback if seen._held_back < 0 else seen._held_back
+        call.superseded = decided and not isinstance(call.action, (Noop, AdjustedLogits, AdjustedPrefill))
+        if isinstance(call.action, Backtrack):
+            asked, there = call.action.n - (record.kind == "Sampled"), len(self._generated())
+            call.removed, call.clamped = min(asked, there), asked > there
+        return call
+
+    def _seen(self, record: Event, active: _Mod) -> ModEvent:
+        """The event as the mod gets it."""
+        context = ContextInfo(self.sequence, self.prompt_len)
+        seen: ModEvent
+        if record.kind == "Prefilled":
+            seen = Prefilled(self.request_id, record.step, self.max_tokens, context)
+        elif record.kind == "ForwardPass":
+            self.logits = array("f", self.logits)
+            seen = ForwardPass(self.request_id, record.step, Logits(memoryview(self.logits)), context)
+        elif record.kind == "Sampled":
+            seen = drawn = Sampled(self.request_id, record.step, record.tokens[0], context)
+            highest = max(self.logits)
+            total = highest + math.log(math.fsum(math.exp(logit - highest) for logit in self.logits))
+            drawn._text, drawn.logprob = record.text, self.logits[record.tokens[0]] - total
+        else:
+            seen = Added(self.request_id, record.step, record.tokens, record.forced, context)
+        seen.max_steps, seen.config, seen._tokenizer = self.max_tokens, active.config, self.tokenizer
+        seen.conversation, seen.tools, seen.parameters = self.conversation, self.tools, self.parameters
+        seen.seed, seen.model = self.seed, "test"
+        return seen
+
+    def _edit(self, seen: ModEvent, action: ModAction, before: Any) -> None:
+        """Makes the logits what the action says they are; what was written in place counts only with it."""
+        if not isinstance(seen, ForwardPass):
+            return
+        if not isinstance(action, AdjustedLogits):
+            self.logits = before
+            return
+        sparse = action.set if action.set is not None else action.add
+        if sparse is not None:
+            self.logits = array("f", before)
+            for token, value in sparse.items():
+                self.logits[token] = value if action.set is not None else self.logits[token] + value
+        elif action.logits is not None and action.logits is not seen.logits:
+            given = action.logits
+            values = given._view if isinstance(given, Logits) else flat(given.to_numpy() if hasattr(given, "to_numpy") else given)
+            if len(values) != len(before):
+                self.logits = before
+                raise InvalidActionError("adjust_logits takes %d logits, not %d" % (len(before), len(values)))
+            self.logits = array("f", values)
+        if any(math.isnan(value) or value == math.inf for value in self.logits) or max(self.logits) == -math.inf:
+            self.logits = before
+            raise InvalidActionError("the logits hold NaN or +inf, or ban every token; -inf bans one")
+
+
+class _Now:
+    """The run that `get_conversation` and `tokenize` ask about."""
+
+    def __init__(self, run: _Run) -> None:
+        self.request_id, self.conversation, self.tools = run.request_id, run.conversation, run.tools
+        self.tokenizer = run.tokenizer

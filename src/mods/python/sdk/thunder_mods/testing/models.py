@@ -1,0 +1,91 @@
+"""Models for tests: what the next token's logits are, given the tokens so far."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+
+#: (token ids so far) -> logits, one per token of the vocabulary, or {token id: logit} with -20 for all others.
+LogitsFunction = Callable[[List[int]], Union[Sequence[float], Mapping[int, float]]]
+
+_ELSE = -20.0
+
+
+class Scripted:
+    """A model that wants to write `text`, and what `answers` says.
+
+    answers: {end of a question: answer}. Where a key stands in the sequence and all that follows it agrees with the
+    answer, the model wants to write the rest of the answer, then to end.
+    Otherwise it goes on with `text` where the answer so far is its beginning, else with as many tokens of it left as
+    were not written yet; then it ends.
+    """
+
+    def __init__(self, text: str = "", answers: Optional[Mapping[str, str]] = None) -> None:
+        self.text = text
+        self.answers: Dict[str, str] = dict(answers or {})
+
+    def logits(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> List[float]:
+        """The logits after these tokens, of which `prompt_len` are the prompt."""
+        rest = self._rest(tokens, prompt_len, tokenizer).encode("utf-8")
+        logits = [0.0] * len(tokenizer)
+        if rest:
+            special = frozenset(tokenizer.all_special_ids)
+            for token in range(len(logits)):
+                piece = tokenizer.piece(token)
+                if piece and token not in special and rest.startswith(piece):
+                    logits[token] = 20.0 + len(piece)
+        else:
+            for token in tokenizer.end_of_generation:
+                logits[token] = 20.0
+        return logits
+
+    def _rest(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> str:
+        whole = tokenizer.decode(tokens)
+        latest = max(self.answers, key=whole.rfind, default=None)
+        if latest is not None and latest in whole:
+            written = whole[whole.rfind(latest) + len(latest) :]
+            if self.answers[latest].startswith(written):
+                return self.answers[latest][len(written) :]
+        written = tokenizer.decode(tokens[prompt_len:])
+        if self.text.startswith(written):
+            return self.text[len(written) :]
+        return str(tokenizer.decode(tokenizer.encode(self.text)[len(tokens) - prompt_len :]))
+
+
+class RandomWeights:
+    """A model that knows nothing: logits that depend on the seed and the last eight tokens."""
+
+    def __init__(self, seed: int = 0, spread: float = 2.0) -> None:
+        self.seed = seed
+        self.spread = spread
+
+    def logits(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> List[float]:
+        """The logits after these tokens."""
+        source = random.Random("%d %r" % (self.seed, tokens[-8:]))
+        width, draw = 4.0 * self.spread, source.random
+        return [width * draw() for _ in range(len(tokenizer))]
+
+
+class Function:
+    """A model that is a function of the tokens."""
+
+    def __init__(self, function: LogitsFunction) -> None:
+        self.function = function
+
+    def logits(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> List[float]:
+        """The logits after these tokens."""
+        found = self.function(list(tokens))
+        if isinstance(found, Mapping):
+            return [float(found.get(token, _ELSE)) for token in range(len(tokenizer))]
+        if len(found) != len(tokenizer):
+            raise ValueError("a model gives %d logits, one per token, not %d" % (len(tokenizer), len(found)))
+        return [float(logit) for logit in found]
+
+
+def model_of(given: Any) -> Any:
+    """The model that a text, a mapping of answers, a function or a model stands for."""
+    if given is None or isinstance(given, str):
+        return Scripted(given or "")
+    if isinstance(given, Mapping):
+        return Scripted(answers=given)
+    return given if hasattr(given, "logits") else Function(given)

@@ -1,0 +1,38 @@
+"""What is wrong with an action's numbers, as the engine says it."""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+from ..actions import AdjustedLogits, AdjustedPrefill, Backtrack, ForceOutput, ForceTokens, ModAction, ToolCalls
+
+
+def problem(action: ModAction, vocabulary: int, context: int) -> Optional[str]:
+    """What is wrong and what would be right; None when the action can be done."""
+    if isinstance(action, ForceTokens) and not action.tokens:
+        return "ForceTokens needs at least one token"
+    if isinstance(action, Backtrack) and action.n < 1:
+        return "Backtrack needs n of at least 1; ForceTokens appends without removing"
+    if isinstance(action, AdjustedPrefill):
+        if not action.tokens:
+            return "AdjustedPrefill needs at least one token"
+        if len(action.tokens) >= context:
+            return "AdjustedPrefill has %d tokens, the context of a slot holds %d" % (len(action.tokens), context)
+    if isinstance(action, AdjustedLogits):
+        temperature = action.token_temp
+        if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
+            return "token_temp is %s; it must be 0 or more" % temperature
+        outside = [token for edits in (action.set, action.add) for token in edits or () if not 0 <= token < vocabulary]
+        return _unknown(outside[0], vocabulary) if outside else None
+    if isinstance(action, ToolCalls) and not isinstance(action.tool_calls, (dict, list, tuple)):
+        return "ToolCalls needs one tool call or a list of them"
+    if isinstance(action, (AdjustedPrefill, Backtrack, ForceOutput, ForceTokens)):
+        for token in action.tokens or ():
+            if not 0 <= token < vocabulary:
+                return _unknown(token, vocabulary)
+    return None
+
+
+def _unknown(token: int, vocabulary: int) -> str:
+    return "token %d is not in the vocabulary; ids run from 0 to %d" % (token, vocabulary - 1)

@@ -1,0 +1,83 @@
+"""Frames to and from the server, and the memory shared with it."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import threading
+from typing import Any, Dict, Optional, Tuple
+
+_LENGTHS = struct.Struct("<II")
+
+
+class Channel:
+    """Length-prefixed frames: u32 header length, u32 body length, header (JSON), body; little-endian."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket: Optional[socket.socket] = socket.socket(fileno=descriptor)
+        self._buffer = bytearray()
+        self._sending = threading.Lock()  # a thread of the mod may log
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def receive(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
+        """The next (header, body), or None when the server has gone."""
+        if not self._fill(_LENGTHS.size):
+            return None
+        header_length, body_length = _LENGTHS.unpack_from(self._buffer)
+        total = _LENGTHS.size + header_length + body_length
+        if not self._fill(total):
+            return None
+        header = json.loads(self._buffer[_LENGTHS.size : _LENGTHS.size + header_length])
+        body = bytes(self._buffer[_LENGTHS.size + header_length : total])
+        del self._buffer[:total]
+        return header, body
+
+    def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
+        if self._socket is None:
+            return
+        encoded = json.dumps(header, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            with self._sending:
+                self._socket.sendall(_LENGTHS.pack(len(encoded), len(body)) + encoded + body)
+        except OSError:
+            os._exit(0)  # the server has gone
+
+    def _leave_to_parent(self) -> None:
+        """In a process that a mod forked: the protocol is not its own."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    def _fill(self, length: int) -> bool:
+        while len(self._buffer) < length:
+            if self._socket is None:
+                return False
+            try:
+                data = self._socket.recv(max(65536, length - len(self._buffer)))
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._buffer += data
+        return True
+
+
+class Memory:
+    """Tokens and logits, where the server puts them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._map: Optional[mmap.mmap] = None
+        self._view: Any = None
+
+    def view(self, offset: int, count: int, form: str) -> Any:
+        """`count` numbers of format `form` (4 bytes each) from byte `offset` on, writable."""
+        end = offset + 4 * count
+        if self._view is None or len(self._view) < end:
+            # Views that a mod kept hold the old map; it goes with them.
+            self._map = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
+            self._view = memoryview(self._map)
+        return self._view[offset:end].cast(form)

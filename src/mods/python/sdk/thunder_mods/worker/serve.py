@@ -1,0 +1,318 @@
+"""Loads one mod and answers the server's frames, one at a time."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import shutil
+import sys
+import time
+import traceback
+import types
+from array import array
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from .. import conversation, lifecycle
+from ..actions import (
+    AdjustedLogits,
+    AdjustedPrefill,
+    Backtrack,
+    EmitError,
+    ForceOutput,
+    ForceTokens,
+    InvalidActionError,
+    ModAction,
+    Noop,
+    ToolCalls,
+    validate_action,
+)
+from ..decorator import mod as decorate
+from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
+from ..logits import Logits, flat, numpy
+from ..tokenizer import Tokenizer
+from .capture import Capture
+from .channel import Channel, Memory
+
+PROTOCOL = 1
+
+Header = Dict[str, Any]
+
+
+class Run:
+    """What stays the same during a run."""
+
+    def __init__(self, header: Header, tokenizer: Tokenizer, defaults: Optional[Dict[str, Any]]) -> None:
+        self.request_id = header["request_id"]
+        self.model = header["model"]
+        self.conversation = header["conversation"]
+        self.tools = header["tools"]
+        self.parameters = header["parameters"]
+        self.seed = header["seed"]
+        self.config = dict(defaults or {}, **(header["config"] or {}))
+        self.tokenizer = tokenizer
+
+
+class Worker:
+    """The one mod of this process, and the runs that use it."""
+
+    def __init__(self, channel: Channel, memory: Memory, sdk: str) -> None:
+        self.channel = channel
+        self.memory = memory
+        self.sdk = sdk
+        self.capture = Capture(channel)
+        self.module: Any = None
+        self.handler: Any = None
+        self.defaults: Optional[Dict[str, Any]] = None
+        self.holdback = 0
+        self.runs: Dict[int, Run] = {}
+        self.tokenizers: Dict[int, Tokenizer] = {}
+
+    def serve(self) -> None:
+        """Answers frames until the server has gone."""
+        kinds: Dict[str, Callable[[Header, bytes], None]] = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish}
+        while True:
+            frame = self.channel.receive()
+            if frame is None:
+                return
+            header, body = frame
+            kinds[header["kind"]](header, body)
+
+    # -- loading ---------------------------------------------------------------------------------------------------
+
+    def load(self, header: Header, body: bytes) -> None:
+        """Imports the mod."""
+        name = header["module"]
+        self.capture.install(name)
+        try:
+            source = body.decode("utf-8")
+            if "logit" in source or "logprob" in source:
+                numpy()  # its import takes longer than a call may
+            self.module = self._execute(name, header["file"], source)
+            handlers = self._handlers(header["entrypoint"], header["file"])
+        except BaseException as error:  # sys.exit() in a mod is the mod's error too
+            self.capture.end_call()
+            self.channel.send(dict(self._exception(error), kind="failed"))
+            return
+        self.handler = handlers[0][1]
+        described = []
+        for attribute, function in handlers:
+            about = dict(function.__thunder_mod__, entrypoint=attribute)
+            about["name"] = about["name"] or attribute
+            described.append(about)
+        self.defaults, self.holdback = described[0]["config"], described[0]["holdback"]
+        self.capture.end_call()
+        self.channel.send({"kind": "loaded", "handlers": described})
+
+    @staticmethod
+    def _execute(name: str, file: str, source: str) -> types.ModuleType:
+        module = types.ModuleType(name)
+        module.__file__ = file
+        sys.modules[name] = module  # dataclasses and inspect look it up
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        exec(compile(source, file, "exec"), module.__dict__)
+        return module
+
+    def _handlers(self, entrypoint: Optional[str], file: str) -> List[Tuple[str, Any]]:
+        if entrypoint is not None:
+            found = getattr(self.module, entrypoint, None)
+            if not callable(found):
+                known = [name for name, value in vars(self.module).items() if hasattr(value, "__thunder_mod__")]
+                raise AttributeError(
+                    "%s has no function '%s'; its mods are: %s" % (file, entrypoint, ", ".join(known) or "none")
+                )
+            return [(entrypoint, found if hasattr(found, "__thunder_mod__") else decorate(found))]
+        found = []
+        seen = set()
+        for attribute, value in vars(self.module).items():
+            if hasattr(value, "__thunder_mod__") and id(value) not in seen:
+                seen.add(id(value))
+                found.append((attribute, value))
+        if not found:
+            raise AttributeError(
+                "%s has no mod; put @mod (from thunder_mods import mod) before a function(event, actions, tokenizer)" % file
+            )
+        return found
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+
+    def begin(self, header: Header, _: bytes) -> None:
+        """A run that calls will name."""
+        vocabulary = header["vocabulary"]
+        tokenizer = self.tokenizers.get(vocabulary["id"])
+        if tokenizer is None:
+            tokenizer = Tokenizer(
+                self.ask, vocabulary["size"], vocabulary["eos"], vocabulary["bos"], vocabulary["end_of_generation"]
+            )
+            self.tokenizers[vocabulary["id"]] = tokenizer
+        self.runs[header["run"]] = Run(header, tokenizer, self.defaults)
+
+    def finish(self, header: Header, _: bytes) -> None:
+        """The run is over."""
+        run = self.runs.pop(header["run"], None)
+        if run is None:
+            self.reply(None, None, 0)
+            return
+        hook = getattr(self.module, "finished", None)
+        if not callable(hook) or hasattr(hook, "__thunder_mod__"):
+            hook = None
+
+        def forget() -> None:
+            lifecycle.ended(run.request_id)
+            if hook is not None:
+                hook(run.request_id)
+
+        self._run_and_reply(run, forget, None)
+
+    def ask(self, header: Header) -> Tuple[Header, bytes]:
+        """Asks the server what only it knows."""
+        self.channel.send(dict(header, kind="ask"))
+        frame = self.channel.receive()
+        if frame is None:
+            os._exit(0)
+        return frame
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def call(self, header: Header, _: bytes) -> None:
+        """One event."""
+        run = self.runs[header["run"]]
+        event = self._event(header, run)
+        handler, tokenizer = self.handler, run.tokenizer
+        self._run_and_reply(run, lambda: handler(event, tokenizer), event)
+
+    def _run_and_reply(self, run: Run, work: Callable[[], Any], event: Optional[ModEvent]) -> None:
+        conversation.current = run
+        began = time.perf_counter_ns()
+        try:
+            action = work()
+            elapsed = time.perf_counter_ns() - began
+            if event is None:
+                self.reply(None, None, elapsed)
+            else:
+                wire, body = self._wire(validate_action(event, action), event)
+                self.reply(wire, None, elapsed, body, event._held_back)
+        except BaseException as error:  # sys.exit() in a mod is the mod's error too
+            held_back = None if event is None else event._held_back
+            self.reply(None, self._exception(error), time.perf_counter_ns() - began, held_back=held_back)
+        finally:
+            conversation.current = None
+
+    def _event(self, header: Header, run: Run) -> ModEvent:
+        offset, count = header["tokens"]
+
+        def read(last: int) -> List[int]:
+            skip = max(0, count - last) if last else 0
+            return self.memory.view(offset + 4 * skip, count - skip, "i").tolist()  # type: ignore[no-any-return]
+
+        context = ContextInfo((), header["prompt_len"], read)
+        kind, request_id, step = header["event"], run.request_id, header["step"]
+        event: ModEvent
+        if kind == "ForwardPass":
+            place, size = header["logits"]
+            event = ForwardPass(request_id, step, Logits(self.memory.view(place, size, "f")), context)
+        elif kind == "Sampled":
+            drawn = event = Sampled(request_id, step, header["token"], context)
+            drawn._text, drawn.logprob = header["text"], header["logprob"]
+        elif kind == "Added":
+            event = Added(request_id, step, read(header["added"]) if header["added"] else [], header["forced"], context)
+        else:
+            event = Prefilled(request_id, step, header["max_steps"], context)
+        event.max_steps = header["max_steps"]
+        event.config, event.conversation, event.tools = run.config, run.conversation, run.tools
+        event.parameters, event.seed, event.model, event._tokenizer = run.parameters, run.seed, run.model, run.tokenizer
+        return event
+
+    def _wire(self, action: ModAction, event: Any) -> Tuple[Optional[Header], bytes]:
+        """The action as (JSON, body)."""
+        if isinstance(action, Noop):
+            return None, b""
+        if isinstance(action, AdjustedLogits):
+            return self._wire_logits(action, event)
+        fields: Header = {}
+        if isinstance(action, Backtrack):
+            fields = {"n": action.n, "tokens": _ids(action.tokens or [])}
+        elif isinstance(action, (ForceTokens, ForceOutput)):
+            fields = {"tokens": _ids(action.tokens)}
+        elif isinstance(action, AdjustedPrefill):
+            # Quote's mods say 0 for "as it is".
+            fields = {"tokens": _ids(action.tokens), "max_steps": action.max_steps or None}
+        elif isinstance(action, ToolCalls):
+            fields = {"tool_calls": action.tool_calls}
+        elif isinstance(action, EmitError):
+            fields = {"message": str(action.err_str)}
+        kind = next(cls for cls in type(action).__mro__ if cls.__module__ == "thunder_mods.actions").__name__
+        return dict(fields, type=kind), b""
+
+    @staticmethod
+    def _wire_logits(action: AdjustedLogits, event: ForwardPass) -> Tuple[Header, bytes]:
+        fields: Header = {"type": "AdjustedLogits", "temperature": action.token_temp}
+        sparse = action.set if action.set is not None else action.add
+        if sparse is not None:
+            fields["edit"] = "set" if action.set is not None else "add"
+            tokens, values = array("i", _ids(sparse)), array("f", sparse.values())
+            return fields, tokens.tobytes() + values.tobytes()
+        view, given = event.logits._view, action.logits
+        if given is event.logits or given is None:
+            fields["edit"] = "memory" if event.logits.handed_out else "keep"
+            return fields, b""
+        if isinstance(given, Logits):
+            values = given._view
+        else:
+            values = flat(given.to_numpy() if hasattr(given, "to_numpy") else given)
+        if len(values) != len(view):
+            raise InvalidActionError(
+                "adjust_logits takes %d logits, one per token of the vocabulary, not %d" % (len(view), len(values))
+            )
+        view[:] = memoryview(values).cast("B").cast("f")
+        fields["edit"] = "memory"
+        return fields, b""
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def reply(
+        self,
+        action: Optional[Header],
+        exception: Optional[Header],
+        elapsed_ns: int,
+        body: bytes = b"",
+        held_back: Optional[int] = None,
+    ) -> None:
+        """Ends the call."""
+        self.capture.end_call()
+        header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
+        if held_back is not None:
+            header["holdback"] = self.holdback if held_back < 0 else held_back
+        self.channel.send(header, body)
+
+    def _exception(self, error: BaseException) -> Header:
+        """One line, and the traceback without the frames of the SDK."""
+        text = str(error).strip() or "no message"
+        if isinstance(error, SyntaxError):
+            text = "%s (%s, line %s)" % (error.msg, error.filename, error.lineno)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(self.sdk):
+            trace = trace.tb_next
+        lines = traceback.format_exception(type(error), error, trace)
+        return {"message": "%s: %s" % (type(error).__name__, text.splitlines()[0]), "traceback": "".join(lines)}
+
+
+def _ids(tokens: Any) -> List[int]:
+    try:
+        ids = [int(token) for token in tokens]
+    except (TypeError, ValueError) as error:
+        raise InvalidActionError("an action takes token ids: %s" % error) from None
+    if any(not -(2**31) <= token < 2**31 for token in ids):
+        raise InvalidActionError("an action takes token ids, not %r" % ids)
+    return ids
+
+
+def main(protocol: int, memory: int, home: str, sdk: str) -> None:
+    """Serves until the server closes the channel. `home` is this process's own directory, `sdk` where we are in it."""
+    worker = Worker(Channel(protocol), Memory(memory), sdk)
+    try:
+        worker.serve()
+    finally:
+        # A server that was killed cannot clean up any more.
+        os.chdir("/")
+        shutil.rmtree(home, ignore_errors=True)
+        os._exit(0)

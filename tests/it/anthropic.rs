@@ -1,0 +1,190 @@
+//! Anthropic's Messages on a real model. Its weights are random: where an answer must be known, a mod forces it.
+
+use super::chat::{CALLS, says};
+use super::harness::server;
+use serde_json::{Value, json};
+
+const MESSAGES: &str = "/v1/messages";
+
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+fn ask(further: Value) -> Value {
+    let mut body =
+        json!({"model": "tiny", "max_tokens": 200, "messages": [{"role": "user", "content": "Hello!"}], "seed": 7});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+fn tools() -> Value {
+    json!([
+        {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}},
+        {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {"enum": [1, 2]}},
+                                                                 "required": ["a"], "additionalProperties": false}},
+    ])
+}
+
+#[tokio::test]
+async fn a_message_is_blocks() {
+    let server = server().await;
+    let body = ask(json!({"tools": tools(), "mods": says(&format!("<think>hm</think>{CALLS}"))}));
+    let mut answer = server.answer(MESSAGES, &body).await;
+    assert!(answer["id"].as_str().unwrap().starts_with("msg_"));
+    assert!(answer["usage"]["input_tokens"].is_u64() && answer["usage"]["output_tokens"].as_u64().unwrap() > 10);
+    for call in [2, 3] {
+        assert!(answer["content"][call]["id"].is_string());
+        answer["content"][call]["id"] = "[id]".into();
+    }
+    insta::assert_json_snapshot!(json!([answer["type"], answer["role"], answer["model"], answer["content"],
+                                        answer["stop_reason"], answer["stop_sequence"]]), @r#"
+    [
+      "message",
+      "assistant",
+      "tiny",
+      [
+        {
+          "type": "thinking",
+          "thinking": "hm",
+          "signature": ""
+        },
+        {
+          "type": "text",
+          "text": "I look."
+        },
+        {
+          "type": "tool_use",
+          "id": "[id]",
+          "name": "get_weather",
+          "input": {
+            "city": "Zürich",
+            "celsius": true
+          }
+        },
+        {
+          "type": "tool_use",
+          "id": "[id]",
+          "name": "add",
+          "input": {
+            "a": 2
+          }
+        }
+      ],
+      "tool_use",
+      null
+    ]
+    "#);
+}
+
+#[tokio::test]
+async fn a_stream_is_the_same_message_in_events() {
+    let server = server().await;
+    let body = ask(json!({"tools": tools(), "stream": true, "mods": says(&format!("<think>hm</think>{CALLS}"))}));
+    let events = server.events(MESSAGES, &body).await;
+    assert!(events.iter().all(|(name, data)| data["type"] == name.as_str()));
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).filter(|name| *name != "ping").collect();
+    assert_eq!(names.first(), Some(&"message_start"));
+    assert_eq!(names[names.len() - 2..], ["message_delta", "message_stop"]);
+    assert_eq!(events[0].1["message"]["content"], json!([]));
+    let mut blocks: Vec<Value> = Vec::new();
+    let mut open = false;
+    for (name, data) in &events {
+        match name.as_str() {
+            "content_block_start" => {
+                assert!(!open && data["index"] == blocks.len());
+                open = true;
+                blocks.push(data["content_block"].clone());
+            }
+            "content_block_delta" => {
+                assert!(open && data["index"] == blocks.len() - 1);
+                let delta = &data["delta"];
+                let (field, piece) = match delta["type"].as_str().unwrap() {
+                    "text_delta" => ("text", &delta["text"]),
+                    "thinking_delta" => ("thinking", &delta["thinking"]),
+                    "input_json_delta" => ("json", &delta["partial_json"]),
+                    "signature_delta" => continue,
+                    other => panic!("{other}"),
+                };
+                let last = blocks.last_mut().unwrap();
+                let text = last[field].as_str().unwrap_or_default().to_owned() + piece.as_str().unwrap();
+                last[field] = text.into();
+            }
+            "content_block_stop" => open = false,
+            "message_delta" => {
+                assert_eq!(data["delta"]["stop_reason"], "tool_use");
+                assert!(data["usage"]["output_tokens"].as_u64().unwrap() > 10);
+            }
+            _ => {}
+        }
+    }
+    assert!(!open);
+    assert_eq!((&blocks[0]["thinking"], &blocks[1]["text"]), (&json!("hm"), &json!("I look.")));
+    let input = |block: &Value| serde_json::from_str::<Value>(block["json"].as_str().unwrap()).unwrap();
+    assert_eq!(
+        (&blocks[2]["name"], input(&blocks[2])),
+        (&json!("get_weather"), json!({"city": "Zürich", "celsius": true}))
+    );
+    assert_eq!((&blocks[3]["name"], input(&blocks[3])), (&json!("add"), json!({"a": 2})));
+}
+
+#[tokio::test]
+async fn it_says_why_a_message_ended() {
+    let server = server().await;
+    let reason = async |further: Value| {
+        let answer = server.answer(MESSAGES, &ask(further)).await;
+        (answer["stop_reason"].as_str().unwrap().to_owned(), answer["stop_sequence"].clone())
+    };
+    assert_eq!(reason(json!({"mods": says("Yes.")})).await, ("end_turn".into(), Value::Null));
+    assert_eq!(reason(json!({"max_tokens": 2, "ignore_eos": true})).await, ("max_tokens".into(), Value::Null));
+    let stopped = reason(json!({"mods": says("One, two, three"), "stop_sequences": [" two"]})).await;
+    assert_eq!(stopped, ("stop_sequence".into(), json!(" two")));
+}
+
+#[tokio::test]
+async fn results_go_back_and_tokens_are_counted() {
+    let server = server().await;
+    let body = ask(json!({"system": "Be short.", "tools": tools(), "messages": [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "3"}]}]}));
+    let count = server.answer("/v1/messages/count_tokens", &body).await["input_tokens"].as_u64().unwrap();
+    let mut run = body.clone();
+    run["mods"] = says("Three.");
+    let answer = server.answer(MESSAGES, &run).await;
+    assert_eq!(answer["content"], json!([{"type": "text", "text": "Three."}]));
+    let usage = &answer["usage"];
+    let told = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(told, count);
+}
+
+#[tokio::test]
+async fn a_chosen_tool_is_called() {
+    let server = server().await;
+    for choice in [json!({"type": "tool", "name": "add"}), json!({"type": "any", "disable_parallel_tool_use": true})] {
+        let tools = json!([tools()[1]]);
+        let body = ask(json!({"tools": tools, "tool_choice": choice, "temperature": 3.0}));
+        let answer = server.answer(MESSAGES, &body).await;
+        assert_eq!((&answer["stop_reason"], &answer["content"][0]["name"]), (&json!("tool_use"), &json!("add")));
+        assert!(answer["content"][0]["input"]["a"].is_u64());
+    }
+}
+
+#[tokio::test]
+async fn errors_have_anthropics_shape() {
+    let server = server().await;
+    for (body, word) in [
+        (json!({"messages": [{"role": "user", "content": "a"}]}), "max_tokens"),
+        (ask(json!({"messages": []})), "messages"),
+        (ask(json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]})), "messages[0].content[0].type"),
+        (ask(json!({"tools": [{"name": "f"}]})), "tools[0].input_schema"),
+        (ask(json!({"tool_choice": {"type": "maybe"}})), "tool_choice.type"),
+        (ask(json!({"temperature": "hot"})), "temperature"),
+    ] {
+        let (status, answer) = server.post(MESSAGES, &body).await;
+        assert_eq!((status, &answer["type"]), (400, &json!("error")), "{answer}");
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(word), "{answer}");
+    }
+    let (status, answer) = server.get(MESSAGES).await;
+    assert_eq!((status, &answer["type"]), (405, &json!("error")));
+    let body = ask(json!({"mods": ["refuse"], "stream": true}));
+    let (status, answer) = server.post(MESSAGES, &body).await;
+    assert_eq!((status, &answer["error"]["message"]), (422, &json!("not today")));
+}

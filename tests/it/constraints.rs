@@ -1,0 +1,290 @@
+//! Answers that must look like something: grammars, JSON schemas, over every route that takes them, on a model with random
+//! weights, which wants to say anything but that.
+
+use super::harness::{Server, server};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use thunder::events::{Event, Item, Measured};
+use thunder::trace::document::item_from_json;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const NATIVE: &str = "/completion";
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "size": {"enum": ["small", "large"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 99},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        },
+        "required": ["name", "size", "count", "tags"],
+        "additionalProperties": false,
+    })
+}
+
+/// Whether a text is JSON of that schema, by hand.
+fn check(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
+    let object = value.as_object().unwrap();
+    assert_eq!(object.keys().collect::<Vec<_>>(), ["name", "size", "count", "tags"], "{text}");
+    assert!(object["name"].as_str().unwrap().chars().count() <= 12, "{text}");
+    assert!(["small", "large"].contains(&object["size"].as_str().unwrap()), "{text}");
+    assert!(object["count"].as_u64().unwrap() <= 99, "{text}");
+    let tags = object["tags"].as_array().unwrap();
+    assert!(tags.len() <= 3 && tags.iter().all(Value::is_boolean), "{text}");
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+fn body(seed: u32, further: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "prompt": "Hello", "seed": seed,
+        "temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 200, "ignore_eos": false});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+fn format() -> Value {
+    json!({"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "strict": true, "schema": schema()}}})
+}
+
+/// What came, where it came to an end by itself.
+fn ended<'a>(answer: &'a Value, pointer: &str) -> Option<&'a str> {
+    let choice = &answer["choices"][0];
+    (choice["finish_reason"] == "stop").then(|| choice.pointer(pointer).unwrap().as_str().unwrap())
+}
+
+/// The recorded events of an answer's run.
+async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measured)> {
+    let run = answer["thunder"]["run_id"].as_str().unwrap();
+    server.finished(run).await;
+    let lines = server.request(reqwest::Method::GET, &format!("/api/v1/runs/{run}/events")).send().await.unwrap();
+    let lines = lines.text().await.unwrap();
+    let items = lines.lines().map(|line| item_from_json(line.as_bytes()).unwrap());
+    items
+        .filter_map(|item| match item {
+            Item::Event(mut event) => {
+                let measured = event.measured.take().map(|measured| *measured).unwrap_or_default();
+                Some((event, measured))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn every_answer_that_ends_is_valid() {
+    let server = server().await;
+    let mut ends = 0;
+    for seed in 0..12 {
+        let chat = server.answer(CHAT, &body(seed, format())).await;
+        let completion = server.answer(COMPLETIONS, &body(seed, json!({"json_schema": schema()}))).await;
+        for text in [ended(&chat, "/message/content"), ended(&completion, "/text")].into_iter().flatten() {
+            check(text);
+            ends += 1;
+        }
+    }
+    assert!(ends >= 12, "only {ends} answers came to an end");
+}
+
+#[tokio::test]
+async fn what_is_streamed_is_valid_too() {
+    let server = server().await;
+    let mut ends = 0;
+    for seed in 20..26 {
+        let mut asked = body(seed, format());
+        asked["stream"] = true.into();
+        let events = server.stream(CHAT, &asked).await;
+        let chunks: Vec<Value> =
+            events.iter().filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect();
+        let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+        if chunks.iter().any(|chunk| chunk["choices"][0]["finish_reason"] == "stop") {
+            check(&text);
+            ends += 1;
+        }
+    }
+    assert!(ends >= 3, "only {ends} answers came to an end");
+}
+
+#[tokio::test]
+async fn llama_servers_route_takes_a_grammar_before_a_schema() {
+    let server = server().await;
+    let grammar = "root ::= \"<\" [0-9]{2,4} (\";\" [a-c]+)? \">\"";
+    for seed in 0..8 {
+        let answer = server
+            .answer(NATIVE, &body(seed, json!({"grammar": grammar, "json_schema": schema(), "n_predict": 60})))
+            .await;
+        let text = answer["content"].as_str().unwrap();
+        let inner = text.strip_prefix('<').unwrap();
+        let digits = inner.chars().take_while(char::is_ascii_digit).count();
+        assert!((2..=4).contains(&digits), "{text}");
+        if answer["stop_type"] != "limit" {
+            let rest = &inner[digits..];
+            let fits = rest == ">"
+                || rest.strip_prefix(';').and_then(|rest| rest.strip_suffix('>')).is_some_and(|letters| {
+                    !letters.is_empty() && letters.chars().all(|letter| ('a'..='c').contains(&letter))
+                });
+            assert!(fits, "{text}");
+        }
+    }
+    let answer = server.answer(NATIVE, &body(1, json!({"json_schema": {"const": 42}}))).await;
+    assert_eq!(answer["content"], "42");
+    let answer = server.answer(NATIVE, &body(1, json!({"grammar": "%llguidance {}\nstart: \"a\" | \"b\""}))).await;
+    assert!(["a", "b"].contains(&answer["content"].as_str().unwrap()));
+}
+
+#[tokio::test]
+async fn an_object_without_a_schema_is_an_object() {
+    let server = server().await;
+    let mut ends = 0;
+    for seed in 0..10 {
+        let asked =
+            body(seed, json!({"response_format": {"type": "json_object"}, "temperature": 0.7, "max_tokens": 120}));
+        let answer = server.answer(CHAT, &asked).await;
+        if let Some(text) = ended(&answer, "/message/content") {
+            // A number may be larger than any double.
+            let raw: &RawValue = serde_json::from_str(text).unwrap();
+            assert!(raw.get().starts_with('{'), "{text}");
+            ends += 1;
+        }
+    }
+    assert!(ends > 0);
+}
+
+#[tokio::test]
+async fn mods_that_take_back_stay_within_the_constraint() {
+    let server = server().await;
+    // "name" has an e: where the grammar forces what a mod forbids, the run says so.
+    let mut asked = body(0, format());
+    asked["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["e"]}}]);
+    let (status, refused) = server.post(CHAT, &asked).await;
+    assert_eq!(status, 422, "{refused}");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("none that the constraint allows"), "{refused}");
+    let mut ends = 0;
+    for seed in 0..10 {
+        let mut asked = body(seed, format());
+        asked["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["small", "true"]}}]);
+        let answer = server.answer(CHAT, &asked).await;
+        if let Some(text) = ended(&answer, "/message/content") {
+            check(text);
+            assert!(!text.contains("small") && !text.contains("true"), "{text}");
+            ends += 1;
+        }
+    }
+    assert!(ends >= 5, "only {ends} answers came to an end");
+}
+
+#[tokio::test]
+async fn what_a_mod_forces_wins_and_is_noted() {
+    let server = server().await;
+    let prefix = |text: &str| json!([{"name": "force-prefix", "config": {"text": text}}]);
+    let mut fits = body(3, format());
+    fits["mods"] = prefix("{\"name\":\"forced\"");
+    let answer = server.answer(CHAT, &fits).await;
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(text.starts_with("{\"name\":\"forced\""), "{text}");
+    if let Some(text) = ended(&answer, "/message/content") {
+        check(text);
+    }
+
+    let mut contradicts = body(3, format());
+    contradicts["mods"] = prefix("No JSON");
+    contradicts["max_tokens"] = 12.into();
+    let answer = server.answer(CHAT, &contradicts).await;
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("No JSON"));
+    let notes: Vec<String> =
+        recorded(server, &answer).await.into_iter().filter_map(|(_, measured)| measured.note).collect();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(notes[0].contains("is not what the request's response_format allows"), "{notes:?}");
+}
+
+#[tokio::test]
+async fn the_trace_tells_what_the_grammar_left() {
+    let server = server().await;
+    let answer = server.answer(CHAT, &body(5, format())).await;
+    let mut draws = 0;
+    for (event, measured) in recorded(server, &answer).await {
+        if event.sampled_token.is_some() {
+            assert_eq!(measured.stages[0].name, "grammar");
+            let left = measured.stages[0].left as usize;
+            assert!(left >= 1 && measured.after_sampler.len() <= left, "{measured:?}");
+            draws += 1;
+        }
+        if let Some(prompt) = measured.prompt {
+            let constraint = &prompt.parameters.unwrap()["constraint"];
+            assert_eq!(constraint["field"], "response_format");
+            assert_eq!(constraint["kind"], "json_schema");
+            assert_eq!(constraint["source"], schema());
+        }
+    }
+    assert!(draws > 5, "{draws}");
+}
+
+#[tokio::test]
+async fn a_grammar_that_cannot_be_used_is_refused_by_name() {
+    let server = server().await;
+    let refused = async |path: &str, further: Value| {
+        let (status, answer) = server.post(path, &body(1, further)).await;
+        assert_eq!(status, 400, "{answer}");
+        answer["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let message = refused(CHAT, json!({"grammar": "root ::= \"a\"\nx"})).await;
+    assert_eq!(message, "grammar: line 2, column 2: expected ::= behind the name 'x'");
+    let message = refused(NATIVE, json!({"grammar": "root ::= y"})).await;
+    assert_eq!(message, "grammar: line 1, column 10: the rule 'y' is named here and nowhere defined");
+    let message = refused(COMPLETIONS, json!({"json_schema": {"type": "array", "uniqueItems": true}})).await;
+    assert!(message.starts_with("json_schema: ") && message.contains("uniqueItems"), "{message}");
+    let message = refused(CHAT, json!({"grammar": "root ::= \"a\"", "json_schema": {}})).await;
+    assert!(message.contains("grammar and json_schema"), "{message}");
+    let message = refused(CHAT, json!({"response_format": {"type": "yaml"}})).await;
+    assert!(message.contains("json_schema"), "{message}");
+    let message = refused(CHAT, json!({"grammar": "x".repeat(300_000)})).await;
+    assert!(message.contains("300000 bytes"), "{message}");
+    let message = refused(CHAT, json!({"samplers": ["top_k", "magic"]})).await;
+    assert!(message.contains("magic") && message.contains("min_p"), "{message}");
+    let message = refused(NATIVE, json!({"repeat_last_n": -1})).await;
+    assert!(message.contains("repeat_last_n"), "{message}");
+    // The server is none the worse.
+    let answer = server.answer(NATIVE, &body(1, json!({"grammar": "root ::= \"ok\""}))).await;
+    assert_eq!(answer["content"], "ok");
+}
+
+#[tokio::test]
+async fn constrained_and_free_runs_share_the_engine() {
+    let server = server().await;
+    let ask = |seed: u32| async move {
+        let further = if seed.is_multiple_of(2) { format() } else { json!({"max_tokens": 60}) };
+        (seed, server.answer(CHAT, &body(seed, further)).await)
+    };
+    for (seed, answer) in futures::future::join_all((0..8).map(ask)).await {
+        if let (true, Some(text)) = (seed.is_multiple_of(2), ended(&answer, "/message/content")) {
+            check(text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_parameter_of_the_chain_is_taken() {
+    let server = server().await;
+    let answer = server
+        .answer(
+            NATIVE,
+            &json!({"prompt": "Hello", "n_predict": 24, "seed": 4, "samplers": "edskypmxt", "min_keep": 1, "typical_p": 0.9,
+                "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.05, "dynatemp_range": 0.2,
+                "dynatemp_exponent": 1.2, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 1,
+                "dry_penalty_last_n": 32, "dry_sequence_breakers": ["\n", "."], "repeat_penalty": 1.1,
+                "presence_penalty": 0.1, "frequency_penalty": 0.1, "repeat_last_n": 16}),
+        )
+        .await;
+    let settings = &answer["generation_settings"];
+    assert_eq!(settings["samplers"][0], "penalties");
+    assert_eq!(settings["dry_multiplier"], 0.8);
+    assert_eq!(settings["dry_sequence_breakers"], json!(["\n", "."]));
+    for mirostat in [1, 2] {
+        let body = json!({"prompt": "Hello", "n_predict": 8, "mirostat": mirostat, "ignore_eos": true, "seed": 4});
+        assert_eq!(server.answer(NATIVE, &body).await["tokens_predicted"], 8);
+    }
+    let body = json!({"prompt": "Hello", "n_predict": 8, "samplers": ["top_k", "adaptive_p"], "adaptive_target": 0.3, "ignore_eos": true});
+    assert_eq!(server.answer(NATIVE, &body).await["tokens_predicted"], 8);
+}

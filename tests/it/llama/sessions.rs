@@ -1,0 +1,91 @@
+//! Sessions over HTTP: saved, listed, restored, removed, with and without files, and never more than there is room for.
+
+use super::super::harness::{Server, folder, server};
+use serde_json::{Value, json};
+
+fn asked(prompt: &str, slot: u32, n_predict: u32) -> Value {
+    json!({"prompt": prompt, "id_slot": slot, "n_predict": n_predict, "temperature": 0, "ignore_eos": true, "return_tokens": true})
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+async fn done(server: &Server, path: &str, body: &Value) -> Value {
+    let (status, answer) = server.post(path, body).await;
+    assert_eq!(status, 200, "{path}: {answer}");
+    answer
+}
+
+#[tokio::test]
+async fn a_session_lives_until_it_is_removed() {
+    let files = folder();
+    let server = Server::start(&["-np", "2", "--slot-save-path", files.to_str().unwrap()]);
+    server.wait_ready().await;
+    assert_eq!(server.get("/sessions").await, (200, json!([])));
+    let prompt = "My name is Alice, and I live in a house by the river.";
+    server.answer("/completion", &asked(prompt, 0, 6)).await;
+    let none = json!({});
+    let saved = done(&server, "/sessions/42?action=save&slot=0", &none).await;
+    assert_eq!(keys(&saved), ["id_session", "id_slot", "n_tokens", "n_bytes", "t_ms"]);
+    assert_eq!((&saved["id_session"], &saved["id_slot"]), (&json!(42), &json!(0)));
+    let expected = server.answer("/completion", &asked(prompt, 0, 12)).await;
+    done(&server, "/sessions/-7?action=save&slot=0", &none).await;
+    let (_, list) = server.get("/sessions").await;
+    assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!(-7), &json!(42)));
+    assert_eq!(keys(&list[1]), ["id", "size", "created_at", "updated_at"]);
+    assert_eq!(list[1]["size"], saved["n_bytes"]);
+    assert!(list[1]["created_at"].as_i64().unwrap() > 1_700_000_000);
+    let restored = done(&server, "/sessions/42?action=restore&slot=1", &none).await;
+    assert_eq!(keys(&restored), ["id_session", "id_slot", "n_bytes_read", "success", "t_ms"]);
+    let again = server.answer("/completion", &asked(prompt, 1, 12)).await;
+    assert_eq!(again["tokens"], expected["tokens"]);
+    assert!(again["timings"]["cache_n"].as_u64().unwrap() > 8);
+    let removed = done(&server, "/sessions/42?action=remove", &json!({"file": "session_42.bin"})).await;
+    assert_eq!(
+        removed,
+        json!({"id_session": 42, "removed": true, "file": "session_42.bin", "n_bytes": saved["n_bytes"]})
+    );
+    assert_eq!(done(&server, "/sessions/-7?action=remove", &none).await, json!({"id_session": -7, "removed": true}));
+    assert_eq!(server.get("/sessions").await, (200, json!([])));
+    assert_eq!(server.post("/sessions/42?action=restore&slot=0", &none).await.0, 404);
+    assert_eq!(server.post("/sessions/42?action=remove", &none).await.0, 404);
+    let from_file = done(&server, "/sessions/42?action=restore&slot=0", &json!({"file": "session_42.bin"})).await;
+    assert_eq!(from_file["n_bytes_read"], saved["n_bytes"]);
+    let again = server.answer("/completion", &asked(prompt, 0, 12)).await;
+    assert_eq!(again["tokens"], expected["tokens"]);
+}
+
+#[tokio::test]
+async fn wrong_requests_say_what_would_be_right() {
+    let server = server().await;
+    for (path, body, status, says) in [
+        ("/sessions/1?action=save", json!({}), 400, "slot is missing"),
+        ("/sessions/1?action=save&slot=99", json!({}), 400, "there is no slot 99"),
+        ("/sessions/1?action=save&slot=x", json!({}), 400, "slot must be"),
+        ("/sessions/x?action=save&slot=0", json!({}), 400, "id_session must be"),
+        ("/sessions/1?action=forget", json!({}), 400, "'forget' is not known"),
+        ("/sessions/1?action=restore&slot=0", json!({"file": "x"}), 501, "--slot-save-path"),
+        ("/sessions/1?action=restore&slot=0", json!({"file": 5}), 400, "file must be a text"),
+        ("/sessions/1?action=restore&slot=0", json!({}), 404, "session '1'"),
+    ] {
+        let (found, answer) = server.post(path, &body).await;
+        assert_eq!(found, status, "{path}: {answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(says), "{path}: '{message}' should say '{says}'");
+    }
+}
+
+#[tokio::test]
+async fn there_is_never_more_than_there_is_room_for() {
+    let server = Server::start(&["-np", "1", "--session-memory", "40K"]);
+    server.wait_ready().await;
+    server.answer("/completion", &asked("A few words", 0, 4)).await;
+    done(&server, "/sessions/1?action=save&slot=0", &json!({})).await;
+    server.answer("/completion", &asked(&"Many more words than before. ".repeat(10), 0, 4)).await;
+    let (status, answer) = server.post("/sessions/2?action=save&slot=0", &json!({})).await;
+    assert_eq!(status, 507, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("--session-memory"), "{answer}");
+    let (_, list) = server.get("/sessions").await;
+    assert_eq!(list.as_array().unwrap().len(), 1);
+}

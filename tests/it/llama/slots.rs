@@ -1,0 +1,263 @@
+//! Slot actions over HTTP: every field of the specification, states as bytes and as base64, files, refusals.
+
+use super::super::harness::{Server, folder, server};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+const OCTETS: &str = "application/octet-stream";
+
+fn asked(prompt: &str, slot: u32, n_predict: u32) -> Value {
+    json!({"prompt": prompt, "id_slot": slot, "n_predict": n_predict, "temperature": 0, "ignore_eos": true, "return_tokens": true})
+}
+
+async fn act(server: &Server, slot: u32, action: &str, body: &Value) -> (u16, Value) {
+    server.post(&format!("/slots/{slot}?action={action}"), body).await
+}
+
+async fn done(server: &Server, slot: u32, action: &str, body: &Value) -> Value {
+    let (status, answer) = act(server, slot, action, body).await;
+    assert_eq!(status, 200, "{action}: {answer}");
+    answer
+}
+
+/// Whether the error has llama-server's shape and says that.
+fn refused((status, answer): &(u16, Value), expected: u16, says: &str) {
+    assert_eq!(*status, expected, "{answer}");
+    let error = &answer["error"];
+    assert_eq!(error["code"], expected);
+    assert!(error["type"].is_string());
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains(says), "'{message}' should say '{says}'");
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[tokio::test]
+async fn a_state_goes_out_and_comes_back_into_another_slot() {
+    let server = Server::start(&["-np", "2"]);
+    server.wait_ready().await;
+    let prompt = "The quick brown fox jumps over the lazy dog, and then it sleeps.";
+    let first = server.answer("/completion", &asked(prompt, 0, 8)).await;
+    assert_eq!(first["id_slot"], 0);
+    let saved = done(&server, 0, "save-state", &json!({})).await;
+    assert_eq!(keys(&saved), ["id_slot", "n_tokens", "n_bytes", "t_ms", "state"]);
+    let block = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
+    assert_eq!((block.len() as u64, &block[..4]), (saved["n_bytes"].as_u64().unwrap(), &b"SES1"[..]));
+    let count = u32::from_le_bytes(block[4..8].try_into().unwrap());
+    assert_eq!(u64::from(count), saved["n_tokens"].as_u64().unwrap());
+    let tokens = done(&server, 0, "tokens", &json!({})).await;
+    assert_eq!(keys(&tokens), ["id_slot", "n_tokens", "tokens", "n_prompt_tokens_processed"]);
+    let listed: Vec<i32> = serde_json::from_value(tokens["tokens"].clone()).unwrap();
+    let inside: Vec<i32> =
+        block[8..8 + 4 * count as usize].chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!((listed.len() as u32, &listed), (count, &inside));
+    // Binary, as the headers ask for it.
+    let path = "/slots/0?action=save-state";
+    let response = server.request(Method::POST, path).header("accept", OCTETS).send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], OCTETS);
+    assert_eq!(response.bytes().await.unwrap(), block);
+    let longer = format!("{prompt}{}", first["content"].as_str().unwrap());
+    let expected = server.answer("/completion", &asked(&longer, 0, 12)).await;
+    server.answer("/completion", &asked("Something else entirely, to fill this slot.", 0, 4)).await;
+    let path = "/slots/1?action=restore-state";
+    let binary =
+        server.request(Method::POST, path).header("content-type", OCTETS).body(block.clone()).send().await.unwrap();
+    assert_eq!(binary.status(), StatusCode::OK);
+    let restored: Value = binary.json().await.unwrap();
+    assert_eq!(keys(&restored), ["id_slot", "n_bytes_read", "success", "t_ms"]);
+    assert_eq!((&restored["id_slot"], &restored["success"]), (&json!(1), &json!(true)));
+    assert_eq!(restored["n_bytes_read"].as_u64().unwrap() as usize, block.len());
+    let again = server.answer("/completion", &asked(&longer, 1, 12)).await;
+    assert_eq!((&again["tokens"], &again["content"]), (&expected["tokens"], &expected["content"]));
+    assert!(again["timings"]["cache_n"].as_u64().unwrap() >= u64::from(count) - 3, "{}", again["timings"]);
+    let json = done(&server, 0, "restore-state", &json!({"state": saved["state"]})).await;
+    assert_eq!(json["id_slot"], 0);
+    let again = server.answer("/completion", &asked(&longer, 0, 12)).await;
+    assert_eq!(again["tokens"], expected["tokens"]);
+}
+
+#[tokio::test]
+async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
+    let server = Server::start(&["-np", "2"]);
+    server.wait_ready().await;
+    server.answer("/completion", &asked("One prompt, of some length.", 0, 4)).await;
+    let saved = done(&server, 0, "save-state", &json!({})).await;
+    let block = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
+    let before = done(&server, 0, "tokens", &json!({})).await;
+    let send = async |block: Vec<u8>| {
+        let state = STANDARD.encode(block);
+        act(&server, 0, "restore-state", &json!({ "state": state })).await
+    };
+    refused(&send(Vec::new()).await, 400, "SES1");
+    refused(&send(block[..block.len() / 2].to_vec()).await, 400, "its head says");
+    refused(&send([block.as_slice(), &[0]].concat()).await, 400, "behind its end");
+    let mut damaged = block.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    refused(&send(damaged).await, 400, "checksum");
+    refused(&act(&server, 0, "restore-state", &json!({})).await, 400, "state is missing");
+    refused(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a text");
+    refused(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
+    refused(&act(&server, 2, "save-state", &json!({})).await, 400, "there is no slot 2; the slots are 0 to 1");
+    refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "id_slot must be");
+    refused(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is not known");
+    refused(&server.post("/slots/0", &json!({})).await, 400, "action is missing");
+    let after = done(&server, 0, "tokens", &json!({})).await;
+    assert_eq!(after["tokens"], before["tokens"]);
+    let flood = vec![b'x'; 8 << 20];
+    let path = "/slots/0?action=restore-state";
+    let large = server.request(Method::POST, path).header("content-type", OCTETS).body(flood).send().await;
+    // The server may close the connection before all of it is sent.
+    assert!(large.is_err() || large.unwrap().status() == StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(send(block).await.0, 200);
+}
+
+#[tokio::test]
+async fn tokens_are_shifted_out_of_the_middle() {
+    let server = Server::start(&["-np", "1"]);
+    server.wait_ready().await;
+    let text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen.";
+    server.answer("/completion", &asked(text, 0, 1)).await;
+    let before = done(&server, 0, "tokens", &json!({})).await;
+    let mut tokens: Vec<i32> = serde_json::from_value(before["tokens"].clone()).unwrap();
+    let len = tokens.len();
+    assert_eq!(before["n_prompt_tokens_processed"], before["n_tokens"]);
+    let shift = async |body: Value| act(&server, 0, "context-shift", &body).await;
+    refused(&shift(json!({"n_discard": 1})).await, 400, "n_keep is missing");
+    refused(&shift(json!({"n_keep": -1, "n_discard": 1})).await, 400, "n_keep must be");
+    refused(&shift(json!({"n_keep": 1, "n_discard": 0})).await, 400, "n_discard must be");
+    refused(&shift(json!({"n_keep": 2, "n_discard": len})).await, 400, "the slot has");
+    let answer = done(&server, 0, "context-shift", &json!({"n_keep": 4, "n_discard": 6})).await;
+    assert_eq!(answer, json!({"success": true, "new_n_tokens": len - 6}));
+    tokens.drain(4..10);
+    let after = done(&server, 0, "tokens", &json!({})).await;
+    assert_eq!(after["tokens"], json!(tokens));
+    // The slot can be used: what is left is found.
+    let mut prompt = tokens.clone();
+    prompt.push(60);
+    let body = json!({"prompt": prompt, "id_slot": 0, "n_predict": 3, "ignore_eos": true});
+    let answer = server.answer("/completion", &body).await;
+    assert_eq!(answer["timings"]["cache_n"], json!(tokens.len()));
+}
+
+#[tokio::test]
+async fn messages_end_at_end_of_turn_tokens() {
+    let server = Server::start(&["-np", "1"]);
+    server.wait_ready().await;
+    let (_, empty) = server.get("/v1/slots/0/info").await;
+    assert_eq!((&empty["n_tokens"], &empty["messages"]), (&json!(0), &json!([])));
+    let body = json!({"max_tokens": 3, "id_slot": 0, "ignore_eos": true, "messages": [
+        {"role": "system", "content": "You are brief."}, {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "How are you?"}]});
+    server.answer("/v1/chat/completions", &body).await;
+    let (status, info) = server.get("/v1/slots/0/info").await;
+    assert_eq!(status, 200, "{info}");
+    assert_eq!(keys(&info), ["n_tokens", "boundary_eot", "n_messages", "messages"]);
+    let tokens: Vec<i64> =
+        serde_json::from_value(done(&server, 0, "tokens", &json!({})).await["tokens"].clone()).unwrap();
+    let eot = info["boundary_eot"].as_i64().unwrap();
+    let list = info["messages"].as_array().unwrap();
+    assert_eq!((list.len(), &info["n_messages"]), (5, &json!(5)));
+    assert_eq!(info["n_tokens"], json!(tokens.len()));
+    let mut next = 0;
+    for (index, message) in list.iter().enumerate() {
+        let end = message["end"].as_u64().unwrap() as usize;
+        assert_eq!((&message["index"], &message["start"]), (&json!(index), &json!(next)));
+        assert_eq!(tokens[end] == eot, index < 4);
+        next = end + 1;
+    }
+    assert_eq!(next, tokens.len());
+    refused(&server.get("/v1/slots/9/info").await, 400, "there is no slot 9");
+}
+
+#[tokio::test]
+async fn files_keep_states_over_a_restart() {
+    let files = folder();
+    let path = files.to_str().unwrap().to_owned();
+    let first = Server::start(&["-np", "2", "--slot-save-path", &path]);
+    first.wait_ready().await;
+    let prompt = "A story about a lighthouse keeper who wrote letters to the sea.";
+    first.answer("/completion", &asked(prompt, 0, 6)).await;
+    let saved = done(&first, 0, "save", &json!({"filename": "lighthouse.bin"})).await;
+    assert_eq!(keys(&saved), ["id_slot", "filename", "n_saved", "n_written", "timings"]);
+    assert!(saved["timings"]["save_ms"].is_number());
+    let written = std::fs::read(files.join("lighthouse.bin")).unwrap();
+    assert_eq!(saved["n_written"].as_u64().unwrap() as usize, written.len());
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 1, "nothing unfinished is left");
+    let expected = first.answer("/completion", &asked(prompt, 0, 10)).await;
+    for name in ["../x", "a/b", "", ".x", "/etc/passwd"] {
+        refused(&act(&first, 0, "save", &json!({ "filename": name })).await, 400, "plain file name");
+    }
+    refused(&act(&first, 0, "save", &json!({})).await, 400, "filename is missing");
+    refused(&act(&first, 0, "restore", &json!({"filename": "nothing"})).await, 404, "nothing");
+    std::fs::write(files.join("junk"), b"SES1junk").unwrap();
+    refused(&act(&first, 0, "restore", &json!({"filename": "junk"})).await, 400, "the state has");
+    let erased = done(&first, 0, "erase", &json!({})).await;
+    assert_eq!(keys(&erased), ["id_slot", "n_erased"]);
+    assert!(erased["n_erased"].as_u64().unwrap() > 10);
+    assert_eq!(done(&first, 0, "tokens", &json!({})).await["n_tokens"], 0);
+    first.stop("TERM").await;
+    let second = Server::start(&["-np", "1", "--slot-save-path", &path]);
+    second.wait_ready().await;
+    let restored = done(&second, 0, "restore", &json!({"filename": "lighthouse.bin"})).await;
+    assert_eq!(keys(&restored), ["id_slot", "filename", "n_restored", "n_read", "timings"]);
+    assert_eq!((&restored["n_restored"], &restored["n_read"]), (&saved["n_saved"], &saved["n_written"]));
+    let again = second.answer("/completion", &asked(prompt, 0, 10)).await;
+    assert_eq!(again["tokens"], expected["tokens"]);
+    assert!(again["timings"]["cache_n"].as_u64().unwrap() > 10);
+}
+
+#[tokio::test]
+async fn what_is_off_says_how_to_switch_it_on() {
+    let plain = server().await;
+    for action in ["save", "restore", "erase"] {
+        let answer = act(plain, 0, action, &json!({"filename": "x"})).await;
+        refused(&answer, 501, "--slot-save-path");
+        assert_eq!(answer.1["error"]["type"], "not_supported_error");
+    }
+    let off = Server::start(&["--no-slots"]);
+    off.wait_ready().await;
+    refused(&act(&off, 0, "tokens", &json!({})).await, 501, "--no-slots");
+    refused(&off.get("/v1/slots/0/info").await, 501, "--no-slots");
+    refused(&off.get("/sessions").await, 501, "--no-slots");
+}
+
+#[tokio::test]
+async fn a_full_context_ends_shifts_or_evicts_as_the_request_says() {
+    let server = Server::start(&["-c", "256", "-np", "1", "--context-shift"]);
+    server.wait_ready().await;
+    let mut body = asked("Once upon a time there was a small house.", 0, 400);
+    let shifted = server.answer("/completion", &body).await;
+    assert_eq!((&shifted["tokens_predicted"], &shifted["truncated"]), (&json!(400), &json!(true)));
+    assert!(shifted["timings"]["evicted_n"].as_u64().unwrap() > 100);
+    body["context_policy"] = "stop".into();
+    let stopped = server.answer("/completion", &body).await;
+    assert_eq!((&stopped["truncated"], &stopped["stop_type"]), (&json!(true), &json!("limit")));
+    assert!(stopped["timings"].get("evicted_n").is_none());
+    body["context_policy"] = "forget".into();
+    refused(&server.post("/completion", &body).await, 400, "context_policy must be");
+    let long = "word ".repeat(60);
+    let chat = json!({"max_tokens": 20, "temperature": 0, "ignore_eos": true, "context_policy": "evict", "messages": [
+        {"role": "system", "content": "Brief."},
+        {"role": "user", "content": format!("first {long}")}, {"role": "assistant", "content": format!("one {long}")},
+        {"role": "user", "content": format!("second {long}")}, {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "third"}]});
+    let answer = server.answer("/v1/chat/completions", &chat).await;
+    let timings = &answer["timings"];
+    assert!(timings["evicted_n"].as_u64().unwrap() > 100, "{answer}");
+    let evicted = timings["evicted"].as_array().unwrap();
+    assert_eq!((&evicted[0]["role"], &evicted[1]["role"], evicted.len()), (&json!("user"), &json!("assistant"), 2));
+    assert!(evicted[0]["text"].as_str().unwrap().starts_with("first word"));
+    let again = server.answer("/v1/chat/completions", &chat).await;
+    let (cached, prompt) =
+        (again["timings"]["cache_n"].as_u64().unwrap(), again["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert_eq!(cached, prompt - 1, "the whole history finds what is left of it");
+    let mut hopeless = chat.clone();
+    hopeless["messages"][0]["content"] = "word ".repeat(300).into();
+    let (status, error) = server.post("/v1/chat/completions", &hopeless).await;
+    assert_eq!(status, 400, "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("may be dropped"), "{error}");
+}

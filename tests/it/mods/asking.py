@@ -1,0 +1,55 @@
+"""Mods that have the model answer in a certain form."""
+
+from quote_mod_sdk import Added, ForwardPass, Prefilled, mod, self_prompt_mod
+from quote_mod_sdk.flow import FlowEngine, FlowQuestion, route_message, route_noop, route_output, route_tool
+from quote_mod_sdk.self_prompt import EraseMode, SelfPrompt
+from quote_mod_sdk.strategies import CharsMode, CharsStrat, ChoicesStrat, ListStrat, UntilStrat
+from quote_mod_sdk.strategies.primitives import UntilEndType
+from thunder_mods import tool_call
+
+FORMS = {
+    "choices": ChoicesStrat(["yes", "no", "not yet"]),
+    "until": UntilStrat("<q>", UntilEndType.ANYCHAR, ".!?eaio"),
+    "digits": CharsStrat(CharsMode.NUMERIC, min=4, stop=4),
+    "letters": CharsStrat(CharsMode.ALPHA, stop=";", min=1, max=12),
+    "float": CharsStrat(CharsMode.JS_FLOAT, stop="\n", max=8),
+    "list": ListStrat(CharsStrat(CharsMode.ALPHANUMERIC, stop='"', max=5), open="[", close="]", wrap='"', min=1, max=3),
+}
+QUESTIONS = {name: SelfPrompt(strategy=form, completion="|||") for name, form in FORMS.items()}
+
+
+@mod(config={"form": "choices"})
+def in_form(event, actions, tokenizer):
+    """Begins every answer in one of several forms, and three bars."""
+    question = QUESTIONS[event.config["form"]]
+    if isinstance(event, Prefilled):
+        question.handle_prefilled(event, tokenizer)
+    if isinstance(event, ForwardPass):
+        return question.handle_forward_pass(event, actions, tokenizer)
+    if isinstance(event, Added):
+        return question.handle_added(event, actions, tokenizer)
+    return actions.noop()
+
+
+def say(request_id, answer):
+    print("answer", answer)
+
+
+hidden = self_prompt_mod(
+    prompt=" [Is this a story? yes or no: ", strategy=ChoicesStrat(["yes", "no"]), erase=EraseMode.ALL, on_answer=say
+)
+prompt_hidden = self_prompt_mod(prompt=" [yes or no: ", strategy=ChoicesStrat(["yes", "no"]), erase="prompt")
+
+name = FlowQuestion("name", " [a name: ", CharsStrat(CharsMode.ALPHA, stop="]", min=2, max=6), erase_mode="all")
+kind = FlowQuestion("kind", " [left, right, on, call: ", ChoicesStrat(["left", "right", "on", "call"]), erase_mode="all")
+kind.on("left", name.then(lambda state: route_output("left " + state.answers["name"])))
+kind.on("right", route_message("right."))
+kind.on("on", route_noop())
+kind.on("call", route_tool(lambda actions, state, tokenizer: actions.tool_calls(tool_call("turn", state.answers, id="1"))))
+ENGINE = FlowEngine(entry_question=kind)
+
+
+@mod
+def ways(event, actions, tokenizer):
+    """Goes one of four ways, as the model answers."""
+    return ENGINE.handle_event(event, actions, tokenizer)

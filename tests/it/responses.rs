@@ -1,0 +1,178 @@
+//! OpenAI's Responses on a real model. Its weights are random: where an answer must be known, a mod forces it.
+
+use super::chat::{CALLS, says};
+use super::harness::server;
+use serde_json::{Value, json};
+
+const RESPONSES: &str = "/v1/responses";
+
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+fn ask(further: Value) -> Value {
+    let mut body = json!({"input": "Hello!", "max_output_tokens": 200, "seed": 7});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+fn tools() -> Value {
+    json!([
+        {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+        {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"enum": [1, 2]}},
+         "required": ["a"], "additionalProperties": false}, "strict": false},
+    ])
+}
+
+/// Without what differs from run to run.
+fn bare(items: &Value) -> Value {
+    let mut items = items.clone();
+    for item in items.as_array_mut().unwrap() {
+        for field in ["id", "call_id"] {
+            if item.get(field).is_some() {
+                assert!(item[field].is_string());
+                item[field] = "[id]".into();
+            }
+        }
+    }
+    items
+}
+
+#[tokio::test]
+async fn a_response_is_items() {
+    let server = server().await;
+    let body =
+        ask(json!({"tools": tools(), "mods": says(&format!("<think>hm</think>{CALLS}")), "metadata": {"a": "b"}}));
+    let response = server.answer(RESPONSES, &body).await;
+    assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));
+    assert_eq!(response["metadata"], json!({"a": "b"}));
+    assert!(response["usage"]["total_tokens"].as_u64().unwrap() > 20);
+    insta::assert_json_snapshot!(bare(&response["output"]), @r#"
+    [
+      {
+        "id": "[id]",
+        "type": "reasoning",
+        "summary": [],
+        "content": [
+          {
+            "type": "reasoning_text",
+            "text": "hm"
+          }
+        ],
+        "encrypted_content": null,
+        "status": "completed"
+      },
+      {
+        "id": "[id]",
+        "type": "message",
+        "status": "completed",
+        "role": "assistant",
+        "content": [
+          {
+            "type": "output_text",
+            "text": "I look.",
+            "annotations": [],
+            "logprobs": []
+          }
+        ]
+      },
+      {
+        "id": "[id]",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": "[id]",
+        "name": "get_weather",
+        "arguments": "{\"city\": \"Zürich\", \"celsius\": true}"
+      },
+      {
+        "id": "[id]",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": "[id]",
+        "name": "add",
+        "arguments": "{\"a\": 2}"
+      }
+    ]
+    "#);
+}
+
+#[tokio::test]
+async fn a_stream_is_the_same_response_in_events() {
+    let server = server().await;
+    let body = ask(json!({"tools": tools(), "stream": true, "mods": says(&format!("<think>hm</think>{CALLS}"))}));
+    let events = server.events(RESPONSES, &body).await;
+    for (number, (name, data)) in events.iter().enumerate() {
+        assert_eq!((&data["type"], &data["sequence_number"]), (&json!(name), &json!(number)));
+    }
+    assert_eq!(events[0].0, "response.created");
+    assert_eq!(events[1].0, "response.in_progress");
+    let (last, completed) = events.last().unwrap();
+    assert_eq!(last, "response.completed");
+    let output = &completed["response"]["output"];
+    // Each item ends as it stands in the whole, and its pieces make its text.
+    let done: Vec<Value> =
+        events.iter().filter(|(name, _)| name == "response.output_item.done").map(|(_, d)| d["item"].clone()).collect();
+    assert_eq!(&Value::from(done), output);
+    let pieces = |kind: &str, index: usize| -> String {
+        let of = events.iter().filter(|(name, data)| name == kind && data["output_index"] == index);
+        of.map(|(_, data)| data["delta"].as_str().unwrap()).collect()
+    };
+    assert_eq!(pieces("response.reasoning_text.delta", 0), "hm");
+    assert_eq!(pieces("response.output_text.delta", 1), "I look.");
+    assert_eq!(pieces("response.function_call_arguments.delta", 3), "{\"a\": 2}");
+    let whole = server.answer(RESPONSES, &ask(json!({"tools": tools(), "mods": body["mods"]}))).await;
+    assert_eq!(bare(output), bare(&whole["output"]));
+}
+
+#[tokio::test]
+async fn items_go_back_and_tokens_are_counted() {
+    let server = server().await;
+    let body = ask(json!({"instructions": "Be short.", "tools": tools(), "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Add."}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{\"a\": 1}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"}]}));
+    let count = server.answer("/v1/responses/input_tokens", &body).await;
+    assert_eq!(count["object"], "response.input_tokens");
+    let mut run = body.clone();
+    run["mods"] = says("Three.");
+    let response = server.answer(RESPONSES, &run).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], "Three.");
+    assert_eq!(response["usage"]["input_tokens"], count["input_tokens"]);
+    assert_eq!(server.answer("/responses/input_tokens", &body).await, count);
+}
+
+#[tokio::test]
+async fn a_response_that_was_cut_off_is_incomplete() {
+    let body = ask(json!({"max_output_tokens": 2, "ignore_eos": true}));
+    let response = server().await.answer(RESPONSES, &body).await;
+    assert_eq!(
+        (&response["status"], &response["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+}
+
+#[tokio::test]
+async fn a_response_has_the_form_that_was_asked_for() {
+    let server = server().await;
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false});
+    let body =
+        ask(json!({"text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}, "temperature": 3.0}));
+    let response = server.answer(RESPONSES, &body).await;
+    let text = response["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(serde_json::from_str::<Value>(text).unwrap()["ok"].is_boolean(), "{text}");
+    let body = ask(json!({"tools": tools(), "tool_choice": {"type": "function", "name": "add"}, "temperature": 3.0}));
+    assert_eq!(server.answer(RESPONSES, &body).await["output"][0]["name"], "add");
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused() {
+    let server = server().await;
+    for (further, param) in [
+        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!({"store": true}), "store"),
+        (json!({"background": true}), "background"),
+        (json!({"input": []}), "input"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"temperature": "hot"}), "temperature"),
+    ] {
+        let (status, answer) = server.post(RESPONSES, &ask(further)).await;
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+    }
+}

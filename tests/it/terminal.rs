@@ -1,0 +1,249 @@
+//! `thunder chat`, in a pipe and on a terminal: a pseudo-terminal that Python makes, as a person's is.
+
+use super::harness::{Server, folder, model, server, thunder};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Runs `thunder chat` with these lines in a pipe.
+async fn piped(server: &Server, words: &[&str], lines: &str) -> Output {
+    let mut command = thunder();
+    command.args(["chat", "--server", &server.base]).args(words).env("THUNDER_DATA_DIR", &server.data_dir);
+    let lines = lines.to_owned();
+    let run = move || {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The mod that makes the random model say a text.
+fn says(text: &str) -> String {
+    format!("/mods on force-prefix {}", json!({"text": text}))
+}
+
+#[tokio::test]
+async fn a_pipe_is_answered_line_by_line() {
+    let server = server().await;
+    let lines = format!("{}\nHello!\nAnd\\\nagain?\n/replay\n", says("Bread."));
+    let told = piped(server, &["-n", "6", "--seed", "4", "--system", "Be short."], &lines).await;
+    let (answers, notes) = (text(&told.stdout), text(&told.stderr));
+    assert!(told.status.success(), "{notes}");
+    assert_eq!(answers.matches("Bread.").count(), 2, "{answers}");
+    assert!(!answers.contains('\x1b') && !notes.contains('\x1b'), "{answers}{notes}");
+    assert_eq!(notes.matches("6 tokens").count(), 2, "{notes}");
+    // The second prompt begins with the first and its answer, which are cached.
+    let cached: Vec<u64> =
+        notes.lines().filter_map(|line| line.split("; ").nth(1)?.split_once(" of ")?.0.parse().ok()).collect();
+    assert!(cached.len() == 2 && cached[1] > cached[0], "{notes}");
+    let replay = notes.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
+    let run = server.finished(replay.rsplit('/').next().unwrap()).await;
+    assert_eq!(run["run"]["surface"], "cli");
+    let (_, found) = server.get(&format!("/api/v1/runs/{}", replay.rsplit('/').next().unwrap())).await;
+    assert_eq!(found["run"]["mods"], json!(["force-prefix"]));
+}
+
+#[tokio::test]
+async fn a_conversation_is_kept_and_gone_on_with() {
+    let server = server().await;
+    let file = folder().join("talk.json");
+    let shown = file.display();
+    let lines = format!("/system Be short.\n/params temperature 0\n{}\nHello!\n/save {shown}\n", says("Yes."));
+    let told = piped(server, &["-n", "5"], &lines).await;
+    assert!(told.status.success(), "{}", text(&told.stderr));
+    let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(saved["system"], "Be short.");
+    assert_eq!(saved["parameters"], json!({"max_tokens": 5, "temperature": 0}));
+    assert_eq!(saved["messages"].as_array().unwrap().len(), 2);
+    assert_eq!(saved["messages"][1]["tokens"].as_array().unwrap().len(), 5, "{saved}");
+    assert!(saved["messages"][1]["content"].as_str().unwrap().starts_with("Yes."));
+    // A restored conversation is the same one: the same answer to the same message.
+    let on = |how: String| async move {
+        let told = piped(server, &["-n", "5"], &how).await;
+        assert!(told.status.success(), "{}", text(&told.stderr));
+        text(&told.stdout)
+    };
+    let once = on(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
+    let again = on(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", says("Yes."))).await;
+    let answers: Vec<&str> = once.split_inclusive("Yes.").collect();
+    assert_eq!(answers.len(), 3, "{once}");
+    assert!(once.starts_with(&again), "{once:?} {again:?}");
+    for wrong in ["/restore /nowhere.json", "/save", "/frobnicate", "/mods on nope", "/regenerate", "/mods off log-top"]
+    {
+        let told = piped(server, &[], &format!("{wrong}\n")).await;
+        assert_eq!(told.status.code(), Some(1), "{wrong}: {}", text(&told.stderr));
+        assert!(text(&told.stderr).contains("thunder: "), "{wrong}: {}", text(&told.stderr));
+    }
+}
+
+#[tokio::test]
+async fn tools_are_called_and_the_person_says_the_result() {
+    let server = server().await;
+    let file = folder().join("tools.json");
+    std::fs::write(
+        &file,
+        r#"[{"name": "lookup", "description": "Looks something up", "parameters": {"type": "object"}}]"#,
+    )
+    .unwrap();
+    let lines = "/tools\n/mods on call_tool\nWhere?\n/mods off\nin the garden\n";
+    let told = piped(server, &["-n", "6", "--tools", file.to_str().unwrap()], lines).await;
+    let notes = text(&told.stderr);
+    assert!(told.status.success(), "{notes}");
+    assert!(notes.contains("lookup  Looks something up"), "{notes}");
+    assert!(notes.contains("the model calls "), "{notes}");
+    assert_eq!(notes.matches("tokens, ").count(), 2, "the result is answered: {notes}");
+}
+
+#[tokio::test]
+async fn a_conversation_needs_no_server() {
+    let data_dir = folder();
+    let mut command = thunder();
+    command.args(["chat", "-n", "4", "--threads", "1", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
+    let run = move || {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"Hello!\nAgain!\n/replay\n").unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let told = tokio::task::spawn_blocking(run).await.unwrap();
+    let notes = text(&told.stderr);
+    assert!(told.status.success(), "{notes}");
+    let replay = notes.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
+    let run_id = replay.split("/runs/").nth(1).unwrap().split(' ').next().unwrap();
+    let export = thunder().args(["export", run_id, "--data-dir"]).arg(&data_dir).output().unwrap();
+    let document: Value = serde_json::from_slice(&export.stdout).unwrap();
+    assert_eq!(document["request"]["request_id"], run_id);
+}
+
+/// A terminal with the program in it.
+struct Terminal {
+    child: Child,
+    keys: ChildStdin,
+    shown: Arc<Mutex<String>>,
+}
+
+impl Terminal {
+    fn start(server: &Server, words: &[&str]) -> Self {
+        let home = folder();
+        let program = env!("CARGO_BIN_EXE_thunder");
+        let mut command = Command::new("python3");
+        command.args(["-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)", program, "chat", "--server"]);
+        command.arg(&server.base).args(words).env("THUNDER_DATA_DIR", &home).env("TERM", "xterm");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let shown = Arc::new(Mutex::new(String::new()));
+        let (mut output, into) = (child.stdout.take().unwrap(), Arc::clone(&shown));
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count) = output.read(&mut bytes) {
+                if count == 0 {
+                    break;
+                }
+                into.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+            }
+        });
+        let keys = child.stdin.take().unwrap();
+        Self { child, keys, shown }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys.flush().unwrap();
+    }
+
+    /// Waits for a text behind `from` and returns where it ends.
+    fn wait(&mut self, from: usize, expected: &str) -> usize {
+        let begun = Instant::now();
+        loop {
+            let shown = self.shown.lock().unwrap().clone();
+            if let Some(at) = shown[from..].find(expected) {
+                return from + at + expected.len();
+            }
+            assert!(begun.elapsed() < PATIENCE, "'{expected}' is not shown:\n{shown:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn ended(&mut self) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < PATIENCE, "it does not end:\n{:?}", self.shown.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_key_stops_the_answer_and_not_the_program() {
+    let server = server().await;
+    let scene = move || {
+        let mut terminal = Terminal::start(server, &["--no-attention"]);
+        let mut at = terminal.wait(0, "/help lists");
+        at = terminal.wait(at, "> ");
+        terminal.press("/params ignore_eos true\r");
+        at = terminal.wait(at, "true");
+        at = terminal.wait(at, "> ");
+        for key in ["\x03", "\x1b"] {
+            terminal.press("Hello!\r");
+            at = terminal.wait(at, "Hello!");
+            // The answer comes, and would go on for long.
+            std::thread::sleep(Duration::from_millis(600));
+            terminal.press(key);
+            at = terminal.wait(at, "stopped");
+            at = terminal.wait(at, "> ");
+        }
+        terminal.press("/params max_tokens 4\r");
+        at = terminal.wait(at, "max_tokens 4");
+        at = terminal.wait(at, "> ");
+        terminal.press("Again!\r");
+        at = terminal.wait(at, "4 tokens");
+        at = terminal.wait(at, "> ");
+        // The history has the last message.
+        terminal.press("\x1b[A");
+        at = terminal.wait(at, "Again!");
+        terminal.press("\x03");
+        at = terminal.wait(at, "leaves");
+        terminal.wait(at, "> ");
+        terminal.press("\x03");
+        assert_eq!(terminal.ended(), Some(0));
+        let shown = terminal.shown.lock().unwrap().clone();
+        assert!(!shown.contains("panicked"), "{shown:?}");
+    };
+    tokio::task::spawn_blocking(scene).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_taken_back_is_erased_from_the_terminal() {
+    let server = server().await;
+    let scene = move || {
+        let mut terminal =
+            Terminal::start(server, &["--mod", "take_back", "-n", "12", "--seed", "2", "--no-attention"]);
+        let at = terminal.wait(0, "/help lists");
+        let at = terminal.wait(at, "> ");
+        terminal.press("Hello!\r");
+        let at = terminal.wait(at, "\x1b[J");
+        let at = terminal.wait(at, "tokens, ");
+        terminal.wait(at, "> ");
+        terminal.press("\x04");
+        assert_eq!(terminal.ended(), Some(0));
+    };
+    tokio::task::spawn_blocking(scene).await.unwrap();
+}

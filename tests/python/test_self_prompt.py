@@ -1,0 +1,181 @@
+"""Hidden questions: what stays of them, what a client sees, and what happens when others get in the way."""
+
+import unittest
+
+import quote_mod_sdk
+from quote_mod_sdk.self_prompt import EraseMode, SelfPrompt
+from quote_mod_sdk.strategies.strategy_constructor import ChoicesStrat
+from thunder_mods import Added, ForwardPass, Prefilled, UntilStrat, mod, self_prompt_mod
+from thunder_mods.testing import Engine, RandomWeights, Scripted, run
+
+YES_NO = ChoicesStrat(["yes", "no"])
+MODEL = Scripted("Hello world", {"(yes/no): ": "no"})
+
+
+def ask(**options):
+    got = []
+    options.setdefault("strategy", YES_NO)
+    made = self_prompt_mod(prompt=" Sure (yes/no): ", on_answer=lambda _, answer: got.append(answer), **options)
+    made.got = got
+    return made
+
+
+class Erasing(unittest.TestCase):
+    def test_each_mode(self):
+        for erase, text in [
+            ("all", "Hello world"),
+            ("prompt", "no world"),
+            (EraseMode.NONE, " Sure (yes/no): no"),
+            (None, " Sure (yes/no): no"),
+        ]:
+            asked = ask(erase=erase)
+            result = run(asked, model=MODEL).check()
+            self.assertEqual((result.text, asked.got), (text, ["no"]), erase)
+            self.assertEqual(result.seen(), text)
+            self.assertFalse([item for item in result.sent if isinstance(item, int)], "nothing sent is taken back")
+
+    def test_a_completion_stands_only_behind_an_answer_that_stays(self):
+        for completion in ("!\n", {"suffix": "!\n"}, [ord("!"), ord("\n")]):
+            self.assertEqual(run(ask(completion=completion), model=MODEL).check().text, " Sure (yes/no): no!\n")
+        self.assertEqual(run(ask(completion={"suffix": "!", "force": False}), model=MODEL).text, " Sure (yes/no): no")
+        self.assertEqual(run(ask(completion="!", erase="all"), model=MODEL).check().text, "Hello world")
+
+    def test_the_prompt_can_be_tokens_or_none(self):
+        for prompt in ([ord("?")], {"tokens": [ord("?")]}, {"text": "?"}, "?"):
+            made = self_prompt_mod(prompt=prompt, strategy=YES_NO)
+            self.assertRegex(run(made, model=RandomWeights(1), max_tokens=12).check().text, r"^\?(yes|no)")
+        made = self_prompt_mod(strategy=YES_NO)
+        self.assertRegex(run(made, model=RandomWeights(1), max_tokens=12).check().text, r"^(yes|no)")
+
+    def test_argmax_takes_the_best_of_the_allowed(self):
+        for seed in range(5):
+            made = ask(erase="all", argmax_sampling=True)
+            first = run(made, model=RandomWeights(3), temperature=1.0, seed=seed).check()
+            self.assertTrue(any(action.token_temp == 0 for action in first.actions("AdjustedLogits")))
+            self.assertEqual(made.got[0], ask_once(made))
+
+    def test_the_end_of_a_shorter_choice_is_not_part_of_the_answer(self):
+        for erase, text in (("prompt", "no"), (None, " Sure (yes/no): no"), ("all", "........")):
+            asked = ask(strategy=ChoicesStrat(["no", "no way"]), erase=erase)
+            result = run(asked, model=EndsAfterNo(), max_tokens=24).check()
+            self.assertEqual(asked.got, ["no"])
+            self.assertEqual(result.text[: len(text)], text)
+            self.assertEqual(result.finish_reason, "length", "the end that ended the choice does not end the answer")
+
+
+class EndsAfterNo:
+    """Wants "no" after a question, then the end, and dots where nothing was asked."""
+
+    def __init__(self):
+        self.ends = True
+
+    def logits(self, tokens, prompt_len, tokenizer):
+        text = tokenizer.decode(tokens)
+        logits = [0.0] * len(tokenizer)
+        if text.endswith("(yes/no): "):
+            logits[tokenizer.encode("no")[0]] = 20.0
+        elif text.endswith("(yes/no): no") and self.ends:
+            self.ends = False
+            logits[tokenizer.eos_token_id] = 20.0
+        else:
+            logits[ord(".")] = 20.0
+        return logits
+
+
+def ask_once(made):
+    made.got.clear()
+    run(made, model=RandomWeights(3), temperature=1.0, seed=99).check()
+    return made.got[0]
+
+
+class InTheWay(unittest.TestCase):
+    def test_a_question_that_does_not_fit_is_erased_and_has_no_answer(self):
+        for max_tokens in (3, 20):
+            asked = ask(strategy=UntilStrat("", "tag", "never comes"), erase="all")
+            result = run(asked, model=RandomWeights(2), max_tokens=max_tokens, temperature=1.0).check()
+            self.assertEqual(asked.got, [None])
+            self.assertNotIn("Sure", result.seen())
+            self.assertEqual(result.finish_reason, "length")
+
+    def test_another_mod_that_takes_the_prompt_back_has_it_asked_again(self):
+        taken = []
+
+        @mod
+        def meddle(event, actions, tokenizer):
+            if isinstance(event, Added) and event.forced and not taken:
+                taken.append(1)
+                return actions.backtrack(2)
+
+        asked = ask(erase="all")
+        result = run([meddle, asked], model=MODEL).check()
+        self.assertEqual((asked.got, taken), (["no"], [1]))
+        self.assertIn("Hello", result.text)
+
+    def test_tokens_that_another_mod_forces_into_the_answer_are_taken_back(self):
+        forced = []
+
+        @mod
+        def meddle(event, actions, tokenizer):
+            if isinstance(event, Added) and event.text.endswith(": ") and not forced:
+                forced.append(1)
+                return actions.force_tokens(tokenizer.encode("perhaps"))
+
+        asked = ask(erase="all")
+        self.assertEqual(run([meddle, asked], model=MODEL).check().text, "Hello world")
+        self.assertEqual(asked.got, ["no"])
+
+    def test_a_ban_of_everything_that_is_allowed_is_told(self):
+        @mod
+        def ban(event, actions, tokenizer):
+            if isinstance(event, ForwardPass):
+                return actions.adjust_logits(set=dict.fromkeys([ord("y"), ord("n")] + tokenizer.encode("yes") + tokenizer.encode("no"), float("-inf")))
+
+        result = run([ban, ask(erase="all")], model=RandomWeights(1), max_tokens=40)
+        self.assertIn("banned every token", str(result.exceptions()[0]))
+        self.assertNotIn("Sure", result.text)
+
+
+class AsQuoteHasIt(unittest.TestCase):
+    def test_a_mod_that_drops_what_handle_added_says(self):
+        question = SelfPrompt(prompt={"text": " Choose (yes/no): "}, strategy=YES_NO, erase=EraseMode.ALL, mask_value=-1e9)
+        seen = []
+
+        @quote_mod_sdk.mod
+        def classify(event, actions, tokenizer):
+            if isinstance(event, Prefilled):
+                question.handle_prefilled(event, tokenizer)
+            if isinstance(event, ForwardPass):
+                return question.handle_forward_pass(event, actions, tokenizer)
+            if isinstance(event, Added):
+                question.handle_added(event, actions, tokenizer)
+                if question.is_complete(event.request_id) and not seen:
+                    seen.append(tokenizer.decode(question.answer_tokens(event.request_id)))
+            return actions.noop()
+
+        result = run(classify, model=MODEL).check()
+        self.assertEqual((result.text, seen), ("Hello world", ["no"]))
+
+    def test_state_ends_with_the_run(self):
+        asked = ask(erase="all")
+        engine = Engine(MODEL)
+        for number in range(50):
+            engine.run(asked, request_id="run %d" % number).check()
+        self.assertEqual(asked.self_prompt._states, {})
+        self.assertEqual(asked.got, ["no"] * 50)
+
+    def test_choices_can_change(self):
+        question = SelfPrompt(prompt="?", strategy=ChoicesStrat(["a"]), erase="prompt")
+        question.refresh_responses(["b"])
+
+        @mod
+        def choose(event, actions, tokenizer):
+            if isinstance(event, ForwardPass):
+                return question.handle_forward_pass(event, actions, tokenizer)
+            if isinstance(event, Added):
+                return question.handle_added(event, actions, tokenizer)
+
+        self.assertTrue(run(choose, model="c").check().text.startswith("b"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,218 @@
+"""Whatever a model wants to write, a constrained answer has its form. The models know nothing: their logits are random."""
+
+import json
+import re
+import unittest
+
+from thunder_mods import CharsMode, CharsStrat, ChoicesStrat, ListStrat, UntilEndType, UntilStrat, self_prompt_mod
+from thunder_mods.strategies.base import Strategy
+from thunder_mods.strategies.masks import machine_of, pieces_of
+from thunder_mods.testing import RandomWeights, Scripted, WordTokenizer, run
+
+SEEDS = 10
+
+
+def answers(strategy, seeds=SEEDS, max_tokens=160, **options):
+    """What models of several seeds answer; None where the tokens ran out before the answer was complete."""
+    found = []
+    for seed in range(seeds):
+        ask = self_prompt_mod(
+            prompt=" Q: ", strategy=strategy, erase="all", on_answer=lambda _, answer: found.append(answer), **options
+        )
+        result = run(ask, model=RandomWeights(seed), temperature=1.0, seed=seed, max_tokens=max_tokens).check()
+        assert " Q: " not in result.seen() and result.seen() == result.text
+    return found
+
+
+class Forms(unittest.TestCase):
+    def matches(self, strategy, pattern, complete=SEEDS // 2):
+        found = answers(strategy)
+        self.assertEqual(len(found), SEEDS)
+        kept = [answer for answer in found if answer is not None]
+        self.assertGreaterEqual(len(kept), complete, "most answers are complete: %r" % found)
+        for answer in kept:
+            self.assertRegex(answer, re.compile(r"(?s)\A(?:%s)\Z" % pattern))
+        return kept
+
+    def test_choices(self):
+        kept = self.matches(ChoicesStrat(["yes", "no", "maybe 10"]), "yes|no|maybe 10", complete=SEEDS)
+        self.assertGreater(len(set(kept)), 1)
+
+    def test_a_choice_that_begins_another_can_end_or_go_on(self):
+        kept = self.matches(ChoicesStrat(["no", "no world", "no world is"]), "no( world( is)?)?", complete=SEEDS)
+        self.assertGreater(len(set(kept)), 1)
+
+    def test_choices_in_any_script(self):
+        self.matches(ChoicesStrat(["größer", "größe", "日本", "日曜日"]), "größer?|日本|日曜日", complete=SEEDS)
+
+    def test_until_a_tag(self):
+        for answer in self.matches(UntilStrat("<q>", UntilEndType.TAG, "</q>"), "<q>.*</q>", complete=0):
+            self.assertEqual(answer.count("</q>"), 1)
+
+    def test_until_any_character(self):
+        self.matches(UntilStrat(None, UntilEndType.ANYCHAR, ".!?,;aeiou"), "[^.!?,;aeiou]*[.!?,;aeiou]")
+
+    def test_a_number_of_digits(self):
+        self.matches(CharsStrat(CharsMode.NUMERIC, min=4, stop=4), "[0-9]{4}", complete=SEEDS)
+        self.matches(CharsStrat("numeric", min=1, stop=3), "[0-9]{1,3}", complete=SEEDS)
+
+    def test_letters(self):
+        for answer in self.matches(CharsStrat(CharsMode.ALPHA, stop=5, min=2), r".{2,5}", complete=SEEDS):
+            self.assertTrue(answer.isalpha(), answer)
+
+    def test_letters_and_digits_up_to_a_stop_that_is_not_part_of_the_answer(self):
+        for answer in self.matches(CharsStrat(CharsMode.ALPHANUMERIC, stop="; ", min=1, max=12), ".{1,12}", complete=SEEDS):
+            self.assertTrue(answer.isalnum(), answer)
+
+    def test_a_string_can_stand_between_quotes(self):
+        for answer in self.matches(CharsStrat(CharsMode.STRING, stop='"', max=30), ".{0,30}", complete=SEEDS):
+            self.assertIsNone(re.search(r'(?<!\\)(\\\\)*"', answer), answer)
+
+    def test_a_float_is_one_for_json(self):
+        for answer in self.matches(CharsStrat(CharsMode.JS_FLOAT, stop="\n", max=10), ".{1,10}", complete=SEEDS):
+            self.assertIsInstance(json.loads(answer), (int, float))
+
+    def test_a_list_of_strings_is_json(self):
+        strings = CharsStrat(CharsMode.ALPHA, stop='"', max=6)
+        kept = self.matches(
+            ListStrat(strings, open="[", close="]", wrap='"', min=1, max=3), r'\[".*"\]', complete=SEEDS
+        )
+        for answer in kept:
+            self.assertTrue(1 <= len(json.loads(answer)) <= 3, answer)
+        self.assertGreater(len({len(json.loads(answer)) for answer in kept}), 1, "the model decides how many")
+
+    def test_a_list_with_a_form_for_each(self):
+        each = [ChoicesStrat(["a", "b"]), CharsStrat("numeric", stop=2, min=1), ChoicesStrat(["c", "cd"])]
+        self.matches(ListStrat(each, open="<", close=">", sep="|", end_with="\n"), r"<[ab]\|[0-9]{1,2}\|cd?>\n", SEEDS)
+
+    def test_a_list_without_an_end_of_its_own(self):
+        self.matches(ListStrat(ChoicesStrat(["x", "y"]), sep="; ", min=2, max=4), "[xy](; [xy]){1,3}", complete=SEEDS)
+
+    def test_lists_in_lists(self):
+        inner = ListStrat(CharsStrat("numeric", stop=1, min=1), open="[", close="]", max=2)
+        for answer in self.matches(ListStrat(inner, open="[", close="]", min=1, max=2), r"\[.*\]", complete=SEEDS):
+            self.assertIsInstance(json.loads(answer), list)
+
+    def test_an_element_that_is_ended_by_its_separator_writes_it_once(self):
+        numbers = CharsStrat("numeric", stop=",", min=1, max=3)
+        self.matches(ListStrat(numbers, open="(", sep=", ", min=2, max=2, close=",)"), r"\(\d{1,3}, \d{1,3},\)", SEEDS)
+
+
+class Preferences(unittest.TestCase):
+    def answer(self, strategy, wanted):
+        return self.asked(strategy, wanted)[0]
+
+    def asked(self, strategy, wanted, **options):
+        got = []
+        ask = self_prompt_mod(prompt=" Q: ", strategy=strategy, erase="all", on_answer=lambda _, a: got.append(a))
+        result = run(ask, model=Scripted("Hello", {" Q: ": wanted}), **options).check()
+        return got[0], result
+
+    def test_the_model_gets_what_it_wants_where_that_is_allowed(self):
+        self.assertEqual(self.answer(ChoicesStrat(["no", "no world"]), "no"), "no")
+        self.assertEqual(self.answer(ChoicesStrat(["no", "no world"]), "no world"), "no world")
+        self.assertEqual(self.answer(UntilStrat("<q>", "tag", "</q>"), "<q>How are you?</q>"), "<q>How are you?</q>")
+        self.assertEqual(self.answer(CharsStrat("string", stop='"'), 'say \\"Hello\\""'), 'say \\"Hello\\"')
+        items = ListStrat(CharsStrat("string", stop='"'), open="[", close="]", wrap='"')
+        self.assertEqual(self.answer(items, '["a", "b, c"]'), '["a", "b, c"]')
+        self.assertEqual(self.answer(items, "[]"), "[]")
+
+    def test_it_goes_on_where_it_was(self):
+        answer, result = self.asked(ChoicesStrat(["yes", "no"]), "no")
+        self.assertEqual((answer, result.text, result.finish_reason), ("no", "Hello", "stop"))
+
+    def test_a_token_that_goes_on_past_the_end_is_not_drawn(self):
+        vocabulary = WordTokenizer([".)", "ab.)"])
+        got = []
+        ask = self_prompt_mod(prompt="?", strategy=UntilStrat(None, "tag", "."), on_answer=lambda _, a: got.append(a))
+        run(ask, model={"?": "ab.)"}, tokenizer=vocabulary, max_tokens=8).check()
+        self.assertEqual(got, ["ab."])
+
+
+class Masks(unittest.TestCase):
+    def test_masks_agree_with_reading_every_token(self):
+        vocabulary = WordTokenizer()
+        pieces = pieces_of(vocabulary)
+        for strategy, beginning in [
+            (CharsStrat("string", stop='",'), "a"),
+            (CharsStrat("alpha", stop=400, min=2), "abc"),
+            (CharsStrat("alpha", stop=4), "abc"),
+            (UntilStrat(None, "tag", '"]'), 'x"'),
+            (ListStrat(CharsStrat("string", stop='"'), open="[", close="]", wrap='"'), '["a'),
+        ]:
+            machine = machine_of(strategy.into_strategy(vocabulary).language)
+            state = machine.read(0, beginning.encode())
+            slowly = {
+                token
+                for token in range(len(vocabulary))
+                if pieces.bytes_of(token) and machine.read(state, pieces.bytes_of(token)) >= 0
+            }
+            self.assertEqual(machine.mask(state, pieces).allowed(), slowly, strategy)
+            self.assertTrue(slowly)
+
+    def test_what_cannot_be_is_refused(self):
+        for strategy, message in [
+            (ChoicesStrat([]), "at least one text"),
+            (CharsStrat("numeric", min=5, stop=3), "at least 5 and at most 3"),
+            (CharsStrat("numeric"), "need an end"),
+            (UntilStrat("", "tag", ""), "needs an end"),
+            (ListStrat(ChoicesStrat(["a"]), min=3, max=2), "at least 3 and at most 2"),
+        ]:
+            with self.assertRaisesRegex(ValueError, message):
+                strategy.into_strategy(None)
+
+    def test_a_vocabulary_without_the_letters_is_told(self):
+        class OnlyX:
+            eos_token_id = 1
+
+            def __len__(self):
+                return 2
+
+            def encode(self, text, add_special_tokens=False):
+                return [0]
+
+            def decode(self, ids, skip_special_tokens=False):
+                return "".join("x" for token in ids if token == 0)
+
+        pieces = pieces_of(OnlyX())
+        machine = machine_of(ChoicesStrat(["yes"]).into_strategy(None).language)
+        self.assertEqual(machine.mask(0, pieces).allowed(), set())
+
+
+class EvenDigits(Strategy):
+    """A strategy as mods for Quote write them: sets of tokens."""
+
+    def start(self, tokenizer):
+        return {"count": 0}
+
+    def allowed_tokens(self, state, tokenizer):
+        return {ord(digit) for digit in "02468"}
+
+    def disallowed_tokens(self, state, tokenizer):
+        return {ord("0")}
+
+    def step(self, state, token_id, tokenizer):
+        state["count"] += 1
+        return None
+
+    def is_complete(self, state):
+        return state["count"] == 3
+
+    def trim_answer(self, answer):
+        return answer[:2]
+
+
+class OwnStrategies(unittest.TestCase):
+    def test_a_strategy_of_sets(self):
+        for answer in answers(EvenDigits(), seeds=4):
+            self.assertRegex(answer, "^[2468]{2}$")
+
+    def test_what_is_none_is_refused(self):
+        ask = self_prompt_mod(prompt="?", strategy="yes or no")
+        (exception, *_) = run(ask, model="a").exceptions()
+        self.assertIsInstance(exception, TypeError)
+        self.assertIn("ChoicesStrat", str(exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,172 @@
+"""The names that mods import, and the small helpers behind them."""
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+import thunder_mods
+from thunder_mods import last_message, serialize_mod, text_of, tool_call, tool_call_pairs
+from thunder_mods.logits import Logits, flat, top_k_logprob
+
+SDK = pathlib.Path(__file__).parents[2] / "src/mods/python/sdk"
+
+QUOTE = """
+from quote_mod_sdk import (ActionBuilder, Added, AdjustedLogits, AdjustedPrefill, Backtrack, ForceOutput, ForceTokens,
+    ForwardPass, InvalidActionError, ModCallable, ModEvent, Noop, Prefilled, Sampled, ToolCalls, create_mod, for_event,
+    get_conversation, get_schemas, mod, self_prompt_mod, serialize_mod, tokenize, tool_call_pairs, validate_action)
+from quote_mod_sdk.mod import ActionBuilder, InvalidActionError, ModCallable, create_mod, mod, validate_action
+from quote_mod_sdk.actions import ActionBuilder, InvalidActionError, for_event
+from quote_mod_sdk.conversation import get_conversation, get_schemas, tool_call_pairs
+from quote_mod_sdk.serialization import serialize_mod
+from quote_mod_sdk.tokenizer import tokenize
+from quote_mod_sdk.self_prompt import EraseMode, SelfPrompt, self_prompt_mod
+from quote_mod_sdk.flow import (FlowDefinition, FlowEngine, FlowQuestion, FlowRoute, FlowState, RequestState, RouteKind,
+    RouteTarget, route_message, route_noop, route_output, route_question, route_summary, route_tool)
+from quote_mod_sdk.strategies import CharsMode, CharsStrat, ChoicesStrat, ListStrat, RuntimeState, Strategy, UntilStrat
+from quote_mod_sdk.strategies.base import RuntimeState, Strategy, decode_token, require_token_ids, tokenize_str
+from quote_mod_sdk.strategies.primitives import CharsMode, CharsStrategy, TokensStrategy, UntilEndType, UntilStrategy
+from quote_mod_sdk.strategies.list_strategy import ListStrategy
+from quote_mod_sdk.strategies.strategy_constructor import (CharsMode, CharsStrat, ChoicesStrat, ListStrat,
+    StrategyConstructor, UntilStrat)
+from shared.types import (Added, AdjustedLogits, AdjustedPrefill, Backtrack, EmitError, ForceOutput, ForceTokens,
+    ForwardPass, ModAction, ModEvent, Noop, Prefilled, Sampled, ToolCalls)
+from shared.utils import InvalidActionError, validate_action
+from shared.conversation import get_conversation, get_schemas, tool_call_pairs
+from max.driver import Tensor
+"""
+
+
+class Names(unittest.TestCase):
+    def test_what_mods_for_quote_import(self):
+        known = {}
+        exec(QUOTE, known)
+        self.assertIs(known["mod"], thunder_mods.mod)
+        self.assertIs(known["Backtrack"], thunder_mods.Backtrack)
+        self.assertIs(known["ChoicesStrat"], thunder_mods.ChoicesStrat)
+
+    def test_thunder_is_the_same(self):
+        for name in ("", ".flow", ".self_prompt", ".strategies", ".testing"):
+            first, second = importlib.import_module("thunder" + name), importlib.import_module("thunder_mods" + name)
+            for public in second.__all__:
+                self.assertIs(getattr(first, public), getattr(second, public))
+
+    def test_everything_public_is_documented(self):
+        for path in sorted((SDK / "thunder_mods").rglob("*.py")):
+            name = ".".join(path.relative_to(SDK).with_suffix("").parts)
+            module = importlib.import_module(name[: -len(".__init__")] if name.endswith("__init__") else name)
+            self.assertTrue(module.__doc__, name)
+        for name in thunder_mods.__all__:
+            self.assertTrue(name == "ModCallable" or getattr(thunder_mods, name).__doc__, name)
+
+    def test_the_import_needs_nothing_but_the_standard_library_and_is_quick(self):
+        code = "import sys; before = set(sys.modules); import thunder_mods; print(sorted(set(sys.modules) - before))"
+        out = subprocess.run(
+            [sys.executable, "-I", "-B", "-c", "import sys; sys.path.insert(0, %r); %s" % (str(SDK), code)],
+            stdout=subprocess.PIPE, check=True, universal_newlines=True,
+        ).stdout  # fmt: skip
+        self.assertNotIn("'numpy'", out)
+        self.assertNotIn("'thunder_mods.testing'", out)
+
+
+class Conversation(unittest.TestCase):
+    MESSAGES = [
+        {"role": "user", "content": [{"type": "text", "text": "Book"}, {"type": "text", "text": " it"}]},
+        {"role": "assistant", "content": None, "tool_calls": [tool_call("book", {"at": "ö"}, id="1"), tool_call("ask", id="2")]},
+        {"role": "tool", "tool_call_id": "1", "content": "booked"},
+    ]
+
+    def test_pairs_and_last_messages(self):
+        (first, result), (second, nothing) = tool_call_pairs(self.MESSAGES)
+        self.assertEqual((first["function"]["name"], result, second["id"], nothing), ("book", "booked", "2", None))
+        self.assertEqual(json.loads(first["function"]["arguments"]), {"at": "ö"})
+        self.assertEqual(last_message(messages=self.MESSAGES)["content"], "booked")
+        self.assertEqual(text_of(last_message("user", self.MESSAGES)), "Book it")
+        self.assertIsNone(last_message("system", self.MESSAGES))
+        self.assertNotEqual(tool_call("a")["id"], tool_call("a")["id"])
+
+    def test_outside_of_a_run(self):
+        self.assertEqual((thunder_mods.get_conversation(), thunder_mods.get_schemas()), ([], []))
+        with self.assertRaises(PermissionError):
+            thunder_mods.get_conversation("another")
+
+
+class Numbers(unittest.TestCase):
+    def test_top_k_of_anything_like_logits(self):
+        row = [0.0, 3.0, -1.0, 2.0]
+        for logits in (Logits(memoryview(flat(row))), [row], row, thunder_mods.Tensor.from_numpy([row])):
+            logprobs, tokens = top_k_logprob(logits, 2)
+            self.assertEqual([int(token) for token in tokens[0]], [1, 3])
+            self.assertAlmostEqual(float(logprobs[0][0]), -0.362, places=2)
+        self.assertEqual(thunder_mods.AdjustedLogits(row).top_k_logprob(1)[1][0][0], 1)
+        event = thunder_mods.ForwardPass("r", 1, Logits(memoryview(flat(row))))
+        for edit, best in (({"set": {1: -9.0}}, 3), ({"add": {0: 9.0}}, 0), ({"token_temp": 0.5}, 1)):
+            action = thunder_mods.for_event(event).adjust_logits(**edit)
+            self.assertEqual(int(action.top_k_logprob(1)[1][0][0]), best)
+        self.assertEqual(event.logits.tolist(), [row], "looking at it changes nothing")
+
+    def test_only_some_logits_stay(self):
+        logits = Logits(memoryview(flat([1.0, 2.0, 3.0])))
+        logits.keep_only([1])
+        self.assertEqual(logits.tolist(), [[float("-inf"), 2.0, float("-inf")]])
+
+
+class Serialization(unittest.TestCase):
+    def serialized(self, files, module, name):
+        with tempfile.TemporaryDirectory() as folder:
+            for path, text in files.items():
+                place = pathlib.Path(folder, path)
+                place.parent.mkdir(exist_ok=True)
+                place.write_text(textwrap.dedent(text))
+            sys.path.insert(0, folder)
+            try:
+                found = getattr(importlib.import_module(module), name)
+                return serialize_mod(found, name="n", description="d")
+            finally:
+                sys.path.remove(folder)
+                for loaded in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
+                    del sys.modules[loaded]
+
+    def test_a_module(self):
+        source = "from thunder_mods import mod\n@mod\ndef calm(event, actions):\n    pass\n"
+        self.assertEqual(
+            self.serialized({"calm_mod.py": source}, "calm_mod", "calm"),
+            {"language": "python", "module": "calm_mod", "entrypoint": "calm", "source": source, "name": "n", "description": "d"},
+        )
+
+    def test_a_mod_that_a_function_made_belongs_to_the_module_that_asked_for_it(self):
+        source = "from thunder_mods import *\nsure = self_prompt_mod(prompt='?', strategy=ChoicesStrat(['a']))\n"
+        payload = self.serialized({"sure_mod.py": source}, "sure_mod", "sure")
+        self.assertEqual((payload["module"], payload["entrypoint"], payload["source"]), ("sure_mod", "sure", source))
+
+    def test_a_package_comes_with_all_its_files(self):
+        files = {
+            "pack/__init__.py": "",
+            "pack/words.py": "WORD = 'x'\n",
+            "pack/main.py": "from thunder_mods import mod\nfrom .words import WORD\n@mod\ndef go(event):\n    pass\n",
+        }
+        payload = self.serialized(files, "pack.main", "go")
+        self.assertEqual((payload["source"], payload["module"]), (files, "pack.main"))
+
+    def test_what_has_no_source(self):
+        with self.assertRaisesRegex(ValueError, "source"):
+            exec("from thunder_mods import mod\n@mod\ndef go(event):\n    pass\n", {"__name__": "nowhere"}, self.__dict__)
+            serialize_mod(self.go)
+
+
+class Packaging(unittest.TestCase):
+    def test_the_package_says_that_it_is_typed(self):
+        self.assertTrue((SDK / "thunder_mods/py.typed").is_file())
+        text = (SDK / "pyproject.toml").read_text()
+        for package in next(os.walk(SDK))[1]:
+            if package != "max" and not package.startswith((".", "_")):
+                self.assertIn('"%s"' % package, text)
+
+
+if __name__ == "__main__":
+    unittest.main()

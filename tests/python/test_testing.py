@@ -1,0 +1,324 @@
+"""The testing engine does what the engine does: which event follows which, and what each action means at each."""
+
+import logging
+import unittest
+
+import thunder_mods.testing
+from thunder_mods import (
+    Added,
+    AdjustedLogits,
+    Backtrack,
+    ForceTokens,
+    ForwardPass,
+    InvalidActionError,
+    Prefilled,
+    Sampled,
+    mod,
+    tokenize,
+)
+from thunder_mods.testing import Engine, RandomWeights, Scripted, WordTokenizer, run
+
+logger = logging.getLogger(__name__)
+
+
+def at(kind, act, times=1):
+    """A mod that answers the first events of a kind."""
+    left = [times]
+
+    @mod(events=[kind])
+    def once(event, actions, tokenizer):
+        if left[0]:
+            left[0] -= 1
+            return act(event, actions, tokenizer)
+
+    return once
+
+
+def trail(result):
+    return ["%s %d %r%s" % (event.kind, event.step, event.text, " forced" * event.forced) for event in result.events]
+
+
+class Order(unittest.TestCase):
+    def test_a_plain_run(self):
+        result = run([], prompt="Hi", model="yes!")
+        self.assertEqual(
+            trail(result),
+            [
+                "Prefilled 0 'Hi'",
+                "ForwardPass 1 ''",
+                "Sampled 1 'yes'",
+                "Added 1 'yes'",
+                "ForwardPass 2 ''",
+                "Sampled 2 '!'",
+                "Added 2 '!'",
+                "ForwardPass 3 ''",
+                "Sampled 3 '<eos>'",
+                "Added 3 '<eos>'",
+            ],
+        )
+        self.assertEqual([event.order for event in result.events], list(range(10)))
+        self.assertEqual([event.position for event in result.events][:7], [0, 2, 2, 2, 3, 3, 3])
+        self.assertEqual((result.text, result.finish_reason, result.sent), ("yes!", "stop", ["yes", "!"]))
+
+    def test_a_forced_step_has_only_its_added_event(self):
+        result = run(at("ForwardPass", lambda e, a, t: a.force_tokens(t.encode("yes, no"))), model="abc")
+        self.assertEqual(trail(result)[1:4], ["ForwardPass 1 ''", "Added 1 'yes, no' forced", "ForwardPass 2 ''"])
+
+    def test_forcing_at_sampled_drops_the_draw_and_at_added_keeps_it(self):
+        at_sampled = run(at("Sampled", lambda e, a, t: a.force_tokens([88])), model=lambda tokens: {65: 9}, max_tokens=3)
+        self.assertEqual(at_sampled.text, "XAA")
+        self.assertEqual(trail(at_sampled)[3], "Added 1 'X' forced")
+        at_added = run(at("Added", lambda e, a, t: a.force_tokens([88])), model=lambda tokens: {65: 9}, max_tokens=3)
+        self.assertEqual(at_added.text, "AXA")
+        self.assertEqual(trail(at_added)[4], "Added 2 'X' forced")
+
+
+class Backtracking(unittest.TestCase):
+    ABC = staticmethod(lambda tokens: {65 + len(tokens) % 26: 9})
+
+    def back(self, kind, n, tokens=None, after=3, **options):
+        @mod(events=[kind])
+        def step(event, actions, tokenizer):
+            if event.step == after:
+                return actions.backtrack(n, tokens)
+
+        return run(step, prompt="12", model=self.ABC, max_tokens=5, **options).check()
+
+    def test_at_sampled_one_draws_again(self):
+        result = self.back("Sampled", 1)
+        self.assertEqual((result.text, result.calls[2].removed), ("CDEFG", 0))
+        self.assertEqual(trail(result)[8:10], ["Sampled 3 'E'", "ForwardPass 4 ''"])
+
+    def test_at_added_one_takes_the_token_back(self):
+        result = self.back("Added", 1, [88])
+        self.assertEqual(result.text, "CDXFG")
+        self.assertEqual([event.step for event in result.events if event.kind == "Added"], [1, 2, 3, 4, 5, 6])
+
+    def test_at_forward_pass_it_counts_what_stands(self):
+        self.assertEqual(self.back("ForwardPass", 2, [88, 89, 90]).text, "XYZFG")
+
+    def test_more_than_was_generated_is_clamped_at_the_prompt(self):
+        result = self.back("Added", 99)
+        (call,) = [call for call in result.calls if isinstance(call.action, Backtrack)]
+        self.assertEqual((call.removed, call.clamped, result.text), (3, True, "CDEFG"))
+        self.assertEqual(result.prompt_tokens, [49, 50])
+
+    def test_what_was_sent_is_retracted_unless_it_is_held_back(self):
+        self.assertEqual(self.back("Added", 2).sent, ["C", "D", 1, "D", "E", "F", "G"])
+
+        @mod(events=[Added], holdback=2)
+        def careful(event, actions, tokenizer):
+            return actions.backtrack(2) if event.step == 3 else None
+
+        result = run(careful, prompt="12", model=self.ABC, max_tokens=5).check()
+        self.assertFalse([item for item in result.sent if isinstance(item, int)])
+        self.assertEqual(result.seen(), result.text)
+
+        @mod(events=[Added])
+        def tells(event, actions, tokenizer):
+            event.hold_back(2 if event.step < 4 else None)
+            return actions.backtrack(2) if event.step == 3 else None
+
+        self.assertEqual(run(tells, prompt="12", model=self.ABC, max_tokens=5).check().sent, ["CD", "E", "F", "G"])
+
+    def test_a_mod_that_backtracks_for_ever_is_stopped(self):
+        result = run(at("Added", lambda e, a, t: a.backtrack(1), times=10**6), model="abc", max_tokens=4, max_steps=50)
+        self.assertEqual((result.finish_reason, result.text), ("length", ""))
+        self.assertIn("limit of 50 steps", result.message)
+
+
+class Ends(unittest.TestCase):
+    def test_force_output_replaces_everything_at_any_event(self):
+        for kind in ("Prefilled", "ForwardPass", "Sampled", "Added"):
+            result = run(at(kind, lambda e, a, t: a.force_output(t.encode("Done"))), model="abc").check()
+            self.assertEqual((result.text, result.finish_reason), ("Done", "stop"), kind)
+            self.assertEqual((result.events[-1].kind, result.events[-1].forced), ("Added", True))
+
+    def test_tool_calls_and_errors(self):
+        result = run(at("Added", lambda e, a, t: a.tool_calls({"id": "1"})), model="abc").check()
+        self.assertEqual((result.finish_reason, result.tool_calls, result.text), ("tool_calls", [{"id": "1"}], "a"))
+        result = run(at("Prefilled", lambda e, a, t: a.emit_error("no")), model="abc").check()
+        self.assertEqual((result.finish_reason, result.message, result.tokens), ("error", "no", []))
+
+    def test_an_end_in_a_forced_list_ends_the_run_there(self):
+        result = run(at("Added", lambda e, a, t: a.force_tokens([66, t.eos_token_id, 67])), model="aaa").check()
+        self.assertEqual((result.text, result.finish_reason), ("aB", "stop"))
+
+    def test_limits_count_forced_tokens(self):
+        result = run(at("ForwardPass", lambda e, a, t: a.force_tokens([65] * 9)), model="abc", max_tokens=4)
+        self.assertEqual((result.text, result.finish_reason), ("AAAA", "length"))
+
+    def test_stop_strings_across_tokens(self):
+        result = run([], model="ab no. More", stop=[". M"])
+        self.assertEqual((result.text, result.seen(), result.finish_reason), ("ab no", "ab no", "stop"))
+        self.assertEqual(run([], model="abc", stop=["b"], ignore_eos=True).text, "a")
+
+
+class Prompts(unittest.TestCase):
+    def test_a_replaced_prompt(self):
+        second = []
+
+        @mod(events=[Prefilled])
+        def look(event, actions, tokenizer):
+            second.append((event.prompt_text, event.prompt_length, event.max_steps))
+
+        first = at("Prefilled", lambda e, a, t: a.adjust_prefill(t.encode("New"), max_steps=2))
+        result = run([first, look], model="abc").check()
+        self.assertEqual((result.text, second), ("ab", [("New", 3, 2)]))
+        self.assertEqual(result.prompt_tokens, WordTokenizer().encode("New"))
+
+
+class Pipeline(unittest.TestCase):
+    def test_the_first_decides_and_the_others_are_still_called(self):
+        first = at("Added", lambda e, a, t: a.force_tokens([49]))
+        second = at("Added", lambda e, a, t: a.force_tokens([50]))
+        result = run([first, second], model="abc").check()
+        self.assertEqual([call.superseded for call in result.calls[:2]], [False, True])
+        self.assertTrue(result.text.startswith("a1"))
+
+    def test_each_sees_the_logits_as_the_one_before_left_them(self):
+        ban = at("ForwardPass", lambda e, a, t: a.adjust_logits(set={65: float("-inf")}), times=99)
+        seen = []
+
+        @mod(events=["ForwardPass"])
+        def look(event, actions, tokenizer):
+            seen.append(event.top_k_logprob(1)[1][0][0])
+
+        result = run([ban, look], model=lambda tokens: {65: 9, 66: 8}, max_tokens=2).check()
+        self.assertEqual((result.text, seen), ("BB", [66, 66]))
+        self.assertEqual(result.calls[0].logits[65], float("-inf"))
+
+    def test_edits_in_place_whole_and_sparse(self):
+        def in_place(event, actions, tokenizer):
+            event.logits[67] = 50.0
+            return actions.adjust_logits()
+
+        def whole(event, actions, tokenizer):
+            return actions.adjust_logits([[50.0 if token == 67 else 0.0 for token in range(len(tokenizer))]])
+
+        for act in (in_place, whole, lambda e, a, t: a.adjust_logits(add={67: 50.0})):
+            self.assertEqual(run(at("ForwardPass", act, times=9), model="ab", max_tokens=2).check().text, "CC")
+
+        def written_but_not_said(event, actions, tokenizer):
+            event.logits[67] = 50.0
+
+        self.assertEqual(run(at("ForwardPass", written_but_not_said, times=9), model="ab").check().text, "ab")
+
+    def test_the_temperature_of_one_draw(self):
+        flat = lambda tokens: [0.0] * len(WordTokenizer())  # noqa: E731
+        drawn = {run([], model=flat, max_tokens=3, temperature=1.0, seed=seed).tokens[0] for seed in range(9)}
+        self.assertGreater(len(drawn), 1)
+        cold = at("ForwardPass", lambda e, a, t: a.adjust_logits(token_temp=0), times=99)
+        drawn = {run(cold, model=flat, max_tokens=3, temperature=1.0, seed=seed).tokens[0] for seed in range(9)}
+        self.assertEqual(drawn, {0})
+
+    def test_runs_repeat_with_their_seed(self):
+        texts = [run([], model=RandomWeights(1), temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
+        self.assertEqual(texts[0], texts[1])
+        self.assertNotEqual(texts[0], texts[2])
+
+
+class Mistakes(unittest.TestCase):
+    def test_an_action_that_the_event_does_not_permit(self):
+        for kind, act in [
+            ("Prefilled", lambda e, a, t: a.force_tokens([1])),
+            ("Prefilled", lambda e, a, t: ForceTokens([1])),
+            ("Prefilled", lambda e, a, t: a.backtrack(1)),
+            ("Prefilled", lambda e, a, t: a.adjust_logits()),
+            ("ForwardPass", lambda e, a, t: a.adjust_prefill([1])),
+            ("Sampled", lambda e, a, t: a.adjust_prefill([1])),
+            ("Sampled", lambda e, a, t: a.adjust_logits(set={1: 0})),
+            ("Added", lambda e, a, t: AdjustedLogits(set={1: 0})),
+            ("Added", lambda e, a, t: a.adjust_prefill([1])),
+            ("Added", lambda e, a, t: a.force_output("text")),
+            ("Added", lambda e, a, t: a.force_tokens([10**6])),
+            ("Added", lambda e, a, t: a.force_tokens([])),
+            ("Added", lambda e, a, t: a.backtrack(0)),
+            ("Added", lambda e, a, t: 3),
+            ("ForwardPass", lambda e, a, t: a.adjust_logits(token_temp=-1)),
+            ("ForwardPass", lambda e, a, t: a.adjust_logits(set={1: float("nan")})),
+            ("ForwardPass", lambda e, a, t: a.adjust_logits([0.0] * 3)),
+            ("ForwardPass", lambda e, a, t: a.adjust_logits(set=dict.fromkeys(range(len(t)), float("-inf")))),
+        ]:
+            result = run(at(kind, act), model="abc")
+            (error,) = result.exceptions()
+            self.assertIsInstance(error, InvalidActionError, (kind, error))
+            self.assertEqual(result.text, "abc", "it counts as Noop")
+            with self.assertRaises(InvalidActionError):
+                result.check()
+
+    def test_what_a_mod_raises_is_recorded_and_the_run_goes_on(self):
+        result = run(at("Added", lambda e, a, t: 1 / 0), model="abc")
+        self.assertIsInstance(result.exceptions()[0], ZeroDivisionError)
+        self.assertEqual(result.text, "abc")
+
+    def test_a_wrong_configuration(self):
+        @mod(config={"a": 1})
+        def has(event, actions):
+            print(event.config)
+
+        self.assertEqual(run((has, {"a": 2}), model="x", max_tokens=1).check().logs()[0], "{'a': 2}")
+        with self.assertRaisesRegex(ValueError, "no configuration field b"):
+            run(has, model="x", config={"b": 1})
+
+
+class Calls(unittest.TestCase):
+    def test_logs_conversation_and_tokenizer(self):
+        @mod(events=[Added])
+        def tells(event, actions, tokenizer):
+            print("printed", thunder_mods.get_conversation()[0]["content"], tokenize("yes"))
+            logger.warning("logged %d", event.step)
+
+        result = run(tells, model="ab", conversation=[{"role": "user", "content": "Hi"}])
+        yes = WordTokenizer().encode("yes")
+        self.assertEqual(result.check().logs()[:2], ["printed Hi %s" % yes, "logged 1"])
+        self.assertEqual(result.calls[0].logs, [("INFO", "printed Hi %s" % yes), ("WARNING", "logged 1")])
+
+    def test_fields_of_events(self):
+        seen = []
+
+        @mod
+        def look(event, actions, tokenizer):
+            if isinstance(event, ForwardPass):
+                seen.append((event.input_text, event.logits.shape, event.context_info.prompt_len))
+            if isinstance(event, Sampled):
+                seen.append((event.text, round(event.logprob, 3)))
+            if isinstance(event, Added):
+                seen.append((event.added_tokens, event.forced, event.context_info.generated, event.input_ids[-1]))
+
+        run(look, prompt="Hello", model=lambda tokens: {65: 30.0}, max_tokens=1).check()
+        size = len(WordTokenizer())
+        self.assertEqual(seen, [("Hello", (1, size), 1), ("A", 0.0), ([65], False, [65], 65)])
+
+    def test_a_plain_function_is_a_mod(self):
+        def shout(event, actions, tokenizer):
+            return actions.force_output(tokenizer.encode("!")) if isinstance(event, Prefilled) else None
+
+        self.assertEqual(run(shout, model="a").check().text, "!")
+
+    def test_the_hook_at_the_end(self):
+        ended.clear()
+        Engine(Scripted("a")).run(at("Added", lambda e, a, t: None), request_id="r1")
+        self.assertEqual(ended, ["r1"])
+
+
+ended = []
+
+
+def finished(request_id):
+    ended.append(request_id)
+
+
+class Vocabulary(unittest.TestCase):
+    def test_encoding_and_decoding(self):
+        tokenizer = WordTokenizer()
+        for text in ("Hello world", "größer 日本", "yes, no", ""):
+            self.assertEqual(tokenizer.decode(tokenizer.encode(text)), text)
+        self.assertEqual(tokenizer.encode("a", add_special_tokens=True), [tokenizer.bos_token_id, 97])
+        self.assertEqual(tokenizer.decode([97, tokenizer.eos_token_id], skip_special_tokens=True), "a")
+        self.assertEqual(tokenizer.convert_ids_to_tokens([97, tokenizer.eos_token_id]), ["a", "<eos>"])
+        self.assertEqual(tokenizer.get_vocab()["yes"], tokenizer.convert_tokens_to_ids("yes"))
+
+
+if __name__ == "__main__":
+    unittest.main()
