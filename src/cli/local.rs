@@ -87,10 +87,11 @@ impl Local {
 
     /// Stops the engine and the database.
     pub async fn finish(self) {
+        // Nobody else reaches it, and what was asked of it is answered.
+        self.serving.abort();
         self.app.set_state(State::Stopping);
         self.app.models().stop().await;
         self.app.set_state(State::Stopped);
-        self.serving.abort();
         if let Ok(store) = self.app.store() {
             store.clone().close().await;
         }

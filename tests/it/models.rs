@@ -145,6 +145,24 @@ async fn runs_that_take_too_long_end_with_their_model() {
     assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
 }
 
+/// The model with one token of its vocabulary in the place of another.
+fn with_a_token_twice(whole: &[u8]) -> Vec<u8> {
+    const KEY: &[u8] = b"tokenizer.ggml.tokens";
+    let number = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().unwrap()) as usize;
+    let array = whole.windows(KEY.len()).position(|bytes| bytes == KEY).unwrap() + KEY.len();
+    let mut bytes = whole.to_vec();
+    let mut at = array + 16;
+    for index in 0..number(array + 8) {
+        let (length, next) = (number(at), at + 8 + number(at));
+        if index > 300 && number(next) == length {
+            bytes[next + 8..next + 8 + length].copy_from_slice(&whole[at + 8..next]);
+            return bytes;
+        }
+        at = next;
+    }
+    panic!("no two tokens are of the same length");
+}
+
 #[tokio::test]
 async fn a_broken_file_is_a_failed_model_and_nothing_else() {
     let dir = models(&["apple"]);
@@ -152,8 +170,16 @@ async fn a_broken_file_is_a_failed_model_and_nothing_else() {
     std::fs::write(dir.join("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
     std::fs::write(dir.join("other.gguf"), "hello").unwrap();
     std::fs::write(dir.join("nothing.gguf"), &whole[..24]).unwrap();
+    std::fs::write(dir.join("twice.gguf"), with_a_token_twice(&whole)).unwrap();
     let server = start(&dir, &[]).await;
-    for (name, reason) in [("cut", "incomplete"), ("other", "does not begin with 'GGUF'"), ("nothing", "incomplete")] {
+    let reasons = [
+        ("cut", "incomplete"),
+        ("other", "does not begin with 'GGUF'"),
+        ("nothing", "incomplete"),
+        // llama.cpp ends its process over this one.
+        ("twice", "GGML_ASSERT"),
+    ];
+    for (name, reason) in reasons {
         let (code, error) = server.post("/v1/completions", &text(name)).await;
         assert_eq!(code, 503, "{error}");
         assert!(error["error"]["message"].as_str().unwrap().contains(reason), "{error}");
