@@ -82,14 +82,13 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
     let attention = !args.no_attention && args.engine.captures_attention();
     let found = if here { None } else { args.server.find().await? };
     let mut names = args.mods.clone();
-    let mut place = match found {
-        Some(server) => Place::on(server),
-        None => {
-            let registry = Registry::with_builtin();
-            names = register(&registry, &args.mods, &files).await?;
-            let own_database = said("data_dir") || said("database_url");
-            Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?
-        }
+    let mut place = if let Some(server) = found {
+        Place::on(server)
+    } else {
+        let registry = Registry::with_builtin();
+        names = register(&registry, &args.mods, &files).await?;
+        let own_database = said("data_dir") || said("database_url");
+        Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?
     };
     let outcome = stream(place.server(), &args, &names, attention && place.keeps_attention()).await;
     let replay = match &outcome {

@@ -14,8 +14,8 @@ fn beginning<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str>) -> Op
 
 /// Which of `names` is meant, and the text behind it: the names of mods, with slashes between them.
 pub fn meant<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str> + Clone) -> Option<(&'n str, &'a str)> {
-    let bare = |text: &'a str| beginning(text, names.clone());
-    bare(asked).or_else(|| asked.split_once('/').and_then(|(_publisher, rest)| bare(rest)))
+    beginning(asked, names.clone())
+        .or_else(|| asked.split_once('/').and_then(|(_publisher, rest)| beginning(rest, names)))
 }
 
 #[cfg(test)]

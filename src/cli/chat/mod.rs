@@ -19,7 +19,7 @@ use conversation::Conversation;
 use input::Reader;
 use screen::Screen;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use talk::Talk;
 
@@ -99,7 +99,9 @@ fn beginning(args: &Args) -> anyhow::Result<Conversation> {
 }
 
 async fn place(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<(Place, Vec<String>)> {
-    let is_file = |name: &str| name.ends_with(".py") || name.contains(std::path::MAIN_SEPARATOR);
+    let is_file = |name: &str| {
+        Path::new(name).extension().is_some_and(|end| end == "py") || name.contains(std::path::MAIN_SEPARATOR)
+    };
     let files = args.mods.iter().any(|name| is_file(name));
     let here = files || ["model", "data_dir", "database_url"].into_iter().any(&said);
     if here && args.server.server.is_some() {

@@ -160,7 +160,7 @@ impl Talk {
         let speed = timings["predicted_per_second"].as_f64().unwrap_or(0.0);
         let prompt = count(&answered.usage, "prompt_tokens").unwrap_or(0);
         let cached = count(timings, "cache_n").unwrap_or(0);
-        let percent = if self.context > 0 { total * 100 / self.context } else { 0 };
+        let percent = (total * 100).checked_div(self.context).unwrap_or(0);
         let reason = answered.finish_reason.as_deref().unwrap_or("?");
         self.screen.note(&format!(
             "{generated} tokens, {speed:.1} a second, ended by {reason}; {cached} of {prompt} prompt tokens were cached; \

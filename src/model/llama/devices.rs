@@ -90,7 +90,7 @@ impl Needs {
                 Some(layer) if layer < count => needs.layers[layer] += tensor.size_bytes,
                 // The embedding stays on the CPU, unless it is the output, too.
                 None if !tensor.name.starts_with("token_embd") || !has_output(header) => {
-                    needs.output += tensor.size_bytes
+                    needs.output += tensor.size_bytes;
                 }
                 _ => {}
             }

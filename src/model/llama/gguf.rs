@@ -177,7 +177,7 @@ impl Reader {
             if axis == 0 {
                 row = extent;
             }
-            let product = elements.checked_mul(extent).filter(|&count| extent > 0 && count <= i64::MAX as u64);
+            let product = elements.checked_mul(extent).filter(|&count| extent > 0 && i64::try_from(count).is_ok());
             elements = product.ok_or_else(|| damaged(format!("tensor '{name}' has an impossible shape")))?;
         }
         let kind = self.u32(&within)?;
