@@ -35,7 +35,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     Run(run::Args),
     Chat(chat::Args),
     Ingest(ingest::Args),
@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match cli.command {
-            Command::Serve(args) => serve::serve(args).await,
+            Command::Serve(args) => serve::serve(*args).await,
             Command::Run(args) => run::run(args, |id| said(&matches, "run", id)).await,
             Command::Chat(args) => chat::chat(args, |id| said(&matches, "chat", id)).await,
             Command::Ingest(args) => ingest::ingest(args).await,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from .events import Added, ForwardPass, ModEvent, Prefilled, Sampled
-from .logits import top_k_logprob
+from .logits import Logits, top_k_logprob
 
 
 class InvalidActionError(ValueError):
@@ -169,7 +169,7 @@ class ActionBuilder:
         if logits is None and set is None and add is None:
             logits = before
         action = AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
-        action._before = before
+        action._before = before if isinstance(before, Logits) else None
         return action
 
     def force_tokens(self, tokens: Iterable[int]) -> ForceTokens:
