@@ -197,7 +197,7 @@ impl Run {
         if self.end.is_some() {
             return;
         }
-        if logits.iter().fold(false, |bad, &logit| bad | (logit.is_nan() | (logit == f32::INFINITY))) {
+        if logits.iter().fold(false, |bad, &logit| bad | logit.is_nan() || (logit == f32::INFINITY)) {
             // Drawing from such numbers is undefined, and the state that led to them must not be used again.
             self.cached = 0;
             self.poisoned = true;

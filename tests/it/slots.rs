@@ -442,7 +442,7 @@ async fn a_mod_that_takes_back_after_a_shift_takes_back_what_is_there() {
     assert_eq!(told.text, model().vocabulary().decode(&told.generated()));
 }
 
-/// A conversation in ChatML, as tokens and spans; the contents are tokens of one letter.
+/// A conversation in `ChatML`, as tokens and spans; the contents are tokens of one letter.
 fn chat(messages: &[(&str, Vec<TokenId>)]) -> (Vec<TokenId>, Vec<Span>) {
     let encode = |text: &str| model().vocabulary().encode(text, false, true);
     let (mut tokens, mut spans): (Vec<TokenId>, Vec<Span>) = (Vec::new(), Vec::new());
@@ -524,7 +524,7 @@ async fn a_prompt_that_is_too_long_loses_its_oldest_turns_first() {
     let told = bench.tell(with_attention(conversation(&messages, 6))).await;
     assert_eq!(told.end.finish.usage.completion_tokens, 6);
     let evicted = roles(&told.end.finish.evicted);
-    assert!(!evicted.is_empty() && evicted.len() % 2 == 0 && evicted.len() < 16, "{evicted:?}");
+    assert!(!evicted.is_empty() && evicted.len().is_multiple_of(2) && evicted.len() < 16, "{evicted:?}");
     let left: Vec<_> = [&messages[..1], &messages[1 + evicted.len()..]].concat();
     let (prompt, _) = chat(&left);
     assert!(prompt.len() <= CONTEXT as usize * 3 / 4);

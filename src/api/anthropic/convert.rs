@@ -95,13 +95,14 @@ fn choose(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<
         Some("auto") => json!("auto"),
         Some("any") => json!("required"),
         Some("none") => json!("none"),
-        Some("tool") => match choice.get("name").and_then(Value::as_str) {
-            Some(name) => json!({ "type": "function", "function": { "name": name } }),
-            None => {
+        Some("tool") => {
+            if let Some(name) = choice.get("name").and_then(Value::as_str) {
+                json!({ "type": "function", "function": { "name": name } })
+            } else {
                 let found = choice.get("name").unwrap_or(&Value::Null);
                 return Err(wrong("tool_choice.name", "the name of a tool", found));
             }
-        },
+        }
         _ => {
             let found = choice.get("type").unwrap_or(&Value::Null);
             return Err(wrong("tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"", found));

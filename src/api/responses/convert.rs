@@ -119,12 +119,11 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
     };
     match item["type"].as_str() {
         None | Some("message") => {
-            let role = match item["role"].as_str() {
-                Some(role @ ("user" | "assistant" | "system" | "developer")) => role,
-                _ => {
-                    let expected = "\"user\", \"assistant\", \"system\" or \"developer\"";
-                    return Err(wrong(&format!("{at}.role"), expected, &item["role"]));
-                }
+            let role = if let Some(role @ ("user" | "assistant" | "system" | "developer")) = item["role"].as_str() {
+                role
+            } else {
+                let expected = "\"user\", \"assistant\", \"system\" or \"developer\"";
+                return Err(wrong(&format!("{at}.role"), expected, &item["role"]));
             };
             let content = content_of(&item["content"], &format!("{at}.content"))?;
             if role != "assistant" {

@@ -165,7 +165,7 @@ mod tests {
         )
     }
 
-    /// A conversation as ChatML has it: `<begin> role newline content <end> newline`; blank contents have no span.
+    /// A conversation as `ChatML` has it: `<begin> role newline content <end> newline`; blank contents have no span.
     fn chat(messages: &[(&str, usize)]) -> (Vec<TokenId>, Vec<Span>) {
         let (mut tokens, mut spans): (Vec<TokenId>, Vec<Span>) = (Vec::new(), Vec::new());
         let mut own = 0;

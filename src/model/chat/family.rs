@@ -257,6 +257,7 @@ impl Family {
 impl Format {
     /// Every text that structures an answer. Where the vocabulary has one as a control token, that token is part of
     /// the answer's text although control tokens are not.
+    #[must_use]
     pub fn markers(&self) -> Vec<&'static str> {
         let mut markers = Vec::new();
         markers.extend(self.open);

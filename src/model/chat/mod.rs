@@ -185,7 +185,7 @@ impl Template {
         let mut rendered = Rendered { text, parts, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
             // The template opens a thought, whatever it is told.
-            rendered.text.push_str("\n");
+            rendered.text.push('\n');
             rendered.text.push_str(close);
             rendered.text.push_str("\n\n");
             rendered.thinking = false;

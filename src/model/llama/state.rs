@@ -461,10 +461,7 @@ mod tests {
             let tokens: Vec<TokenId> = (0..count as i32).collect();
             let layout = layout(2, transposed, extended);
             let written = written(&tokens, 1, 2, transposed, extended);
-            let packed = match layout.pack(&written, &tokens) {
-                Ok(packed) => packed,
-                Err(_) => { prop_assert_eq!(count, 0); return Ok(()); }
-            };
+            let packed = if let Ok(packed) = layout.pack(&written, &tokens) { packed } else { prop_assert_eq!(count, 0); return Ok(()); };
             let mut hostile = packed.clone();
             for (at, byte) in &edits {
                 let at = at.index(hostile.len());

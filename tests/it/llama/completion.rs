@@ -194,7 +194,7 @@ async fn stop_words_end_it_and_are_told() {
     let server = server().await;
     let whole = server.answer(PATH, &body(json!({}))).await["content"].as_str().unwrap().to_owned();
     let chars: Vec<char> = whole.chars().collect();
-    let readable = |word: &&[char]| word.iter().all(|c| c.is_ascii_graphic());
+    let readable = |word: &&[char]| word.iter().all(char::is_ascii_graphic);
     let word: String = chars.windows(2).skip(3).find(readable).unwrap().iter().collect();
     let answer = server.answer(PATH, &body(json!({"stop": [word.clone(), ""]}))).await;
     assert_eq!((&answer["stop_type"], &answer["stopping_word"]), (&json!("word"), &json!(word)));

@@ -18,7 +18,7 @@ async fn text_becomes_tokens_and_text_again() {
             match piece["piece"].as_str() {
                 Some(text) => bytes.extend(text.bytes()),
                 None => {
-                    bytes.extend(piece["piece"].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8))
+                    bytes.extend(piece["piece"].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8));
                 }
             }
         }
