@@ -109,6 +109,7 @@ pub(super) struct Run {
 
 impl Run {
     /// A run that has not begun. `context` is how many tokens its slot holds.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a run, made in one place")]
     pub fn new(
         id: RunId,
         request: Request,

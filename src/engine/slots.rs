@@ -14,8 +14,7 @@ use tokio::sync::oneshot;
 pub(super) enum SlotTask {
     Tokens(oneshot::Sender<SlotTokens>),
     Erase(oneshot::Sender<usize>),
-    /// Tokens, and what llama.cpp writes of them.
-    Save(oneshot::Sender<Result<(Vec<TokenId>, Vec<u8>), SlotError>>),
+    Save(oneshot::Sender<Result<Saved, SlotError>>),
     /// Tokens and a state that was checked.
     Restore(Vec<TokenId>, Vec<u8>, oneshot::Sender<Result<(), SlotError>>),
     Shift {
@@ -253,6 +252,9 @@ impl Scheduler<'_> {
         }
     }
 }
+
+/// Tokens, and what llama.cpp writes of them.
+type Saved = (Vec<TokenId>, Vec<u8>);
 
 /// Something to do with a slot, in its place among the runs.
 pub(super) struct Waiting {

@@ -2,7 +2,7 @@
 
 use super::harness::{Server, folder, model};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// A folder with copies of the tiny model under these names.
@@ -14,7 +14,7 @@ fn models(names: &[&str]) -> PathBuf {
     folder
 }
 
-async fn start(dir: &PathBuf, further: &[&str]) -> Server {
+async fn start(dir: &Path, further: &[&str]) -> Server {
     let arguments: Vec<&str> =
         ["--models-dir", dir.to_str().unwrap()].into_iter().chain(further.iter().copied()).collect();
     let server = Server::start(&arguments);

@@ -175,6 +175,8 @@ fn hot(seed: u32) -> Sampling {
 
 const SEEDS: u32 = 12;
 
+type Check<'a> = &'a dyn Fn(&str) -> bool;
+
 #[tokio::test]
 async fn an_answer_has_the_form_that_a_strategy_gives_it_whatever_the_model_wants() {
     let mut lab = Lab::new().await;
@@ -184,7 +186,7 @@ async fn an_answer_has_the_form_that_a_strategy_gives_it_whatever_the_model_want
         let items: Vec<String> = serde_json::from_str(text).unwrap();
         (1..=3).contains(&items.len()) && items.iter().all(|item| item.chars().count() <= 5)
     };
-    let checks: [(&str, &dyn Fn(&str) -> bool); 6] = [
+    let checks: [(&str, Check<'_>); 6] = [
         ("choices", &|text| ["yes", "no", "not yet"].contains(&text)),
         ("until", &|text| text.starts_with("<q>") && text[3..].find(|c| ".!?eaio".contains(c)) == Some(text.len() - 4)),
         ("digits", &digits),

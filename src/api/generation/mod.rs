@@ -97,10 +97,8 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let message = error.to_string();
         match error {
-            SubmitError::PromptTooLong { prompt_tokens, context } => {
-                Self::bad_request(message).exceeds_context(prompt_tokens, context)
-            }
-            SubmitError::NothingToDrop { prompt_tokens, context } => {
+            SubmitError::PromptTooLong { prompt_tokens, context }
+            | SubmitError::NothingToDrop { prompt_tokens, context } => {
                 Self::bad_request(message).exceeds_context(prompt_tokens, context)
             }
             SubmitError::NoSuchSlot { .. } => Self::invalid("id_slot", message),

@@ -119,9 +119,7 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
     };
     match item["type"].as_str() {
         None | Some("message") => {
-            let role = if let Some(role @ ("user" | "assistant" | "system" | "developer")) = item["role"].as_str() {
-                role
-            } else {
+            let Some(role @ ("user" | "assistant" | "system" | "developer")) = item["role"].as_str() else {
                 let expected = "\"user\", \"assistant\", \"system\" or \"developer\"";
                 return Err(wrong(&format!("{at}.role"), expected, &item["role"]));
             };

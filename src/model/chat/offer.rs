@@ -84,7 +84,7 @@ fn with_calls(content: &str, calls: &[Value]) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        text.push_str(&format!("{OPEN}\n{}\n{CLOSE}", Value::Object(object)));
+        text.extend([OPEN, "\n", &Value::Object(object).to_string(), "\n", CLOSE]);
     }
     text
 }

@@ -286,6 +286,7 @@ fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Re
     found.ok_or(Flaw::Truncated(reader.at))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "mostly numbers")]
 fn differs<T: PartialEq + ToString>(what: &'static str, found: T, expected: T) -> Result<(), Flaw> {
     if found == expected {
         return Ok(());
@@ -461,7 +462,10 @@ mod tests {
             let tokens: Vec<TokenId> = (0..count as i32).collect();
             let layout = layout(2, transposed, extended);
             let written = written(&tokens, 1, 2, transposed, extended);
-            let packed = if let Ok(packed) = layout.pack(&written, &tokens) { packed } else { prop_assert_eq!(count, 0); return Ok(()); };
+            let Ok(packed) = layout.pack(&written, &tokens) else {
+                prop_assert_eq!(count, 0);
+                return Ok(());
+            };
             let mut hostile = packed.clone();
             for (at, byte) in &edits {
                 let at = at.index(hostile.len());

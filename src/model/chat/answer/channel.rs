@@ -101,7 +101,7 @@ impl Channels {
         let recipient = header.split("to=").nth(1).map(|rest| rest.split(['<', ' ', '\n']).next().unwrap_or_default());
         let recipient = recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)).filter(|n| !n.is_empty());
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
-        let calls = !(reading.single && !message.calls.is_empty()) && !reading.tools.is_empty();
+        let calls = (!reading.single || message.calls.is_empty()) && !reading.tools.is_empty();
         let kind = match recipient {
             Some(name) if calls => {
                 say_call(pieces, message, name);

@@ -162,7 +162,7 @@ impl Parser {
 
     fn words(&mut self, search: usize, start: bool, over: Option<Over>) -> bool {
         let format = self.reading.format;
-        let offers = !self.reading.tools.is_empty() && !(self.reading.single && !self.message.calls.is_empty());
+        let offers = !self.reading.tools.is_empty() && (!self.reading.single || self.message.calls.is_empty());
         if start && offers && format_takes_bare(&format) {
             let rest = &self.text[self.at..];
             let words = rest.trim_start();
