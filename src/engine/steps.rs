@@ -219,19 +219,16 @@ impl Run {
             self.sampler.accept(measured.token, length);
             let ends = self.ends_generation(measured.token);
             let piece = self.view.vocabulary.piece(measured.token);
-            match &mut self.constraint {
-                None => {}
-                Some(constraint) if ends => constraint.end(),
-                Some(constraint) => {
-                    if constraint.accept(measured.token, piece) == Accepted::Contradicts {
-                        note = Some(format!(
-                            "{:?} at position {} is not what the request's {} allows; while it stands, nothing is held to it",
-                            measured.text,
-                            length - 1,
-                            self.request.constraint.as_ref().map_or("constraint", |constraint| &constraint.field),
-                        ));
-                    }
-                }
+            let Some(constraint) = &mut self.constraint else { continue };
+            if ends {
+                constraint.end();
+            } else if constraint.accept(measured.token, piece) == Accepted::Contradicts {
+                note = Some(format!(
+                    "{:?} at position {} is not what the request's {} allows; while it stands, nothing is held to it",
+                    measured.text,
+                    length - 1,
+                    self.request.constraint.as_ref().map_or("constraint", |constraint| &constraint.field),
+                ));
             }
         }
         note

@@ -83,9 +83,14 @@ impl Pieces {
         if chunk.get("error").is_some() {
             bail!("{}", words(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
         }
-        if let Some(chars) = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64) {
+        let void = |what: &str| chunk.pointer(&format!("/thunder/retract/{what}")).and_then(Value::as_u64);
+        if let Some(chars) = void("chars").filter(|&chars| chars > 0) {
             screen.retract(chars as usize)?;
             self.retract(chars as usize);
+        }
+        // What began as a call was none: its text follows.
+        for _ in 0..void("tool_calls").unwrap_or(0) {
+            self.calls.pop_last();
         }
         let choice = &chunk["choices"][0];
         let delta = &choice["delta"];

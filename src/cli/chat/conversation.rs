@@ -76,12 +76,13 @@ impl Conversation {
         // A conversation may outgrow the context: its oldest messages make room.
         body.entry("context_policy").or_insert_with(|| "evict".into());
         body.insert("stream_options".into(), json!({ "include_usage": true }));
-        // With them come the ids of the tokens.
-        body.insert("logprobs".into(), true.into());
         if !self.mods.is_empty() {
             body.insert("mods".into(), self.mods.clone().into());
         }
-        if !self.tools.is_empty() {
+        if self.tools.is_empty() {
+            // With them come the ids of the tokens; they cannot be streamed together with tools.
+            body.insert("logprobs".into(), true.into());
+        } else {
             body.insert("tools".into(), self.tools.clone().into());
         }
         Value::Object(body)

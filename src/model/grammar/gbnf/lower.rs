@@ -73,7 +73,7 @@ fn collect(node: &Node, rules: &mut HashSet<usize>) -> bool {
         Node::Token { .. } => false,
         Node::Sequence(nodes) | Node::Either(nodes) => {
             // No short cut: all of them are gathered.
-            nodes.iter().map(|node| collect(node, rules)).fold(true, |all, one| all && one)
+            nodes.iter().filter(|node| !collect(node, rules)).count() == 0
         }
         Node::Repeat(inner, ..) => collect(inner, rules),
     }

@@ -148,29 +148,26 @@ impl Nfa {
                 for _ in 0..*least {
                     at = self.add(inner, rules, at)?;
                 }
-                match most {
-                    Some(most) => {
-                        let to = self.state()?;
-                        for _ in *least..*most {
-                            self.empty[at].push(to);
-                            let begin = self.state()?;
-                            self.empty[at].push(begin);
-                            at = self.add(inner, rules, begin)?;
-                        }
+                if let Some(most) = most {
+                    let to = self.state()?;
+                    for _ in *least..*most {
                         self.empty[at].push(to);
-                        Some(to)
-                    }
-                    None => {
-                        let hub = self.state()?;
-                        self.empty[at].push(hub);
                         let begin = self.state()?;
-                        self.empty[hub].push(begin);
-                        let end = self.add(inner, rules, begin)?;
-                        self.empty[end].push(hub);
-                        let to = self.state()?;
-                        self.empty[hub].push(to);
-                        Some(to)
+                        self.empty[at].push(begin);
+                        at = self.add(inner, rules, begin)?;
                     }
+                    self.empty[at].push(to);
+                    Some(to)
+                } else {
+                    let hub = self.state()?;
+                    self.empty[at].push(hub);
+                    let begin = self.state()?;
+                    self.empty[hub].push(begin);
+                    let end = self.add(inner, rules, begin)?;
+                    self.empty[end].push(hub);
+                    let to = self.state()?;
+                    self.empty[hub].push(to);
+                    Some(to)
                 }
             }
         }

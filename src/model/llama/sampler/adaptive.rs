@@ -3,6 +3,7 @@
 
 use super::sampling::{Sampling, Stage};
 use crate::events::TokenId;
+use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
 /// Candidates that mirostat 1 estimates the distribution from.
@@ -74,7 +75,7 @@ impl Adaptive {
                 array.data.truncate(keep);
             }
             Kind::Mirostat2 { .. } => {
-                let most = array.data.iter().map(|entry| entry.p()).fold(0.0, f32::max);
+                let most = array.data.iter().map(LlamaTokenData::p).fold(0.0, f32::max);
                 // At least the most probable stays, however surprising it is.
                 array.data.retain(|entry| -entry.p().log2() <= mu || entry.p() >= most);
                 sort(array);
@@ -85,7 +86,7 @@ impl Adaptive {
             Kind::AdaptiveP { target, .. } => {
                 let aim = if weight == 0.0 { target } else { 2.0 * target - mu / weight }.clamp(0.0, 1.0);
                 self.before.clear();
-                self.before.extend(array.data.iter().map(|entry| entry.p()));
+                self.before.extend(array.data.iter().map(LlamaTokenData::p));
                 for entry in &mut array.data {
                     let distance = ((entry.p() - aim) / 0.3).abs();
                     entry.set_logit(5.0 - 10.0 * distance * distance / (1.0 + distance));
@@ -133,7 +134,7 @@ impl Adaptive {
 }
 
 fn probabilities(array: &mut LlamaTokenDataArray) {
-    let highest = array.data.iter().map(|entry| entry.logit()).fold(f32::NEG_INFINITY, f32::max);
+    let highest = array.data.iter().map(LlamaTokenData::logit).fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for entry in &mut array.data {
         let p = (entry.logit() - highest).exp();
