@@ -2,7 +2,6 @@
 //!
 //! `cargo bench --bench sampling`; no threshold, since machines differ. `llama.cpp` is the same chain over all candidates.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on ends")]
-#![expect(missing_docs, reason = "criterion's macros")]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use llama_cpp_2::sampling::LlamaSampler;

@@ -94,6 +94,9 @@ impl Sampler {
             same
         });
         let kept = |stage: Stage| sampling.samplers.contains(&stage);
+        let repetition = |step: &&Step| matches!(step, Step::Penalties(_) | Step::Dry(_));
+        // A filter may leave out what a later penalty would have made the highest.
+        let penalises_late = chain.iter().skip_while(repetition).any(|step| repetition(&step));
         // Two filters may leave out the highest logit.
         let takes_the_highest = (sampling.typical_p >= 1.0 || !kept(Stage::TypicalP))
             && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(Stage::Xtc))
@@ -102,6 +105,7 @@ impl Sampler {
             greedy: sampling.temperature <= 0.0
                 && sampling.dynatemp_range <= 0.0
                 && kept(Stage::Temperature)
+                && !penalises_late
                 && takes_the_highest,
             bias,
             chain,
