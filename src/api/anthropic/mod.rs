@@ -43,16 +43,7 @@ async fn messages(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    match answer(&app, caller, &headers, body).await {
-        Ok(response) => response,
-        Err(Refused { error, run }) => {
-            let response = AnthropicError(error).into_response();
-            match run {
-                Some(run) => generation::with_run_id(response, run),
-                None => response,
-            }
-        }
-    }
+    answer(&app, caller, &headers, body).await.unwrap_or_else(|refused| refused.respond(AnthropicError))
 }
 
 async fn answer(

@@ -10,6 +10,7 @@ use crate::model::chat::answer::{Message, Parser, Piece, Reading, Retraction};
 use crate::model::chat::family::Family;
 use axum::Extension;
 use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -90,6 +91,17 @@ pub(in crate::api) struct CallOf<'a> {
 pub(in crate::api) struct Refused {
     pub(in crate::api) error: ApiError,
     pub(in crate::api) run: Option<RunId>,
+}
+
+impl Refused {
+    /// The answer that says so, as the dialect's error.
+    pub(in crate::api) fn respond<E: IntoResponse>(self, dialect: impl FnOnce(ApiError) -> E) -> Response {
+        let response = dialect(self.error).into_response();
+        match self.run {
+            Some(run) => generation::with_run_id(response, run),
+            None => response,
+        }
+    }
 }
 
 impl<E: Into<ApiError>> From<E> for Refused {

@@ -44,16 +44,7 @@ async fn create(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    match answer(&app, caller, &headers, body).await {
-        Ok(response) => response,
-        Err(Refused { error, run }) => {
-            let response = OpenAiError(error).into_response();
-            match run {
-                Some(run) => generation::with_run_id(response, run),
-                None => response,
-            }
-        }
-    }
+    answer(&app, caller, &headers, body).await.unwrap_or_else(|refused| refused.respond(OpenAiError))
 }
 
 async fn answer(
