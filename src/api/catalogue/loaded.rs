@@ -54,10 +54,10 @@ impl Loaded {
         &self.0.engine
     }
 
-    /// Whether anything waits or runs on it.
+    /// Whether anything waits or runs on it, or is about to: who asks is the only one to hold it otherwise.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.0.engine.runs() > 0 || self.0.encoder.waiting() > 0
+        Arc::strong_count(&self.0) > 1 || self.0.engine.runs() > 0 || self.0.encoder.waiting() > 0
     }
 
     /// Its encoder, for embeddings and scores.
