@@ -303,17 +303,17 @@ async fn a_run_is_removed_once() {
 #[tokio::test]
 async fn a_running_run_cannot_be_removed() {
     let server = server().await;
-    let body = json!({"prompt": "Hello", "max_tokens": 400, "ignore_eos": true, "stream": true});
-    let (run_id, mut output) = begun(server, &body).await;
+    let body = json!({"prompt": "Hello", "max_tokens": 4000, "ignore_eos": true, "stream": true});
+    let (run_id, _output) = begun(server, &body).await;
     let path = format!("/api/v1/runs/{run_id}");
-    // It is in the database after the recorder's first flush.
+    // It is in the database after the recorder's first flush, long before its end.
     let status = loop {
         match server.request(Method::DELETE, &path).send().await.unwrap().status().as_u16() {
             404 => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             status => break status,
         }
     };
-    assert!(status == 409 || (status == 204 && output.next().await.is_none()), "{status}");
+    assert_eq!(status, 409);
 }
 
 #[tokio::test]
