@@ -1,6 +1,6 @@
 //! Weights and their text conventions: loading, vocabulary, chat templates.
 //!
-//! [`llama`] is the only place that names `llama_cpp`, and `llama/ffi.rs` the only one with unsafe code. What
+//! [`llama`] is the only place that names `llama_cpp`, and `llama/ffi.rs` with its two parts the only one with unsafe code. What
 //! comes out of here is plain numbers and text; nothing here knows of runs or mods.
 
 pub mod chat;
