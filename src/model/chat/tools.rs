@@ -57,8 +57,8 @@ pub fn constraint(
             if chosen.iter().all(|tool| !tool.strict) {
                 return None;
             }
-            let trigger = grammar.trigger()?;
-            let calls = grammar.calls(&chosen, several, false);
+            let trigger = grammar.trigger(&chosen)?;
+            let calls = grammar.own_calls(&chosen, several);
             Some(Constraint::new(FIELD, Source::Lark(grammar.finish(&calls))).lazy(trigger))
         }
         (Choice::Auto, Some(schema)) => {
@@ -148,6 +148,40 @@ impl Grammar<'_> {
         }
     }
 
+    /// Rules for calls that the model makes by itself, behind what [`Self::trigger`] watches for.
+    fn own_calls(&mut self, tools: &[&Tool], several: bool) -> String {
+        let format = self.reading.format;
+        let call = |grammar: &mut Self, (index, tool): (usize, &&Tool)| {
+            let rule = format!("call_{index}");
+            let body = match format.call {
+                CallShape::Channel => grammar.addressed(&rule, tool),
+                _ => whole_object(tool, format.call),
+            };
+            grammar.rule(&rule, &body);
+            rule
+        };
+        match (format.family, format.call) {
+            (Family::Llama3, CallShape::Json { .. }) => {
+                let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
+                format!("{SPACE} ({}) {SPACE}", calls.join(" | "))
+            }
+            (_, CallShape::Channel) => {
+                let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
+                calls.join(" | ")
+            }
+            _ => self.calls(tools, several, false),
+        }
+    }
+
+    /// A call behind `to=functions.`, with whatever the rest of its header may be.
+    fn addressed(&mut self, rule: &str, tool: &Tool) -> String {
+        let arguments = format!("{rule}_arguments");
+        self.rule(&arguments, &format!("%json {}", laid_out(&parameters(tool))));
+        let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
+        let (constrain, name) = (self.literal("<|constrain|>"), Value::from(tool.name.as_str()));
+        format!("{name} ({channel} \"commentary\")? \" \"? {constrain}? \"json\"? {message} {arguments}")
+    }
+
     /// Rules for the calls; the expression that stands for one or several of them. Without `opened` the block's first marker
     /// was written already.
     fn calls(&mut self, tools: &[&Tool], several: bool, opened: bool) -> String {
@@ -192,12 +226,7 @@ impl Grammar<'_> {
         if let CallShape::Tagged(tags) = format.call {
             return self.tagged(rule, tool, tags);
         }
-        let schema = if tool.strict || tool.parameters.as_object().is_some_and(|schema| !schema.is_empty()) {
-            tool.parameters.clone()
-        } else {
-            json!({"type": "object"})
-        };
-        self.rule(&arguments, &format!("%json {}", laid_out(&schema)));
+        self.rule(&arguments, &format!("%json {}", laid_out(&parameters(tool))));
         match format.call {
             CallShape::Json { name: key, arguments: arguments_key } => {
                 let head = format!("\"{key}\": {}, \"{arguments_key}\": ", Value::from(name));
@@ -276,14 +305,63 @@ impl Grammar<'_> {
         format!("{body} {}", self.literal(tags.end))
     }
 
-    /// What begins a block.
-    fn trigger(&self) -> Option<Trigger> {
-        let open = self.reading.format.open.first()?;
-        Some(match control(open, self.vocabulary) {
+    /// What begins a block, or a call where it stands bare.
+    fn trigger(&self, tools: &[&Tool]) -> Option<Trigger> {
+        let format = self.reading.format;
+        if format.call == CallShape::Channel {
+            let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
+            return Some(Trigger { texts: texts.map(str::to_owned).into(), ..Trigger::default() });
+        }
+        let block = format.open.first().map(|open| match control(open, self.vocabulary) {
             Some(token) => Trigger::token(token),
             None => Trigger::text(*open),
+        });
+        let names = tools.iter().map(|tool| tool.name.as_str());
+        let openings: Vec<String> = match format.family {
+            Family::Llama3 => names
+                .flat_map(|name| {
+                    ["{", "{\"type\":\"function\","].map(|before| format!("{before}\"name\":{}", Value::from(name)))
+                })
+                .collect(),
+            Family::Glm4 => names.map(|name| format!("{name}{{")).collect(),
+            _ => return block,
+        };
+        Some(Trigger {
+            openings,
+            behind: format.thought.1.to_owned(),
+            only_behind: self.reading.thinking,
+            ..block.unwrap_or_default()
         })
     }
+}
+
+/// The schema of a tool's arguments.
+fn parameters(tool: &Tool) -> Value {
+    if tool.strict || tool.parameters.as_object().is_some_and(|schema| !schema.is_empty()) {
+        tool.parameters.clone()
+    } else {
+        json!({"type": "object"})
+    }
+}
+
+/// A call as one object, in whatever white space the model has begun it.
+fn whole_object(tool: &Tool, shape: CallShape) -> String {
+    let CallShape::Json { name, arguments } = shape else { return String::new() };
+    let mut parameters = parameters(tool);
+    let mut schema = json!({
+        "type": "object",
+        "properties": { "type": { "const": "function" }, name: { "const": tool.name } },
+        "required": [name, arguments],
+        "additionalProperties": false,
+        "x-guidance": { "whitespace_pattern": "[ \\n\\r\\t]{1,20}" },
+    });
+    for definitions in ["$defs", "definitions"] {
+        if let Some(found) = parameters.as_object_mut().and_then(|schema| schema.remove(definitions)) {
+            schema[definitions] = found;
+        }
+    }
+    schema["properties"][arguments] = parameters;
+    format!("%json {schema}")
 }
 
 /// The control token that the text is.
@@ -485,6 +563,67 @@ mod tests {
         let either = constraint(&reading, &Choice::Auto, Some(&schema), false, &vocabulary).unwrap();
         let text = walk(&either, &vocabulary, &[0]);
         assert!(text.starts_with('{') || text.starts_with("<tool_call>"), "{text}");
+    }
+
+    /// What a follower makes of a text: whether it was taken as a whole, and whether the grammar holds behind it.
+    fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]) -> (bool, bool) {
+        let grammars = Grammars::new(Arc::clone(vocabulary));
+        let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
+        let mut fits = true;
+        for token in pieces.iter().flat_map(|piece| vocabulary.encode(piece, false, true)) {
+            let piece = vocabulary.piece(token);
+            let allowed = follower.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32));
+            fits &= allowed && follower.permits(token, piece);
+            follower.accept(token, piece);
+        }
+        (fits, follower.holds())
+    }
+
+    #[test]
+    fn a_strict_function_holds_calls_that_have_no_marker() {
+        let channel = ["<|channel|>", "commentary to=functions.", "weather ", "<|constrain|>", "json", "<|message|>"];
+        let header = ["<|start|>", "assistant to=functions.add", "<|channel|>", "commentary json", "<|message|>"];
+        let with = |head: &[&'static str], rest: &'static str| [head, &[rest][..]].concat();
+        for (family, taken, refused, text) in [
+            (
+                Family::Llama3,
+                vec![
+                    vec!["{\"name\": \"weather\", \"parameters\": {\"city\": \"Ulm\", \"dry\": true}}"],
+                    vec!["\n{ \"type\": \"function\",\n \"name\" : \"add\", \"parameters\": {\"a\": 2}}"],
+                    vec!["<|python_tag|>", "{\"name\": \"add\", \"parameters\": {\"a\": 1}}"],
+                ],
+                vec!["{\"name\": \"add\", \"parameters\": {\"a\": 3}}"],
+                vec!["{\"name\": \"Ann\", \"age\": 5}"],
+            ),
+            (
+                Family::Glm4,
+                vec![
+                    vec!["weather\n{\"city\": \"Bern\", \"dry\": false}"],
+                    vec!["<think>hm", "</think>", "\nadd\n{\"a\": 1}"],
+                ],
+                vec!["add\n{\"b\": 1}"],
+                vec!["weather is {"],
+            ),
+            (
+                Family::Harmony,
+                vec![with(&channel, "{\"city\": \"Ulm\", \"dry\": true}"), with(&header, "{\"a\": 1}")],
+                with(&header, "{\"a\": 7}"),
+                vec!["<|channel|>", "final", "<|message|>", "to=functions.add {"],
+            ),
+        ] {
+            let format = family.format();
+            for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
+                let reading = reading(format);
+                let auto = constraint(&reading, &Choice::Auto, None, false, &vocabulary).unwrap();
+                for call in &taken {
+                    assert_eq!(follow(&auto, &vocabulary, call), (true, true), "{family:?} {call:?}");
+                    check(&read(&reading, &call.concat()), &call.concat());
+                }
+                assert!(!follow(&auto, &vocabulary, &refused).0, "{family:?} {refused:?}");
+                assert_eq!(follow(&auto, &vocabulary, &text), (true, false), "{family:?} {text:?}");
+                assert!(read(&reading, &text.concat()).calls.is_empty());
+            }
+        }
     }
 
     #[test]

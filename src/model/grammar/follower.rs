@@ -128,9 +128,10 @@ impl Follower {
             return true;
         }
         match self.watch.as_ref().and_then(|watch| watch.behind(token, piece)) {
-            None | Some([]) => true,
+            None => true,
+            Some(behind) if behind.is_empty() => true,
             Some(behind) => {
-                let tokens = self.environment.tok_trie().greedy_tokenize(behind);
+                let tokens = self.environment.tok_trie().greedy_tokenize(&behind);
                 lock(&self.core).matcher.validate_tokens(&tokens).is_ok_and(|valid| valid == tokens.len())
             }
         }
@@ -214,7 +215,7 @@ impl Follower {
             watch.push(piece);
             return Taken::Before;
         };
-        let tokens = self.environment.tok_trie().greedy_tokenize(behind);
+        let tokens = self.environment.tok_trie().greedy_tokenize(&behind);
         let mut core = lock(&self.core);
         match core.matcher.validate_tokens(&tokens) {
             Ok(valid) if valid == tokens.len() && core.matcher.consume_tokens(&tokens).is_ok() => {

@@ -82,19 +82,29 @@ pub struct Trigger {
     pub tokens: Vec<TokenId>,
     /// Any of these texts, however they are cut into tokens.
     pub texts: Vec<String>,
+    /// Any of these texts where the answer begins with it, white space not counted. The grammar describes it, too, with the
+    /// white space within.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub openings: Vec<String>,
+    /// What an opening may also stand behind; empty for nothing.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub behind: String,
+    /// Whether an opening counts only behind that.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub only_behind: bool,
 }
 
 impl Trigger {
     /// A text.
     #[must_use]
     pub fn text(text: impl Into<String>) -> Self {
-        Self { tokens: Vec::new(), texts: vec![text.into()] }
+        Self { texts: vec![text.into()], ..Self::default() }
     }
 
     /// A token.
     #[must_use]
     pub fn token(token: TokenId) -> Self {
-        Self { tokens: vec![token], texts: Vec::new() }
+        Self { tokens: vec![token], ..Self::default() }
     }
 }
 

@@ -11,41 +11,45 @@ pub(super) struct Watch {
     text: Vec<u8>,
     /// Where each token's text begins in `text`.
     starts: Vec<usize>,
+    /// Where an opening may begin; `None` where none can any more.
+    anchor: Option<usize>,
 }
 
 impl Watch {
     pub(super) fn new(mut trigger: Trigger) -> Self {
         trigger.texts.retain(|text| !text.is_empty());
-        let longest = trigger.texts.iter().map(String::len).max().unwrap_or(0);
-        Self { trigger, longest, text: Vec::new(), starts: Vec::new() }
+        trigger.openings.retain(|text| !text.is_empty());
+        let longest = trigger.texts.iter().chain([&trigger.behind]).map(String::len).max().unwrap_or(0);
+        let anchor = first_anchor(&trigger);
+        Self { trigger, longest, text: Vec::new(), starts: Vec::new(), anchor }
     }
 
-    /// The bytes of `piece` that stand behind the trigger, if the token completes it.
-    pub(super) fn behind<'a>(&self, token: TokenId, piece: &'a [u8]) -> Option<&'a [u8]> {
+    /// What the grammar is to begin with, if the token completes the trigger: the bytes of `piece` that stand behind it, or
+    /// an opening with them.
+    pub(super) fn behind(&self, token: TokenId, piece: &[u8]) -> Option<Vec<u8>> {
         if self.trigger.tokens.contains(&token) {
-            return Some(&[]);
+            return Some(Vec::new());
         }
         let from = self.text.len().saturating_sub(self.longest.saturating_sub(1));
         let recent = &self.text[from..];
         let window = [recent, piece].concat();
         // The first trigger that ends within the new piece.
-        let end = self
-            .trigger
-            .texts
-            .iter()
-            .filter_map(|text| {
-                let first = (recent.len() + 1).saturating_sub(text.len());
-                let at = window[first..].windows(text.len()).position(|found| found == text.as_bytes())?;
-                Some(first + at + text.len())
-            })
-            .min()?;
-        Some(&piece[end - recent.len()..])
+        let end = self.trigger.texts.iter().filter_map(|text| ends_within(&window, recent.len(), text)).min();
+        if let Some(end) = end {
+            return Some(window[end..].to_vec());
+        }
+        let candidate = self.candidate(&window, recent.len(), piece)?;
+        let bare = without_space(candidate.iter());
+        let opened = self.trigger.openings.iter().any(|opening| bare.starts_with(opening.as_bytes()));
+        opened.then(|| candidate.trim_ascii_start().to_vec())
     }
 
     /// Notes a token that was appended.
     pub(super) fn push(&mut self, piece: &[u8]) {
         self.starts.push(self.text.len());
+        let before = self.text.len();
         self.text.extend_from_slice(piece);
+        self.look_for_anchor(before);
     }
 
     /// Forgets the last `count` tokens.
@@ -54,8 +58,59 @@ impl Watch {
         if let Some(&start) = self.starts.get(keep) {
             self.text.truncate(start);
             self.starts.truncate(keep);
+            self.anchor = first_anchor(&self.trigger);
+            self.look_for_anchor(0);
         }
     }
+
+    /// The text that an opening would stand at the beginning of, with the new piece.
+    fn candidate(&self, window: &[u8], recent: usize, piece: &[u8]) -> Option<Vec<u8>> {
+        if self.trigger.openings.is_empty() {
+            return None;
+        }
+        if let Some(end) = ends_within(window, recent, &self.trigger.behind) {
+            return Some(window[end..].to_vec());
+        }
+        self.anchor.map(|anchor| [&self.text[anchor..], piece].concat())
+    }
+
+    /// Moves the anchor over the text from `before` on, or gives it up.
+    fn look_for_anchor(&mut self, before: usize) {
+        if self.trigger.openings.is_empty() {
+            return;
+        }
+        let marker = self.trigger.behind.as_bytes();
+        let from = before.saturating_sub(marker.len().saturating_sub(1));
+        if let Some(at) = (!marker.is_empty()).then(|| rfind(&self.text[from..], marker)).flatten() {
+            self.anchor = Some(from + at + marker.len());
+        }
+        self.anchor = self.anchor.filter(|&anchor| {
+            let bare = without_space(self.text[anchor..].iter());
+            self.trigger.openings.iter().any(|opening| opening.as_bytes().starts_with(&bare))
+        });
+    }
+}
+
+fn first_anchor(trigger: &Trigger) -> Option<usize> {
+    (!trigger.only_behind && !trigger.openings.is_empty()).then_some(0)
+}
+
+/// Where `text` ends in the window, if it ends within the new part of it.
+fn ends_within(window: &[u8], old: usize, text: &str) -> Option<usize> {
+    if text.is_empty() {
+        return None;
+    }
+    let first = (old + 1).saturating_sub(text.len());
+    let at = window[first..].windows(text.len()).position(|found| found == text.as_bytes())?;
+    Some(first + at + text.len())
+}
+
+fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {
+    text.windows(marker.len()).rposition(|found| found == marker)
+}
+
+fn without_space<'a>(bytes: impl Iterator<Item = &'a u8>) -> Vec<u8> {
+    bytes.copied().filter(|byte| !byte.is_ascii_whitespace()).collect()
 }
 
 #[cfg(test)]
@@ -65,14 +120,53 @@ mod tests {
 
     #[test]
     fn the_text_behind_a_trigger_is_found() {
-        let mut watch = Watch::new(Trigger { tokens: vec![7], texts: vec!["<tool>".into()] });
+        let mut watch = Watch::new(Trigger { tokens: vec![7], ..Trigger::text("<tool>") });
         assert_eq!(watch.behind(1, b"say <to"), None);
         watch.push(b"say <to");
-        assert_eq!(watch.behind(2, b"ol>{\"a"), Some(&b"{\"a"[..]));
+        assert_eq!(watch.behind(2, b"ol>{\"a"), Some(b"{\"a".to_vec()));
         assert_eq!(watch.behind(3, b"tal"), None);
-        assert_eq!(watch.behind(7, b"x"), Some(&b""[..]));
+        assert_eq!(watch.behind(7, b"x"), Some(Vec::new()));
         watch.pop(1);
         assert_eq!(watch.behind(2, b"ol>"), None);
+    }
+
+    fn opening(only_behind: bool) -> Watch {
+        let openings = vec!["{\"name\":\"f\"".into(), "f{".into()];
+        Watch::new(Trigger { openings, behind: "</think>".into(), only_behind, ..Trigger::default() })
+    }
+
+    /// What the grammar begins with, if it does, and the pieces up to there.
+    fn opened(watch: &mut Watch, pieces: &[&str]) -> Option<(usize, String)> {
+        for (index, piece) in pieces.iter().enumerate() {
+            if let Some(behind) = watch.behind(0, piece.as_bytes()) {
+                return Some((index, String::from_utf8(behind).unwrap()));
+            }
+            watch.push(piece.as_bytes());
+        }
+        None
+    }
+
+    #[test]
+    fn an_opening_counts_at_the_beginning_only() {
+        let found = |pieces: &[&str]| opened(&mut opening(false), pieces);
+        assert_eq!(found(&["\n{ ", "\"name\"", ": \"", "f", "\", "]), Some((4, "{ \"name\": \"f\", ".into())));
+        assert_eq!(found(&["f", "\n", "{\"a"]), Some((2, "f\n{\"a".into())));
+        assert_eq!(found(&["{\"name\": \"g\"}"]), None);
+        assert_eq!(found(&["so ", "f", "{"]), None);
+        assert_eq!(found(&["so </thi", "nk>\nf", "{"]), Some((2, "f{".into())));
+        assert_eq!(found(&["so </think>f{"]), Some((0, "f{".into())));
+        assert_eq!(opened(&mut opening(true), &["f", "{", "</think>", " f{"]), Some((3, "f{".into())));
+    }
+
+    #[test]
+    fn an_opening_is_looked_for_again_where_tokens_were_taken_back() {
+        let mut watch = opening(false);
+        assert_eq!(opened(&mut watch, &["f", "oo"]), None);
+        watch.pop(1);
+        assert_eq!(opened(&mut watch, &["{"]), Some((0, "f{".into())));
+        assert_eq!(opened(&mut watch, &["x", "</think>", "y"]), None);
+        watch.pop(1);
+        assert_eq!(opened(&mut watch, &["f {"]), Some((0, "f {".into())));
     }
 
     proptest! {

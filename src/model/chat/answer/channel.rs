@@ -21,6 +21,9 @@ pub(in crate::model::chat) const MARKERS: [&str; 7] = [START, CHANNEL, MESSAGE, 
 /// What ends a message; the first three are part of it.
 const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 
+/// What goes on with a header that the prompt has begun.
+const RECIPIENT: &str = " to=";
+
 /// Longest header.
 const LONGEST_HEADER: usize = 500;
 
@@ -79,7 +82,9 @@ impl Channels {
             return false;
         }
         let begins = |marker: &str| rest.starts_with(marker) || (over.is_none() && marker.starts_with(rest));
-        if !begins(START) && !begins(CHANNEL) {
+        // The prompt has begun the first message's header already.
+        let goes_on = self.at == 0 && begins(RECIPIENT);
+        if !begins(START) && !begins(CHANNEL) && !goes_on {
             // Text without a header, e.g. because a mod forced it.
             self.body = Some(Body { header: self.at, kind: Kind::Text });
             return true;
