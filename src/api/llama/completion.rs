@@ -6,6 +6,7 @@ use crate::api::generation::{self, Runs, stream};
 use crate::api::wire::{self, Fields};
 use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::engine::Output;
+use crate::events::TokenId;
 use axum::Extension;
 use axum::Json;
 use axum::body::Bytes;
@@ -36,25 +37,30 @@ async fn completion(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, LlamaError> {
+    answer(app, caller, &headers, body, ask::prompts).await
+}
+
+/// Reads a body, runs the prompts that `prompts` finds in it, and writes the answer.
+pub(super) async fn answer(
+    app: App,
+    caller: Option<Extension<Caller>>,
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+    prompts: impl FnOnce(Fields<'_>, &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError>,
+) -> Result<Response, LlamaError> {
     let body = wire::json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let asked = ask::read(&app, &loaded, fields, ask::prompts(fields, &loaded)?)?;
-    Ok(respond(app, &loaded, asked, caller, &headers).await?)
+    let mut asked = ask::read(&app, &loaded, fields, prompts(fields, &loaded)?)?;
+    for request in &mut asked.requests {
+        generation::note_client(request, headers, caller.clone());
+    }
+    Ok(respond(app, &loaded, asked).await?)
 }
 
 /// Runs what was asked for and writes the answer.
-pub(super) async fn respond(
-    app: App,
-    loaded: &Loaded,
-    asked: Asked,
-    caller: Option<Extension<Caller>>,
-    headers: &HeaderMap,
-) -> Result<Response, ApiError> {
-    let Asked { mut requests, answer } = asked;
-    for request in &mut requests {
-        generation::note_client(request, headers, caller.clone());
-    }
+async fn respond(app: App, loaded: &Loaded, asked: Asked) -> Result<Response, ApiError> {
+    let Asked { requests, answer } = asked;
     let vocabulary = loaded.vocabulary();
     let kept: Vec<Kept> = requests.iter().map(|request| Kept::of(request, vocabulary)).collect();
     let runs = Runs::begin(app, loaded, requests).await?;

@@ -1,10 +1,9 @@
 //! `/infill`: the text between two texts, for editors. Needs a model that was trained for it.
 
-use super::ask;
 use super::completion;
 use crate::api::wire::fields::{Fields, wrong};
-use crate::api::wire::{self, parameters};
-use crate::api::{ApiError, App, Caller, LlamaError};
+use crate::api::wire::parameters;
+use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::events::TokenId;
 use crate::model::{FillIn, Vocabulary};
 use axum::Extension;
@@ -34,9 +33,10 @@ async fn infill(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, LlamaError> {
-    let body = wire::json(&body?)?;
-    let fields = Fields::new(&body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
+    completion::answer(app, caller, &headers, body, |fields, loaded| Ok(vec![prompt(fields, loaded)?])).await
+}
+
+fn prompt(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let tokens = tokens_of(vocabulary)?;
     let needed = |name: &str| {
@@ -54,9 +54,7 @@ async fn infill(
     };
     let n_predict =
         fields.integer("n_predict", -1..=i64::from(i32::MAX))?.and_then(|count| usize::try_from(count).ok());
-    let prompt = gap.prompt(vocabulary, tokens, loaded.engine().context_per_slot() as usize, n_predict);
-    let asked = ask::read(&app, &loaded, fields, vec![prompt])?;
-    Ok(completion::respond(app, &loaded, asked, caller, &headers).await?)
+    Ok(gap.prompt(vocabulary, tokens, loaded.engine().context_per_slot() as usize, n_predict))
 }
 
 /// The model's tokens for filling in.
