@@ -162,11 +162,46 @@ async fn a_response_has_the_form_that_was_asked_for() {
 }
 
 #[tokio::test]
+async fn a_response_goes_on_from_an_earlier_one() {
+    let server = server().await;
+    let first = server.answer(RESPONSES, &ask(json!({"mods": says("<think>hm</think>Hello, Ann.")}))).await;
+    let id = first["id"].as_str().unwrap();
+    assert_eq!(first["store"], true);
+    assert_eq!(server.get(&format!("/v1/responses/{id}")).await, (200, first.clone()));
+    let further = json!({"previous_response_id": id, "input": "And now?"});
+    let whole = json!({"input": [
+        {"role": "user", "content": "Hello!"},
+        first["output"][0],
+        first["output"][1],
+        {"role": "user", "content": "And now?"},
+    ]});
+    let count = server.answer("/v1/responses/input_tokens", &ask(further.clone())).await;
+    assert_eq!(server.answer("/v1/responses/input_tokens", &ask(whole)).await, count);
+    let mut streamed = ask(further);
+    streamed["stream"] = true.into();
+    let events = server.events(RESPONSES, &streamed).await;
+    let second = &events.last().unwrap().1["response"];
+    assert_eq!(second["previous_response_id"], first["id"]);
+    // The slot that remembers the first answer gives it its thought back.
+    assert!(second["usage"]["input_tokens"].as_u64() >= count["input_tokens"].as_u64());
+    let third = server.answer(RESPONSES, &ask(json!({"previous_response_id": second["id"], "store": false}))).await;
+    assert!(third["usage"]["input_tokens"].as_u64() > second["usage"]["input_tokens"].as_u64());
+    let path = format!("/v1/responses/{id}");
+    let deleted = server.request(reqwest::Method::DELETE, &path).send().await.unwrap();
+    assert_eq!(deleted.json::<Value>().await.unwrap(), json!({"id": id, "object": "response", "deleted": true}));
+    assert_eq!(server.get(&path).await.0, 404);
+    assert_eq!(server.get(&format!("/v1/responses/{}", third["id"].as_str().unwrap())).await.0, 404, "it was not kept");
+    let second = second["id"].clone();
+    server.answer(RESPONSES, &ask(json!({"previous_response_id": second}))).await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_is_refused() {
     let server = server().await;
     for (further, param) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
-        (json!({"store": true}), "store"),
+        (json!({"store": "always"}), "store"),
+        (json!({"conversation": "conv_1"}), "conversation"),
         (json!({"background": true}), "background"),
         (json!({"input": []}), "input"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),

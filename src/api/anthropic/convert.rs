@@ -1,7 +1,7 @@
 //! From a body of Messages to that of a chat completion.
 
 use crate::api::ApiError;
-use crate::api::wire::fields::{Fields, wrong};
+use crate::api::wire::fields::{Fields, integer, text_parts, wrong};
 use serde_json::{Map, Value, json};
 
 /// Fields that are written differently there; all others are taken over.
@@ -67,6 +67,12 @@ pub(super) fn to_chat(body: &Value, runs: bool) -> Result<Value, ApiError> {
             }
         };
         chat.insert("enable_thinking".into(), enabled.into());
+        if let Some(budget) = thinking.get("budget_tokens").filter(|budget| enabled && !budget.is_null()) {
+            let tokens = integer(budget).filter(|tokens| (1..=i64::from(i32::MAX)).contains(tokens));
+            let tokens =
+                tokens.ok_or_else(|| wrong("thinking.budget_tokens", "a whole number of at least 1", budget))?;
+            chat.insert("reasoning_budget_tokens".into(), tokens.into());
+        }
     }
     Ok(Value::Object(chat))
 }
@@ -192,21 +198,7 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
 
 /// A text, or the texts of blocks.
 fn text_of(value: &Value, at: &str) -> Result<String, ApiError> {
-    match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => {
-            let texts: Result<Vec<&str>, ApiError> = blocks
-                .iter()
-                .enumerate()
-                .map(|(index, block)| match (block["type"].as_str(), block["text"].as_str()) {
-                    (Some("text"), Some(text)) => Ok(text),
-                    _ => Err(wrong(&format!("{at}[{index}]"), "a text block; the model takes text only", block)),
-                })
-                .collect();
-            Ok(texts?.join("\n"))
-        }
-        other => Err(wrong(at, "a text or a list of text blocks", other)),
-    }
+    text_parts(value, at, |block| block["text"].as_str().filter(|_| block["type"] == "text"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! From a body of Responses to that of a chat completion.
 
+use super::kept::Items;
 use crate::api::ApiError;
-use crate::api::wire::fields::{Fields, wrong};
+use crate::api::wire::fields::{Fields, text_parts, wrong};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// Fields that are written differently there; all others are taken over.
 const OWN: &[&str] = &[
@@ -14,32 +16,38 @@ const OWN: &[&str] = &[
     "max_output_tokens",
     "reasoning",
     "top_logprobs",
+    "previous_response_id",
+    "store",
     "n",
     "messages",
 ];
 
-/// Fields that ask for a memory of earlier responses, or for something that runs elsewhere.
+/// Fields that ask for what is kept elsewhere.
 const REFUSED: &[(&str, &str)] = &[
-    ("previous_response_id", "responses are not kept for later ones; send the whole conversation as input"),
-    ("conversation", "conversations are not kept; send the whole conversation as input"),
+    ("conversation", "conversations are not kept; send previous_response_id, or the whole conversation as input"),
     ("prompt", "there are no stored prompts; send instructions and input"),
 ];
 
-/// The body of a chat completion that asks the same.
-pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
+/// The items of `input`.
+pub(super) fn input(fields: Fields<'_>) -> Result<Items, ApiError> {
+    match fields.get("input") {
+        Some(Value::String(text)) => Ok(vec![Arc::new(json!({ "role": "user", "content": text }))]),
+        Some(Value::Array(items)) if !items.is_empty() => Ok(items.iter().cloned().map(Arc::new).collect()),
+        found => Err(wrong("input", "a text or a list with at least one item", found.unwrap_or(&Value::Null))),
+    }
+}
+
+/// The body of a chat completion that asks the same, behind the items of an `earlier` conversation.
+pub(super) fn to_chat(body: &Value, earlier: &[Arc<Value>]) -> Result<Value, ApiError> {
     let fields = Fields::new(body)?;
     for (name, reason) in REFUSED {
         if fields.get(name).is_some() {
             return Err(ApiError::invalid(*name, format!("{name}: {reason}")).code("unsupported"));
         }
     }
-    for (name, reason) in [
-        ("store", "responses are not kept for later ones; every run is recorded, though, under its run id"),
-        ("background", "a response is answered on the connection that asked for it"),
-    ] {
-        if fields.flag(name)? == Some(true) {
-            return Err(ApiError::invalid(name, format!("{name}: {reason}")).code("unsupported"));
-        }
+    if fields.flag("background")? == Some(true) {
+        let detail = "background: a response is answered on the connection that asked for it";
+        return Err(ApiError::invalid("background", detail).code("unsupported"));
     }
     let object = body.as_object().into_iter().flatten();
     let mut chat: Map<String, Value> = object
@@ -50,17 +58,11 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     if let Some(instructions) = fields.text("instructions")? {
         messages.push(json!({ "role": "system", "content": instructions }));
     }
-    match fields.get("input") {
-        Some(Value::String(text)) => messages.push(json!({ "role": "user", "content": text })),
-        Some(Value::Array(items)) if !items.is_empty() => {
-            for (index, item) in items.iter().enumerate() {
-                push_item(&mut messages, item, &format!("input[{index}]"))?;
-            }
-        }
-        found => {
-            let found = found.unwrap_or(&Value::Null);
-            return Err(wrong("input", "a text or a list with at least one item", found));
-        }
+    for item in earlier {
+        push_item(&mut messages, item, "previous_response_id")?;
+    }
+    for (index, item) in input(fields)?.iter().enumerate() {
+        push_item(&mut messages, item, &format!("input[{index}]"))?;
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.list("tools")? {
@@ -171,27 +173,11 @@ fn assistant(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool) -> &mu
 }
 
 fn content_of(value: &Value, at: &str) -> Result<String, ApiError> {
-    match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => {
-            let texts: Result<Vec<&str>, ApiError> = parts
-                .iter()
-                .enumerate()
-                .map(|(index, part)| {
-                    let text = match part["type"].as_str() {
-                        Some("input_text" | "output_text" | "text") => part["text"].as_str(),
-                        Some("refusal") => part["refusal"].as_str(),
-                        _ => None,
-                    };
-                    text.ok_or_else(|| {
-                        wrong(&format!("{at}[{index}]"), "a part with text; the model takes text only", part)
-                    })
-                })
-                .collect();
-            Ok(texts?.join("\n"))
-        }
-        other => Err(wrong(at, "a text or a list of parts", other)),
-    }
+    text_parts(value, at, |part| match part["type"].as_str() {
+        Some("input_text" | "output_text" | "text") => part["text"].as_str(),
+        Some("refusal") => part["refusal"].as_str(),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -215,7 +201,7 @@ mod tests {
                 {"type": "function_call_output", "call_id": "c1", "output": "2"},
             ],
         });
-        let chat = to_chat(&body).unwrap();
+        let chat = to_chat(&body, &[]).unwrap();
         insta::assert_json_snapshot!(chat["messages"], @r#"
         [
           {
@@ -267,8 +253,8 @@ mod tests {
         for (body, pointer) in [
             (json!({}), "input"),
             (json!({"input": []}), "input"),
-            (json!({"input": "a", "previous_response_id": "resp_1"}), "previous_response_id"),
-            (json!({"input": "a", "store": true}), "store"),
+            (json!({"input": "a", "conversation": "conv_1"}), "conversation"),
+            (json!({"input": "a", "background": true}), "background"),
             (json!({"input": "a", "tools": [{"type": "web_search"}]}), "tools[0].type"),
             (json!({"input": [{"role": "bot", "content": "a"}]}), "input[0].role"),
             (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0]"),
@@ -276,7 +262,7 @@ mod tests {
             (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
             (json!({"input": "a", "max_output_tokens": 0}), "max_output_tokens"),
         ] {
-            assert_eq!(to_chat(&body).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
+            assert_eq!(to_chat(&body, &[]).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
         }
     }
 }

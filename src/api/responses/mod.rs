@@ -1,10 +1,10 @@
 //! OpenAI's Responses: the same conversations, written as items.
 //!
-//! `convert` writes the body as that of a chat completion, `shape` and `stream` write what was heard as items and events. A
-//! response is not kept for a later one to refer to, and a request that asks for that is refused rather than answered
-//! without its history; the run itself is recorded like any other.
+//! `convert` writes the body as that of a chat completion, `shape` and `stream` write what was heard as items and events,
+//! and `kept` has the newest responses for later ones to go on from; the runs are recorded like any other.
 
 mod convert;
+mod kept;
 mod shape;
 mod stream;
 
@@ -12,26 +12,31 @@ use super::chat::{Asked, Conversation, Refused, Talk, stream::respond};
 use super::wire::{self, Fields};
 use super::{ApiError, App, Caller, OpenAiError, generation};
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use kept::{Items, Responses};
 use serde_json::{Value, json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// The routes, with `/v1` and without.
 pub(super) fn router() -> OpenApiRouter<App> {
-    use axum::routing::post;
+    use axum::routing::{get, post};
     OpenApiRouter::new()
         .routes(routes!(create))
         .routes(routes!(input_tokens))
+        .routes(routes!(show, delete))
         .route("/responses", post(create))
         .route("/responses/input_tokens", post(input_tokens))
+        .route("/responses/{response_id}", get(show).delete(delete))
+        .layer(Extension(Responses::default()))
 }
 
-/// Answers a conversation, as OpenAI's route of that name does; with `"stream": true` event by event.
+/// Answers a conversation, as OpenAI's route of that name does; with `"stream": true` event by event. Unless `store` is
+/// false, `previous_response_id` can name the response later; only the newest are kept, in memory.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "A response, or server-sent events of its items"),
@@ -40,32 +45,78 @@ pub(super) fn router() -> OpenApiRouter<App> {
               (status = 503, description = "The model is being loaded")))]
 async fn create(
     State(app): State<App>,
+    Extension(responses): Extension<Responses>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    answer(&app, caller, &headers, body).await.unwrap_or_else(|refused| refused.respond(OpenAiError))
+    answer(&app, responses, caller, &headers, body).await.unwrap_or_else(|refused| refused.respond(OpenAiError))
 }
 
 async fn answer(
     app: &App,
+    responses: Responses,
     caller: Option<Extension<Caller>>,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Refused> {
     let asked = wire::json(&body.map_err(ApiError::from)?)?;
-    let body = convert::to_chat(&asked)?;
+    let fields = Fields::new(&asked)?;
+    let owner = kept::owner(caller.as_deref());
+    let mut items = earlier(fields, &responses, owner.as_deref())?;
+    let body = convert::to_chat(&asked, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let echo = shape::Echo::of(&asked);
+    let keeps = fields.flag("store")?.unwrap_or(true);
+    items.extend(convert::input(fields)?);
+    let keep = move |response: &Value| {
+        if keeps {
+            responses.keep(response, items, owner);
+        }
+    };
     let mut talk = Talk::begin(app, &loaded, Asked::read(app, &loaded, &body)?, headers, caller).await?;
     let run = talk.run();
     let response = if talk.wishes.stream {
-        respond(talk, stream::Events::new(echo))
+        respond(talk, stream::Events::new(echo, Box::new(keep)))
     } else {
         while talk.next().await.map_err(|error| Refused { error, run: Some(run) })?.is_some() {}
-        Json(shape::response(&talk, &echo)).into_response()
+        let response = shape::response(&talk, &echo);
+        keep(&response);
+        Json(response).into_response()
     };
     Ok(generation::with_run_id(response, run))
+}
+
+/// The conversation that the request goes on from.
+fn earlier(fields: Fields<'_>, responses: &Responses, owner: Option<&str>) -> Result<Items, ApiError> {
+    let id = fields.text("previous_response_id")?;
+    id.map_or_else(|| Ok(Items::new()), |id| responses.conversation(id, owner))
+}
+
+/// A response that is kept.
+#[utoipa::path(get, path = "/v1/responses/{response_id}", tag = "openai",
+    params(("response_id" = String, Path, description = "As the response's `id` says")),
+    responses((status = 200, description = "The response"), (status = 404, description = "It is not kept")))]
+async fn show(
+    Extension(responses): Extension<Responses>,
+    caller: Option<Extension<Caller>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, OpenAiError> {
+    let response = responses.get(&id, kept::owner(caller.as_deref()).as_deref())?;
+    Ok(Json(Value::clone(&response)))
+}
+
+/// Forgets a response; those that go on from it keep its conversation.
+#[utoipa::path(delete, path = "/v1/responses/{response_id}", tag = "openai",
+    params(("response_id" = String, Path, description = "As the response's `id` says")),
+    responses((status = 200, description = "`{id, object, deleted: true}`"), (status = 404, description = "It is not kept")))]
+async fn delete(
+    Extension(responses): Extension<Responses>,
+    caller: Option<Extension<Caller>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, OpenAiError> {
+    responses.delete(&id, kept::owner(caller.as_deref()).as_deref())?;
+    Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
 }
 
 /// How many tokens the prompt of a response has, without running it.
@@ -73,8 +124,15 @@ async fn answer(
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{\"input_tokens\": n, \"object\": \"response.input_tokens\"}`"),
               (status = 400, description = "A field is wrong; `error.param` names it")))]
-async fn input_tokens(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, OpenAiError> {
-    let body = convert::to_chat(&wire::json(&body?)?)?;
+async fn input_tokens(
+    State(app): State<App>,
+    Extension(responses): Extension<Responses>,
+    caller: Option<Extension<Caller>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, OpenAiError> {
+    let asked = wire::json(&body?)?;
+    let items = earlier(Fields::new(&asked)?, &responses, kept::owner(caller.as_deref()).as_deref())?;
+    let body = convert::to_chat(&asked, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let prepared = Conversation::read(&app, Fields::new(&body)?)?.prepare(&loaded)?;
     Ok(Json(json!({ "input_tokens": prepared.tokens.len(), "object": "response.input_tokens" })))

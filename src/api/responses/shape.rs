@@ -21,7 +21,7 @@ impl Echo {
             or("parallel_tool_calls", true.into()),
             or("previous_response_id", Value::Null),
             or("reasoning", json!({ "effort": null, "summary": null })),
-            or("store", false.into()),
+            or("store", true.into()),
             or("temperature", Value::Null),
             or("text", json!({ "format": { "type": "text" } })),
             or("tool_choice", "auto".into()),

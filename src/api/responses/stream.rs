@@ -8,10 +8,13 @@ use crate::api::chat::stream::{Dialect, Ready, typed};
 use crate::api::chat::{Heard, Said, Talk};
 use serde_json::{Value, json};
 
+/// What is done with the whole response.
+pub(super) type Keep = Box<dyn FnOnce(&Value) + Send>;
+
 /// Writes the events.
-#[derive(Debug)]
 pub(super) struct Events {
     echo: Echo,
+    keep: Option<Keep>,
     sequence: u64,
     /// Items that have ended.
     output: Vec<Value>,
@@ -34,8 +37,8 @@ enum Kind {
 }
 
 impl Events {
-    pub(super) fn new(echo: Echo) -> Self {
-        Self { echo, sequence: 0, output: Vec::new(), item: None }
+    pub(super) fn new(echo: Echo, keep: Keep) -> Self {
+        Self { echo, keep: Some(keep), sequence: 0, output: Vec::new(), item: None }
     }
 
     fn send(&mut self, name: &'static str, mut event: Value, ready: &mut Ready) {
@@ -157,6 +160,9 @@ impl Dialect for Events {
         let cut = talk.reason(0) == "length";
         self.close(talk, if cut { "incomplete" } else { "completed" }, ready);
         let response = shape::response(talk, &self.echo);
+        if let Some(keep) = self.keep.take() {
+            keep(&response);
+        }
         let name = if cut { "response.incomplete" } else { "response.completed" };
         self.send(name, json!({ "response": response }), ready);
     }

@@ -107,6 +107,26 @@ pub(in crate::api) fn wrong(name: &str, expected: &str, found: &Value) -> ApiErr
     ApiError::invalid(name, format!("{name} must be {expected}, got {}", shown(found)))
 }
 
+/// A text, or the texts of its parts, a line each; `text` is what a part says.
+pub(in crate::api) fn text_parts<'a>(
+    value: &'a Value,
+    at: &str,
+    text: impl Fn(&'a Value) -> Option<&'a str>,
+) -> Result<String, ApiError> {
+    let parts = match value {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(parts) => parts,
+        other => return Err(wrong(at, "a text or a list of parts with text", other)),
+    };
+    let expected = "a part with text; the model takes text only";
+    let texts: Result<Vec<&str>, ApiError> = parts
+        .iter()
+        .enumerate()
+        .map(|(index, part)| text(part).ok_or_else(|| wrong(&format!("{at}[{index}]"), expected, part)))
+        .collect();
+    Ok(texts?.join("\n"))
+}
+
 /// A value for a person to recognise it by.
 pub(in crate::api) fn shown(value: &Value) -> String {
     const LONGEST: usize = 60;
