@@ -31,6 +31,7 @@ fn redacted(answer: &Value) -> Value {
         ("/usage/prompt_tokens_details/cached_tokens", "[count]"),
         ("/thunder/run_id", "[id]"),
         ("/thunder/replay", "[path]"),
+        ("/thunder/id_slot", "[slot]"),
     ] {
         *answer.pointer_mut(pointer).unwrap() = what.into();
     }
@@ -78,13 +79,15 @@ async fn a_chat_is_answered_in_openais_shape() {
       "timings": "[timings]",
       "thunder": {
         "run_id": "[id]",
-        "replay": "[path]"
+        "replay": "[path]",
+        "id_slot": "[slot]"
       }
     }
     "#);
     let run_id = answer["thunder"]["run_id"].as_str().unwrap();
     assert_eq!(answer["id"], format!("chatcmpl-{run_id}"));
     assert_eq!(answer["thunder"]["replay"], format!("/runs/{run_id}"));
+    assert!(answer["thunder"]["id_slot"].as_u64().is_some_and(|slot| slot < 4));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use super::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -55,7 +56,8 @@ async fn a_pipe_is_answered_line_by_line() {
 #[tokio::test]
 async fn a_conversation_is_kept_and_gone_on_with() {
     let server = server().await;
-    let file = folder().join("talk.json");
+    let folder = folder();
+    let file = folder.join("talk.json");
     let shown = file.display();
     let lines = format!("/system Be short.\n/params temperature 0\n{}\nHello!\n/save {shown}\n", says("Yes."));
     let told = piped(server, &["-n", "5"], &lines).await;
@@ -66,6 +68,18 @@ async fn a_conversation_is_kept_and_gone_on_with() {
     assert_eq!(saved["messages"].as_array().unwrap().len(), 2);
     assert_eq!(saved["messages"][1]["tokens"].as_array().unwrap().len(), 5, "{saved}");
     assert!(saved["messages"][1]["content"].as_str().unwrap().starts_with("Yes."));
+    // The KV state is kept beside it, and another server goes on with it as if it had held the conversation.
+    let state = std::fs::metadata(folder.join("talk.json.ses1")).unwrap();
+    assert!(state.len() > 1000 && state.permissions().mode() & 0o077 == 0, "{state:?}");
+    let other = Server::start(&[]);
+    other.wait_ready().await;
+    let told = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
+    let notes = text(&told.stderr);
+    let cached = notes.lines().find_map(|line| line.split("; ").nth(1)?.split_once(" of ")?.0.parse::<u64>().ok());
+    assert!(told.status.success() && cached.is_some_and(|cached| cached > 20), "{notes}");
+    std::fs::write(folder.join("talk.json.ses1"), "SES1 of another time").unwrap();
+    let told = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
+    assert!(told.status.success() && text(&told.stderr).contains("evaluates the whole"), "{}", text(&told.stderr));
     // A restored conversation is the same one: the same answer to the same message.
     let on = |how: String| async move {
         let told = piped(server, &["-n", "5"], &how).await;

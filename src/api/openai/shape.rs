@@ -3,6 +3,9 @@
 use crate::events::{FinishReason, Usage};
 use serde_json::{Value, json};
 
+/// Which server answered; clients of llama-server look for the b of its builds.
+pub(super) const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
+
 /// The finish reason as OpenAI has it.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {

@@ -24,6 +24,8 @@ pub struct Answered {
     pub usage: Value,
     /// Where the time went, as llama-server tells it.
     pub timings: Value,
+    /// The slot that it was generated in.
+    pub slot: Option<u64>,
 }
 
 /// The pieces of an answer that do not go to the screen.
@@ -92,6 +94,7 @@ impl Pieces {
         for _ in 0..void("tool_calls").unwrap_or(0) {
             self.calls.pop_last();
         }
+        self.answered.slot = chunk.pointer("/thunder/id_slot").and_then(Value::as_u64).or(self.answered.slot);
         let choice = &chunk["choices"][0];
         let delta = &choice["delta"];
         if let Some(text) = delta["reasoning_content"].as_str() {

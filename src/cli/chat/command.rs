@@ -14,7 +14,7 @@ pub const HELP: &str = "\
 /params [NAME [VALUE]]   parameters of requests, e.g. /params temperature 0.2, or model NAME; - removes one
 /regenerate              another answer to the last message
 /reset                   begins anew; system, mods, tools and parameters stay
-/save FILE               keeps the conversation
+/save FILE               keeps the conversation, and its KV state in FILE.ses1
 /restore FILE            goes on with a kept one
 /replay                  where the last answer can be replayed
 /quit                    leaves, as Ctrl-D does

@@ -6,6 +6,7 @@ mod conversation;
 mod input;
 mod keys;
 mod screen;
+mod state;
 mod talk;
 
 use super::client::ServerArgs;
@@ -70,6 +71,9 @@ pub async fn chat(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exi
     let attention = !args.no_attention && args.engine.captures_attention() && place.keeps_attention();
     let mut talk = Talk::new(place, conversation, reader, Screen::new(), attention);
     talk.add_mods(mods);
+    if let Some(path) = &args.restore {
+        talk.restore_state(path).await;
+    }
     let talked = talk.run().await;
     talk.close().await;
     talked

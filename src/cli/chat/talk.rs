@@ -6,6 +6,7 @@ use super::conversation::{Conversation, Message};
 use super::input::{Input, Reader};
 use super::keys::Keys;
 use super::screen::Screen;
+use super::state;
 use crate::cli::place::Place;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -27,12 +28,14 @@ pub struct Talk {
     used: u64,
     /// Where the last answer can be replayed.
     replay: Option<String>,
+    /// The slot with the conversation's KV state.
+    slot: Option<u64>,
 }
 
 impl Talk {
     /// A conversation that begins, or goes on.
     pub fn new(place: Place, conversation: Conversation, reader: Reader, screen: Screen, attention: bool) -> Self {
-        Self { place, conversation, reader, screen, attention, context: 0, used: 0, replay: None }
+        Self { place, conversation, reader, screen, attention, context: 0, used: 0, replay: None, slot: None }
     }
 
     /// Turns mods on.
@@ -137,6 +140,7 @@ impl Talk {
             }
         };
         self.report(&answered);
+        self.slot = answered.slot.or(self.slot);
         let run_id = answered.run_id;
         if let Some(message) = answered.message {
             self.conversation.messages.push(message);
@@ -204,11 +208,13 @@ impl Talk {
             }
             Command::Reset => {
                 self.conversation.messages.clear();
+                self.slot = None;
                 self.used = 0;
             }
             Command::Save(path) => {
                 self.conversation.save(&path)?;
                 self.screen.note(&format!("{}: {} messages", path.display(), self.conversation.messages.len()));
+                self.save_state(&path).await;
             }
             Command::Restore(path) => {
                 self.conversation = Conversation::restore(&path)?;
@@ -216,6 +222,7 @@ impl Talk {
                 let messages = self.conversation.messages.len();
                 self.introduce().await?;
                 self.screen.note(&format!("{}: {messages} messages", path.display()));
+                self.restore_state(&path).await;
             }
             Command::Replay => match &self.replay {
                 Some(replay) => self.screen.note(&format!("replay: {replay}")),
@@ -225,6 +232,26 @@ impl Talk {
             Command::Quit => {}
         }
         Ok(())
+    }
+
+    /// Keeps the KV state beside a saved conversation.
+    async fn save_state(&self, path: &Path) {
+        let Some(slot) = self.slot else { return state::forget(path) };
+        match state::save(self.place.server(), slot, path).await {
+            Ok(bytes) => self.screen.note(&format!("{}: {bytes} bytes of KV state", state::beside(path).display())),
+            Err(error) => {
+                state::forget(path);
+                self.screen.note(&format!("saved without its KV state: {error:#}"));
+            }
+        }
+    }
+
+    /// Puts back the KV state that was saved with a conversation.
+    pub async fn restore_state(&mut self, path: &Path) {
+        self.slot = None;
+        if let Err(error) = state::restore(self.place.server(), path).await {
+            self.screen.note(&format!("the next answer evaluates the whole conversation again: {error:#}"));
+        }
     }
 
     async fn list_mods(&self) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use crate::api::chat::Talk;
 use crate::api::generation;
-use crate::api::openai::shape::usage;
+use crate::api::openai::shape::{FINGERPRINT, usage};
 use crate::events::{Alternative, FinishReason, TokenMeasure};
 use serde_json::{Map, Value, json};
 
@@ -19,8 +19,7 @@ pub(super) fn object(talk: &Talk, choices: Value, chunk: bool) -> Map<String, Va
     object.insert("object".into(), kind.into());
     object.insert("created".into(), talk.created.into());
     object.insert("model".into(), talk.model.clone().into());
-    // Clients of llama-server look for the b of its builds.
-    object.insert("system_fingerprint".into(), concat!("b0-thunder-", env!("CARGO_PKG_VERSION")).into());
+    object.insert("system_fingerprint".into(), FINGERPRINT.into());
     object.insert("choices".into(), choices);
     object
 }
@@ -28,7 +27,7 @@ pub(super) fn object(talk: &Talk, choices: Value, chunk: bool) -> Map<String, Va
 /// Where the runs can be looked at.
 pub(super) fn thunder(talk: &Talk) -> Value {
     let run = talk.run();
-    let mut thunder = json!({ "run_id": run, "replay": format!("/runs/{run}") });
+    let mut thunder = json!({ "run_id": run, "replay": format!("/runs/{run}"), "id_slot": talk.slot(0) });
     if talk.len() > 1 {
         thunder["run_ids"] = talk.runs().map(|run| json!(run)).collect();
     }

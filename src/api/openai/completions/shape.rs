@@ -50,7 +50,7 @@ impl Head {
         object.insert("object".into(), "text_completion".into());
         object.insert("created".into(), self.created.into());
         object.insert("model".into(), self.model.clone().into());
-        object.insert("system_fingerprint".into(), concat!("thunder-", env!("CARGO_PKG_VERSION")).into());
+        object.insert("system_fingerprint".into(), shape::FINGERPRINT.into());
         object.insert("choices".into(), choices);
         object
     }
