@@ -3,6 +3,7 @@
 use crate::api::{ApiError, App, Kind};
 use bytes::Bytes;
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Longest name, which all file systems take with our ending for unfinished files.
@@ -38,7 +39,12 @@ fn is_plain(name: &str) -> bool {
 pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     let write = move || {
         let partial = unfinished(&path);
-        let written = std::fs::File::create(&partial)
+        // For the server's own user: a state tells the conversation that it is of.
+        let written = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&partial)
             .and_then(|mut file| {
                 file.write_all(&block)?;
                 file.sync_all()
