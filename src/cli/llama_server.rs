@@ -29,6 +29,8 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("--no-cache-prompt", "--cache-prompt=off"),
     ("--no-slots", "--slots=off"),
     ("--no-models-autoload", "--models-autoload=off"),
+    ("--no-prefill-assistant", "--prefill-assistant=off"),
+    ("-rea", "--reasoning"),
 ];
 
 /// Our flags, and llama-server's variables for them.
@@ -72,6 +74,12 @@ const VARIABLES: &[(&str, &str)] = &[
     ("props", "LLAMA_ARG_ENDPOINT_PROPS"),
     ("sse_ping_interval", "LLAMA_ARG_SSE_PING_INTERVAL"),
     ("predict", "LLAMA_ARG_N_PREDICT"),
+    ("reasoning", "LLAMA_ARG_REASONING"),
+    ("reasoning_effort", "LLAMA_ARG_REASONING_EFFORT"),
+    ("reasoning_format", "LLAMA_ARG_THINK"),
+    ("prefill_assistant", "LLAMA_ARG_PREFILL_ASSISTANT"),
+    ("reasoning_budget", "LLAMA_ARG_THINK_BUDGET"),
+    ("reasoning_budget_message", "LLAMA_ARG_THINK_BUDGET_MESSAGE"),
     ("temperature", "LLAMA_ARG_TEMPERATURE"),
     ("top_k", "LLAMA_ARG_TOP_K"),
     ("top_p", "LLAMA_ARG_TOP_P"),
@@ -115,7 +123,7 @@ mod tests {
     #[test]
     fn llama_servers_spellings_are_understood() {
         let line = "thunder serve --port 8080 -c 4096 -np 2 -t 1 -b 64 -ub 32 -ngl 9 -fa on --no-slots --metrics --jinja \
-                    --temp 0.2 --top-k 1 -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 --no-models-autoload -a x,y --mlock";
+                    --temp 0.2 --top-k 1 -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 --no-models-autoload -a x,y --mlock -rea off --no-prefill-assistant";
         let parsed = Cli::try_parse_from(spelled_out(line.split_whitespace().map(Into::into)));
         assert!(parsed.is_ok(), "{parsed:?}");
     }

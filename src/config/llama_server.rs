@@ -4,7 +4,7 @@
 //! here, or makes no difference.
 
 use super::Error;
-use super::flags::Switch;
+use super::flags::{Automatic, Switch};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -60,6 +60,26 @@ pub struct RequestFlags {
     /// Variables of the chat template, as a JSON object, e.g. `{"enable_thinking": false}`
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE_KWARGS", value_name = "JSON")]
     pub chat_template_kwargs: Option<String>,
+    /// Whether models think; auto leaves it to their chat template [also: -rea]
+    #[arg(long, env = "THUNDER_REASONING", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
+    pub reasoning: Option<Automatic>,
+    /// How much, for chat templates that ask, e.g. low, medium or high; default leaves it to them
+    #[arg(long, env = "THUNDER_REASONING_EFFORT", value_name = "LEVEL")]
+    pub reasoning_effort: Option<String>,
+    /// Whether thoughts are told from answers: none leaves them in the text, auto and deepseek do
+    #[arg(long, env = "THUNDER_REASONING_FORMAT", value_name = "none|auto|deepseek",
+          value_parser = ["none", "auto", "deepseek"])]
+    pub reasoning_format: Option<String>,
+    /// Tokens that a model may think, 0 for no thinking, -1 for any number; then the thought is ended
+    #[arg(long, env = "THUNDER_REASONING_BUDGET", value_name = "N", allow_negative_numbers = true)]
+    pub reasoning_budget: Option<i32>,
+    /// What is written at the end of a thought that is ended so
+    #[arg(long, env = "THUNDER_REASONING_BUDGET_MESSAGE", value_name = "TEXT")]
+    pub reasoning_budget_message: Option<String>,
+    /// Whether an assistant's message at the end is continued instead of answered [also: --no-prefill-assistant]
+    #[arg(long, env = "THUNDER_PREFILL_ASSISTANT", value_name = "on|off", default_value = "on",
+          default_missing_value = "on", num_args = 0..=1, require_equals = true)]
+    pub prefill_assistant: Switch,
     /// Any other sampling parameter of a request, as its JSON, e.g. `xtc_probability=0.5` or `samplers=["top_k"]`
     #[arg(long = "parameter", env = "THUNDER_PARAMETER", value_name = "NAME=JSON")]
     pub parameters: Vec<String>,
@@ -264,6 +284,12 @@ impl RequestFlags {
         set("frequency_penalty", number(self.frequency_penalty));
         set("ignore_eos", json!(self.ignore_eos.then_some(true)));
         set("n_keep", json!(self.keep));
+        set("enable_thinking", json!(self.reasoning.and_then(Automatic::decided)));
+        set("reasoning_effort", json!(self.reasoning_effort.as_deref().filter(|level| *level != "default")));
+        set("reasoning_format", json!(self.reasoning_format));
+        set("continue_final_message", json!((self.prefill_assistant == Switch::Off).then_some(false)));
+        set("reasoning_budget", json!(self.reasoning_budget));
+        set("reasoning_budget_message", json!(self.reasoning_budget_message));
         if let Some(variables) = &self.chat_template_kwargs {
             let variables = parsed("--chat-template-kwargs", variables)?;
             if !variables.is_object() {

@@ -9,7 +9,7 @@ mod encoder;
 pub mod flags;
 pub mod llama_server;
 
-use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
+use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, Scaled, ServerFlags, SplitMode, Switch};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -83,6 +83,8 @@ pub struct EngineConfig {
     pub attention: bool,
     /// Chat template that is used instead of the model's own.
     pub chat_template: Option<String>,
+    /// LoRA adapters of the default model, each with its usual scale.
+    pub adapters: Vec<(PathBuf, f32)>,
     /// Folder of Python mods.
     pub mods_dir: Option<PathBuf>,
     /// The KV cache.
@@ -262,6 +264,12 @@ pub enum Error {
     /// The model is not there.
     #[error("there is no model file at {path}; --model takes the path of a GGUF file")]
     NoModel {
+        /// Path given.
+        path: String,
+    },
+    /// The LoRA adapter is not there.
+    #[error("there is no LoRA adapter at {path}; --lora takes the path of a GGUF file")]
+    NoAdapter {
         /// Path given.
         path: String,
     },
@@ -469,6 +477,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             mlock: flags.mlock,
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
+            adapters: adapters(flags.lora, flags.lora_scaled, flags.lora_init_without_apply)?,
             mods_dir: flags.mods_dir,
             cache: flags.cache.config(attention)?,
             encoder: flags.encoder,
@@ -483,6 +492,19 @@ fn attention(capture: Option<Switch>, flash: Option<Automatic>) -> Result<bool, 
         (Some(capture), _) => Ok(capture == Switch::On),
         (None, flash) => Ok(flash != Some(Automatic::On)),
     }
+}
+
+fn adapters(plain: Vec<PathBuf>, scaled: Vec<Scaled>, silent: bool) -> Result<Vec<(PathBuf, f32)>, Error> {
+    let plain = plain.into_iter().map(|path| Scaled { path, scale: 1.0 });
+    plain
+        .chain(scaled)
+        .map(|Scaled { path, scale }| {
+            if !path.is_file() {
+                return Err(Error::NoAdapter { path: path.display().to_string() });
+            }
+            Ok((path, if silent { 0.0 } else { scale }))
+        })
+        .collect()
 }
 
 fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, Error> {

@@ -91,7 +91,7 @@ impl Run {
     }
 
     /// Appends a list: one decode for all of it, which also tells how probable each token was.
-    fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
+    pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
         self.cut_at_end(&mut tokens);
         // What does not fit is cut below.
         let _ = self.make_room(tokens.len());
@@ -144,6 +144,9 @@ impl Run {
         self.sampler.rewind(self.sequence.len());
         if let Some(constraint) = &mut self.constraint {
             constraint.rewind(count);
+        }
+        if let Some(thinking) = &mut self.thinking {
+            thinking.pop(count);
         }
     }
 

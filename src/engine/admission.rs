@@ -4,9 +4,10 @@ use super::conversation::{self, Aligned, Memory, align};
 use super::host_cache::Idle;
 use super::request::Overflow;
 use super::run::Run;
-use super::scheduler::{Live, Scheduler, common_prefix, done};
+use super::scheduler::{Live, Scheduler, Slot, common_prefix, done};
 use crate::events::{FinishReason, Signal, TokenId};
 use crate::model::ShiftError;
+use crate::model::llama::AdapterSet;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -64,7 +65,10 @@ impl Scheduler<'_> {
         let similarity = self.options.slot_prompt_similarity;
         let (slot, reading) = (0..self.slots.len())
             .filter(free)
-            .map(|index| (index, self.reading(run, &self.slots[index].cache, &self.slots[index].memory)))
+            .map(|index| {
+                let Slot { cache, adapters, memory, .. } = &self.slots[index];
+                (index, self.reading(run, cache, adapters.as_ref(), memory))
+            })
             .max_by_key(|(index, reading)| {
                 let slot = &self.slots[*index];
                 let worth = similarity > 0.0 && reading.shared as f32 >= similarity * prompt_len;
@@ -76,7 +80,8 @@ impl Scheduler<'_> {
                     Reverse(*index),
                 )
             })?;
-        let idle = self.idle.iter().map(|idle| (idle, self.reading(run, &idle.tokens, &idle.memory)));
+        let idle =
+            self.idle.iter().map(|idle| (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory)));
         let best_idle = idle
             .filter(|(idle, other)| other.shared > reading.shared && 4 * other.shared >= idle.tokens.len())
             .max_by_key(|(_, other)| other.shared);
@@ -86,8 +91,8 @@ impl Scheduler<'_> {
         })
     }
 
-    fn reading(&self, run: &Run, held: &[TokenId], memory: &Memory) -> Reading {
-        if !run.request.cache_prompt {
+    fn reading(&self, run: &Run, held: &[TokenId], adapters: Option<&AdapterSet>, memory: &Memory) -> Reading {
+        if !run.request.cache_prompt || adapters != run.request.adapters.as_ref() {
             return Reading { aligned: None, shared: 0 };
         }
         let forget = run.request.overflow == Overflow::Evict
@@ -110,20 +115,27 @@ impl Scheduler<'_> {
     pub(super) fn find_state(&mut self, index: usize, live: &mut Live, outputs_from: usize) {
         let run = &mut live.run;
         let slot = &self.slots[index];
+        let same = slot.adapters == run.request.adapters;
         let usable = |cache: &[TokenId]| {
             if run.request.cache_prompt { common_prefix(cache, &run.sequence) } else { 0 }
         };
-        let mut shared = usable(&slot.cache);
+        let mut shared = if same { usable(&slot.cache) } else { 0 };
         if 2 * shared < slot.cache.len() {
             self.keep_idle(index);
         }
         let whole = self.context.whole_only();
         if run.request.cache_prompt
-            && let Some(at) = self.idle.best(&run.sequence[..outputs_from], shared.min(outputs_from), whole)
+            && let Some(at) = self.idle.best(
+                &run.sequence[..outputs_from],
+                run.request.adapters.as_ref(),
+                shared.min(outputs_from),
+                whole,
+            )
             && let Some(idle) = self.idle.take(at)
         {
             shared = if self.wake(index, &idle) { usable(&idle.tokens) } else { 0 };
         }
+        self.slots[index].adapters.clone_from(&run.request.adapters);
         if run.request.cache_prompt && run.request.cache_reuse > 0 && shared > 0 {
             let pieces = pieces(&self.slots[index].cache, &run.sequence, shared, run.request.cache_reuse);
             shared = self.move_up(index, shared, &pieces);
@@ -165,12 +177,18 @@ impl Scheduler<'_> {
     /// Copies a slot's state to the machine's memory, where there is room and a use for it.
     fn keep_idle(&mut self, index: usize) {
         let slot = &self.slots[index];
-        if !self.idle.wants(&slot.cache) {
+        if !self.idle.wants(&slot.cache, slot.adapters.as_ref()) {
             return;
         }
         match self.context.save(index as i32) {
             Ok(state) => {
-                self.idle.put(Idle { tokens: slot.cache.clone(), state, memory: slot.memory.clone() });
+                let Slot { cache, adapters, memory, .. } = slot;
+                self.idle.put(Idle {
+                    tokens: cache.clone(),
+                    adapters: adapters.clone(),
+                    state,
+                    memory: memory.clone(),
+                });
             }
             Err(error) => tracing::warn!(%error, slot = index, "an idle state is not kept"),
         }

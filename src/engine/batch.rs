@@ -38,6 +38,14 @@ impl Scheduler<'_> {
             }
             ready.push((live.arrival, index, live.run.next_decode()));
         }
+        if let Err(error) = self.keep_together(&mut ready, |&(_, index, _)| index) {
+            for (_, index, _) in ready {
+                if let Some(live) = &mut self.slots[index].live {
+                    live.run.abort(FinishReason::Error, error.to_string());
+                }
+            }
+            return Vec::new();
+        }
         let generating = ready.iter().any(|&(_, _, left)| left <= SHORT);
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
         let mut prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };

@@ -3,6 +3,7 @@
 use super::conversation::Memory;
 use super::scheduler::common_prefix;
 use crate::events::TokenId;
+use crate::model::llama::AdapterSet;
 use std::collections::VecDeque;
 
 /// Shorter states are computed again as fast as they are copied.
@@ -11,6 +12,8 @@ const WORTH: usize = 32;
 /// The state of a sequence.
 pub(super) struct Idle {
     pub tokens: Vec<TokenId>,
+    /// The LoRA adapters that it was computed with.
+    pub adapters: Option<AdapterSet>,
     pub state: Vec<u8>,
     pub memory: Memory,
 }
@@ -31,10 +34,10 @@ impl HostCache {
     }
 
     /// Whether the state of these tokens is to be kept.
-    pub fn wants(&self, tokens: &[TokenId]) -> bool {
+    pub fn wants(&self, tokens: &[TokenId], adapters: Option<&AdapterSet>) -> bool {
         tokens.len() >= WORTH
             && tokens.len() * self.per_token <= self.limit
-            && !self.entries.iter().any(|entry| entry.tokens.starts_with(tokens))
+            && !self.entries.iter().any(|entry| entry.adapters.as_ref() == adapters && entry.tokens.starts_with(tokens))
     }
 
     /// Keeps a state, and forgets those that it holds, and the oldest ones where there is no room.
@@ -44,7 +47,7 @@ impl HostCache {
         }
         let mut bytes = self.bytes;
         self.entries.retain(|entry| {
-            let held = idle.tokens.starts_with(&entry.tokens);
+            let held = idle.adapters == entry.adapters && idle.tokens.starts_with(&entry.tokens);
             bytes -= if held { entry.size() } else { 0 };
             !held
         });
@@ -57,11 +60,12 @@ impl HostCache {
         }
     }
 
-    /// The state that shares most with a prompt, more than `shared` tokens and a quarter of its own. `whole`: only states
+    /// The state with these adapters that shares most with a prompt, more than `shared` tokens and a quarter of its own. `whole`: only states
     /// that the prompt continues from their very end, where a state cannot be cut.
-    pub fn best(&self, prompt: &[TokenId], shared: usize, whole: bool) -> Option<usize> {
+    pub fn best(&self, prompt: &[TokenId], adapters: Option<&AdapterSet>, shared: usize, whole: bool) -> Option<usize> {
         let of = |entry: &Idle| common_prefix(&entry.tokens, prompt);
         (0..self.entries.len())
+            .filter(|&at| self.entries[at].adapters.as_ref() == adapters)
             .map(|at| (of(&self.entries[at]), at))
             .filter(|&(common, at)| {
                 let len = self.entries[at].tokens.len();
@@ -97,7 +101,19 @@ mod tests {
     fn idle(tokens: std::ops::Range<i32>, bytes: usize) -> Idle {
         let tokens: Vec<TokenId> = tokens.collect();
         let state = vec![0; bytes - 4 * tokens.len()];
-        Idle { tokens, state, memory: Memory::default() }
+        Idle { tokens, adapters: None, state, memory: Memory::default() }
+    }
+
+    #[test]
+    fn states_of_other_adapters_are_not_found() {
+        let set = AdapterSet::new([crate::model::llama::Weighed { id: 0, scale: 1.0 }]);
+        let mut cache = HostCache::new(1 << 20, 10);
+        cache.put(Idle { adapters: Some(set.clone()), ..idle(0..60, 1000) });
+        let prompt: Vec<TokenId> = (0..60).collect();
+        assert!(cache.best(&prompt, None, 0, false).is_none() && cache.best(&prompt, Some(&set), 0, false).is_some());
+        assert!(cache.wants(&prompt, None) && !cache.wants(&prompt, Some(&set)));
+        cache.put(idle(0..70, 1000));
+        assert_eq!(cache.iter().count(), 2);
     }
 
     #[test]
@@ -121,15 +137,15 @@ mod tests {
         cache.put(idle(0..60, 1000));
         assert_eq!(cache.iter().count(), 2, "a shorter state is no reason to forget a longer one");
         let prompt: Vec<TokenId> = (0..200).collect();
-        let best = cache.best(&prompt, 0, false).unwrap();
+        let best = cache.best(&prompt, None, 0, false).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 100);
-        assert_eq!(cache.best(&prompt, 100, false), None);
+        assert_eq!(cache.best(&prompt, None, 100, false), None);
         let other: Vec<TokenId> = (0..70).chain(500..600).collect();
-        assert_eq!(cache.entries[cache.best(&other, 0, true).unwrap()].tokens.len(), 60);
+        assert_eq!(cache.entries[cache.best(&other, None, 0, true).unwrap()].tokens.len(), 60);
         let barely: Vec<TokenId> = (0..10).chain(500..600).collect();
-        assert_eq!(cache.best(&barely, 0, false), None);
-        assert!(!cache.wants(&prompt[..50]) && cache.wants(&prompt) && !cache.wants(&other[..20]));
-        assert!(!HostCache::new(1999, 10).wants(&prompt));
+        assert_eq!(cache.best(&barely, None, 0, false), None);
+        assert!(!cache.wants(&prompt[..50], None) && cache.wants(&prompt, None) && !cache.wants(&other[..20], None));
+        assert!(!HostCache::new(1999, 10).wants(&prompt, None));
         let taken = cache.take(best).unwrap();
         assert_eq!((taken.tokens.len(), cache.bytes), (100, 1000));
     }

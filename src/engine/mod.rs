@@ -7,6 +7,7 @@
 //! here waits for a database, a disk or a socket.
 
 mod actions;
+mod adapters;
 mod admission;
 mod answer;
 mod batch;
@@ -27,6 +28,7 @@ mod sessions;
 mod slots;
 mod status;
 mod steps;
+mod thinking;
 
 pub use crate::model::llama::{Sampling, Stage};
 pub use capture::AttentionCoder;
@@ -36,6 +38,7 @@ pub use ses1::Ses1Error;
 pub use sessions::{NoRoom, Session, Sessions};
 pub use slots::{SlotError, SlotState, SlotTokens};
 pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
+pub use thinking::ThinkingBudget;
 
 use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
@@ -257,6 +260,7 @@ impl Engine {
         let sessions = Sessions::new(options.session_memory_bytes);
         let home = |model: &Model, layout| Home {
             fingerprint: model.fingerprint(),
+            adapters: model.adapters().list().iter().map(|adapter| adapter.fingerprint).collect(),
             vocabulary: model.vocabulary().len(),
             layout,
         };
@@ -380,8 +384,22 @@ impl Engine {
             let bans = model.vocabulary().end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
             request.sampling.logit_bias.extend(bans);
         }
+        let adapters = request.adapters.get_or_insert_with(|| model.adapters().usual()).clone();
         let id = RunId::now();
         let request_id = request.request_id.clone().unwrap_or_else(|| id.to_string());
+        let mut parameters = json!({
+            "sampling": request.sampling,
+            "constraint": request.constraint,
+            "limits": request.limits,
+            "mods": request.mods.iter().map(|chosen| &chosen.mod_ref).collect::<Vec<_>>(),
+            "attention": request.attention,
+        });
+        if let Some(budget) = &request.thinking {
+            parameters["thinking"] = json!(budget);
+        }
+        if !adapters.is_empty() {
+            parameters["lora"] = json!(adapters);
+        }
         let view = Arc::new(RunView {
             run_id: id,
             request_id: request_id.clone(),
@@ -389,13 +407,7 @@ impl Engine {
             vocabulary: Arc::clone(model.vocabulary()),
             conversation: request.conversation.clone(),
             tools: request.tools.clone(),
-            parameters: json!({
-                "sampling": request.sampling,
-                "constraint": request.constraint,
-                "limits": request.limits,
-                "mods": request.mods.iter().map(|chosen| &chosen.mod_ref).collect::<Vec<_>>(),
-                "attention": request.attention,
-            }),
+            parameters,
             seed: request.sampling.seed,
             grammars: Arc::clone(model.grammars()),
         });

@@ -1,6 +1,7 @@
+use super::ThinkingBudget;
 use crate::events::{Span, Surface, TokenId};
 use crate::model::grammar::Constraint;
-use crate::model::llama::Sampling;
+use crate::model::llama::{AdapterSet, Sampling};
 use crate::mods::Chosen;
 use serde::Serialize;
 use serde_json::Value;
@@ -27,8 +28,12 @@ pub struct Request {
     pub tools: Option<Value>,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// The LoRA adapters that hold; `None` for the model's usual ones.
+    pub adapters: Option<AdapterSet>,
     /// What the answer must be.
     pub constraint: Option<Constraint>,
+    /// How long it may think; `None` for as long as it likes.
+    pub thinking: Option<ThinkingBudget>,
     /// When to end.
     pub limits: Limits,
     /// Control tokens that are part of the answer's text, e.g. those that begin a tool call; others are not.
@@ -70,7 +75,9 @@ impl Request {
             conversation: None,
             tools: None,
             sampling: Sampling::default(),
+            adapters: None,
             constraint: None,
+            thinking: None,
             limits: Limits::default(),
             visible: Vec::new(),
             mods: Vec::new(),

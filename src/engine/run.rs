@@ -9,6 +9,7 @@ use super::overflow::{Cut, Gone};
 use super::pipeline::{ActiveMod, Passage};
 use super::promise::LastWill;
 use super::status::{Meter, PromptDone};
+use super::thinking::Thinking;
 use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
 use crate::model::grammar::Follower;
@@ -81,6 +82,8 @@ pub(super) struct Run {
     pub(super) sampler: Sampler,
     /// What the answer must be.
     pub(super) constraint: Option<Follower>,
+    /// Its thoughts, where they have a budget.
+    pub(super) thinking: Option<Thinking>,
     /// Logits of the sequence's end as the model gave them; kept only for runs with mods.
     pub(super) kept: Vec<f32>,
     /// The same after mods edited them.
@@ -145,6 +148,7 @@ impl Run {
             unsent: VecDeque::new(),
             sampler,
             constraint,
+            thinking: request.thinking.clone().map(Thinking::new),
             kept: Vec::new(),
             edited: None,
             kept_valid: false,

@@ -8,7 +8,7 @@ use super::slots::{SlotTask, Waiting};
 use super::status::Status;
 use super::{Options, Output, RecordPolicy};
 use crate::events::{FinishReason, Item, RunId, Signal, TokenId};
-use crate::model::llama::{Candidates, Context};
+use crate::model::llama::{AdapterSet, Candidates, Context};
 use crate::mods::{Done, Reply};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,6 +37,8 @@ pub(super) struct Live {
     pub(super) run: Box<Run>,
     pub(super) client: mpsc::Sender<Output>,
     pub(super) arrival: u64,
+    /// When it was last in a batch, where not all runs fit into one.
+    pub(super) turn: u64,
     /// Whether the run has found its slot's KV state.
     pub(super) placed: bool,
 }
@@ -47,6 +49,8 @@ pub(super) struct Slot {
     pub(super) live: Option<Live>,
     /// What the KV cache holds of this sequence.
     pub(super) cache: Vec<TokenId>,
+    /// The LoRA adapters that it was computed with; `None` before anything was.
+    pub(super) adapters: Option<AdapterSet>,
     /// What is remembered of it.
     pub(super) memory: Memory,
     /// Tokens of the last run's prompt that were evaluated.
@@ -56,8 +60,9 @@ pub(super) struct Slot {
 
 impl Slot {
     /// Holds tokens that no run brought.
-    pub(super) fn hold(&mut self, tokens: Vec<TokenId>) {
+    pub(super) fn hold(&mut self, tokens: Vec<TokenId>, adapters: AdapterSet) {
         self.cache = tokens;
+        self.adapters = Some(adapters);
         self.memory = Memory::default();
         self.processed = 0;
     }
@@ -81,6 +86,8 @@ pub(super) struct Scheduler<'model> {
     pub(super) candidates: Candidates,
     pub(super) options: Options,
     pub(super) arrivals: u64,
+    /// Batches of which not all runs that were ready could be part.
+    pub(super) turns: u64,
     pub(super) waiting: Arc<AtomicUsize>,
     pub(super) status: Arc<Status>,
 }
@@ -112,6 +119,7 @@ impl<'model> Scheduler<'model> {
             candidates: Candidates::default(),
             options,
             arrivals: 0,
+            turns: 0,
             waiting,
             status,
         }
@@ -194,7 +202,7 @@ impl<'model> Scheduler<'model> {
                     self.signal(started);
                 }
                 self.arrivals += 1;
-                self.queue.push_back(Live { run, client, arrival: self.arrivals, placed: false });
+                self.queue.push_back(Live { run, client, arrival: self.arrivals, turn: 0, placed: false });
             }
             Command::Reply(id, call, reply) => {
                 let commands = self.commands.clone();

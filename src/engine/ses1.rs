@@ -5,8 +5,9 @@
 //! llama.cpp wrote, without what depends on the number of slots. A block comes from a client or a file and may say
 //! anything: nothing of it reaches llama.cpp before [`read`] has compared every number with the context's own.
 
+use super::slots::Saved;
 use crate::events::TokenId;
-use crate::model::llama::{Flaw, Layout};
+use crate::model::llama::{AdapterSet, Flaw, Layout, Weighed};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -17,6 +18,10 @@ const HEAD: usize = 8;
 const KV_MAGIC: &[u8; 4] = b"THKV";
 /// Of the head of the KV data, and of the layout of llama.cpp's part, which its releases change.
 const KV_VERSION: u32 = 1;
+/// The same with a list of LoRA adapters before llama.cpp's part: their number, and of each the fingerprint and scale.
+const KV_VERSION_ADAPTED: u32 = 2;
+/// Fingerprint and scale of an adapter.
+const ADAPTER: usize = 16 + 4;
 /// Magic, version, model, types of keys and values, length, checksum.
 const KV_HEAD: usize = 4 + 4 + 16 + 2 * TYPE + 8 + 8;
 /// More than all heads, and the sizes that llama.cpp writes for each layer.
@@ -63,11 +68,14 @@ pub enum Ses1Error {
     #[error("the KV data was not written by Thunder: it does not begin with 'THKV'")]
     KvMagic,
     /// The KV data is from another release.
-    #[error("the KV data has version {0}, this server reads version {KV_VERSION}")]
+    #[error("the KV data has version {0}, this server reads versions {KV_VERSION} and {KV_VERSION_ADAPTED}")]
     Version(u32),
     /// The state of another model.
     #[error("the state was saved with another model")]
     Model,
+    /// The state was computed with an adapter that is not loaded.
+    #[error("the state was computed with a LoRA adapter that this server has not loaded")]
+    Adapter,
     /// The state of another type of cache.
     #[error("the state was saved with a KV cache of {found}, this server keeps {expected}")]
     CacheType {
@@ -91,6 +99,8 @@ pub enum Ses1Error {
 #[derive(Debug, Clone)]
 pub(super) struct Home {
     pub fingerprint: u128,
+    /// Fingerprints of the LoRA adapters, by id.
+    pub adapters: Vec<u128>,
     pub vocabulary: usize,
     pub layout: Option<Layout>,
 }
@@ -104,9 +114,23 @@ impl Home {
 }
 
 /// Writes a block from what llama.cpp wrote of a sequence.
-pub(super) fn write(home: &Home, tokens: &[TokenId], state: &[u8]) -> Result<Vec<u8>, Ses1Error> {
+pub(super) fn write(home: &Home, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
+    let Saved { tokens, adapters, state } = saved;
     let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
-    let kv = if tokens.is_empty() { Vec::new() } else { layout.pack(state, tokens)? };
+    let mut kv = Vec::new();
+    let version = if tokens.is_empty() || adapters.is_empty() {
+        KV_VERSION
+    } else {
+        kv.extend_from_slice(&(adapters.as_slice().len() as u32).to_le_bytes());
+        for weighed in adapters.as_slice() {
+            kv.extend_from_slice(&home.adapters.get(weighed.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
+            kv.extend_from_slice(&weighed.scale.to_le_bytes());
+        }
+        KV_VERSION_ADAPTED
+    };
+    if !tokens.is_empty() {
+        kv.extend(layout.pack(state, tokens)?);
+    }
     let mut block = Vec::with_capacity(HEAD + 4 * tokens.len() + KV_HEAD + kv.len());
     block.extend_from_slice(MAGIC);
     block.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
@@ -115,7 +139,7 @@ pub(super) fn write(home: &Home, tokens: &[TokenId], state: &[u8]) -> Result<Vec
     }
     let types = layout.types();
     block.extend_from_slice(KV_MAGIC);
-    block.extend_from_slice(&KV_VERSION.to_le_bytes());
+    block.extend_from_slice(&version.to_le_bytes());
     block.extend_from_slice(&home.fingerprint.to_le_bytes());
     block.extend_from_slice(&type_field(&types.0));
     block.extend_from_slice(&type_field(&types.1));
@@ -127,7 +151,7 @@ pub(super) fn write(home: &Home, tokens: &[TokenId], state: &[u8]) -> Result<Vec
 }
 
 /// Checks a block and returns its tokens, and what llama.cpp shall read; empty for the state of an empty slot.
-pub(super) fn read(home: &Home, block: &[u8]) -> Result<(Vec<TokenId>, Vec<u8>), Ses1Error> {
+pub(super) fn read(home: &Home, block: &[u8]) -> Result<Saved, Ses1Error> {
     let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     if !block.starts_with(MAGIC) {
         return Err(Ses1Error::Magic);
@@ -150,7 +174,7 @@ pub(super) fn read(home: &Home, block: &[u8]) -> Result<(Vec<TokenId>, Vec<u8>),
         return Err(Ses1Error::KvMagic);
     }
     let version = u32::from_le_bytes(field(head, 4..8)?);
-    if version != KV_VERSION {
+    if version != KV_VERSION && version != KV_VERSION_ADAPTED {
         return Err(Ses1Error::Version(version));
     }
     if u128::from_le_bytes(field(head, 8..24)?) != home.fingerprint {
@@ -174,11 +198,33 @@ pub(super) fn read(home: &Home, block: &[u8]) -> Result<(Vec<TokenId>, Vec<u8>),
     if checksum(&block[..needed - 8], kv) != sum {
         return Err(Ses1Error::Checksum);
     }
-    if tokens.is_empty() {
-        return if kv.is_empty() { Ok((tokens, Vec::new())) } else { Err(Flaw::TooLong(kv.len()).into()) };
+    let (adapters, kv) =
+        if version == KV_VERSION_ADAPTED { read_adapters(home, kv)? } else { (AdapterSet::default(), kv) };
+    let state = match (tokens.is_empty(), kv.is_empty()) {
+        (true, true) => Vec::new(),
+        (true, false) => return Err(Flaw::TooLong(kv.len()).into()),
+        (false, _) => layout.unpack(kv, &tokens)?,
+    };
+    Ok(Saved { tokens, adapters, state })
+}
+
+/// The adapters at the beginning of the KV data, and what follows them.
+fn read_adapters<'a>(home: &Home, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
+    let count = u32::from_le_bytes(field(kv, 0..4)?) as usize;
+    if count > home.adapters.len() {
+        return Err(Ses1Error::Adapter);
     }
-    let state = layout.unpack(kv, &tokens)?;
-    Ok((tokens, state))
+    let end = 4 + count * ADAPTER;
+    let needed = Ses1Error::Truncated { found: kv.len(), needed: end as u64 };
+    let (list, rest) = kv.split_at_checked(end).ok_or(needed)?;
+    let read = |entry: &[u8]| {
+        let fingerprint = u128::from_le_bytes(field(entry, 0..16)?);
+        let scale = f32::from_le_bytes(field(entry, 16..ADAPTER)?);
+        let id = home.adapters.iter().position(|&known| known == fingerprint).ok_or(Ses1Error::Adapter)?;
+        if scale.is_finite() { Ok(Weighed { id, scale }) } else { Err(Ses1Error::Adapter) }
+    };
+    let set = list[4..].chunks_exact(ADAPTER).map(read).collect::<Result<Vec<_>, _>>()?;
+    Ok((AdapterSet::new(set), rest))
 }
 
 fn checksum(head: &[u8], kv: &[u8]) -> u64 {

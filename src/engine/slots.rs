@@ -6,6 +6,7 @@ use super::scheduler::{Command, Live, Scheduler, Slot};
 use super::ses1::{self, Ses1Error};
 use crate::events::TokenId;
 use crate::model::ShiftError;
+use crate::model::llama::AdapterSet;
 use bytes::Bytes;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -15,8 +16,8 @@ pub(super) enum SlotTask {
     Tokens(oneshot::Sender<SlotTokens>),
     Erase(oneshot::Sender<usize>),
     Save(oneshot::Sender<Result<Saved, SlotError>>),
-    /// Tokens and a state that was checked.
-    Restore(Vec<TokenId>, Vec<u8>, oneshot::Sender<Result<(), SlotError>>),
+    /// A state that was checked.
+    Restore(Saved, oneshot::Sender<Result<(), SlotError>>),
     Shift {
         keep: usize,
         discard: usize,
@@ -106,9 +107,9 @@ impl Engine {
     /// [`SlotError::State`] for a model whose state could not be checked when it comes back; [`SlotError::NoSuchSlot`],
     /// [`SlotError::Stopped`].
     pub async fn save_slot(&self, slot: u32) -> Result<SlotState, SlotError> {
-        let (tokens, state) = self.with_slot(slot, SlotTask::Save).await??;
+        let saved = self.with_slot(slot, SlotTask::Save).await??;
         let home = Arc::clone(&self.inner.home);
-        let write = move || ses1::write(&home, &tokens, &state).map(|block| (tokens.len(), block));
+        let write = move || ses1::write(&home, &saved).map(|block| (saved.tokens.len(), block));
         let (tokens, block) = tokio::task::spawn_blocking(write).await.map_err(|_| SlotError::Stopped)??;
         Ok(SlotState { tokens, block: block.into() })
     }
@@ -122,9 +123,9 @@ impl Engine {
         self.check_slot(slot)?;
         let home = Arc::clone(&self.inner.home);
         let read = move || ses1::read(&home, &block);
-        let (tokens, state) = tokio::task::spawn_blocking(read).await.map_err(|_| SlotError::Stopped)??;
-        let count = tokens.len();
-        self.with_slot(slot, |answer| SlotTask::Restore(tokens, state, answer)).await??;
+        let saved = tokio::task::spawn_blocking(read).await.map_err(|_| SlotError::Stopped)??;
+        let count = saved.tokens.len();
+        self.with_slot(slot, |answer| SlotTask::Restore(saved, answer)).await??;
         Ok(count)
     }
 
@@ -192,23 +193,25 @@ impl Scheduler<'_> {
             }
             SlotTask::Save(answer) => {
                 let tokens = self.slots[index].cache.clone();
+                let adapters = self.slots[index].adapters.clone().unwrap_or_default();
                 let state = if tokens.is_empty() { Ok(Vec::new()) } else { self.context.save(index as i32) };
-                drop(answer.send(state.map(|state| (tokens, state)).map_err(|error| {
+                drop(answer.send(state.map(|state| Saved { tokens, adapters, state }).map_err(|error| {
                     tracing::error!(%error, slot = index, "a slot's state cannot be saved");
                     SlotError::Stopped
                 })));
             }
-            SlotTask::Restore(tokens, state, answer) => drop(answer.send(self.restore(index, tokens, &state))),
+            SlotTask::Restore(saved, answer) => drop(answer.send(self.restore(index, saved))),
             SlotTask::Shift { keep, discard, answer } => drop(answer.send(self.shift(index, keep, discard))),
         }
     }
 
     fn empty(&mut self, index: usize) {
         self.context.clear(index as i32);
-        self.slots[index].hold(Vec::new());
+        self.slots[index].hold(Vec::new(), AdapterSet::default());
     }
 
-    fn restore(&mut self, index: usize, tokens: Vec<TokenId>, state: &[u8]) -> Result<(), SlotError> {
+    fn restore(&mut self, index: usize, saved: Saved) -> Result<(), SlotError> {
+        let Saved { tokens, adapters, state } = saved;
         if tokens.is_empty() {
             self.empty(index);
             return Ok(());
@@ -216,7 +219,7 @@ impl Scheduler<'_> {
         let sequence = index as i32;
         let held = self.slots[index].cache.len();
         let before = if held == 0 { None } else { Some(self.context.save(sequence).map_err(|_| SlotError::Refused)?) };
-        if let Err(error) = self.context.restore(sequence, state, tokens.len() as u32) {
+        if let Err(error) = self.context.restore(sequence, &state, tokens.len() as u32) {
             tracing::error!(%error, slot = index, "a state that was checked is refused");
             if let Some(before) = before
                 && self.context.restore(sequence, &before, held as u32).is_err()
@@ -226,7 +229,7 @@ impl Scheduler<'_> {
             }
             return Err(SlotError::Refused);
         }
-        self.slots[index].hold(tokens);
+        self.slots[index].hold(tokens, adapters);
         self.slots[index].last_used = self.arrivals;
         Ok(())
     }
@@ -253,8 +256,14 @@ impl Scheduler<'_> {
     }
 }
 
-/// Tokens, and what llama.cpp writes of them.
-type Saved = (Vec<TokenId>, Vec<u8>);
+/// The state of a slot.
+pub(super) struct Saved {
+    pub tokens: Vec<TokenId>,
+    /// The LoRA adapters that it was computed with.
+    pub adapters: AdapterSet,
+    /// What llama.cpp writes of it; empty without tokens.
+    pub state: Vec<u8>,
+}
 
 /// Something to do with a slot, in its place among the runs.
 pub(super) struct Waiting {
@@ -270,7 +279,7 @@ impl SlotTask {
             Self::Tokens(answer) => answer.is_closed(),
             Self::Erase(answer) => answer.is_closed(),
             Self::Save(answer) => answer.is_closed(),
-            Self::Restore(_, _, answer) => answer.is_closed(),
+            Self::Restore(_, answer) => answer.is_closed(),
             Self::Shift { answer, .. } => answer.is_closed(),
         }
     }

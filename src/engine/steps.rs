@@ -3,6 +3,7 @@
 use super::measure::{self, Distribution};
 use super::pipeline::Passage;
 use super::run::{Run, State};
+use super::thinking::Thinking;
 use super::{Delta, Output};
 use crate::events::{
     Alternative, EventType, Finish, FinishReason, Measured, RunEnd, RunStatus, Stage, TokenId, TokenMeasure, Usage,
@@ -28,9 +29,11 @@ impl Run {
             EventType::Sampled => self.append_drawn(),
             EventType::Added => {
                 self.send_text();
-                match self.reason_to_end() {
-                    Some((reason, message)) => self.finish(reason, message, None),
-                    None => match self.make_room(1) {
+                let last_words = self.thinking.as_ref().and_then(Thinking::last_words).map(<[TokenId]>::to_vec);
+                match (self.reason_to_end(), last_words) {
+                    (Some((reason, message)), _) => self.finish(reason, message, None),
+                    (None, Some(last_words)) => self.force(last_words, self.step + 1),
+                    (None, None) => match self.make_room(1) {
                         Ok(()) => self.continue_from_end(),
                         Err(message) => self.finish(FinishReason::Length, Some(message), None),
                     },
@@ -188,7 +191,8 @@ impl Run {
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
             measured.text = printable(std::mem::take(&mut measured.text));
         }
-        let note = self.follow(&tokens);
+        let ended = self.think(&tokens, forced);
+        let note = self.follow(&tokens).or(ended);
         let stopped_by = self.answer.stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
@@ -232,6 +236,16 @@ impl Run {
             }
         }
         note
+    }
+
+    /// Tells the thoughts of the tokens that now end the sequence. A note when these end a thought whose budget is used up.
+    fn think(&mut self, tokens: &[TokenMeasure], forced: bool) -> Option<String> {
+        let thinking = self.thinking.as_mut()?;
+        let ended = forced && thinking.last_words().is_some();
+        for measured in tokens {
+            thinking.push(self.view.vocabulary.piece(measured.token));
+        }
+        ended.then(|| thinking.note())
     }
 
     /// Hands the client what may be seen.

@@ -32,6 +32,14 @@ pub enum Error {
         /// llama.cpp's reason.
         reason: String,
     },
+    /// A LoRA adapter cannot be used with the model.
+    #[error("cannot load the LoRA adapter {path}: {reason}")]
+    Adapter {
+        /// Path given.
+        path: String,
+        /// Why.
+        reason: String,
+    },
     /// The bundled model cannot be written.
     #[error("cannot unpack the bundled model into {folder}: {source}")]
     Unpack {

@@ -23,6 +23,27 @@ fn tools() -> Value {
 }
 
 #[tokio::test]
+async fn a_thought_has_a_budget() {
+    let server = server().await;
+    let ask = |budget: Value| {
+        json!({"max_tokens": 20, "ignore_eos": true, "messages": [{"role": "user", "content": "Hello!"}],
+               "mods": [{"name": "force-prefix", "config": {"text": "<think>"}}],
+               "thinking": {"type": "enabled", "budget_tokens": budget}})
+    };
+    let answer = server.answer("/v1/messages", &ask(json!(3))).await;
+    assert_eq!(
+        (&answer["content"][0]["type"], &answer["content"][1]["type"]),
+        (&json!("thinking"), &json!("text")),
+        "{answer}"
+    );
+    let (status, answer) = server.post("/v1/messages", &ask(json!(0))).await;
+    assert!(
+        status == 400 && answer["error"]["message"].as_str().unwrap().contains("thinking.budget_tokens"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
 async fn a_message_is_blocks() {
     let server = server().await;
     let body = ask(json!({"tools": tools(), "mods": says(&format!("<think>hm</think>{CALLS}"))}));

@@ -162,6 +162,60 @@ async fn thinking_can_be_ruled_out() {
     }
 }
 
+/// The id of a text that is one token.
+async fn token(text: &str) -> i64 {
+    let tokens = server().await.answer("/tokenize", &json!({"content": text})).await["tokens"].clone();
+    assert_eq!(tokens.as_array().unwrap().len(), 1, "{text}");
+    tokens[0].as_i64().unwrap()
+}
+
+#[tokio::test]
+async fn a_thought_ends_when_its_budget_is_used_up() {
+    let server = server().await;
+    let (open, close) = (token("<think>").await, token("</think>").await);
+    let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
+    for (budget, stream) in [(5, false), (1, false), (7, true)] {
+        let body = chat(json!({"mods": begun, "reasoning_budget_tokens": budget, "max_tokens": 16, "ignore_eos": true,
+                               "logprobs": true, "banned_tokens": [open, close]}));
+        let entries: Vec<Value> = if stream {
+            let of = |chunk: &Value| chunk["choices"][0]["logprobs"]["content"].as_array().cloned();
+            chunks(&body).await.iter().filter_map(of).flatten().collect()
+        } else {
+            let answer = server.answer(CHAT, &body).await;
+            let message = &answer["choices"][0]["message"];
+            assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{answer}");
+            assert!(!message["content"].as_str().unwrap().contains("think>"), "{answer}");
+            answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone()
+        };
+        let ids: Vec<i64> = entries.iter().map(|entry| entry["id"].as_i64().unwrap()).collect();
+        let at = |token: i64| ids.iter().position(|&id| id == token).unwrap();
+        assert_eq!((at(open), at(close), ids.len()), (0, budget + 1, 16), "{ids:?}");
+    }
+    let body = chat(json!({"mods": begun, "thinking_budget_tokens": 2, "reasoning_budget_message": " Enough.",
+                           "max_tokens": 16, "ignore_eos": true, "banned_tokens": [open, close]}));
+    let answer = server.answer(CHAT, &body).await;
+    let thought = answer["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
+    assert!(thought.ends_with(" Enough."), "{answer}");
+    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    let events = server.get(&format!("/api/v1/runs/{}/events", run["run"]["run_id"].as_str().unwrap())).await.1;
+    assert!(events.to_string().contains("the budget of 2 tokens for thinking is used up"), "{events}");
+}
+
+#[tokio::test]
+async fn a_form_holds_behind_a_thought_that_was_ended() {
+    let mut body = chat(json!({"reasoning_budget": 4, "ignore_eos": true, "temperature": 3.0, "max_tokens": 100,
+        "banned_tokens": [token("</think>").await],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object",
+            "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}}}));
+    let begun = json!({"role": "assistant", "content": "", "reasoning_content": "so"});
+    body["messages"].as_array_mut().unwrap().push(begun);
+    let answer = server().await.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    assert!(message["reasoning_content"].is_string(), "{answer}");
+    let content: Value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
+    assert!(content["ok"].is_boolean(), "{answer}");
+}
+
 #[tokio::test]
 async fn an_answer_can_be_sent_back() {
     let server = server().await;
@@ -261,7 +315,9 @@ async fn what_is_wrong_in_a_conversation_is_named() {
         (json!({"response_format": {"type": "xml"}}), "response_format"),
         (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema.schema"),
         (json!({"reasoning_format": "loud"}), "reasoning_format"),
-        (json!({"reasoning_budget_tokens": 5}), "reasoning_budget_tokens"),
+        (json!({"reasoning_budget_tokens": -2}), "reasoning_budget_tokens"),
+        (json!({"reasoning_budget_message": 1, "reasoning_budget": 1}), "reasoning_budget_message"),
+        (json!({"lora": [{"id": 0, "scale": 1}]}), "lora[0]"),
         (json!({"n": 0}), "n"),
         (message(json!({"role": "user", "content": 1})), "messages[1].content"),
         (message(json!({"role": "assistant", "tool_calls": 1})), "messages[1].tool_calls"),

@@ -2,6 +2,7 @@
 
 use super::{Catalogue, Entry, ModelState};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 impl Catalogue {
@@ -46,11 +47,22 @@ fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     paths.sort();
     let mut found = BTreeMap::new();
     for path in paths.into_iter().filter(|path| path.is_file()) {
-        if let Some(name) = name_of(&path) {
+        if let Some(name) = name_of(&path).filter(|_| !is_adapter(&path)) {
             found.entry(name).or_insert(path);
         }
     }
     Ok(found)
+}
+
+/// Whether a file is a LoRA adapter, which changes a model and is none. Converters say so among the first keys.
+fn is_adapter(path: &Path) -> bool {
+    const LOOKED_AT: u64 = 2048;
+    // Key, the type of its value (8: a text), and the value, behind its length.
+    const SAYS: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter";
+    let mut head = Vec::new();
+    // A file that cannot be read is told so when it is loaded.
+    let _ = std::fs::File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut head));
+    head.windows(SAYS.len()).any(|bytes| bytes == SAYS)
 }
 
 /// What a file's model is called: `None` for what is no model by itself, such as a later part of a split one.
@@ -85,8 +97,16 @@ pub(super) fn stem(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{name_of, stem};
+    use super::{is_adapter, models_in, name_of, stem};
     use std::path::Path;
+
+    #[test]
+    fn an_adapter_is_no_model() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
+        assert!(is_adapter(&folder.join("tiny-lora.gguf")) && !is_adapter(&folder.join("tiny.gguf")));
+        let found = models_in(&folder).unwrap();
+        assert!(found.contains_key("tiny") && !found.contains_key("tiny-lora"));
+    }
 
     #[test]
     fn a_model_is_named_by_its_file() {

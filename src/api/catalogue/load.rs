@@ -137,7 +137,7 @@ impl Catalogue {
 
     /// Reads the weights, away from the async threads.
     async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, Error> {
-        let options = model_options(&self.0.config.engine, &entry.name);
+        let options = model_options(&self.0.config.engine, entry);
         let (catalogue, read) = (self.clone(), entry.clone());
         let read = move || {
             let Entry { name, path, given_up, .. } = read;
@@ -156,9 +156,10 @@ impl Catalogue {
     }
 }
 
-fn model_options(config: &EngineConfig, name: &str) -> ModelOptions {
+fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
     ModelOptions {
-        name: Some(name.to_owned()),
+        name: Some(entry.name.clone()),
+        adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
         gpu_layers: match config.gpu_layers {
             flags::GpuLayers::Auto => GpuLayers::Auto,
             flags::GpuLayers::All => GpuLayers::All,

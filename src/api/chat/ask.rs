@@ -2,7 +2,7 @@
 
 use super::conversation::{Conversation, Prepared};
 use crate::api::wire::fields::Fields;
-use crate::api::wire::{mods, parameters};
+use crate::api::wire::{lora, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Report, Request};
 use crate::events::Surface;
@@ -99,7 +99,9 @@ fn request(
         conversation: Some(prepared.conversation),
         tools: prepared.tools,
         sampling: parameters::sampling(fields, vocabulary)?,
+        adapters: lora::adapters(fields, loaded.model().adapters())?,
         constraint: prepared.constraint,
+        thinking: prepared.thinking,
         limits,
         visible: prepared.visible,
         mods: mods::chosen(fields, loaded, app.registry())?,

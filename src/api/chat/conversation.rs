@@ -4,6 +4,7 @@ use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, wrong};
 use crate::api::wire::parameters;
 use crate::api::{ApiError, App, Loaded};
+use crate::engine::ThinkingBudget;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{Reading, Tool};
@@ -31,6 +32,8 @@ pub(in crate::api) struct Conversation {
     thoughts: bool,
     /// Whether a thought may come before a call that must come, where the request says so.
     may_think: Option<bool>,
+    /// Most tokens of thought, and what is said where they end.
+    budget: Option<(u32, String)>,
     options: Options,
 }
 
@@ -46,6 +49,7 @@ pub(in crate::api) struct Prepared {
     pub(in crate::api) tools: Option<Value>,
     pub(in crate::api) reading: Arc<Reading>,
     pub(in crate::api) constraint: Option<Constraint>,
+    pub(in crate::api) thinking: Option<ThinkingBudget>,
     /// Tokens that end the family's turns.
     pub(in crate::api) end_tokens: Vec<TokenId>,
     /// Texts that do, where the vocabulary has no token for them.
@@ -82,7 +86,7 @@ impl Conversation {
         let mut variables =
             defaults.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
         variables.extend(fields.object("chat_template_kwargs")?.cloned().unwrap_or_default());
-        think(fields, &mut variables)?;
+        let budget = think(fields, &mut variables)?;
         let may_think = match variables.get("enable_thinking") {
             Some(enabled) => Some(*enabled == Value::Bool(true)),
             None => variables.get("reasoning_effort").map(|effort| effort != "none"),
@@ -104,6 +108,7 @@ impl Conversation {
             form,
             thoughts: thoughts(fields)?,
             may_think,
+            budget,
             options,
         })
     }
@@ -127,6 +132,14 @@ impl Conversation {
         let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
         let constraint = calls.or_else(|| self.form.map(|form| tools::behind_thought(form, &reading, vocabulary)));
         let (tokens, spans) = rendered.tokenize(vocabulary);
+        let (open, close) = format.thought;
+        let thinking = self.budget.map(|(tokens, message)| ThinkingBudget {
+            tokens,
+            open: open.to_owned(),
+            close: close.to_owned(),
+            last_words: vocabulary.encode(&format!("{message}{close}"), false, true),
+            begun: rendered.thinking,
+        });
         let ends: Vec<(&str, Option<TokenId>)> =
             format.end_of_turn.iter().map(|text| (*text, control(text, vocabulary))).collect();
         let mut end_texts: Vec<String> = Vec::new();
@@ -141,6 +154,7 @@ impl Conversation {
             conversation: self.messages,
             tools: (!self.tools.is_empty()).then_some(Value::Array(self.tools)),
             constraint,
+            thinking,
             end_tokens: ends.into_iter().filter_map(|(_, token)| token).collect(),
             end_texts,
             visible: format.markers().into_iter().filter_map(|marker| control(marker, vocabulary)).collect(),
@@ -241,8 +255,9 @@ fn choice(fields: Fields<'_>, offered: &[Tool]) -> Result<Choice, ApiError> {
     Ok(choice)
 }
 
-/// What the request says about thinking, as variables of the template.
-fn think(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<(), ApiError> {
+/// What the request says about thinking: as variables of the template, and as a number of tokens with what is said where
+/// they end.
+fn think(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<Option<(u32, String)>, ApiError> {
     if let Some(effort) = fields.text("reasoning_effort")? {
         variables.entry("reasoning_effort").or_insert_with(|| effort.into());
         if effort == "none" {
@@ -252,22 +267,17 @@ fn think(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<(), A
     if let Some(enabled) = fields.flag("enable_thinking")? {
         variables.entry("enable_thinking").or_insert(enabled.into());
     }
-    if let Some((name, _)) = fields.first(&["reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"]) {
-        match fields.integer(name, -1..=i64::from(i32::MAX))? {
-            Some(0) => {
-                variables.insert("enable_thinking".into(), false.into());
-            }
-            None | Some(-1) => {}
-            Some(_) => {
-                return Err(ApiError::invalid(
-                    name,
-                    format!("{name} must be 0 (no thinking) or -1 (no limit); a thought cannot be cut short yet"),
-                )
-                .code("unsupported"));
-            }
-        }
+    // The server's own default has the last of these names.
+    let Some((name, _)) = fields.first(&["reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"])
+    else {
+        return Ok(None);
+    };
+    let budget = fields.integer(name, -1..=i64::from(i32::MAX))?.and_then(|tokens| u32::try_from(tokens).ok());
+    if budget == Some(0) {
+        variables.insert("enable_thinking".into(), false.into());
     }
-    Ok(())
+    let message = fields.text("reasoning_budget_message")?.unwrap_or_default();
+    Ok(budget.map(|tokens| (tokens, message.to_owned())))
 }
 
 /// Whether thoughts are told from the text.

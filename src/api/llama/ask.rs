@@ -2,11 +2,11 @@
 
 use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, shown, wrong};
-use crate::api::wire::{mods, parameters};
+use crate::api::wire::{lora, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Report, Request};
 use crate::events::{Surface, TokenId};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 /// Most alternatives that an answer can have for each token.
@@ -66,12 +66,15 @@ pub(super) fn read(
     prompts: Vec<Vec<TokenId>>,
 ) -> Result<Asked, ApiError> {
     let fields = fields.or(&app.config().server.request_defaults).clamping();
-    super::lora::refuse(fields)?;
-    let answer = answer(app, fields)?;
+    let mut answer = answer(app, fields)?;
+    let adapters = loaded.model().adapters();
+    let adapters = lora::adapters(fields, adapters)?.unwrap_or_else(|| adapters.usual());
+    answer.sent.insert("lora".into(), json!(adapters));
     let count = count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count);
     for prompt in prompts {
-        let request = request(app, loaded, fields, prompt, &answer)?;
+        let mut request = request(app, loaded, fields, prompt, &answer)?;
+        request.adapters = Some(adapters.clone());
         for index in 0..count {
             let mut request = request.clone();
             // Answers to one prompt differ, as llama-server's do.

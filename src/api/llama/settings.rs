@@ -5,7 +5,7 @@ use crate::engine::{Limits, Sampling};
 use serde_json::{Map, Value, json};
 
 /// Parameters that are shown as they were sent.
-pub(super) const ECHOED: &[&str] = &["n_keep", "n_discard", "n_cache_reuse", "grammar", "lora", "backend_sampling"];
+pub(super) const ECHOED: &[&str] = &["n_keep", "n_discard", "n_cache_reuse", "grammar", "backend_sampling"];
 
 /// The settings of a run. The seed is the one that was drawn with, also where -1 was asked for, so that the run can be
 /// repeated.
@@ -91,6 +91,6 @@ fn further(sampling: &Sampling) -> Value {
 }
 
 /// The double that is written like the float: 0.8, not 0.800000011920929.
-fn shortest(value: f32) -> f64 {
+pub(super) fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }

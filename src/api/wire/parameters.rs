@@ -188,7 +188,9 @@ pub(in crate::api) fn limits_from(
     let max_tokens = match fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]) {
         // -1 is llama-server's word for "as many as fit".
         Some((name, value)) if integer(value) != Some(-1) => {
-            fields.integer(name, i64::from(least)..=i64::from(i32::MAX))?.map_or(room, |count| (count as u32).min(room))
+            let count = integer(value).filter(|count| (i64::from(least)..=i64::from(i32::MAX)).contains(count));
+            let expected = format!("a whole number between {least} and {}, or -1 for as many as fit", i32::MAX);
+            count.map(|count| (count as u32).min(room)).ok_or_else(|| wrong(name, &expected, value))?
         }
         _ => room,
     };

@@ -1,3 +1,4 @@
+use super::adapters::{AdapterSet, Adapters};
 use super::cache_type::CacheType;
 use super::ffi::{self, CapturedRow, Tap, WantedRow};
 use super::state::Layout;
@@ -44,6 +45,7 @@ pub struct ContextOptions {
 pub struct Context<'model> {
     // Dropped before `tap`, whose address llama.cpp holds.
     llama: LlamaContext<'model>,
+    adapters: &'model Adapters,
     batch: LlamaBatch<'static>,
     tap: Option<Box<Tap>>,
     sequences: Vec<i32>,
@@ -78,6 +80,7 @@ pub struct Captured {
 impl<'model> Context<'model> {
     pub(super) fn new(
         model: &'model LlamaModel,
+        adapters: &'model Adapters,
         backend: &LlamaBackend,
         options: &ContextOptions,
     ) -> Result<Self, Error> {
@@ -113,6 +116,7 @@ impl<'model> Context<'model> {
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
             llama,
+            adapters,
             tap,
             sequences: Vec::new(),
             wanted: Vec::new(),
@@ -123,6 +127,20 @@ impl<'model> Context<'model> {
             recurrent: model.is_recurrent() || model.is_hybrid(),
             layout: None,
         })
+    }
+
+    /// The model's LoRA adapters.
+    #[must_use]
+    pub fn adapters(&self) -> &Adapters {
+        self.adapters
+    }
+
+    /// Makes exactly these LoRA adapters hold from the next decode on, for all sequences. Costs nothing when they do already.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn set_adapters(&mut self, set: &AdapterSet) -> Result<(), Error> {
+        self.adapters.apply(set, &mut self.llama)
     }
 
     /// Adds a token to the batch and returns its index there. `output` asks for its logits, `capture` for its attention row.

@@ -4,6 +4,7 @@
 //! embeddings of any pooling and a classifier's scores, each vector has the size that its reader expects, and causal
 //! models may take inputs that are longer than a physical batch.
 
+use super::adapters::Adapters;
 use super::head::{self, Activation, Family, Head, HeadError};
 use super::{Error, Model, backend};
 use crate::events::TokenId;
@@ -83,6 +84,7 @@ pub enum Wanted {
 /// A context that encodes.
 pub struct EncoderContext<'model> {
     llama: LlamaContext<'model>,
+    adapters: &'model Adapters,
     batch: LlamaBatch<'static>,
     head: Option<Head>,
     width: usize,
@@ -173,6 +175,7 @@ impl Model {
         Ok(EncoderContext {
             batch: LlamaBatch::new(batch as usize, 1),
             llama,
+            adapters: self.adapters(),
             head,
             width: self.width(),
             by_encode: self.card.architecture == "t5encoder",
@@ -208,7 +211,7 @@ impl EncoderContext<'_> {
         fitting.count().max(1)
     }
 
-    /// Encodes inputs as sequences of one decode; what was wanted of each, in order.
+    /// Encodes inputs as sequences of one decode, with the model's usual LoRA adapters; what was wanted of each, in order.
     ///
     /// Every input has at least one token and at most `longest`, all of the vocabulary, and there are no more of them
     /// than [`Self::fitting`] said.
@@ -216,6 +219,7 @@ impl EncoderContext<'_> {
     /// # Errors
     /// [`Error::Decode`]; the next call starts afresh.
     pub fn encode(&mut self, inputs: &[(&[TokenId], Wanted)]) -> Result<Vec<Vec<f32>>, Error> {
+        self.adapters.apply(&self.adapters.usual(), &mut self.llama)?;
         self.batch.clear();
         for (sequence, (tokens, _)) in (0..).zip(inputs) {
             for (position, &token) in (0..).zip(*tokens) {

@@ -1,11 +1,12 @@
 //! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a sequence
-//! as bytes, [`loading`] and [`tensors`].
+//! as bytes, [`adapters`], [`loading`] and [`tensors`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
 //! cast to the raw structure; a compile-time assertion holds their size. Its safe calls for sequence states keep the
 //! bytes to themselves, and a state that goes to a client and comes back is bytes.
 #![expect(unsafe_code, reason = "parts of llama.cpp have no safe binding")]
 
+pub(super) mod adapters;
 pub(super) mod loading;
 pub(super) mod tensors;
 

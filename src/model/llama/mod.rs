@@ -1,5 +1,6 @@
 //! llama.cpp behind plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
+mod adapters;
 mod cache_type;
 mod context;
 mod devices;
@@ -15,6 +16,7 @@ mod sampler;
 mod state;
 mod ubatch;
 
+pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
 pub use cache_type::CacheType;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
@@ -41,6 +43,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// A loaded model.
 pub struct Model {
     llama: Arc<LlamaModel>,
+    adapters: Adapters,
     vocabulary: Arc<Vocabulary>,
     grammars: Arc<Grammars>,
     card: Card,
@@ -70,6 +73,8 @@ pub struct ModelOptions {
     /// Most tokens of context, all sequences together, that [`GpuLayers::Auto`] leaves room for; `None` for what the model
     /// was trained with.
     pub room_for: Option<u32>,
+    /// LoRA adapters, each with its usual scale.
+    pub adapters: Vec<(PathBuf, f32)>,
 }
 
 /// How many layers go on GPUs.
@@ -133,7 +138,7 @@ impl Model {
     /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] and [`Error::Load`].
+    /// [`Error::Unreadable`], [`Error::Load`] and [`Error::Adapter`].
     pub fn load(
         path: &Path,
         options: &ModelOptions,
@@ -148,11 +153,13 @@ impl Model {
             other => refused(other.to_string()),
         })?;
         let loading = devices::loading(options, &header);
-        let llama = ffi::loading::load(&file, &loading, progress).map_err(|lines| refused(reason::reason(&lines)))?;
+        let mut llama =
+            ffi::loading::load(&file, &loading, progress).map_err(|lines| refused(reason::reason(&lines)))?;
         let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
         if architecture == "t5" {
             return Err(refused("models of an encoder and a decoder, such as T5, are not supported".into()));
         }
+        let adapters = Adapters::load(&mut llama, &options.adapters)?;
         let llama = Arc::new(llama);
         let vocabulary = Arc::new(read_vocabulary(&llama));
         let tokenizer = ffi::loading::vocab_type(&llama);
@@ -184,6 +191,7 @@ impl Model {
         let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
         Ok(Self {
             llama,
+            adapters,
             vocabulary,
             grammars,
             card,
@@ -217,6 +225,12 @@ impl Model {
         &self.card
     }
 
+    /// Its LoRA adapters.
+    #[must_use]
+    pub fn adapters(&self) -> &Adapters {
+        &self.adapters
+    }
+
     /// A number that tells this model's file from others.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
@@ -229,7 +243,7 @@ impl Model {
     /// [`Error::Context`], usually because the memory could not be had.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, Error> {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
-        Context::new(&self.llama, backend()?, options)
+        Context::new(&self.llama, &self.adapters, backend()?, options)
     }
 }
 

@@ -7,18 +7,32 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
+use std::path::Path;
 
 /// The most probable continuation of these tokens, and the natural logarithm of each token's probability: of the prompt's from the
 /// second on, then of the continuation's.
 pub fn greedy(prompt: &[i32], count: usize) -> (Vec<i32>, Vec<f64>) {
+    run(prompt, count, None, &[])
+}
+
+/// The same tokens with a LoRA adapter at that scale, and without the tokens that are `banned`.
+pub fn greedy_with(prompt: &[i32], count: usize, adapter: Option<(&Path, f32)>, banned: &[i32]) -> Vec<i32> {
+    run(prompt, count, adapter, banned).0
+}
+
+fn run(prompt: &[i32], count: usize, adapter: Option<(&Path, f32)>, banned: &[i32]) -> (Vec<i32>, Vec<f64>) {
     let backend = thunder::model::llama::backend().unwrap();
-    let model = LlamaModel::load_from_file(backend, harness::model(), &LlamaModelParams::default()).unwrap();
+    let mut model = LlamaModel::load_from_file(backend, harness::model(), &LlamaModelParams::default()).unwrap();
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(1024))
         .with_n_threads(1)
         .with_n_threads_batch(1)
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED);
+    let mut adapter = adapter.map(|(path, scale)| (model.lora_adapter_init(path).unwrap(), scale));
     let mut context = model.new_context(backend, params).unwrap();
+    if let Some((adapter, scale)) = &mut adapter {
+        context.lora_adapter_set(adapter, *scale).unwrap();
+    }
     let mut batch = LlamaBatch::new(1024, 1);
     for (position, &token) in prompt.iter().enumerate() {
         batch.add(LlamaToken::new(token), position as i32, &[0], true).unwrap();
@@ -30,7 +44,8 @@ pub fn greedy(prompt: &[i32], count: usize) -> (Vec<i32>, Vec<f64>) {
     let mut last = prompt.len() as i32 - 1;
     while answer.len() < count {
         let logits = context.get_logits_ith(last);
-        let best = (0..logits.len()).reduce(|best, at| if logits[at] > logits[best] { at } else { best }).unwrap();
+        let allowed = (0..logits.len()).filter(|&at| !banned.contains(&(at as i32)));
+        let best = allowed.reduce(|best, at| if logits[at] > logits[best] { at } else { best }).unwrap();
         logprobs.push(logprob(logits, best as i32));
         answer.push(best as i32);
         batch.clear();

@@ -24,6 +24,9 @@ async fn defaults_of_requests_come_from_flags() {
         "stop=[\"xyzzy\"]",
         "--jinja",
         "--no-warmup",
+        "--reasoning",
+        "off",
+        "--no-prefill-assistant",
         "--slot-save-path",
         "/tmp",
     ]);
@@ -38,6 +41,10 @@ async fn defaults_of_requests_come_from_flags() {
     let said = json!({"prompt": "Once", "ignore_eos": true, "temperature": 0.5, "n_predict": 3});
     let said = server.answer("/completion", &said).await;
     assert_eq!((&said["tokens_predicted"], &said["generation_settings"]["temperature"]), (&json!(3), &json!(0.5)));
+    let ends = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
+    let prompt = server.answer("/apply-template", &json!({"messages": ends})).await;
+    let prompt = prompt["prompt"].as_str().unwrap();
+    assert!(prompt.ends_with("b<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{prompt}");
     let openai = server.answer("/v1/completions", &json!({"prompt": "Once", "ignore_eos": true})).await;
     assert_eq!(openai["usage"]["completion_tokens"], 5);
 }

@@ -7,6 +7,7 @@ mod completions;
 mod embeddings;
 mod flags;
 mod infill;
+mod lora;
 mod monitor;
 mod props;
 mod rerank;

@@ -3,7 +3,7 @@
 use crate::api::llama;
 use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, integer, wrong};
-use crate::api::wire::{mods, parameters};
+use crate::api::wire::{lora, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Report, Request};
 use crate::events::{Surface, TokenId};
@@ -102,6 +102,7 @@ fn request(
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&prompt.text),
         sampling: parameters::sampling(fields, vocabulary)?,
+        adapters: lora::adapters(fields, loaded.model().adapters())?,
         constraint: constraint(fields, false)?,
         limits: parameters::limits_from(u32::from(!answer.echo), fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,

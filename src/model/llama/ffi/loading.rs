@@ -70,14 +70,16 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     }
     params.progress_callback = Some(on_progress::<F>);
     params.progress_callback_user_data = (&raw mut progress).cast();
-    LINES.with_borrow_mut(Vec::clear);
     // SAFETY: the path is zero-terminated, and everything that `params` points to outlives the call.
-    let model = unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) };
-    match NonNull::new(model) {
-        // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted above, and owns it from now on.
-        Some(model) => Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) }),
-        None => Err(LINES.take()),
-    }
+    let model = with_error_lines(|| NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }))?;
+    // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted above, and owns it from now on.
+    Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) })
+}
+
+/// What llama.cpp made, or the error lines that it wrote instead.
+pub(super) fn with_error_lines<T>(make: impl FnOnce() -> Option<T>) -> Result<T, Vec<String>> {
+    LINES.with_borrow_mut(Vec::clear);
+    make().ok_or_else(|| LINES.take())
 }
 
 /// The name of a model's file type, e.g. `Q8_0`.

@@ -1,0 +1,31 @@
+//! LoRA adapters of runs: which runs can be decoded together, and in which order those that cannot.
+
+use super::scheduler::Scheduler;
+use crate::model::Error;
+
+impl Scheduler<'_> {
+    /// Leaves those of the `ready` runs that hold the same adapters as the one that has waited longest for a decode, and
+    /// makes these adapters hold. `slot` tells the slot of a run.
+    ///
+    /// # Errors
+    /// llama.cpp does not take the adapters.
+    pub(super) fn keep_together<T>(&mut self, ready: &mut Vec<T>, slot: impl Fn(&T) -> usize) -> Result<(), Error> {
+        if self.context.adapters().is_empty() {
+            return Ok(());
+        }
+        let of = |one: &T| {
+            let live = self.slots[slot(one)].live.as_ref()?;
+            Some((live.turn, live.arrival, live.run.request.adapters.clone()?))
+        };
+        let next = ready.iter().filter_map(of).min_by_key(|&(turn, arrival, _)| (turn, arrival));
+        let Some((_, _, set)) = next else { return Ok(()) };
+        ready.retain(|one| of(one).is_some_and(|(_, _, other)| other == set));
+        self.turns += 1;
+        for one in ready {
+            if let Some(live) = &mut self.slots[slot(one)].live {
+                live.turn = self.turns;
+            }
+        }
+        self.context.set_adapters(&set)
+    }
+}

@@ -1,0 +1,146 @@
+//! How long a run may think: counts the tokens of its thoughts, and says when one is to be ended.
+
+use crate::events::TokenId;
+use serde::Serialize;
+
+/// Most tokens of thought, and how thoughts are written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ThinkingBudget {
+    /// Most tokens of all thoughts together, the markers around them not counted.
+    pub tokens: u32,
+    /// What begins a thought.
+    #[serde(skip)]
+    pub open: String,
+    /// What ends it.
+    #[serde(skip)]
+    pub close: String,
+    /// What is appended when the budget is used up; it ends with `close`.
+    #[serde(skip)]
+    pub last_words: Vec<TokenId>,
+    /// Whether the answer begins within a thought.
+    #[serde(skip)]
+    pub begun: bool,
+}
+
+/// The thoughts of one run.
+#[derive(Debug)]
+pub(super) struct Thinking {
+    budget: ThinkingBudget,
+    /// The answer so far, control tokens included.
+    text: Vec<u8>,
+    /// Of each token.
+    steps: Vec<Step>,
+    /// Tokens of thought.
+    spent: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    /// Where its text begins.
+    start: usize,
+    /// Whether the answer is within a thought behind it.
+    within: bool,
+    /// Whether it counts.
+    counts: bool,
+}
+
+impl Thinking {
+    pub fn new(budget: ThinkingBudget) -> Self {
+        Self { budget, text: Vec::new(), steps: Vec::new(), spent: 0 }
+    }
+
+    /// Notes a token that was appended.
+    pub fn push(&mut self, piece: &[u8]) {
+        let (was, start) = (self.within(), self.text.len());
+        let marker = if was { &self.budget.close } else { &self.budget.open };
+        self.text.extend_from_slice(piece);
+        // A marker may have begun in earlier tokens, but not before the state that it changes.
+        let since = self.steps.iter().rev().find(|step| step.within != was).map_or(0, |step| step.start);
+        let window = start.saturating_sub(marker.len().saturating_sub(1)).max(since);
+        let turned = !marker.is_empty() && find(&self.text[window..], marker.as_bytes());
+        let counts = was && !turned;
+        self.spent += usize::from(counts);
+        self.steps.push(Step { start, within: was != turned, counts });
+    }
+
+    /// Forgets the last `count` tokens.
+    pub fn pop(&mut self, count: usize) {
+        let gone = self.steps.split_off(self.steps.len().saturating_sub(count));
+        self.spent -= gone.iter().filter(|step| step.counts).count();
+        if let Some(first) = gone.first() {
+            self.text.truncate(first.start);
+        }
+    }
+
+    /// What must come now, since the budget is used up within a thought.
+    pub fn last_words(&self) -> Option<&[TokenId]> {
+        let over = self.within() && self.spent >= self.budget.tokens as usize;
+        (over && !self.budget.last_words.is_empty()).then_some(&self.budget.last_words)
+    }
+
+    /// For the trace.
+    pub fn note(&self) -> String {
+        format!("the budget of {} tokens for thinking is used up", self.budget.tokens)
+    }
+
+    fn within(&self) -> bool {
+        self.steps.last().map_or(self.budget.begun, |step| step.within)
+    }
+}
+
+fn find(text: &[u8], marker: &[u8]) -> bool {
+    text.windows(marker.len()).any(|window| window == marker)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Thinking, ThinkingBudget};
+
+    fn thinking(tokens: u32, begun: bool) -> Thinking {
+        let (open, close) = ("<think>".into(), "</think>".into());
+        Thinking::new(ThinkingBudget { tokens, open, close, last_words: vec![7], begun })
+    }
+
+    fn pushed(thinking: &mut Thinking, pieces: &[&str]) -> Vec<bool> {
+        pieces
+            .iter()
+            .map(|piece| {
+                thinking.push(piece.as_bytes());
+                thinking.last_words().is_some()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_thought_is_over_when_its_tokens_are_spent() {
+        let mut thought = thinking(2, false);
+        assert_eq!(pushed(&mut thought, &["a", "<th", "ink>", "b", "c"]), [false, false, false, false, true]);
+        assert_eq!(pushed(&mut thought, &["</think>", "d", "e"]), [false; 3]);
+        let again = pushed(&mut thought, &["<think>"]);
+        assert_eq!(again, [true], "all thoughts share one budget");
+    }
+
+    #[test]
+    fn a_thought_may_be_open_from_the_start_and_end_by_itself() {
+        let mut thought = thinking(3, true);
+        assert_eq!(
+            pushed(&mut thought, &["a", "b", "</thi", "nk>", "c", "d"]),
+            [false, false, true, false, false, false]
+        );
+        let mut none = thinking(0, true);
+        assert!(none.last_words().is_some());
+        none.push(b"x</think>");
+        assert!(none.last_words().is_none());
+    }
+
+    #[test]
+    fn taking_tokens_back_takes_their_count_back() {
+        let mut thought = thinking(2, true);
+        assert_eq!(pushed(&mut thought, &["a", "b"]), [false, true]);
+        thought.pop(1);
+        assert!(thought.last_words().is_none());
+        assert_eq!(pushed(&mut thought, &["</think>"]), [false]);
+        thought.pop(9);
+        assert_eq!(pushed(&mut thought, &["x", "y"]), [false, true]);
+    }
+}

@@ -1,0 +1,143 @@
+//! LoRA adapters: which hold for a request, against bare llama.cpp, and that no state of one set serves another.
+
+use super::super::harness::{Server, folder, thunder};
+use super::bare;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+fn adapter() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-lora.gguf"))
+}
+
+/// A server that has the adapter twice: with scale 1, and with 0.
+async fn server() -> &'static Server {
+    static SERVER: LazyLock<Server> = LazyLock::new(|| {
+        let path = adapter().display().to_string();
+        Server::start(&["--lora", &path, "--lora-scaled", &format!("{path}:0"), "-np", "2"])
+    });
+    tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
+}
+
+const PROMPT: &str = "Once there was a small red fox who lived under the old bridge.";
+
+fn body(lora: &Value) -> Value {
+    json!({"prompt": PROMPT, "temperature": 0, "n_predict": 24, "ignore_eos": true, "return_tokens": true, "lora": lora})
+}
+
+fn tokens(answer: &Value) -> Vec<i32> {
+    serde_json::from_value(answer["tokens"].clone()).unwrap()
+}
+
+/// What bare llama.cpp says with the adapter at each of these scales.
+async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
+    let answer = server.answer("/tokenize", &json!({"content": PROMPT, "add_special": true})).await;
+    let prompt: Vec<i32> = serde_json::from_value(answer["tokens"].clone()).unwrap();
+    let ends = [0, 2];
+    scales.iter().map(|&scale| bare::greedy_with(&prompt, 24, Some((&adapter(), scale)), &ends)).collect()
+}
+
+#[tokio::test]
+async fn an_answer_is_that_of_llama_cpp_with_the_adapter() {
+    let server = server().await;
+    let bare = expected(server, &[0.0, 1.0, 0.5]).await;
+    assert!(bare[0] != bare[1] && bare[1] != bare[2], "the adapter changes what is said");
+    // Again and again the other way, so that no state of another set is taken for this one's.
+    for _ in 0..2 {
+        let with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
+        assert_eq!(with(json!([])).await, bare[0]);
+        assert_eq!(with(Value::Null).await, bare[1], "the server's scale holds where the request says nothing");
+        assert_eq!(with(json!([{"id": 0, "scale": 0.5}])).await, bare[2]);
+        // Two adapters that do the same add up.
+        assert_eq!(with(json!([{"id": 0, "scale": 0.25}, {"id": 1, "scale": 0.25}])).await, bare[2]);
+    }
+    let again = server.answer("/completion", &body(&json!([{"id": 0, "scale": 0.5}]))).await;
+    let twice = server.answer("/completion", &body(&json!([{"scale": 0.5, "id": 0}]))).await;
+    assert!(twice["timings"]["cache_n"].as_u64().unwrap() > 5, "{again} {twice}");
+    assert_eq!(twice["generation_settings"]["lora"], json!([{"id": 0, "scale": 0.5}]));
+}
+
+#[tokio::test]
+async fn runs_with_different_adapters_go_on_side_by_side() {
+    let server = server().await;
+    let bare = expected(server, &[0.0, 1.0]).await;
+    let (none, one) = (body(&json!([])), body(&json!([{"id": 0, "scale": 1}])));
+    let (first, second, third) = tokio::join!(
+        server.answer("/completion", &none),
+        server.answer("/completion", &one),
+        server.answer("/completion", &none)
+    );
+    assert_eq!([tokens(&first), tokens(&second), tokens(&third)], [bare[0].clone(), bare[1].clone(), bare[0].clone()]);
+}
+
+#[tokio::test]
+async fn a_saved_state_knows_its_adapters() {
+    let server = server().await;
+    let mut one = body(&json!([{"id": 0, "scale": 1}]));
+    one["id_slot"] = json!(1);
+    let answer = server.answer("/completion", &one).await;
+    let saved = server.answer("/slots/1?action=save-state", &json!({})).await;
+    let mut other = body(&json!([]));
+    other["id_slot"] = json!(1);
+    server.answer("/completion", &other).await;
+    let restored = server.answer("/slots/1?action=restore-state", &json!({"state": saved["state"]})).await;
+    assert_eq!(restored["success"], true);
+    one["prompt"] = json!(format!("{PROMPT}{}", answer["content"].as_str().unwrap()));
+    let next = server.answer("/completion", &one).await;
+    assert!(next["timings"]["cache_n"].as_u64().unwrap() > 10, "{next}");
+    // A server without the adapter takes the state of one with it for nothing.
+    let plain = super::super::harness::server().await;
+    let message =
+        super::refusal(&plain.post("/slots/3?action=restore-state", &json!({"state": saved["state"]})).await, 400);
+    assert!(message.contains("LoRA"), "{message}");
+}
+
+#[tokio::test]
+async fn scales_are_listed_and_set() {
+    let path = adapter().display().to_string();
+    let server = Server::start(&["--lora", &path, "--lora-init-without-apply"]);
+    server.wait_ready().await;
+    let bare = expected(&server, &[0.0, 1.0]).await;
+    let list = |scale: f64| json!([{"id": 0, "path": path, "scale": scale, "task_name": "test", "prompt_prefix": ""}]);
+    assert_eq!(server.get("/lora-adapters").await, (200, list(0.0)));
+    assert_eq!(tokens(&server.answer("/completion", &body(&Value::Null)).await), bare[0]);
+    assert_eq!(server.answer("/lora-adapters", &json!([{"id": 0, "scale": 1}])).await, json!({"success": true}));
+    assert_eq!(server.get("/lora-adapters").await, (200, list(1.0)));
+    assert_eq!(tokens(&server.answer("/completion", &body(&Value::Null)).await), bare[1]);
+    server.answer("/lora-adapters", &json!([])).await;
+    assert_eq!(server.get("/lora-adapters").await, (200, list(0.0)));
+    for (wrong, expected) in [
+        (json!([{"id": 1, "scale": 1}]), "there are 0 to 0"),
+        (json!([{"id": 0, "scale": "much"}]), "[0].scale must be a number"),
+        (json!([0]), "[0] must be an object"),
+        (json!({"id": 0}), "must be a list"),
+    ] {
+        let message = super::refusal(&server.post("/lora-adapters", &wrong).await, 400);
+        assert!(message.contains(expected), "{message}");
+        let message = super::refusal(&server.post("/completion", &body(&wrong)).await, 400);
+        assert!(message.contains(expected) && message.contains("lora"), "{message}");
+    }
+    let (status, answer) = server
+        .post(
+            "/v1/chat/completions",
+            &json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "lora": [{"id": 7, "scale": 1}]}),
+        )
+        .await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("lora[0]")));
+}
+
+#[test]
+fn a_file_that_is_no_adapter_of_the_model_is_refused_with_the_reason() {
+    let refused = |arguments: &[&str]| {
+        let mut command = thunder();
+        command.args(["serve", "--model"]).arg(super::super::harness::model());
+        command.arg("--data-dir").arg(folder()).args(["--listen", "127.0.0.1:0"]).args(arguments);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let message = refused(&["--lora", "/nowhere.gguf"]);
+    assert!(message.contains("no LoRA adapter at /nowhere.gguf"), "{message}");
+    let message = refused(&["--lora-scaled", "x.gguf"]);
+    assert!(message.contains("style.gguf:0.5"), "{message}");
+}
