@@ -23,6 +23,8 @@ struct Choice {
 struct Reading {
     aligned: Option<Aligned>,
     shared: usize,
+    /// What of it stays when messages must go, since the prompt is longer than the context.
+    stays: usize,
 }
 
 impl Scheduler<'_> {
@@ -71,9 +73,9 @@ impl Scheduler<'_> {
             })
             .max_by_key(|(index, reading)| {
                 let slot = &self.slots[*index];
-                let worth = similarity > 0.0 && reading.shared as f32 >= similarity * prompt_len;
+                let worth = similarity > 0.0 && reading.stays as f32 >= similarity * prompt_len;
                 (
-                    if worth { reading.shared } else { 0 },
+                    if worth { reading.stays } else { 0 },
                     // Neighbours in the cache decode together: the lowest slots first.
                     Reverse(slot.cache.len().min(1)),
                     Reverse(slot.last_used),
@@ -83,8 +85,8 @@ impl Scheduler<'_> {
         let idle =
             self.idle.iter().map(|idle| (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory)));
         let best_idle = idle
-            .filter(|(idle, other)| other.shared > reading.shared && 4 * other.shared >= idle.tokens.len())
-            .max_by_key(|(_, other)| other.shared);
+            .filter(|(idle, other)| other.stays > reading.stays && 4 * other.stays >= idle.tokens.len())
+            .max_by_key(|(_, other)| other.stays);
         Some(match best_idle {
             Some((idle, reading)) => choice(slot, reading, &idle.memory),
             None => choice(slot, reading, &self.slots[slot].memory),
@@ -93,13 +95,22 @@ impl Scheduler<'_> {
 
     fn reading(&self, run: &Run, held: &[TokenId], adapters: Option<&AdapterSet>, memory: &Memory) -> Reading {
         if !run.request.cache_prompt || adapters != run.request.adapters.as_ref() {
-            return Reading { aligned: None, shared: 0 };
+            return Reading { aligned: None, shared: 0, stays: 0 };
         }
-        let forget = run.request.overflow == Overflow::Evict
-            && run.sequence.len() > conversation::low_water(self.options.ctx_size as usize);
+        let context = self.options.ctx_size as usize;
+        let evicts = run.request.overflow == Overflow::Evict;
+        let forget = evicts && run.sequence.len() > conversation::low_water(context);
         let aligned = align(&run.sequence, &run.request.spans, held, memory, &run.view.vocabulary, forget);
-        let shared = common_prefix(held, aligned.as_ref().map_or(&run.sequence, |aligned| &aligned.tokens));
-        Reading { aligned, shared }
+        let (tokens, spans) =
+            aligned.as_ref().map_or((&run.sequence, &run.request.spans), |aligned| (&aligned.tokens, &aligned.spans));
+        let shared = common_prefix(held, tokens);
+        let goes = if evicts && tokens.len() >= context {
+            conversation::droppable(tokens, spans, &run.view.vocabulary).first().map(|part| part.range.start)
+        } else {
+            None
+        };
+        let stays = goes.map_or(shared, |goes| shared.min(goes));
+        Reading { aligned, shared, stays }
     }
 
     fn begin(&mut self, mut live: Live, choice: Choice) {

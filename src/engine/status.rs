@@ -5,6 +5,7 @@ use super::run::Run;
 use super::scheduler::Scheduler;
 use super::{Limits, Sampling};
 use crate::events::RunId;
+use crate::model::llama::AdapterSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -69,6 +70,8 @@ pub struct Occupant {
     pub sampling: Sampling,
     /// When it ends.
     pub limits: Limits,
+    /// The LoRA adapters that hold.
+    pub adapters: AdapterSet,
 }
 
 /// A slot, as it was a moment ago.
@@ -248,8 +251,12 @@ impl SlotStatus {
 
     fn show(&self, task: u64, run: &Run) {
         if self.task.swap(task, Relaxed) != task {
-            let occupant =
-                Occupant { run_id: run.id, sampling: run.request.sampling.clone(), limits: run.request.limits.clone() };
+            let occupant = Occupant {
+                run_id: run.id,
+                sampling: run.request.sampling.clone(),
+                limits: run.request.limits.clone(),
+                adapters: run.request.adapters.clone().unwrap_or_default(),
+            };
             *self.occupant.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(occupant));
         }
         self.count(run);

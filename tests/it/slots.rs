@@ -549,6 +549,28 @@ async fn a_prompt_that_is_too_long_loses_its_oldest_turns_first() {
 }
 
 #[tokio::test]
+async fn messages_do_not_go_at_every_turn() {
+    let mut bench = bench(1, false).await;
+    let mut messages = vec![("system", long(0, 20))];
+    let (mut evictions, mut gone) = (0, 0);
+    for turn in 0..14 {
+        messages.push(("user", long(turn, 40)));
+        let told = bench.tell(conversation(&messages, 20)).await;
+        let finish = &told.end.finish;
+        if finish.evicted_tokens == gone {
+            // Only the new message was not there yet; what the template writes around it is a few tokens more.
+            let new = finish.usage.prompt_tokens - finish.usage.cached_tokens;
+            assert!(turn == 0 || new < 70, "turn {turn}: {finish:?}");
+        } else {
+            evictions += 1;
+            gone = finish.evicted_tokens;
+        }
+        messages.push(("assistant", told.generated()));
+    }
+    assert!((1..=5).contains(&evictions), "{evictions} evictions");
+}
+
+#[tokio::test]
 async fn thinking_is_not_lost_between_turns() {
     let mut bench = bench(1, true).await;
     let encode = |text: &str| model().vocabulary().encode(text, false, true);

@@ -56,6 +56,7 @@ fn shown(id: usize, slot: &SlotView, n_ctx: u32) -> Value {
         shown["n_prompt_tokens_processed"] = slot.processed.into();
         shown["n_prompt_tokens_cache"] = slot.cached.into();
         shown["params"] = settings(&occupant.sampling, &occupant.limits, &Answer::usual(n_predict));
+        shown["params"]["lora"] = json!(occupant.adapters);
         shown["next_token"] = json!([{
             "has_next_token": slot.busy,
             "has_new_line": slot.new_line,

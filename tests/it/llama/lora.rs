@@ -55,6 +55,9 @@ async fn an_answer_is_that_of_llama_cpp_with_the_adapter() {
     let twice = server.answer("/completion", &body(&json!([{"scale": 0.5, "id": 0}]))).await;
     assert!(twice["timings"]["cache_n"].as_u64().unwrap() > 5, "{again} {twice}");
     assert_eq!(twice["generation_settings"]["lora"], json!([{"id": 0, "scale": 0.5}]));
+    let slots = server.get("/slots").await.1;
+    let lora = |slot: &Value| slot["params"]["lora"].clone();
+    assert!(slots.as_array().unwrap().iter().any(|slot| lora(slot) == json!([{"id": 0, "scale": 0.5}])), "{slots}");
 }
 
 #[tokio::test]
