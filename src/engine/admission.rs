@@ -12,6 +12,9 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+/// Fewer tokens behind messages that went are computed again as fast as they are moved up.
+const LEAST_PIECE: usize = 32;
+
 /// A slot for a run, and how its prompt reads there.
 struct Choice {
     slot: usize,
@@ -147,8 +150,11 @@ impl Scheduler<'_> {
             shared = if self.wake(index, &idle) { usable(&idle.tokens) } else { 0 };
         }
         self.slots[index].adapters.clone_from(&run.request.adapters);
-        if run.request.cache_prompt && run.request.cache_reuse > 0 && shared > 0 {
-            let pieces = pieces(&self.slots[index].cache, &run.sequence, shared, run.request.cache_reuse);
+        // What stands behind messages that went is moved up, as it is when they go while an answer is written.
+        let evicted = run.request.overflow == Overflow::Evict && run.gone.truncated;
+        let least = if evicted && run.request.cache_reuse == 0 { LEAST_PIECE } else { run.request.cache_reuse };
+        if run.request.cache_prompt && least > 0 && shared > 0 {
+            let pieces = pieces(&self.slots[index].cache, &run.sequence, shared, least);
             shared = self.move_up(index, shared, &pieces);
         }
         if run.request.attention && !self.context.rows_exact(index as i32) {

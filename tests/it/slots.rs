@@ -564,6 +564,8 @@ async fn messages_do_not_go_at_every_turn() {
         } else {
             evictions += 1;
             gone = finish.evicted_tokens;
+            let usage = finish.usage;
+            assert!(2 * usage.cached_tokens > usage.prompt_tokens, "what stays is moved up: {usage:?}");
         }
         messages.push(("assistant", told.generated()));
     }
