@@ -20,7 +20,7 @@ mod responses;
 mod security;
 mod server;
 mod session;
-#[cfg_attr(not(test), expect(dead_code, reason = "the protocols use it"))]
+#[expect(dead_code, reason = "the protocols use it")]
 mod socket;
 mod wire;
 

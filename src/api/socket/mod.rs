@@ -11,7 +11,7 @@ mod reading;
 mod serving;
 mod upgrade;
 
-pub(in crate::api) use outgoing::{Gone, Outgoing};
+pub(in crate::api) use outgoing::Outgoing;
 pub(in crate::api) use upgrade::{Upgrade, is_wanted};
 
 use super::{App, Caller};
