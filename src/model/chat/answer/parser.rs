@@ -94,7 +94,7 @@ impl Parser {
             let goes_on = match &self.state {
                 State::Begin => self.begin(over),
                 State::Thought => self.thought(over),
-                State::Gap => self.gap(),
+                State::Gap => self.gap(over),
                 State::Text { search, start } => self.words(*search, *start, over),
                 State::Block(_) => self.block(over),
                 State::Channels(_) => self.channels(over),
@@ -149,12 +149,22 @@ impl Parser {
         false
     }
 
-    fn gap(&mut self) -> bool {
+    fn gap(&mut self, over: Option<Over>) -> bool {
+        let (_, close) = self.reading.format.thought;
         let rest = &self.text[self.at..];
         let words = rest.trim_start();
         self.at += rest.len() - words.len();
         if words.is_empty() {
             return false;
+        }
+        // A model whose thought was ended for it may end it once more.
+        match literal(words, close) {
+            Match::Whole if self.reading.thoughts => {
+                self.at += close.len();
+                return true;
+            }
+            Match::Begun if self.reading.thoughts && over.is_none() => return false,
+            _ => {}
         }
         self.state = State::Text { search: self.at, start: true };
         true

@@ -221,6 +221,20 @@ fn a_call_that_was_cut_off_stays_one() {
 }
 
 #[test]
+fn the_end_of_a_thought_that_is_said_twice_is_no_text() {
+    let whole = "<think>hm</think>\n</think>\n\nFive.";
+    for cut in (0..whole.len()).filter(|&at| whole.is_char_boundary(at)) {
+        let mut parser = Parser::new(Arc::new(reading(Family::Hermes)));
+        parser.push(&whole[..cut]);
+        parser.push(&whole[cut..]);
+        parser.finish(false);
+        let message = parser.message();
+        assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("hm", "Five."), "{cut}");
+    }
+    assert_eq!(read(Family::Hermes, "<think>hm</think> </thi").content, "</thi");
+}
+
+#[test]
 fn thoughts_are_told_apart_only_where_that_is_wanted() {
     let mut reading = reading(Family::Hermes);
     reading.thinking = true;
