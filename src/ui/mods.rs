@@ -135,7 +135,8 @@ mod tests {
             mean_us: Some(1500.0),
             last_failure: Some(Failure { message: "<b>boom".into(), at: Utc::now(), run_id: RunId::now() }),
         };
-        let problem = Problem { file: "x.py".into(), message: "<u>".into(), traceback: Some("line 3".into()), at: Utc::now() };
+        let problem =
+            Problem { file: "x.py".into(), message: "<u>".into(), traceback: Some("line 3".into()), at: Utc::now() };
         let count = shown.len();
         let html = ModsPage::new(&HeaderMap::new(), shown, vec![problem]).render().unwrap();
         crate::ui::checks::page(&html);
