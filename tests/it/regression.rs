@@ -138,6 +138,9 @@ async fn what_cannot_run_again_says_why() {
     assert!(problem["detail"].as_str().unwrap().contains("take_back"), "{problem}");
     let (status, answer) = server.post("/api/v1/runs/again", &json!({"prompt": prompt, "any_version": true})).await;
     assert_eq!(status, 200, "{answer}");
+    let mut far = run_of["events"][0]["details"]["prompt"].clone();
+    far["spans"] = json!([{"role": "user", "start": 3, "end": 1_000_000}]);
+    assert_eq!(server.post("/api/v1/runs/again", &again(&far)).await.0, 400);
     let hostile = [
         ("/tokens", json!([1_000_000])),
         ("/tokens", json!([])),
@@ -148,7 +151,9 @@ async fn what_cannot_run_again_says_why() {
         ("/parameters/sampling/logit_bias", json!([[999_999, 1]])),
         ("/parameters/visible", json!([-1])),
         ("/parameters/model/fingerprint", json!("0")),
+        ("/parameters/overflow", json!({"shift": {"keep": u64::MAX, "discard": 1}})),
         ("/parameters/mods", json!([{"config": 1}])),
+        ("/parameters/mods", json!("take_back")),
         ("/parameters/constraint", json!({"kind": "regex"})),
     ];
     for (place, value) in hostile {

@@ -122,6 +122,12 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
     sampling.logit_bias = parameters::logit_bias(&biases.collect::<Vec<_>>().into(), vocabulary, f32::MAX)?;
     let constraint: Option<Constraint> = read(&recorded["constraint"], "prompt.parameters.constraint")?;
     let overflow: Option<Overflow> = read(&recorded["overflow"], "prompt.parameters.overflow")?;
+    if let Some(Overflow::Shift { keep, discard }) = overflow
+        && keep.unwrap_or(0).max(discard) > i32::MAX as usize
+    {
+        return Err(ApiError::invalid("prompt.parameters.overflow", "overflow: keep and discard have at most 31 bits"));
+    }
+    check_spans(&prompt)?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
         spans: prompt.spans,
@@ -140,6 +146,18 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
     })
 }
 
+fn check_spans(prompt: &Prompt) -> Result<(), ApiError> {
+    let mut behind = 0;
+    for span in &prompt.spans {
+        if span.start < behind || span.end < span.start || span.end as usize > prompt.tokens.len() {
+            let detail = "spans: they must lie within the prompt, one behind the other";
+            return Err(ApiError::invalid("prompt.spans", detail));
+        }
+        behind = span.end;
+    }
+    Ok(())
+}
+
 fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Option<T>, ApiError> {
     if value.is_null() {
         return Ok(None);
@@ -150,6 +168,9 @@ fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Opti
 /// The mods of the recorded run, in the versions it ran with.
 async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Chosen>, ApiError> {
     const PLACE: &str = "prompt.parameters.mods";
+    if !recorded.is_null() && !recorded.is_array() {
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: a list is expected")));
+    }
     let mut chosen = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {
         let mod_ref: ModRef = read(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;

@@ -110,6 +110,10 @@ impl Folder {
             registry.remove(name);
         }
         known.names = names;
+        if refused.is_some() {
+            // Whoever has the name may go: it is tried again when anything changes.
+            known.text = None;
+        }
         registry.note(&file, refused);
     }
 
