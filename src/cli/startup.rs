@@ -100,7 +100,7 @@ pub async fn register_file(registry: &Registry, file: &Path) -> anyhow::Result<V
         .into_iter()
         .map(|factory| {
             let name = factory.describe().name;
-            registry.insert(Sourced::new(factory, SourceText::Text(text.clone())));
+            registry.insert(Sourced::wrap(factory, SourceText::Text(text.clone())));
             name
         })
         .collect())
