@@ -6,9 +6,10 @@ use crate::config::flags::GpuLayers;
 use crate::config::{Config, DataConfig, EngineConfig};
 use crate::events::Recorder;
 use crate::model::llama::{Device, devices};
-use crate::mods::Registry;
-use crate::mods::python::{LoadError, PythonMods};
+use crate::mods::python::LoadError;
+use crate::mods::{Folder, Registry, SourceText, Sourced};
 use crate::store::{Database, Retention, Store};
+use anyhow::Context;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -74,36 +75,39 @@ pub fn no_gpu(config: &EngineConfig) -> Option<String> {
     Some(format!("--gpu-layers {asked} has no effect: {why}"))
 }
 
-/// Registers the mods of the configured folder. One that cannot be loaded is told, and keeps nothing else away.
-pub async fn register_mods(registry: &Registry, config: &Config, progress: &Progress) -> anyhow::Result<()> {
-    let Some(dir) = config.engine.mods_dir.clone() else { return Ok(()) };
+/// Registers the mods of the configured folder, and returns it for who wants to watch it. One that cannot be loaded is
+/// told, and keeps nothing else away.
+pub async fn register_mods(
+    registry: &Arc<Registry>,
+    config: &Config,
+    progress: &Progress,
+) -> anyhow::Result<Option<Folder>> {
+    let Some(dir) = config.engine.mods_dir.clone() else { return Ok(None) };
     progress.begin("loading mods");
-    let found = tokio::task::spawn_blocking(move || PythonMods::load_dir(dir)).await??;
-    for error in found.failed {
-        tracing::error!("{}", described(&error));
-    }
-    for factory in found.mods {
-        registry.insert(factory);
-    }
-    Ok(())
+    let mut folder = Folder::new(dir, registry.python());
+    let registry = Arc::clone(registry);
+    let look = move || folder.sync(&registry).map(|()| folder);
+    Ok(Some(tokio::task::spawn_blocking(look).await??))
 }
 
 /// Registers the mods of a file and returns their names, in the order of the file.
 pub async fn register_file(registry: &Registry, file: &Path) -> anyhow::Result<Vec<String>> {
-    let path = file.to_owned();
-    let found = tokio::task::spawn_blocking(move || PythonMods::from_file(path)).await?;
+    let (python, path) = (registry.python(), file.to_owned());
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let found = tokio::task::spawn_blocking(move || python.file(path)).await?;
     let found = found.map_err(|error| anyhow::anyhow!(described(&error)))?;
     Ok(found
         .into_iter()
         .map(|factory| {
             let name = factory.describe().name;
-            registry.insert(factory);
+            registry.insert(Sourced::wrap(factory, SourceText::Text(text.clone())));
             name
         })
         .collect())
 }
 
-fn described(error: &LoadError) -> String {
+/// The error with Python's traceback, where there is one.
+pub fn described(error: &LoadError) -> String {
     match error.traceback() {
         Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
         None => error.to_string(),

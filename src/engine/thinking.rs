@@ -1,24 +1,20 @@
 //! How long a run may think: counts the tokens of its thoughts, and says when one is to be ended.
 
 use crate::events::TokenId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Most tokens of thought, and how thoughts are written.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThinkingBudget {
     /// Most tokens of all thoughts together, the markers around them not counted.
     pub tokens: u32,
     /// What begins a thought.
-    #[serde(skip)]
     pub open: String,
     /// What ends it.
-    #[serde(skip)]
     pub close: String,
     /// What is appended when the budget is used up; it ends with `close`.
-    #[serde(skip)]
     pub last_words: Vec<TokenId>,
     /// Whether the answer begins within a thought.
-    #[serde(skip)]
     pub begun: bool,
 }
 

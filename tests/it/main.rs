@@ -17,6 +17,8 @@ mod models;
 mod mods;
 mod native;
 mod openai;
+mod registry;
+mod regression;
 mod responses;
 mod security;
 mod slots;

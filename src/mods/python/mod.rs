@@ -59,6 +59,7 @@ use super::{Description, Factory, Origin};
 use keeper::Recipe;
 use memory::SharedMemory;
 use message::Handler;
+pub use process::unpack_sdk;
 use serde_json::Value;
 use session::PythonMod;
 use sha2::{Digest, Sha256};
@@ -239,6 +240,9 @@ impl PythonMods {
     pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn Factory>, LoadError> {
         let source = Arc::new(Source::new(format!("{name}.py"), source.to_owned()));
         let (python, mut handlers) = self.discover(&source, entrypoint)?;
+        if handlers.iter().any(|handler| handler.name == name) {
+            handlers.retain(|handler| handler.name == name);
+        }
         match (handlers.pop(), handlers.as_slice()) {
             (Some(mut only), []) => {
                 name.clone_into(&mut only.name);
@@ -290,6 +294,14 @@ impl PythonMods {
             }
         }
         Ok(directory)
+    }
+
+    /// The interpreter that workers run on.
+    ///
+    /// # Errors
+    /// [`LoadError::NoPython`]
+    pub fn interpreter(&self) -> Result<PathBuf, LoadError> {
+        interpreter::find(self.python.as_deref())
     }
 
     /// Imports the source once, in a worker that is then ended.
