@@ -1,9 +1,11 @@
 use crate::events::{Span, Surface, TokenId};
+use crate::model::chat::answer::Reading;
 use crate::model::grammar::Constraint;
 use crate::model::llama::Sampling;
 use crate::mods::Chosen;
 use serde::Serialize;
 use serde_json::Value;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One validated generation request. Every surface builds one through its own wire types; nothing behind it checks again.
@@ -25,6 +27,8 @@ pub struct Request {
     pub conversation: Option<Value>,
     /// The tools as sent.
     pub tools: Option<Value>,
+    /// How the answer is read; `None` for what continues a plain prompt, which is read as the model's family writes.
+    pub reading: Option<Arc<Reading>>,
     /// How tokens are drawn.
     pub sampling: Sampling,
     /// What the answer must be.
@@ -69,6 +73,7 @@ impl Request {
             prompt_preview: String::new(),
             conversation: None,
             tools: None,
+            reading: None,
             sampling: Sampling::default(),
             constraint: None,
             limits: Limits::default(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// What a person needs to know of a mod.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Description {
     /// The name a run uses.
     pub name: String,
@@ -17,6 +17,12 @@ pub struct Description {
     pub version: String,
     /// The configuration it takes, as an example; `null` when it takes none.
     pub config: Value,
+    /// What it does, in a paragraph; empty where nothing is known beyond the sentence.
+    #[serde(default)]
+    pub documentation: String,
+    /// JSON schema of the configuration, with a default and a description for each field; `null` where there is none.
+    #[serde(default)]
+    pub schema: Value,
 }
 
 /// A mod as a request names it.

@@ -98,6 +98,7 @@ fn request(
         prompt_preview: prepared.preview,
         conversation: Some(prepared.conversation),
         tools: prepared.tools,
+        reading: Some(prepared.reading),
         sampling: parameters::sampling(fields, vocabulary)?,
         constraint: prepared.constraint,
         limits,

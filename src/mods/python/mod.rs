@@ -314,6 +314,7 @@ impl PythonMods {
             language: "python".into(),
             version: source.version(),
             config: handler.config.clone().map_or(Value::Null, Value::Object),
+            ..Description::default()
         };
         let (limits, source, python) = (self.limits.clone(), Arc::clone(source), python.to_owned());
         let entrypoint = handler.entrypoint.clone();
