@@ -156,8 +156,10 @@ impl Session for Ban {
 #[cfg(test)]
 mod tests {
     use super::BanPhrases;
-    use crate::mods::builtin::testing::{EOG, PROMPT, Scene, word};
-    use crate::mods::{Action, CallEvent, LogitEdit};
+    use crate::mods::builtin::stop_rules::StopRules;
+    use crate::mods::builtin::testing::{EOG, PROMPT, Play, Scene, word};
+    use crate::mods::{Action, CallEvent, Factory, LogitEdit};
+    use proptest::prelude::*;
     use serde_json::json;
 
     fn banned(scene: &mut Scene) -> Vec<i32> {
@@ -270,5 +272,32 @@ mod tests {
         assert_eq!(scene.session.holdback(), 0);
         scene.say(" a very");
         assert_eq!(scene.session.holdback(), 2);
+    }
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_banned_phrase_is_in_no_answer(
+            seed: u64, phrase in "[abB ]{2,4}", whole_words: bool, last: bool, script in "[ab ]{0,30}",
+        ) {
+            let ban = json!({"phrases": [phrase], "whole_words": whole_words, "max_retries": 200});
+            let stop = json!({"regex": "b a|aab"});
+            let mut mods: Vec<(&dyn Factory, serde_json::Value)> = vec![(&BanPhrases, ban), (&StopRules, stop)];
+            if last {
+                mods.reverse();
+            }
+            let told = Play { seed, script, alphabet: "ab .", max_tokens: 60, ..Play::default() }.play(&mods);
+            let text = told.text.to_lowercase();
+            let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+            let banned = phrase.to_lowercase();
+            let stands = text.match_indices(&banned).any(|(at, found)| {
+                let (before, behind) = (text[..at].chars().next_back(), text[at + found.len()..].chars().next());
+                !whole_words
+                    || !(is_word(before) && is_word(found.chars().next()))
+                        && !(is_word(behind) && is_word(found.chars().next_back()))
+            });
+            prop_assert!(!stands || told.error.is_some(), "{:?}", told);
+            prop_assert_eq!(told.retracted, 0);
+        }
     }
 }

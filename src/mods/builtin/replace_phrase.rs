@@ -171,4 +171,17 @@ mod tests {
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
         assert!(message.ends_with("found 1 for 'a'"), "{message}");
     }
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_replaced_phrase_is_in_no_answer(seed: u64, from in "[ab]{2,3}", to in "[xy ]{0,4}", script in "[ab ]{0,30}") {
+            let mut replace = serde_json::Map::new();
+            replace.insert(from.clone(), json!(to));
+            let told = Play { seed, script, alphabet: "ab ", max_tokens: 60, ..Play::default() }
+                .play(&[(&ReplacePhrase, json!({"replace": replace}))]);
+            prop_assert!(!told.text.to_lowercase().contains(&from), "{:?}", told);
+            prop_assert_eq!(told.retracted, 0);
+        }
+    }
 }

@@ -133,3 +133,77 @@ impl Thought {
         self.changes.push(Change { tokens, from, spent, state });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Thought;
+    use crate::events::TokenId;
+    use crate::model::chat::family::Family;
+    use crate::mods::builtin::testing::run;
+    use crate::mods::builtin::trail::Moved;
+    use crate::mods::builtin::written::Written;
+    use crate::mods::{Call, CallEvent, RunView};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn begin(run: &Arc<RunView>) -> (Thought, Written) {
+        let sequence = run.vocabulary.encode("> ", false, false);
+        let call = Call {
+            run,
+            step: 1,
+            sequence: &sequence,
+            prompt_len: sequence.len(),
+            let_go: 0,
+            max_steps: 100,
+            event: CallEvent::ForwardPass { logits: &[] },
+        };
+        (Thought::new(&call, None), Written::new(run))
+    }
+
+    fn go_on(thought: &mut Thought, written: &mut Written, run: &RunView, removed: usize, text: &str) {
+        let added: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
+        let logprobs = vec![None; added.len()];
+        let moved = Moved { removed, added: &added, logprobs: &logprobs };
+        let kept = written.follow(&moved, &run.vocabulary);
+        thought.follow(&moved, written, kept);
+    }
+
+    fn state(thought: &Thought, written: &Written) -> (bool, bool, usize, (usize, usize)) {
+        (thought.may_begin(), thought.is_within(), thought.spent(written.tokens()), thought.answer_from())
+    }
+
+    #[test]
+    fn channels_may_hold_several_thoughts() {
+        let mut view = (*run()).clone();
+        let mut reading = (*view.reading).clone();
+        reading.format = Family::Harmony.format();
+        view.reading = reading.into();
+        let run = Arc::new(view);
+        let (mut thought, mut written) = begin(&run);
+        go_on(&mut thought, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
+        assert_eq!((thought.is_within(), thought.spent(written.tokens())), (true, 3));
+        go_on(&mut thought, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
+        assert_eq!((thought.is_within(), thought.spent(written.tokens())), (true, 3 + 7 + 2));
+    }
+
+    proptest! {
+        /// However the text is cut and taken back, the state is that of the text that stands.
+        #[test]
+        fn what_is_taken_back_leaves_no_trace(
+            pieces in proptest::collection::vec(("(<think>|</think>|<th|ink>|a| ){0,4}", 0usize..12), 1..8)
+        ) {
+            let run = run();
+            let (mut thought, mut written) = begin(&run);
+            let mut text = String::new();
+            for (piece, back) in pieces {
+                let back = back.min(text.len());
+                text.truncate(text.len() - back);
+                text.push_str(&piece);
+                go_on(&mut thought, &mut written, &run, back, &piece);
+                let (mut fresh, mut whole) = begin(&run);
+                go_on(&mut fresh, &mut whole, &run, 0, &text);
+                prop_assert_eq!(state(&thought, &written), state(&fresh, &whole), "{}", text);
+            }
+        }
+    }
+}
