@@ -40,7 +40,6 @@ pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
 use crate::model::chat::answer::Reading;
-use crate::model::chat::family::Format;
 use crate::model::grammar::{self, Follower};
 use crate::model::llama::{CacheType, ContextOptions, Layout, Sampler};
 use crate::mods::RunView;
@@ -391,7 +390,10 @@ impl Engine {
             vocabulary: Arc::clone(model.vocabulary()),
             conversation: request.conversation.clone(),
             tools: request.tools.clone(),
-            reading: request.reading.clone().unwrap_or_else(|| Arc::new(plain_reading(model))),
+            reading: request
+                .reading
+                .clone()
+                .unwrap_or_else(|| Arc::new(Reading::plain(model.card().chat_template.as_deref().unwrap_or_default()))),
             parameters: json!({
                 "sampling": request.sampling,
                 "constraint": request.constraint,
@@ -512,12 +514,6 @@ impl Engine {
 /// The double that is written like the float: 0.8, not 0.800000011920929.
 fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
-}
-
-/// How an answer is read that continues a plain prompt.
-fn plain_reading(model: &Model) -> Reading {
-    let template = model.card().chat_template.as_deref().unwrap_or_default();
-    Reading { format: Format::of(template), tools: Vec::new(), thoughts: true, thinking: false, single: false }
 }
 
 /// Begins the run's mods, away from the async threads: a mod may have to start a process.

@@ -82,6 +82,7 @@ mod tests {
             language: "rust".into(),
             version: "1".into(),
             config: json!({"phrase": "<x>"}),
+            origin: crate::mods::Origin::Builtin,
             schema: json!({"properties": {"phrase": {"type": "string", "description": "<x>"}}}),
             ..Description::default()
         };

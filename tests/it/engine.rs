@@ -165,6 +165,7 @@ impl Factory for TestMod {
             description: String::new(),
             language: "test".into(),
             version: "1".into(),
+            origin: thunder::mods::Origin::Builtin,
             ..Description::default()
         }
     }

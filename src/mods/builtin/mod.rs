@@ -29,7 +29,7 @@ mod tool_guard;
 mod trail;
 mod written;
 
-use super::{Description, Factory};
+use super::{Description, Factory, Origin};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -63,6 +63,7 @@ fn describe(name: &str, description: &str, documentation: &str, config: Value, s
         language: "rust".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         config,
+        origin: Origin::Builtin,
         documentation: documentation.into(),
         schema,
     }
