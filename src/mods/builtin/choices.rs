@@ -136,7 +136,7 @@ impl Scoring {
             return Reply::noop();
         }
         let tried = &mut self.choices[choice];
-        if tried.tokens == tokens {
+        if tried.tokens == tokens && logprobs.len() == tokens.len() {
             tried.logprob = logprobs.iter().map(|logprob| logprob.map(f64::from)).sum();
         } else if !tried.tokens.starts_with(tokens) {
             self.phase = Phase::Waiting;

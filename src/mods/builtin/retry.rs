@@ -79,9 +79,9 @@ impl Retry {
     fn follow(&mut self, call: &Call<'_>) {
         let moved = self.trail.follow(call);
         let kept = self.trail.tokens() - moved.added.len();
-        self.sums.truncate(kept + 1);
-        let mut sum = self.sums.last().copied().unwrap_or(0.0);
-        for logprob in moved.logprobs {
+        let mut sum = self.sums.get(kept).or(self.sums.last()).copied().unwrap_or(0.0);
+        self.sums.resize(kept + 1, sum);
+        for logprob in moved.each_logprob() {
             sum += f64::from(logprob.unwrap_or(0.0));
             self.sums.push(sum);
         }

@@ -155,12 +155,13 @@ impl Rules {
         let thought = self.thought.get_or_insert_with(|| Thought::new(call, None));
         thought.follow(&moved, &self.written, kept);
         let before = self.written.tokens() - moved.added.len();
-        self.seen.truncate(before + 1);
+        let seen = self.seen.get(before).or(self.seen.last()).copied().unwrap_or_default();
+        self.seen.resize(before + 1, seen);
         let forced = matches!(call.event, CallEvent::Added { forced: true, .. });
-        for (index, logprob) in moved.logprobs.iter().enumerate() {
+        for (index, logprob) in moved.each_logprob().enumerate() {
             let mut seen = self.seen.last().copied().unwrap_or_default();
             if let (false, Some(logprob)) = (forced, logprob) {
-                seen.logprobs = (seen.logprobs.0 + f64::from(*logprob), seen.logprobs.1 + 1);
+                seen.logprobs = (seen.logprobs.0 + f64::from(logprob), seen.logprobs.1 + 1);
             }
             self.look(&mut seen, before + index + 1);
             self.seen.push(seen);
@@ -220,13 +221,15 @@ impl Rules {
     }
 }
 
-/// Characters of a piece of text that ends with one, with the byte where each begins.
+/// Characters of a piece of text that ends with one, with the byte where each begins; bytes that are none are told as such.
 fn characters(text: &[u8], from: usize, upto: usize) -> impl Iterator<Item = (usize, char)> {
     let mut at = from;
     text[from..upto].utf8_chunks().flat_map(move |chunk| {
         let begins = at;
         at += chunk.valid().len() + chunk.invalid().len();
-        chunk.valid().char_indices().map(move |(index, c)| (begins + index, c))
+        let broken =
+            (!chunk.invalid().is_empty()).then_some((begins + chunk.valid().len(), char::REPLACEMENT_CHARACTER));
+        chunk.valid().char_indices().map(move |(index, c)| (begins + index, c)).chain(broken)
     })
 }
 

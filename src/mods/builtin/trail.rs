@@ -16,8 +16,15 @@ pub struct Moved<'a> {
     pub removed: usize,
     /// Tokens that were then appended.
     pub added: &'a [TokenId],
-    /// For each of these its log-probability, where it is known.
+    /// For each of these its log-probability, where it is known; empty where nothing is.
     pub logprobs: &'a [Option<f32>],
+}
+
+impl Moved<'_> {
+    /// The log-probability of each token that was added.
+    pub fn each_logprob(&self) -> impl Iterator<Item = Option<f32>> {
+        (0..self.added.len()).map(|index| self.logprobs.get(index).copied().flatten())
+    }
 }
 
 impl Trail {

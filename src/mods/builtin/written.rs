@@ -68,7 +68,8 @@ impl Written {
 
     /// Bytes of the first `tokens` tokens.
     pub fn end_of(&self, tokens: usize) -> usize {
-        tokens.checked_sub(1).map_or(0, |last| self.ends[last.min(self.ends.len() - 1)])
+        let last = tokens.min(self.ends.len()).checked_sub(1);
+        last.map_or(0, |last| self.ends[last])
     }
 
     /// Whether it does not end within a character.
