@@ -92,6 +92,9 @@ impl Run {
 
     /// Appends a list: one decode for all of it, which also tells how probable each token was.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
+        if step > self.request.limits.max_steps {
+            return self.finish_at_most_steps();
+        }
         self.cut_at_end(&mut tokens);
         // What does not fit is cut below.
         let _ = self.make_room(tokens.len());
@@ -225,6 +228,15 @@ fn apply(logits: &mut Vec<f32>, edit: &LogitEdit) {
         LogitEdit::Keep => {}
         LogitEdit::Set(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] = value),
         LogitEdit::Add(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] += value),
+        LogitEdit::Allow(mask) => {
+            for (logit, &allowed) in logits.chunks_mut(32).zip(mask.as_slice()) {
+                for (bit, logit) in logit.iter_mut().enumerate() {
+                    if allowed >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
         LogitEdit::Replace(values) => logits.clone_from(values),
     }
 }

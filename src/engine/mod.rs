@@ -42,6 +42,7 @@ pub use thinking::ThinkingBudget;
 
 use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::Model;
+use crate::model::chat::answer::Reading;
 use crate::model::grammar::{self, Follower};
 use crate::model::llama::{CacheType, ContextOptions, Layout, Sampler};
 use crate::mods::{Chosen, RunView};
@@ -412,6 +413,10 @@ impl Engine {
             vocabulary: Arc::clone(model.vocabulary()),
             conversation: request.conversation.clone(),
             tools: request.tools.clone(),
+            reading: request
+                .reading
+                .clone()
+                .unwrap_or_else(|| Arc::new(Reading::plain(model.card().chat_template.as_deref().unwrap_or_default()))),
             parameters,
             seed: request.sampling.seed,
             grammars: Arc::clone(model.grammars()),

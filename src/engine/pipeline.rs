@@ -185,6 +185,7 @@ pub(super) fn record_action(
                 LogitEdit::Keep => "keep",
                 LogitEdit::Set(_) => "set",
                 LogitEdit::Add(_) => "add",
+                LogitEdit::Allow(_) => "allow",
                 LogitEdit::Replace(_) => "replace",
             };
             details.insert("edit".into(), json!(kind));

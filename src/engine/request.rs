@@ -1,10 +1,12 @@
 use super::ThinkingBudget;
 use crate::events::{Span, Surface, TokenId};
+use crate::model::chat::answer::Reading;
 use crate::model::grammar::Constraint;
 use crate::model::llama::{AdapterSet, Sampling};
 use crate::mods::Chosen;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One validated generation request. Every surface builds one through its own wire types; nothing behind it checks again.
@@ -26,6 +28,8 @@ pub struct Request {
     pub conversation: Option<Value>,
     /// The tools as sent.
     pub tools: Option<Value>,
+    /// How the answer is read; `None` for what continues a plain prompt, which is read as the model's family writes.
+    pub reading: Option<Arc<Reading>>,
     /// How tokens are drawn.
     pub sampling: Sampling,
     /// The LoRA adapters that hold; `None` for the model's usual ones.
@@ -74,6 +78,7 @@ impl Request {
             prompt_preview: String::new(),
             conversation: None,
             tools: None,
+            reading: None,
             sampling: Sampling::default(),
             adapters: None,
             constraint: None,

@@ -96,6 +96,8 @@ pub(super) struct Run {
     pub(super) drawn: Option<TokenMeasure>,
     /// How many tokens the last `Added` appended, and whether they were forced.
     pub(super) newly: (usize, bool),
+    /// Their log-probabilities, kept only for runs with mods.
+    pub(super) newly_logprobs: Vec<Option<f32>>,
     /// A forced list that is being decoded: where it begins and what is known of its tokens.
     pub(super) forced: Option<(usize, Vec<TokenMeasure>)>,
     /// The step that the forced list belongs to.
@@ -157,6 +159,7 @@ impl Run {
             top: Vec::new(),
             drawn: None,
             newly: (0, false),
+            newly_logprobs: Vec::new(),
             forced: None,
             forced_step: 0,
             prompt_measures: Vec::new(),
@@ -357,7 +360,8 @@ impl Run {
             }
             EventType::Added => {
                 let (count, forced) = self.newly;
-                CallEvent::Added { tokens: &self.sequence[self.sequence.len() - count..], forced }
+                let tokens = &self.sequence[self.sequence.len() - count..];
+                CallEvent::Added { tokens, logprobs: &self.newly_logprobs, forced }
             }
         };
         let call = Call {
@@ -365,6 +369,7 @@ impl Run {
             step: passage.step,
             sequence: &self.sequence,
             prompt_len: self.prompt_len,
+            let_go: self.gone.generated,
             max_steps: self.max_tokens as u32,
             event,
         };

@@ -59,13 +59,7 @@ impl Run {
     /// The logits of the sequence's end are there: the step's `ForwardPass`.
     pub(super) fn begin_step(&mut self) {
         if self.step >= self.request.limits.max_steps {
-            let message = format!(
-                "the limit of {} steps is reached with {} tokens in the answer; a mod may be backtracking for ever",
-                self.request.limits.max_steps,
-                self.generated()
-            );
-            self.finish(FinishReason::Length, Some(message), None);
-            return;
+            return self.finish_at_most_steps();
         }
         if self.max_tokens == 0 {
             self.finish(FinishReason::Length, None, None);
@@ -89,6 +83,16 @@ impl Run {
             self.attention_ready = Some((order, captured));
         }
         self.state = State::Passing(Passage::new(EventType::ForwardPass, order, self.step));
+    }
+
+    /// Ends a run that takes too many steps.
+    pub(super) fn finish_at_most_steps(&mut self) {
+        let message = format!(
+            "the limit of {} steps is reached with {} tokens in the answer; a mod may be backtracking for ever",
+            self.request.limits.max_steps,
+            self.generated()
+        );
+        self.finish(FinishReason::Length, Some(message), None);
     }
 
     fn sample(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates) {
@@ -210,6 +214,10 @@ impl Run {
             }));
         });
         self.newly = (tokens.len(), forced);
+        if !self.mods.is_empty() {
+            self.newly_logprobs.clear();
+            self.newly_logprobs.extend(tokens.iter().map(|measured| measured.logprob));
+        }
         let mut tops = tops.into_iter();
         self.unsent.extend(tokens.into_iter().map(|measured| (measured, tops.next().unwrap_or_default())));
         self.state = State::Passing(Passage::new(EventType::Added, order, step));
@@ -345,9 +353,10 @@ impl Run {
         self.sequence.len() - self.prompt_len + self.gone.generated
     }
 
+    /// Whether the run ends with the token. Where the model's own ends are to be ignored they are never drawn, and what stands
+    /// here is a mod's.
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {
-        let limits = &self.request.limits;
-        limits.stop_tokens.contains(&token) || (!limits.ignore_eos && self.view.vocabulary.is_end_of_generation(token))
+        self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)
     }
 
     fn is_hidden(&self, token: TokenId) -> bool {

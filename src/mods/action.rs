@@ -1,5 +1,7 @@
 use crate::events::{ActionType, EventType, TokenId};
+use crate::model::grammar::Mask;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// What a mod wants to happen. `engine` applies it; the table of permitted events is [`Action::permitted_on`].
 #[derive(Debug, Clone, PartialEq)]
@@ -46,6 +48,8 @@ pub enum LogitEdit {
     Set(Vec<(TokenId, f32)>),
     /// These are added to the entries.
     Add(Vec<(TokenId, f32)>),
+    /// All entries but those of the mask get `f32::NEG_INFINITY`.
+    Allow(Arc<Mask>),
     /// The whole vector is replaced. Its length must be the vocabulary's.
     Replace(Vec<f32>),
 }

@@ -1,6 +1,7 @@
 use super::Action;
 use crate::events::{EventType, LogLevel, RunId, TokenId};
 use crate::model::Vocabulary;
+use crate::model::chat::answer::Reading;
 use crate::model::grammar::Grammars;
 use serde_json::Value;
 use std::sync::Arc;
@@ -21,7 +22,9 @@ pub struct RunView {
     pub conversation: Option<Value>,
     /// The tools, as sent.
     pub tools: Option<Value>,
-    /// Sampling parameters, as recorded.
+    /// How the model writes its answers, and whether this one begins within a thought.
+    pub reading: Arc<Reading>,
+    /// Sampling parameters and limits, as recorded.
     pub parameters: Value,
     /// Random seed of the run.
     pub seed: u32,
@@ -40,6 +43,8 @@ pub struct Call<'a> {
     pub sequence: &'a [TokenId],
     /// How many of them are the prompt.
     pub prompt_len: usize,
+    /// Generated tokens that a full context has let go: they stand in the answer, and not in `sequence`.
+    pub let_go: usize,
     /// Limit of generated tokens.
     pub max_steps: u32,
     /// What happened.
@@ -69,6 +74,8 @@ pub enum CallEvent<'a> {
     Added {
         /// They are the end of `sequence`.
         tokens: &'a [TokenId],
+        /// For each the natural logarithm of its probability in the model's full distribution, where it is known.
+        logprobs: &'a [Option<f32>],
         /// Whether they were forced.
         forced: bool,
     },
@@ -90,6 +97,12 @@ impl Call<'_> {
     #[must_use]
     pub fn generated(&self) -> &[TokenId] {
         &self.sequence[self.prompt_len..]
+    }
+
+    /// How many tokens the answer has, those included that a full context has let go.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.generated().len() + self.let_go
     }
 }
 

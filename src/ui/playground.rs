@@ -29,11 +29,18 @@ struct ModView {
     description: String,
     /// An example of its configuration as JSON, `null` when it takes none.
     config: String,
+    /// JSON schema of it, `null` where there is none.
+    schema: String,
 }
 
 impl From<Description> for ModView {
     fn from(known: Description) -> Self {
-        Self { name: known.name, description: known.description, config: known.config.to_string() }
+        Self {
+            name: known.name,
+            description: known.description,
+            config: known.config.to_string(),
+            schema: known.schema.to_string(),
+        }
     }
 }
 
@@ -76,6 +83,8 @@ mod tests {
             version: "1".into(),
             config: json!({"phrase": "<x>"}),
             origin: crate::mods::Origin::Builtin,
+            schema: json!({"properties": {"phrase": {"type": "string", "description": "<x>"}}}),
+            ..Description::default()
         };
         let page = PlaygroundPage {
             shell: Shell::new(&HeaderMap::new(), "playground"),

@@ -165,8 +165,8 @@ impl Factory for TestMod {
             description: String::new(),
             language: "test".into(),
             version: "1".into(),
-            config: serde_json::Value::Null,
             origin: thunder::mods::Origin::Builtin,
+            ..Description::default()
         }
     }
     fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {

@@ -5,6 +5,7 @@ mod anthropic;
 mod architecture;
 mod broken;
 mod browser;
+mod builtins;
 mod chat;
 mod cli;
 mod constraints;

@@ -98,6 +98,7 @@ fn request(
         prompt_preview: prepared.preview,
         conversation: Some(prepared.conversation),
         tools: prepared.tools,
+        reading: Some(prepared.reading),
         sampling: parameters::sampling(fields, vocabulary)?,
         adapters: lora::adapters(fields, loaded.model().adapters())?,
         constraint: prepared.constraint,

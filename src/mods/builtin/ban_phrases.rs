@@ -1,4 +1,9 @@
-use super::{config::Fields, describe, phrase::Phrases};
+use super::{
+    config::{Fields, schema},
+    describe,
+    phrase::Phrases,
+    trail::is_over,
+};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
     Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
@@ -7,11 +12,6 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `ban-phrases`: phrases that never stand in the answer, by taking them back.
-///
-/// `{"phrases": ["as an AI"], "case_sensitive": false, "max_retries": 16}`. When an added token completes a phrase,
-/// the tokens that hold it are taken back, and at the place where it began the token that began it is banned, so
-/// that the model takes another way. The answer's text is searched, not token ids, so any tokenization counts; the
-/// prompt is not searched. After `max_retries` ways at one place the phrase stands, and a warning is logged.
 pub struct BanPhrases;
 
 impl Factory for BanPhrases {
@@ -19,37 +19,57 @@ impl Factory for BanPhrases {
         describe(
             "ban-phrases",
             "Takes back phrases as soon as they are complete, and lets the model find another way.",
+            "When an added token completes a phrase, the tokens that hold it are taken back, and at the place where it began the \
+             token that began it is banned, so that the model takes another way. The answer's text is searched, not token ids, so \
+             any tokenization counts; the prompt is not searched. After max_retries ways at one place, or where nothing else may \
+             stand, the phrase stands, and a warning is logged. The stream lags only by what may become a phrase.",
             json!({"phrases": ["as an AI"], "case_sensitive": false, "max_retries": 16}),
+            schema(
+                &["phrases"],
+                json!({
+                    "phrases": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1,
+                        "description": "Texts that must not stand in the answer."},
+                    "case_sensitive": {"type": "boolean", "default": false,
+                        "description": "Whether capitals must be as written."},
+                    "whole_words": {"type": "boolean", "default": false,
+                        "description": "Whether a phrase counts only where no word goes on before or behind it."},
+                    "max_retries": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 16,
+                        "description": "Ways that are tried at one place before the phrase stands."},
+                }),
+            ),
         )
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
-        let fields = Fields::read(config, &["phrases", "case_sensitive", "max_retries"])?;
+        let fields = Fields::read(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
         let texts = fields.texts("phrases", "[\"as an AI\"]")?;
-        let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?);
+        let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);
         let held = phrases.bound();
         let max_retries = fields.count("max_retries", 1..=1000, 16)?;
-        Ok(Box::new(Ban { phrases, max_retries, places: Vec::new(), held }))
+        Ok(Box::new(Ban { phrases, max_retries, places: Vec::new(), held, clean: 0 }))
     }
 }
 
 struct Ban {
     phrases: Phrases,
     max_retries: usize,
-    /// By position, ascending; a ban holds as long as the sequence before it stands.
+    /// By position, ascending; a ban holds as long as the answer before it stands.
     places: Vec<Place>,
     /// Tokens at the end that may be the beginning of a phrase; the bound until something is known.
     held: usize,
+    /// Tokens of the answer in which no phrase ends that is to be taken back.
+    clean: usize,
 }
 
-/// A position in the sequence and the tokens that must not stand there.
+/// A position in the answer and the tokens that must not stand there.
 struct Place {
     position: usize,
     tokens: Vec<TokenId>,
+    tries: usize,
 }
 
 impl Ban {
-    /// Forgets what was banned behind `position`: the sequence there is another one now.
+    /// Forgets what was banned behind `position`: the answer there is another one now.
     fn forget_after(&mut self, position: usize) {
         while self.places.last().is_some_and(|place| place.position > position) {
             self.places.pop();
@@ -58,18 +78,26 @@ impl Ban {
 
     fn added(&mut self, call: &Call<'_>, count: usize) -> Reply {
         let vocabulary = &call.run.vocabulary;
-        let Some(found) = self.phrases.find(vocabulary, call.generated(), count) else {
-            self.held = self.phrases.held(vocabulary, call.generated());
+        let (generated, length) = (call.generated(), call.length());
+        self.forget_after(length - count);
+        // What was found and is still there, since another mod had its way, is found again.
+        self.clean = self.clean.min(length - count);
+        let fresh = (length - self.clean).min(generated.len());
+        let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
+            self.held = self.phrases.held(vocabulary, generated);
+            self.clean = length - self.held.min(length);
             return Reply::noop();
         };
-        let position = call.sequence.len() - found.tokens;
-        self.held = self.phrases.held(vocabulary, &call.sequence[call.prompt_len..position]);
+        let position = length - found.tokens;
+        let kept = generated.len() - found.tokens;
+        self.held = self.phrases.held(vocabulary, &generated[..kept]);
         self.forget_after(position);
         if self.places.last().is_none_or(|place| place.position < position) {
-            self.places.push(Place { position, tokens: Vec::new() });
+            self.places.push(Place { position, tokens: Vec::new(), tries: 0 });
         }
         let place = self.places.last_mut().expect("one was just pushed");
-        if place.tokens.len() >= self.max_retries {
+        if place.tries >= self.max_retries {
+            self.clean = length;
             let message = format!(
                 "'{}' stands: the model came back to it after {} other ways",
                 self.phrases.text(found.phrase),
@@ -77,8 +105,31 @@ impl Ban {
             );
             return Reply { logs: vec![Log { level: LogLevel::Warning, message }], ..Reply::default() };
         }
-        place.tokens.push(call.sequence[position]);
+        place.tries += 1;
+        if !place.tokens.contains(&generated[kept]) {
+            place.tokens.push(generated[kept]);
+        }
         Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: Vec::new() }.into()
+    }
+
+    fn forward(&mut self, call: &Call<'_>, logits: &[f32]) -> Reply {
+        self.forget_after(call.length());
+        let max_retries = self.max_retries;
+        let Some(place) = self.places.last_mut().filter(|place| place.position == call.length()) else {
+            return Reply::noop();
+        };
+        if place.tokens.is_empty() {
+            return Reply::noop();
+        }
+        let mut others = (0..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+        if others.all(|(token, _)| place.tokens.contains(&token)) {
+            place.tokens.clear();
+            place.tries = max_retries;
+            let message = "nothing else may stand here: the phrase will".to_owned();
+            return Reply { logs: vec![Log { level: LogLevel::Warning, message }], ..Reply::default() };
+        }
+        let bans = place.tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
+        Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None }.into()
     }
 }
 
@@ -96,17 +147,7 @@ impl Session for Ban {
         done.disarm();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => self.added(call, tokens.len()),
-            CallEvent::ForwardPass { .. } => {
-                self.forget_after(call.sequence.len());
-                match self.places.last() {
-                    Some(place) if place.position == call.sequence.len() => Action::AdjustedLogits {
-                        edit: LogitEdit::Set(place.tokens.iter().map(|&t| (t, f32::NEG_INFINITY)).collect()),
-                        temperature: None,
-                    }
-                    .into(),
-                    _ => Reply::noop(),
-                }
-            }
+            CallEvent::ForwardPass { logits } => self.forward(call, logits),
             _ => Reply::noop(),
         })
     }
@@ -115,12 +156,14 @@ impl Session for Ban {
 #[cfg(test)]
 mod tests {
     use super::BanPhrases;
-    use crate::mods::builtin::testing::{PROMPT, Scene, word};
-    use crate::mods::{Action, LogitEdit};
+    use crate::mods::builtin::stop_rules::StopRules;
+    use crate::mods::builtin::testing::{EOG, PROMPT, Play, Scene, word};
+    use crate::mods::{Action, CallEvent, Factory, LogitEdit};
+    use proptest::prelude::*;
     use serde_json::json;
 
     fn banned(scene: &mut Scene) -> Vec<i32> {
-        match scene.forward(&[0.0; 4]).action {
+        match scene.forward(&[0.0; 300]).action {
             Some(Action::AdjustedLogits { edit: LogitEdit::Set(entries), temperature: None }) => {
                 assert!(entries.iter().all(|(_, value)| *value == f32::NEG_INFINITY));
                 entries.into_iter().map(|(token, _)| token).collect()
@@ -176,6 +219,41 @@ mod tests {
     }
 
     #[test]
+    fn a_phrase_that_another_mod_kept_is_taken_back_at_the_next_chance() {
+        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
+        scene.say("xa");
+        let tokens = [i32::from(b'b')];
+        scene.sequence.extend(tokens);
+        let reply = scene.call(CallEvent::Added { tokens: &tokens, logprobs: &[None], forced: false });
+        assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
+        // It lost to an end of the answer.
+        let reply = scene.append(&[EOG], true);
+        assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![] }));
+        assert_eq!(scene.text(), "x");
+    }
+
+    #[test]
+    fn whole_words_only() {
+        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad"], "whole_words": true}));
+        assert!(scene.say("a badly").is_none());
+        scene.say("; bad");
+        assert_eq!(scene.session.holdback(), 1);
+        assert!(scene.append(&[EOG], true).action.is_some(), "nothing follows");
+    }
+
+    #[test]
+    fn where_nothing_else_may_stand_the_phrase_stands() {
+        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
+        scene.say("ab");
+        let mut logits = vec![f32::NEG_INFINITY; 265];
+        logits[usize::from(b'a')] = 1.0;
+        let reply = scene.forward(&logits);
+        assert!(reply.action.is_none());
+        assert_eq!(reply.logs[0].message, "nothing else may stand here: the phrase will");
+        assert!(scene.say("ab").is_none());
+    }
+
+    #[test]
     fn forced_lists_and_the_prompt() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad"], "case_sensitive": true}));
         let tokens = scene.run.vocabulary.encode("Hello bad the", false, false);
@@ -194,5 +272,31 @@ mod tests {
         assert_eq!(scene.session.holdback(), 0);
         scene.say(" a very");
         assert_eq!(scene.session.holdback(), 2);
+    }
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_banned_phrase_is_in_no_answer(
+            seed: u64, phrase in "[abB ]{2,4}", whole_words: bool, last: bool, script in "[ab ]{0,30}",
+        ) {
+            let ban = json!({"phrases": [phrase], "whole_words": whole_words, "max_retries": 200});
+            let stop = json!({"regex": "b a|aab"});
+            let mut mods: Vec<(&dyn Factory, serde_json::Value)> = vec![(&BanPhrases, ban), (&StopRules, stop)];
+            if last {
+                mods.reverse();
+            }
+            let told = Play { seed, script, alphabet: "ab .", max_tokens: 60, ..Play::default() }.play(&mods);
+            let text = told.text.to_lowercase();
+            let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+            let banned = phrase.to_lowercase();
+            let stands = text.match_indices(&banned).any(|(at, found)| {
+                let (before, behind) = (text[..at].chars().next_back(), text[at + found.len()..].chars().next());
+                !whole_words
+                    || !(is_word(before) && is_word(found.chars().next()))
+                        && !(is_word(behind) && is_word(found.chars().next_back()))
+            });
+            prop_assert!(!stands || told.error.is_some(), "{:?}", told);
+        }
     }
 }

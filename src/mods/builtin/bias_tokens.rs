@@ -1,14 +1,13 @@
-use super::{config::Fields, describe};
+use super::{
+    config::{Fields, schema},
+    describe,
+};
 use crate::events::{EventType, TokenId};
 use crate::mods::{Action, Call, Description, Done, EventSet, Factory, LogitEdit, Pending, Reply, RunView, Session};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `bias-tokens`: makes tokens more or less likely, or impossible.
-///
-/// `{"bias": {" maybe": -2.5, "1234": 4}, "ban": [" never", 1234]}`. Values of `bias` are added to the logits of
-/// every step. A token is named by its text, which must be one token (a leading space matters), or by its id: as a
-/// number in `ban`, as digits in the keys of `bias`.
 pub struct BiasTokens;
 
 impl Factory for BiasTokens {
@@ -16,7 +15,18 @@ impl Factory for BiasTokens {
         describe(
             "bias-tokens",
             "Makes given tokens more or less likely, or bans them.",
+            "Values of bias are added to the logits of every step. A token is named by its text, which must be one token (a leading \
+             space matters), or by its id: as a number in ban, as digits in the keys of bias.",
             json!({"bias": {"a": 1.5}, "ban": ["b", 7]}),
+            schema(
+                &[],
+                json!({
+                    "bias": {"type": "object", "additionalProperties": {"type": "number"},
+                        "description": "What is added to the logit of each token, by its text or the digits of its id."},
+                    "ban": {"type": "array", "items": {"type": ["string", "integer"]},
+                        "description": "Tokens that are never drawn, by text or id."},
+                }),
+            ),
         )
     }
 

@@ -1,7 +1,16 @@
 //! Reads a mod's configuration field by field; every message names the field, what was found and what is right.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ops::RangeInclusive;
+
+/// JSON schema of a configuration: an object with these properties and no others.
+pub fn schema(required: &[&str], properties: Value) -> Value {
+    let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    if !required.is_empty() {
+        schema["required"] = json!(required);
+    }
+    schema
+}
 
 /// The fields of a configuration, none of them unknown.
 pub struct Fields<'a> {
@@ -56,6 +65,22 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| {
                 format!("'{name}' must be a whole number from {} to {}, found {value}", range.start(), range.end())
             })
+    }
+
+    /// A text that is not empty.
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, String> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
+            Some(other) => Err(format!("'{name}' must be a text that is not empty, found {other}")),
+        }
+    }
+
+    /// One of these words; the first without the field.
+    pub fn word(&self, name: &str, words: &[&'static str]) -> Result<&'static str, String> {
+        let Some(value) = self.get(name) else { return Ok(words[0]) };
+        let found = value.as_str().and_then(|word| words.iter().find(|known| **known == word));
+        found.copied().ok_or_else(|| format!("'{name}' must be one of {}, found {value}", words.join(", ")))
     }
 
     /// A list of at least one text, none of them empty.

@@ -1,18 +1,32 @@
-use super::{config::Fields, describe};
+use super::{
+    config::{Fields, schema},
+    describe,
+};
 use crate::events::{EventType, TokenId};
 use crate::mods::{Action, Call, Description, Done, EventSet, Factory, Pending, Reply, RunView, Session};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `force-prefix`: the answer begins with this text.
-///
-/// `{"text": "…"}`, where the literals of special tokens are read as those tokens (so that `"<think>"` works), or
-/// `{"tokens": [ids]}`. They are forced once, at the first ForwardPass.
 pub struct ForcePrefix;
 
 impl Factory for ForcePrefix {
     fn describe(&self) -> Description {
-        describe("force-prefix", "Begins the answer with a given text.", json!({"text": "Sure: "}))
+        describe(
+            "force-prefix",
+            "Begins the answer with a given text.",
+            "One of text and tokens is needed. The tokens are forced once, before anything is drawn, in one decode. In text the \
+             literals of special tokens are read as those tokens, so that \"<think>\" works.",
+            json!({"text": "Sure: "}),
+            schema(
+                &[],
+                json!({
+                    "text": {"type": "string", "minLength": 1, "description": "The answer's beginning."},
+                    "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1,
+                        "description": "The same as token ids."},
+                }),
+            ),
+        )
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {

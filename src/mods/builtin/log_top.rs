@@ -1,5 +1,5 @@
 use super::{
-    config::Fields,
+    config::{Fields, schema},
     describe,
     distribution::{Distribution, top},
 };
@@ -9,14 +9,20 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `log-top`: writes the most probable next tokens into the run's log, and changes nothing.
-///
-/// `{"count": 5}`: how many, 1 to 50. Probabilities are those of the logits as the mods before left them, at
-/// temperature 1.
 pub struct LogTop;
 
 impl Factory for LogTop {
     fn describe(&self) -> Description {
-        describe("log-top", "Logs the most probable next tokens of every step.", json!({"count": 5}))
+        describe(
+            "log-top",
+            "Logs the most probable next tokens of every step.",
+            "Changes nothing. Probabilities are those of the logits as the mods before left them, at temperature 1.",
+            json!({"count": 5}),
+            schema(
+                &[],
+                json!({"count": {"type": "integer", "minimum": 1, "maximum": 50, "default": 5, "description": "How many tokens."}}),
+            ),
+        )
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {

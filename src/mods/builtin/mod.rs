@@ -6,16 +6,28 @@
 
 mod ban_phrases;
 mod bias_tokens;
+mod check;
+mod choices;
 mod config;
+mod constrain;
 mod distribution;
 mod force_prefix;
+mod forms;
 mod log_top;
 mod phrase;
 mod replace_phrase;
+mod retry;
+mod sentences;
 mod stop_on_repetition;
+mod stop_rules;
 mod temperature_by_entropy;
 #[cfg(test)]
 pub(in crate::mods) mod testing;
+mod think_budget;
+mod thought;
+mod tool_guard;
+mod trail;
+mod written;
 
 use super::{Description, Factory, Origin};
 use serde_json::Value;
@@ -27,16 +39,24 @@ pub fn all() -> Vec<Arc<dyn Factory>> {
     vec![
         Arc::new(ban_phrases::BanPhrases),
         Arc::new(bias_tokens::BiasTokens),
+        Arc::new(choices::Choices),
         Arc::new(force_prefix::ForcePrefix),
+        Arc::new(forms::Grammar),
+        Arc::new(forms::JsonSchema),
         Arc::new(log_top::LogTop),
+        Arc::new(forms::Regex),
         Arc::new(replace_phrase::ReplacePhrase),
+        Arc::new(retry::RetryLowConfidence),
         Arc::new(stop_on_repetition::StopOnRepetition),
+        Arc::new(stop_rules::StopRules),
         Arc::new(temperature_by_entropy::TemperatureByEntropy),
+        Arc::new(think_budget::ThinkBudget),
+        Arc::new(tool_guard::ToolGuard),
     ]
 }
 
-/// A built-in mod's description; `config` is an example that the mod accepts.
-fn describe(name: &str, description: &str, config: Value) -> Description {
+/// A built-in mod's description; `config` is an example that the mod accepts, `schema` says what else it does.
+fn describe(name: &str, description: &str, documentation: &str, config: Value, schema: Value) -> Description {
     Description {
         name: name.into(),
         description: description.into(),
@@ -44,13 +64,15 @@ fn describe(name: &str, description: &str, config: Value) -> Description {
         version: env!("CARGO_PKG_VERSION").into(),
         config,
         origin: Origin::Builtin,
+        documentation: documentation.into(),
+        schema,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::all;
     use super::testing::run;
+    use super::{Description, all, check};
     use serde_json::{Value, json};
 
     #[test]
@@ -58,6 +80,32 @@ mod tests {
         for factory in all() {
             let description = factory.describe();
             assert!(factory.start(&description.config, &run()).is_ok(), "{}", description.name);
+        }
+    }
+
+    #[test]
+    fn every_schema_describes_what_its_mod_takes() {
+        for factory in all() {
+            let Description { name, config, schema, documentation, .. } = factory.describe();
+            assert!(!documentation.is_empty(), "{name}");
+            assert_eq!(check::problem(&config, &schema), None, "{name}");
+            // Whatever it lists is known to the mod, and the default is taken.
+            for (field, property) in schema["properties"].as_object().unwrap() {
+                assert!(property["description"].is_string(), "{name}: {field}");
+                if let Some(default) = property.get("default") {
+                    let mut config = config.clone();
+                    config[field] = default.clone();
+                    assert_eq!(check::problem(&config, &schema), None, "{name}: {field}");
+                    assert!(factory.start(&config, &run()).is_ok(), "{name}: {field}");
+                }
+            }
+            // And whatever the mod knows is listed.
+            let mut unknown = config.clone();
+            unknown["no_such_field"] = json!(1);
+            let message = factory.start(&unknown, &run()).err().unwrap();
+            let known: Vec<&str> = message.split_once("known fields: ").unwrap().1.split(", ").collect();
+            let listed: Vec<&str> = schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+            assert_eq!(known, listed, "{name}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Finds phrases in the text that tokens spell, across token boundaries, looking only at the end of the sequence.
+//! Finds phrases in the text that tokens spell, across token boundaries, looking only at the end of the answer.
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -7,6 +7,8 @@ use crate::model::Vocabulary;
 pub struct Phrases {
     all: Vec<Phrase>,
     fold: bool,
+    /// Whether a phrase counts only where no word goes on before or behind it.
+    whole_words: bool,
     /// Characters of the longest one.
     longest: usize,
 }
@@ -41,8 +43,17 @@ struct Tail {
     incomplete: Option<usize>,
 }
 
+/// Whether a phrase stands where its characters were found.
+#[derive(PartialEq, Eq)]
+enum Stands {
+    Yes,
+    No,
+    /// It does unless the word goes on.
+    Perhaps,
+}
+
 impl Phrases {
-    pub fn new(texts: &[&str], case_sensitive: bool) -> Self {
+    pub fn new(texts: &[&str], case_sensitive: bool, whole_words: bool) -> Self {
         let fold = !case_sensitive;
         let all: Vec<Phrase> = texts
             .iter()
@@ -52,7 +63,7 @@ impl Phrases {
             })
             .collect();
         let longest = all.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);
-        Self { all, fold, longest }
+        Self { all, fold, whole_words, longest }
     }
 
     pub fn text(&self, phrase: usize) -> &str {
@@ -64,11 +75,11 @@ impl Phrases {
         self.all.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
     }
 
-    /// The earliest phrase that lies in `generated` and ends in its last `added` tokens; of several with the same
-    /// beginning, the longest.
-    pub fn find(&self, vocabulary: &Vocabulary, generated: &[TokenId], added: usize) -> Option<Found> {
-        let tail = self.tail(vocabulary, generated, added);
-        let first_new = generated.len().saturating_sub(added);
+    /// The earliest phrase that lies in `generated` and ends in its last `fresh` tokens; of several with the same
+    /// beginning, the longest. `over` says that nothing follows: until then a word at the end may go on.
+    pub fn find(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize, over: bool) -> Option<Found> {
+        let tail = self.tail(vocabulary, generated, fresh);
+        let first_new = generated.len().saturating_sub(fresh);
         let ends_in_new = |start: usize, length: usize| tail.owner[tail.chars[start + length - 1].2] >= first_new;
         let (start, _, phrase) = self
             .all
@@ -79,7 +90,12 @@ impl Phrases {
                 let starts = 0..(tail.chars.len() + 1).checked_sub(length)?;
                 starts
                     .filter(|&start| ends_in_new(start, length))
-                    .find(|&start| tail.spells(start, &phrase.chars))
+                    .filter(|&start| tail.spells(start, &phrase.chars))
+                    .find(|&start| match self.stands(&tail, start, &phrase.chars) {
+                        Stands::Yes => true,
+                        Stands::No => false,
+                        Stands::Perhaps => over,
+                    })
                     .map(|start| (start, std::cmp::Reverse(length), index))
             })
             .min()?;
@@ -95,14 +111,15 @@ impl Phrases {
         })
     }
 
-    /// How many tokens at the end may be the beginning of a phrase.
+    /// How many tokens at the end may be the beginning of a phrase, or a phrase whose last word may go on.
     pub fn held(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
         let begun = self
             .all
             .iter()
             .filter_map(|phrase| {
-                let longest = tail.chars.len().min(phrase.chars.len() - 1);
+                let open_end = usize::from(!(self.whole_words && phrase.chars.last().is_some_and(|c| is_word(*c))));
+                let longest = tail.chars.len().min(phrase.chars.len() - open_end);
                 (1..=longest).rev().find(|&length| tail.spells(tail.chars.len() - length, &phrase.chars[..length]))
             })
             .max();
@@ -110,10 +127,27 @@ impl Phrases {
         first_byte.map_or(0, |byte| generated.len() - tail.owner[byte])
     }
 
-    fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], added: usize) -> Tail {
-        let mut start = generated.len().saturating_sub(added);
-        // A character of a phrase is at most four bytes of the text.
-        let mut wanted = self.longest * 4;
+    fn stands(&self, tail: &Tail, start: usize, phrase: &[char]) -> Stands {
+        let (Some(first), Some(last)) = (phrase.first(), phrase.last()) else { return Stands::No };
+        if !self.whole_words {
+            return Stands::Yes;
+        }
+        let before = start.checked_sub(1).map(|before| tail.chars[before].0);
+        if is_word(*first) && before.is_some_and(is_word) {
+            return Stands::No;
+        }
+        match tail.chars.get(start + phrase.len()) {
+            _ if !is_word(*last) => Stands::Yes,
+            Some((next, ..)) if is_word(*next) => Stands::No,
+            Some(_) => Stands::Yes,
+            None => Stands::Perhaps,
+        }
+    }
+
+    fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize) -> Tail {
+        let mut start = generated.len().saturating_sub(fresh);
+        // A character of a phrase is at most four bytes of the text; so is the one before it, which may follow on half of one.
+        let mut wanted = self.longest * 4 + 8;
         while start > 0 && wanted > 0 {
             start -= 1;
             wanted = wanted.saturating_sub(vocabulary.piece(generated[start]).len().max(1));
@@ -155,6 +189,11 @@ impl Tail {
     }
 }
 
+/// Whether the character belongs to words.
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
 fn folded(c: char, fold: bool) -> impl Iterator<Item = char> {
     let lower = fold.then(|| c.to_lowercase());
     let same = (!fold).then_some(c);
@@ -170,7 +209,7 @@ mod tests {
     fn found(phrases: &[&str], text: &str, added: usize) -> Option<Found> {
         let vocabulary = vocabulary();
         let tokens = vocabulary.encode(text, false, false);
-        Phrases::new(phrases, false).find(&vocabulary, &tokens, added)
+        Phrases::new(phrases, false, false).find(&vocabulary, &tokens, added, false)
     }
 
     #[test]
@@ -193,13 +232,13 @@ mod tests {
         assert_eq!(found(&["ÄRGER"], "so ärger", 1).unwrap().tokens, 6);
         let vocabulary = vocabulary();
         let tokens = vocabulary.encode("ärger", false, false);
-        assert!(Phrases::new(&["Ärger"], true).find(&vocabulary, &tokens, 1).is_none());
+        assert!(Phrases::new(&["Ärger"], true, false).find(&vocabulary, &tokens, 1, false).is_none());
     }
 
     #[test]
     fn holds_what_may_become_a_phrase() {
         let vocabulary = vocabulary();
-        let phrases = Phrases::new(&["very bad", "bäh"], false);
+        let phrases = Phrases::new(&["very bad", "bäh"], false, false);
         let held = |text: &str| phrases.held(&vocabulary, &vocabulary.encode(text, false, false));
         assert_eq!(held("Hello"), 0);
         assert_eq!(held("Hello very"), 1);
@@ -210,13 +249,32 @@ mod tests {
         assert_eq!(phrases.held(&vocabulary, &tokens), 2, "half of an ä");
     }
 
+    #[test]
+    fn whole_words_wait_for_what_follows() {
+        let vocabulary = vocabulary();
+        let phrases = Phrases::new(&["bad", "c++"], false, true);
+        let find = |text: &str, over| {
+            let tokens = vocabulary.encode(text, false, false);
+            phrases.find(&vocabulary, &tokens, tokens.len(), over).map(|found| found.phrase)
+        };
+        assert_eq!(find("a bad", false), None, "it may become 'badly'");
+        assert_eq!(find("a bad", true), Some(0));
+        assert_eq!(find("a bad!", false), Some(0));
+        assert_eq!(find("a badly", true), None);
+        assert_eq!(find("abad ", true), None);
+        assert_eq!(find("C++", false), Some(1), "it does not end with a word");
+        assert_eq!(find("c++x", false), Some(1));
+        let held = |text: &str| phrases.held(&vocabulary, &vocabulary.encode(text, false, false));
+        assert_eq!((held("a bad"), held("a bad "), held("a badx")), (1, 0, 0));
+    }
+
     proptest! {
         #[test]
         fn agrees_with_a_search_in_the_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
             let vocabulary = vocabulary();
             let tokens = vocabulary.encode(&text, false, false);
-            let phrases = Phrases::new(&[&phrase], true);
-            let hit = phrases.find(&vocabulary, &tokens, tokens.len());
+            let phrases = Phrases::new(&[&phrase], true, false);
+            let hit = phrases.find(&vocabulary, &tokens, tokens.len(), false);
             prop_assert_eq!(hit.is_some(), text.contains(&phrase));
             if let Some(hit) = hit {
                 let kept = vocabulary.decode(&tokens[..tokens.len() - hit.tokens]);
@@ -229,11 +287,11 @@ mod tests {
         fn whatever_is_found_was_held(text in "[abä ]{0,30}", phrase in "[abä ]{1,6}") {
             let vocabulary = vocabulary();
             let tokens = vocabulary.encode(&text, false, false);
-            let phrases = Phrases::new(&[&phrase], true);
+            let phrases = Phrases::new(&[&phrase], true, false);
             for end in 1..=tokens.len() {
                 let held = phrases.held(&vocabulary, &tokens[..end - 1]);
                 prop_assert!(held <= phrases.bound());
-                if let Some(hit) = phrases.find(&vocabulary, &tokens[..end], 1) {
+                if let Some(hit) = phrases.find(&vocabulary, &tokens[..end], 1, false) {
                     prop_assert!(hit.tokens <= held + 1);
                     break;
                 }

@@ -1,14 +1,20 @@
-use super::{config::Fields, describe, phrase::Phrases};
-use crate::events::EventType;
-use crate::mods::{Action, Call, CallEvent, Description, Done, EventSet, Factory, Pending, Reply, RunView, Session};
+use super::{
+    config::{Fields, schema},
+    describe,
+    phrase::Phrases,
+    trail::{ends, is_over},
+};
+use crate::events::{EventType, LogLevel};
+use crate::mods::{
+    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+/// Replacements in a row, without a token of the model's between them, after which the rest stands.
+const MOST_IN_A_ROW: usize = 32;
+
 /// `replace-phrase`: another text in the place of a phrase, as soon as the phrase is complete.
-///
-/// `{"replace": {"utilize": "use"}, "case_sensitive": false}`. The tokens that hold the phrase are taken back, and
-/// the replacement is appended with what stood around the phrase in its first and last token. The model goes on
-/// from there as if it had written it.
 pub struct ReplacePhrase;
 
 impl Factory for ReplacePhrase {
@@ -16,12 +22,26 @@ impl Factory for ReplacePhrase {
         describe(
             "replace-phrase",
             "Puts another text in the place of a phrase as soon as it is complete.",
+            "The tokens that hold the phrase are taken back, and the replacement is appended with what stood around the phrase in \
+             its first and last token. The model goes on from there as if it had written it. The text is searched, not token ids; \
+             the prompt is not searched, and neither is a replacement that holds a phrase itself: that is refused.",
             json!({"replace": {"utilize": "use"}, "case_sensitive": false}),
+            schema(
+                &["replace"],
+                json!({
+                    "replace": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1,
+                        "description": "What to put in the place of each phrase; an empty text removes it."},
+                    "case_sensitive": {"type": "boolean", "default": false,
+                        "description": "Whether capitals must be as written."},
+                    "whole_words": {"type": "boolean", "default": false,
+                        "description": "Whether a phrase counts only where no word goes on before or behind it."},
+                }),
+            ),
         )
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
-        let fields = Fields::read(config, &["replace", "case_sensitive"])?;
+        let fields = Fields::read(config, &["replace", "case_sensitive", "whole_words"])?;
         let right = "'replace' must be an object of texts, e.g. {\"utilize\": \"use\"}";
         let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {right}"))?;
         let entries =
@@ -44,9 +64,9 @@ impl Factory for ReplacePhrase {
                 return Err(format!("'replace': '{replacement}' holds '{phrase}', and would be replaced for ever"));
             }
         }
-        let phrases = Phrases::new(&from, case_sensitive);
+        let phrases = Phrases::new(&from, case_sensitive, fields.flag("whole_words", false)?);
         let held = phrases.bound();
-        Ok(Box::new(Replace { phrases, to, held }))
+        Ok(Box::new(Replace { phrases, to, held, clean: 0, in_a_row: 0 }))
     }
 }
 
@@ -54,6 +74,9 @@ struct Replace {
     phrases: Phrases,
     to: Vec<String>,
     held: usize,
+    /// Tokens of the answer in which no phrase ends that is to be replaced.
+    clean: usize,
+    in_a_row: usize,
 }
 
 impl Session for Replace {
@@ -68,27 +91,41 @@ impl Session for Replace {
 
     fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
         done.disarm();
-        let CallEvent::Added { tokens, .. } = call.event else { return Ok(Reply::noop()) };
+        let CallEvent::Added { tokens, forced, .. } = call.event else { return Ok(Reply::noop()) };
+        if !forced {
+            self.in_a_row = 0;
+        }
         let vocabulary = &call.run.vocabulary;
-        let Some(found) = self.phrases.find(vocabulary, call.generated(), tokens.len()) else {
-            self.held = self.phrases.held(vocabulary, call.generated());
+        let (generated, length) = (call.generated(), call.length());
+        self.clean = self.clean.min(length - tokens.len());
+        let fresh = (length - self.clean).min(generated.len());
+        let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
+            self.held = self.phrases.held(vocabulary, generated);
+            self.clean = length - self.held.min(length);
             return Ok(Reply::noop());
         };
+        if self.in_a_row == MOST_IN_A_ROW {
+            self.held = self.phrases.held(vocabulary, generated);
+            self.clean = length;
+            let message = format!("{MOST_IN_A_ROW} replacements led to one another; what stands now stays");
+            return Ok(Reply { logs: vec![Log { level: LogLevel::Warning, message }], ..Reply::default() });
+        }
+        self.in_a_row += 1;
         self.held = self.phrases.bound();
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
-        Ok(Action::Backtrack {
-            n: u32::try_from(found.tokens).unwrap_or(u32::MAX),
-            tokens: vocabulary.encode(&text, false, false),
-        }
-        .into())
+        let mut put = vocabulary.encode(&text, false, false);
+        // What ended the answer stays its end.
+        put.extend(tokens.last().filter(|&&last| ends(call.run, last)));
+        Ok(Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: put }.into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::ReplacePhrase;
-    use crate::mods::Factory;
-    use crate::mods::builtin::testing::{Scene, run};
+    use crate::mods::builtin::testing::{EOG, Play, Scene, run};
+    use crate::mods::{Action, Factory};
+    use proptest::prelude::*;
     use serde_json::json;
 
     #[test]
@@ -103,10 +140,48 @@ mod tests {
     }
 
     #[test]
+    fn whole_words_are_replaced_when_it_is_clear_that_they_are() {
+        let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"bad": "good"}, "whole_words": true}));
+        scene.say("bad badly bad.");
+        assert_eq!(scene.text(), "good badly good.");
+        scene.say(" bad");
+        assert_eq!(scene.text(), "good badly good. bad");
+        scene.append(&[EOG], false);
+        assert_eq!(scene.text(), "good badly good. good<end>");
+    }
+
+    #[test]
+    fn replacements_that_lead_to_one_another_come_to_an_end() {
+        let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"xy": "yyxx"}}));
+        scene.say("xxx");
+        let mut reply = scene.add(i32::from(b'y'));
+        let mut count = 0;
+        while let Some(Action::Backtrack { tokens, .. }) = reply.action {
+            count += 1;
+            scene.sequence.truncate(scene.sequence.len() - tokens.len());
+            reply = scene.append(&tokens, true);
+        }
+        assert_eq!(count, super::MOST_IN_A_ROW);
+        assert!(reply.logs[0].message.starts_with("32 replacements"), "{}", reply.logs[0].message);
+    }
+
+    #[test]
     fn refuses_what_would_go_on_for_ever() {
         let message = ReplacePhrase.start(&json!({"replace": {"a": "b", "B": "c"}}), &run()).err().unwrap();
         assert_eq!(message, "'replace': 'b' holds 'B', and would be replaced for ever");
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
         assert!(message.ends_with("found 1 for 'a'"), "{message}");
+    }
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_replaced_phrase_is_in_no_answer(seed: u64, from in "[ab]{2,3}", to in "[xy ]{0,4}", script in "[ab ]{0,30}") {
+            let mut replace = serde_json::Map::new();
+            replace.insert(from.clone(), json!(to));
+            let told = Play { seed, script, alphabet: "ab ", max_tokens: 60, ..Play::default() }
+                .play(&[(&ReplacePhrase, json!({"replace": replace}))]);
+            prop_assert!(!told.text.to_lowercase().contains(&from), "{:?}", told);
+        }
     }
 }

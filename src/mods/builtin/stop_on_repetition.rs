@@ -1,15 +1,14 @@
-use super::{config::Fields, describe};
+use super::{
+    config::{Fields, schema},
+    describe,
+    trail::end_token,
+};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{Action, Call, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `stop-on-repetition`: ends an answer that goes round in circles.
-///
-/// `{"ngram": 16, "times": 3, "cut": false}`: when the last `ngram` × `times` tokens of the answer are one block of
-/// at most `ngram` tokens over and over, an end-of-generation token is forced and the run ends with reason `stop`.
-/// The repeated text stays, since a client has already read it; with `cut` all but its first block is taken back,
-/// and the stream lags by as many tokens.
 pub struct StopOnRepetition;
 
 impl Factory for StopOnRepetition {
@@ -17,18 +16,31 @@ impl Factory for StopOnRepetition {
         describe(
             "stop-on-repetition",
             "Ends an answer that repeats itself.",
+            "When the last ngram × times tokens of the answer are one block of at most ngram tokens over and over, an \
+             end-of-generation token is forced and the run ends with reason stop. The repeated text stays, since a client has \
+             already read it; with cut all but its first block is taken back, and the stream lags by as many tokens.",
             json!({"ngram": 16, "times": 3, "cut": false}),
+            schema(
+                &[],
+                json!({
+                    "ngram": {"type": "integer", "minimum": 1, "maximum": 256, "default": 16,
+                        "description": "Most tokens of the repeated block."},
+                    "times": {"type": "integer", "minimum": 2, "maximum": 64, "default": 3,
+                        "description": "How often a block of ngram tokens must stand; shorter ones fill the same length."},
+                    "cut": {"type": "boolean", "default": false,
+                        "description": "Whether all but the first block is taken back."},
+                }),
+            ),
         )
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
         let fields = Fields::read(config, &["ngram", "times", "cut"])?;
-        let end = run.vocabulary.special().eos.or_else(|| run.vocabulary.end_of_generation().first().copied());
         Ok(Box::new(Repetition {
             ngram: fields.count("ngram", 1..=256, 16)?,
             times: fields.count("times", 2..=64, 3)?,
             cut: fields.flag("cut", false)?,
-            end: end.ok_or("the model has no end-of-generation token to end an answer with")?,
+            end: end_token(run)?,
         }))
     }
 }

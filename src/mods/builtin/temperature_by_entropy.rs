@@ -1,4 +1,8 @@
-use super::{config::Fields, describe, distribution::Distribution};
+use super::{
+    config::{Fields, schema},
+    describe,
+    distribution::Distribution,
+};
 use crate::events::EventType;
 use crate::mods::{
     Action, Call, CallEvent, Description, Done, EventSet, Factory, LogitEdit, Pending, Reply, RunView, Session,
@@ -7,10 +11,6 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `temperature-by-entropy`: a temperature for every single draw, by how unsure the model is.
-///
-/// `{"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}`: at an entropy (bits, of the logits as the
-/// mods before left them) of `min_entropy` or less the temperature is `low`, at `max_entropy` or more it is `high`,
-/// and between them it is on the line. `low` may be above `high`, to calm the model where it is unsure.
 pub struct TemperatureByEntropy;
 
 impl Factory for TemperatureByEntropy {
@@ -18,7 +18,23 @@ impl Factory for TemperatureByEntropy {
         describe(
             "temperature-by-entropy",
             "Draws each token at a temperature that follows the model's uncertainty.",
+            "At an entropy (bits, of the logits as the mods before left them) of min_entropy or less the temperature is low, at \
+             max_entropy or more it is high, and between them it is on the line. low may be above high, to calm the model where \
+             it is unsure.",
             json!({"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}),
+            schema(
+                &[],
+                json!({
+                    "low": {"type": "number", "minimum": 0, "maximum": 10, "default": 0.2,
+                        "description": "Temperature where the model is sure; 0 takes the most probable token."},
+                    "high": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
+                        "description": "Temperature where it is unsure."},
+                    "min_entropy": {"type": "number", "minimum": 0, "maximum": 32, "default": 0.5,
+                        "description": "Bits up to which the model is sure."},
+                    "max_entropy": {"type": "number", "minimum": 0, "maximum": 32, "default": 4.0,
+                        "description": "Bits from which it is unsure; more than min_entropy."},
+                }),
+            ),
         )
     }
 

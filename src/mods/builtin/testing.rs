@@ -2,8 +2,10 @@
 
 use crate::events::{RunId, TokenId};
 use crate::model::Vocabulary;
+use crate::model::chat::answer::Reading;
+use crate::model::chat::family::Family;
 use crate::model::grammar::Grammars;
-use crate::mods::{Action, Call, CallEvent, Done, Factory, Pending, Reply, RunView, Session};
+use crate::mods::{Action, Call, CallEvent, Done, Factory, LogitEdit, Pending, Reply, RunView, Session};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +61,13 @@ pub fn run() -> Arc<RunView> {
         vocabulary,
         conversation: None,
         tools: None,
+        reading: Arc::new(Reading {
+            format: Family::Hermes.format(),
+            tools: Vec::new(),
+            thoughts: true,
+            thinking: false,
+            single: false,
+        }),
         parameters: Value::Null,
         seed: 1,
     })
@@ -92,6 +101,7 @@ impl Scene {
             step: self.step,
             sequence: &self.sequence,
             prompt_len: PROMPT,
+            let_go: 0,
             max_steps: 100,
             event,
         };
@@ -117,7 +127,8 @@ impl Scene {
 
     pub fn append(&mut self, tokens: &[TokenId], forced: bool) -> Reply {
         self.sequence.extend_from_slice(tokens);
-        let reply = self.call(CallEvent::Added { tokens, forced });
+        let logprobs = vec![None; tokens.len()];
+        let reply = self.call(CallEvent::Added { tokens, logprobs: &logprobs, forced });
         if let Some(Action::Backtrack { n, tokens }) = &reply.action {
             self.sequence.truncate(self.sequence.len() - *n as usize);
             self.sequence.extend_from_slice(tokens);
@@ -130,4 +141,283 @@ impl Scene {
         let tokens = self.run.vocabulary.encode(text, false, false);
         tokens.into_iter().map(|token| self.add(token)).filter(|reply| reply.action.is_some()).last()
     }
+}
+
+/// A model that is no model, with the engine's rules around it.
+pub struct Play {
+    pub run: Arc<RunView>,
+    pub prompt: String,
+    /// What the model writes, as long as the answer is a beginning of it; NUL ends the answer. Then it writes anything.
+    pub script: String,
+    /// What it writes instead when its script was taken back, one after the other.
+    pub further: Vec<String>,
+    /// What it writes mostly where it writes anything.
+    pub alphabet: &'static str,
+    pub seed: u64,
+    pub max_tokens: usize,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Told {
+    pub text: String,
+    pub tokens: Vec<TokenId>,
+    /// Whether it was ended by an end-of-generation token.
+    pub ended: bool,
+    pub error: Option<String>,
+    pub logs: Vec<String>,
+    /// Actions that changed control and won.
+    pub controls: usize,
+    /// Tokens that were sent and taken back.
+    pub retracted: usize,
+    /// Tokens that were drawn.
+    pub draws: usize,
+}
+
+impl Default for Play {
+    fn default() -> Self {
+        Self {
+            run: run(),
+            prompt: "> ".into(),
+            script: String::new(),
+            further: Vec::new(),
+            alphabet: "abcdefghijklmnopqrstuvwxyz .",
+            seed: 1,
+            max_tokens: 100,
+        }
+    }
+}
+
+/// A play under way.
+struct Stage {
+    play: Play,
+    sessions: Vec<Box<dyn Session>>,
+    script: Vec<TokenId>,
+    sequence: Vec<TokenId>,
+    prompt: usize,
+    step: u32,
+    random: u64,
+    logits: Vec<f32>,
+    sent: usize,
+    told: Told,
+}
+
+impl Play {
+    pub fn play(self, mods: &[(&dyn Factory, Value)]) -> Told {
+        let start = |(factory, config): &(&dyn Factory, Value)| factory.start(config, &self.run).unwrap();
+        let sessions = mods.iter().map(start).collect();
+        let vocabulary = &self.run.vocabulary;
+        let sequence = vocabulary.encode(&self.prompt, false, false);
+        let mut stage = Stage {
+            sessions,
+            script: script(&self.script, vocabulary),
+            prompt: sequence.len(),
+            sequence,
+            step: 0,
+            random: self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            logits: Vec::new(),
+            sent: 0,
+            told: Told::default(),
+            play: self,
+        };
+        while stage.step < 4 * stage.play.max_tokens as u32 + 256 && stage.go_on() {}
+        stage.told.tokens = stage.sequence.split_off(stage.prompt);
+        let vocabulary = &stage.play.run.vocabulary;
+        let text: Vec<TokenId> = stage.told.tokens.iter().copied().filter(|&token| token != EOG).collect();
+        stage.told.text = vocabulary.decode(&text);
+        stage.told
+    }
+}
+
+fn script(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
+    let mut tokens = vocabulary.encode(text.trim_end_matches('\0'), false, false);
+    tokens.extend(text.ends_with('\0').then_some(EOG));
+    tokens
+}
+
+impl Stage {
+    /// One step; `false` when the run is over.
+    fn go_on(&mut self) -> bool {
+        self.step += 1;
+        let model = self.model();
+        self.logits.clone_from(&model);
+        let (action, mut temperature) = self.ask(&CallEvent::ForwardPass { logits: &[] });
+        if let Some(action) = action {
+            return self.act(action, 0);
+        }
+        let token = match temperature.take() {
+            Some(0.0) => self.logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |best| best.0),
+            temperature => match self.draw(temperature.unwrap_or(1.0)) {
+                Some(token) => token,
+                None => {
+                    self.told.error = Some("no token can be drawn".into());
+                    return false;
+                }
+            },
+        };
+        let token = token as TokenId;
+        self.told.draws += 1;
+        let logprob = logprob(&model, token);
+        let text = self.play.run.vocabulary.decode(&[token]);
+        if let (Some(action), _) = self.ask(&CallEvent::Sampled { token, text: &text, logprob }) {
+            return self.act(action, 1);
+        }
+        self.append(&[token], &[Some(logprob)], false)
+    }
+
+    fn model(&mut self) -> Vec<f32> {
+        let written = &self.sequence[self.prompt..];
+        let vocabulary = &self.play.run.vocabulary;
+        let usual = |token: TokenId| {
+            !vocabulary.is_control(token)
+                && vocabulary.piece(token).iter().all(|byte| self.play.alphabet.as_bytes().contains(byte))
+        };
+        let mut logits: Vec<f32> =
+            (0..vocabulary.len() as TokenId).map(|token| if usual(token) { 0.0 } else { -5.0 }).collect();
+        if self.script.starts_with(written) && written.len() < self.script.len() {
+            logits[self.script[written.len()] as usize] = 20.0;
+        }
+        logits
+    }
+
+    fn draw(&mut self, temperature: f32) -> Option<usize> {
+        let weights: Vec<f32> = self.logits.iter().map(|logit| (logit / temperature).exp()).collect();
+        let sum: f32 = weights.iter().sum();
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let mut left = (self.random >> 40) as f32 / (1 << 24) as f32 * sum;
+        let mut last = None;
+        for (token, weight) in weights.into_iter().enumerate().filter(|(_, weight)| *weight > 0.0) {
+            last = Some(token);
+            left -= weight;
+            if left < 0.0 {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Takes an event to all mods: the first action that changes control, and the temperature of the draw.
+    fn ask(&mut self, event: &CallEvent<'_>) -> (Option<Action>, Option<f32>) {
+        let (mut winner, mut temperature) = (None, None);
+        for session in &mut self.sessions {
+            let event = match *event {
+                CallEvent::ForwardPass { .. } => CallEvent::ForwardPass { logits: &self.logits },
+                CallEvent::Sampled { token, text, logprob } => CallEvent::Sampled { token, text, logprob },
+                CallEvent::Added { tokens, logprobs, forced } => CallEvent::Added { tokens, logprobs, forced },
+                CallEvent::Prefilled => CallEvent::Prefilled,
+            };
+            let call = Call {
+                run: &self.play.run,
+                step: self.step,
+                sequence: &self.sequence,
+                prompt_len: self.prompt,
+                let_go: 0,
+                max_steps: self.play.max_tokens as u32,
+                event,
+            };
+            if !session.handles().contains(call.event_type()) {
+                continue;
+            }
+            let kind = call.event_type();
+            let reply = session.call(&call, Done::new(|_| {})).expect("a built-in mod answers at once");
+            self.told.logs.extend(reply.logs.into_iter().map(|log| log.message));
+            match reply.action {
+                None | Some(Action::Noop) => {}
+                Some(action) => {
+                    assert!(action.permitted_on(kind), "{action:?} on {kind:?}");
+                    if let Action::AdjustedLogits { edit, temperature: own } = action {
+                        edit_logits(&mut self.logits, edit);
+                        temperature = own.or(temperature);
+                    } else if winner.is_none() {
+                        winner = Some(action);
+                    }
+                }
+            }
+        }
+        (winner, temperature)
+    }
+
+    /// `drawn` tokens of a Backtrack are not in the sequence.
+    fn act(&mut self, action: Action, drawn: usize) -> bool {
+        self.told.controls += 1;
+        match action {
+            Action::ForceTokens(tokens) => self.force(tokens),
+            Action::Backtrack { n, tokens } => {
+                assert!(n > 0, "a Backtrack of nothing");
+                let removed = n as usize - drawn;
+                let length = self.sequence.len();
+                assert!(removed <= length - self.prompt, "more is taken back than was written");
+                let taken_back = self.script.starts_with(&self.sequence[self.prompt..]) && removed > 0;
+                self.sequence.truncate(length - removed);
+                self.told.retracted += self.sent.saturating_sub(self.sequence.len() - self.prompt);
+                self.sent = self.sent.min(self.sequence.len() - self.prompt);
+                if taken_back && !self.play.further.is_empty() {
+                    self.script = script(&self.play.further.remove(0), &self.play.run.vocabulary);
+                }
+                tokens.is_empty() || self.force(tokens)
+            }
+            Action::EmitError(message) => {
+                self.told.error = Some(message);
+                false
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn force(&mut self, mut tokens: Vec<TokenId>) -> bool {
+        if let Some(end) = tokens.iter().position(|&token| token == EOG) {
+            tokens.truncate(end + 1);
+        }
+        let room = self.play.max_tokens - (self.sequence.len() - self.prompt);
+        let ends = usize::from(tokens.last() == Some(&EOG));
+        if tokens.len() - ends > room {
+            tokens.truncate(room);
+        }
+        self.step += 1;
+        let logprobs: Vec<Option<f32>> = tokens
+            .iter()
+            .map(|&token| {
+                let logits = self.model();
+                self.sequence.push(token);
+                Some(logprob(&logits, token))
+            })
+            .collect();
+        self.sequence.truncate(self.sequence.len() - tokens.len());
+        !tokens.is_empty() && self.append(&tokens, &logprobs, true)
+    }
+
+    fn append(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>], forced: bool) -> bool {
+        self.sequence.extend_from_slice(tokens);
+        if let (Some(action), _) = self.ask(&CallEvent::Added { tokens, logprobs, forced }) {
+            return self.step < 4 * self.play.max_tokens as u32 + 256 && self.act(action, 0);
+        }
+        let length = self.sequence.len() - self.prompt;
+        let held = self.sessions.iter().map(|session| session.holdback()).max().unwrap_or(0);
+        self.sent = self.sent.max(length.saturating_sub(held));
+        self.told.ended = tokens.last() == Some(&EOG);
+        !self.told.ended && length < self.play.max_tokens
+    }
+}
+
+fn edit_logits(logits: &mut Vec<f32>, edit: LogitEdit) {
+    match edit {
+        LogitEdit::Keep => {}
+        LogitEdit::Set(entries) => entries.into_iter().for_each(|(token, value)| logits[token as usize] = value),
+        LogitEdit::Add(entries) => entries.into_iter().for_each(|(token, value)| logits[token as usize] += value),
+        LogitEdit::Allow(mask) => {
+            for (token, logit) in logits.iter_mut().enumerate() {
+                if !mask.is_allowed(token as u32) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        LogitEdit::Replace(values) => *logits = values,
+    }
+}
+
+fn logprob(logits: &[f32], token: TokenId) -> f32 {
+    let sum: f32 = logits.iter().map(|logit| logit.exp()).sum();
+    logits[token as usize] - sum.ln()
 }

@@ -330,6 +330,7 @@ impl PythonMods {
             version: source.version(),
             config: handler.config.clone().map_or(Value::Null, Value::Object),
             origin: self.origin,
+            ..Description::default()
         };
         let (limits, origin, source, python) =
             (self.limits.clone(), self.origin, Arc::clone(source), python.to_owned());

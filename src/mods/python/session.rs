@@ -121,7 +121,7 @@ impl PythonSession {
                 header.text = Some(text);
                 header.logprob = Some(logprob);
             }
-            CallEvent::Added { tokens, forced } => {
+            CallEvent::Added { tokens, forced, .. } => {
                 header.added = Some(tokens.len());
                 header.forced = Some(forced);
             }

@@ -28,7 +28,7 @@ use switch::{State, Switch, Switched};
 const MOST_EARLIER: usize = 50;
 
 /// What a person needs to know of a mod.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Description {
     /// The name a run uses.
     pub name: String,
@@ -43,6 +43,12 @@ pub struct Description {
     /// Whose code it is.
     #[serde(default)]
     pub origin: Origin,
+    /// What it does, in a paragraph; empty where nothing is known beyond the sentence.
+    #[serde(default)]
+    pub documentation: String,
+    /// JSON schema of the configuration, with a default and a description for each field; `null` where there is none.
+    #[serde(default)]
+    pub schema: Value,
 }
 
 /// A mod as a request names it.

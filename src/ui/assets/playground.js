@@ -38,6 +38,18 @@ function message({ role = 'user', content = '' } = {}) {
   return row;
 }
 
+/** The fields that a mod takes, to read beside the configuration. */
+function fields(schema) {
+  const known = Object.entries(schema?.properties ?? {});
+  if (!known.length) return null;
+  const needed = new Set(schema.required ?? []);
+  return h('details', { class: 'hint' }, h('summary', {}, 'Fields'),
+    h('dl', {}, known.flatMap(([name, field]) => [
+      h('dt', {}, h('code', {}, name), needed.has(name) ? ' (needed)' : 'default' in field ? ` = ${JSON.stringify(field.default)}` : ''),
+      h('dd', {}, field.description ?? '', field.enum ? ` One of ${field.enum.join(', ')}.` : ''),
+    ])));
+}
+
 function mod({ name, config = '' }) {
   const option = form.querySelector(`[data-mod-add] option[value="${CSS.escape(name)}"]`);
   const id = `mod-${crypto.randomUUID?.() ?? Math.random()}`;
@@ -63,7 +75,8 @@ function mod({ name, config = '' }) {
       h('button', { type: 'button', title: 'Later', onclick: () => move(1) }, '↓', h('span', { class: 'vh' }, ` Move ${name} down`)),
       h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ` Remove ${name}`))),
     option?.dataset.description ? h('p', { class: 'hint' }, option.dataset.description) : null,
-    h('label', { class: 'vh', for: id }, `Configuration of ${name}, as JSON`), text, note);
+    h('label', { class: 'vh', for: id }, `Configuration of ${name}, as JSON`), text, note,
+    fields(JSON.parse(option?.dataset.schema || 'null')));
   mods.append(row);
   check();
 }

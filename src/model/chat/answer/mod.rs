@@ -33,6 +33,14 @@ pub struct Reading {
     pub single: bool,
 }
 
+impl Reading {
+    /// What continues a plain prompt, of a model with this chat template: no tools are offered.
+    #[must_use]
+    pub fn plain(template: &str) -> Self {
+        Self { format: Format::of(template), tools: Vec::new(), thoughts: true, thinking: false, single: false }
+    }
+}
+
 /// A function that was offered.
 #[derive(Debug, Clone)]
 pub struct Tool {

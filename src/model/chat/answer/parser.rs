@@ -89,6 +89,21 @@ impl Parser {
         &self.message
     }
 
+    /// First byte that was not said yet: where a block of calls goes on that is being read, or what may become a marker.
+    #[must_use]
+    pub fn unsaid_from(&self) -> usize {
+        match &self.state {
+            State::Block(block) => block.last.unwrap_or(block.from),
+            _ => self.at,
+        }
+    }
+
+    /// Whether a call is being read, or is to follow, that a marker has announced.
+    #[must_use]
+    pub fn is_in_marked_call(&self) -> bool {
+        matches!(&self.state, State::Block(block) if !block.bare && (block.last.is_none() || block.reader.is_some()))
+    }
+
     fn advance(&mut self, over: Option<Over>) {
         loop {
             let goes_on = match &self.state {

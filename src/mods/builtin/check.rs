@@ -1,0 +1,252 @@
+//! Checks a value against a JSON schema, and says what is wrong where. Keywords that it does not know allow everything.
+
+use serde_json::{Map, Value};
+
+/// Most references and nested schemas on the way to one value.
+const DEEPEST: usize = 64;
+
+/// What is wrong with the value, if anything: the place, what was found, and what is right.
+pub fn problem(value: &Value, schema: &Value) -> Option<String> {
+    Check { root: schema }.value(value, schema, "", 0).err()
+}
+
+struct Check<'a> {
+    root: &'a Value,
+}
+
+impl Check<'_> {
+    fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
+        let wrong = |right: String| Err(format!("{} must be {right}, found {value}", place(at)));
+        let schema = match schema {
+            Value::Bool(true) => return Ok(()),
+            Value::Bool(false) => return Err(format!("{} must not be there", place(at))),
+            Value::Object(schema) => schema,
+            _ => return Ok(()),
+        };
+        if depth > DEEPEST {
+            return Ok(());
+        }
+        if let Some(target) = schema.get("$ref").and_then(Value::as_str)
+            && let Some(meant) = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer))
+        {
+            self.value(value, meant, at, depth + 1)?;
+        }
+        if let Some(kinds) = schema.get("type")
+            && !kinds_of(kinds).any(|kind| is_a(value, kind))
+        {
+            return wrong(kinds_of(kinds).map(shown_kind).collect::<Vec<_>>().join(" or "));
+        }
+        if let Some(Value::Array(allowed)) = schema.get("enum")
+            && !allowed.contains(value)
+        {
+            return wrong(format!("one of {}", list(allowed)));
+        }
+        if let Some(only) = schema.get("const")
+            && only != value
+        {
+            return wrong(only.to_string());
+        }
+        match value {
+            Value::Object(object) => self.object(object, schema, at, depth)?,
+            Value::Array(items) => self.array(items, schema, at, depth)?,
+            Value::String(text) => string(text, schema).map_or(Ok(()), wrong)?,
+            Value::Number(number) => range(number.as_f64().unwrap_or(0.0), schema).map_or(Ok(()), wrong)?,
+            Value::Null | Value::Bool(_) => {}
+        }
+        self.combined(value, schema, at, depth)
+    }
+
+    fn object(
+        &self,
+        object: &Map<String, Value>,
+        schema: &Map<String, Value>,
+        at: &str,
+        depth: usize,
+    ) -> Result<(), String> {
+        let below = |name: &str| if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") };
+        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        if let Some(missing) = required.filter_map(Value::as_str).find(|name| !object.contains_key(*name)) {
+            return Err(format!("{} is missing", place(&below(missing))));
+        }
+        let known = schema.get("properties").and_then(Value::as_object);
+        for (name, value) in object {
+            match (known.and_then(|known| known.get(name)), schema.get("additionalProperties")) {
+                (Some(own), _) => self.value(value, own, &below(name), depth + 1)?,
+                (None, Some(Value::Bool(false))) if !schema.contains_key("patternProperties") => {
+                    let known: Vec<&str> =
+                        known.into_iter().flat_map(|known| known.keys().map(String::as_str)).collect();
+                    return Err(format!("{} is not known; known are: {}", place(&below(name)), known.join(", ")));
+                }
+                (None, Some(other)) => self.value(value, other, &below(name), depth + 1)?,
+                (None, None) => {}
+            }
+        }
+        within(object.len(), schema, ("minProperties", "maxProperties"), "properties")
+            .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), object.len())))
+    }
+
+    fn array(&self, items: &[Value], schema: &Map<String, Value>, at: &str, depth: usize) -> Result<(), String> {
+        let first = schema.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        for (index, item) in items.iter().enumerate() {
+            if let Some(own) = first.get(index).or_else(|| schema.get("items")) {
+                self.value(item, own, &format!("{at}[{index}]"), depth + 1)?;
+            }
+        }
+        if schema.get("uniqueItems") == Some(&Value::Bool(true))
+            && let Some(index) = (1..items.len()).find(|&index| items[..index].contains(&items[index]))
+        {
+            return Err(format!("{}[{index}] is there twice", place(at)));
+        }
+        within(items.len(), schema, ("minItems", "maxItems"), "items")
+            .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), items.len())))
+    }
+
+    fn combined(&self, value: &Value, schema: &Map<String, Value>, at: &str, depth: usize) -> Result<(), String> {
+        let part = |name: &str| schema.get(name).and_then(Value::as_array).filter(|parts| !parts.is_empty());
+        let fits = |part: &&Value| self.value(value, part, at, depth + 1).is_ok();
+        for every in part("allOf").into_iter().flatten() {
+            self.value(value, every, at, depth + 1)?;
+        }
+        if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| fits(&part))) {
+            return Err(format!("{} fits none of the {} forms it may have, found {value}", place(at), parts.len()));
+        }
+        if let Some(parts) = part("oneOf") {
+            let count = parts.iter().filter(fits).count();
+            if count != 1 {
+                return Err(format!(
+                    "{} must fit one of the {} forms it may have, and fits {count}, found {value}",
+                    place(at),
+                    parts.len()
+                ));
+            }
+        }
+        match schema.get("not") {
+            Some(not) if fits(&not) => Err(format!("{} has a form that it must not have, found {value}", place(at))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn place(at: &str) -> String {
+    if at.is_empty() { "the value".into() } else { format!("'{at}'") }
+}
+
+fn kinds_of(kinds: &Value) -> impl Iterator<Item = &str> {
+    let one = kinds.as_str();
+    one.into_iter().chain(kinds.as_array().into_iter().flatten().filter_map(Value::as_str))
+}
+
+fn is_a(value: &Value, kind: &str) -> bool {
+    match kind {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "string" => value.is_string(),
+        "number" => value.is_number(),
+        "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        _ => true,
+    }
+}
+
+fn shown_kind(kind: &str) -> String {
+    match kind {
+        "string" => "a text".into(),
+        "boolean" => "true or false".into(),
+        "null" => "null".into(),
+        "integer" => "a whole number".into(),
+        "array" => "a list".into(),
+        "object" => "an object".into(),
+        other => format!("a {other}"),
+    }
+}
+
+fn list(values: &[Value]) -> String {
+    values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn string(text: &str, schema: &Map<String, Value>) -> Option<String> {
+    let length = within(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
+    let pattern = schema.get("pattern").and_then(Value::as_str);
+    length.map(|right| format!("a text of {right}")).or_else(|| {
+        // An expression of another dialect than ours says nothing here.
+        let expression = regex::Regex::new(pattern?).ok()?;
+        (!expression.is_match(text)).then(|| format!("a text that matches {expression}"))
+    })
+}
+
+fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
+    let bound = |name: &str| schema.get(name).and_then(Value::as_f64);
+    let wrong = |name: &str, holds: fn(f64, f64) -> bool, words: &str| {
+        bound(name).filter(|bound| !holds(number, *bound)).map(|bound| format!("a number {words} {bound}"))
+    };
+    wrong("minimum", |a, b| a >= b, "of at least")
+        .or_else(|| wrong("maximum", |a, b| a <= b, "of at most"))
+        .or_else(|| wrong("exclusiveMinimum", |a, b| a > b, "above"))
+        .or_else(|| wrong("exclusiveMaximum", |a, b| a < b, "below"))
+        .or_else(|| {
+            wrong("multipleOf", |a, b| b == 0.0 || ((a / b) - (a / b).round()).abs() < 1e-9, "that is a multiple of")
+        })
+}
+
+fn within(count: usize, schema: &Map<String, Value>, (least, most): (&str, &str), what: &str) -> Option<String> {
+    let bound = |name: &str| schema.get(name).and_then(Value::as_u64).and_then(|bound| usize::try_from(bound).ok());
+    match (bound(least), bound(most)) {
+        (Some(least), _) if count < least => Some(format!("at least {least} {what}")),
+        (_, Some(most)) if count > most => Some(format!("at most {most} {what}")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::problem;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn says_what_is_wrong_where() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Oakford", "Zürich"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 7},
+                "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2, "uniqueItems": true},
+                "at": {"type": ["string", "null"], "pattern": "^[0-9]+:[0-9]+$"},
+                "unit": {"anyOf": [{"const": "C"}, {"const": "F"}]},
+            },
+            "required": ["city"],
+            "additionalProperties": false,
+            "$defs": {"tag": {"type": "string", "minLength": 2}},
+        });
+        let right = json!({"city": "Zürich", "days": 3.0, "tags": ["ab", "cd"], "at": "7:30", "unit": "F"});
+        assert_eq!(problem(&right, &schema), None);
+        assert_eq!(problem(&json!({"city": "Oakford", "at": null}), &schema), None);
+        for (wrong, message) in [
+            (json!(3), "the value must be an object, found 3"),
+            (json!({}), "'city' is missing"),
+            (json!({"city": "Rome"}), "'city' must be one of \"Oakford\", \"Zürich\", found \"Rome\""),
+            (json!({"city": "Oakford", "days": 1.5}), "'days' must be a whole number, found 1.5"),
+            (json!({"city": "Oakford", "days": 9}), "'days' must be a number of at most 7, found 9"),
+            (
+                json!({"city": "Oakford", "tags": ["ab", "c"]}),
+                "'tags[1]' must be a text of at least 2 characters, found \"c\"",
+            ),
+            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags'[1] is there twice"),
+            (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "'tags' must have at most 2 items, found 3"),
+            (
+                json!({"city": "Oakford", "at": "now"}),
+                "'at' must be a text that matches ^[0-9]+:[0-9]+$, found \"now\"",
+            ),
+            (json!({"city": "Oakford", "unit": "K"}), "'unit' fits none of the 2 forms it may have, found \"K\""),
+            (json!({"city": "Oakford", "x": 1}), "'x' is not known; known are: city, days, tags, at, unit"),
+        ] {
+            assert_eq!(problem(&wrong, &schema).as_deref(), Some(message));
+        }
+    }
+
+    #[test]
+    fn a_schema_that_needs_itself_for_ever_is_left_off() {
+        let schema = json!({"$ref": "#"});
+        assert_eq!(problem(&Value::Null, &schema), None);
+    }
+}

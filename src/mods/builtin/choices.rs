@@ -1,0 +1,264 @@
+use super::{
+    config::{Fields, schema},
+    constrain::Constrained,
+    describe,
+    thought::Thought,
+    trail::{Trail, end_token},
+    written::Written,
+};
+use crate::events::{EventType, LogLevel, TokenId};
+use crate::model::grammar::{Constraint, Source};
+use crate::mods::{
+    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Most texts to choose from; of these each is a forced list when the most probable is looked for.
+const MOST: usize = 1000;
+const MOST_SCORED: usize = 64;
+/// How often scoring begins again because another mod wrote something.
+const MOST_BEGINNINGS: usize = 8;
+
+/// `choices`: the answer is one of several texts.
+pub struct Choices;
+
+impl Factory for Choices {
+    fn describe(&self) -> Description {
+        describe(
+            "choices",
+            "Makes the answer one of several texts.",
+            "With pick sample the answer is drawn token by token, from those tokens only that lead to one of the texts. With pick \
+             most-probable every text, with the end of the answer behind it, is run through the model, which costs a decode each, \
+             and the one whose tokens have the highest total log-probability is the answer; the totals are logged, and nothing is \
+             sent before. The choice stands behind the thought in which the answer begins.",
+            json!({"choices": ["yes", "no"], "pick": "sample"}),
+            schema(
+                &["choices"],
+                json!({
+                    "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MOST,
+                        "uniqueItems": true, "description": "The texts; at most 64 for the most probable."},
+                    "pick": {"enum": ["sample", "most-probable"], "default": "sample",
+                        "description": "Whether one is drawn, or the most probable taken."},
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["choices", "pick"])?;
+        let texts = fields.texts("choices", "[\"yes\", \"no\"]")?;
+        if let Some(twice) = (1..texts.len()).find(|&index| texts[..index].contains(&texts[index])) {
+            return Err(format!("'choices': '{}' is there twice", texts[twice]));
+        }
+        let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
+        let most = if scored { MOST_SCORED } else { MOST };
+        if texts.len() > most {
+            return Err(format!("'choices' has {} texts, at most {most} are taken", texts.len()));
+        }
+        if !scored {
+            let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
+            let grammar = Source::Lark(format!("start: {}", alternatives.join(" | ")));
+            return Ok(Box::new(Constrained::start(Constraint::new("choices", grammar), None, run)?));
+        }
+        let end = end_token(run)?;
+        let choices = texts.iter().map(|text| {
+            let mut tokens = run.vocabulary.encode(text, false, false);
+            tokens.push(end);
+            Choice { text: (*text).to_owned(), tokens, logprob: None }
+        });
+        Ok(Box::new(Scoring {
+            choices: choices.collect(),
+            phase: Phase::Waiting,
+            beginnings: 0,
+            trail: Trail::default(),
+            written: Written::new(run),
+            thought: None,
+        }))
+    }
+}
+
+struct Choice {
+    text: String,
+    /// With the end of the answer.
+    tokens: Vec<TokenId>,
+    logprob: Option<f64>,
+}
+
+enum Phase {
+    /// For the end of a thought.
+    Waiting,
+    /// The choice with that number was forced behind so many tokens of the answer.
+    Trying {
+        choice: usize,
+        base: usize,
+    },
+    Done,
+}
+
+struct Scoring {
+    choices: Vec<Choice>,
+    phase: Phase,
+    beginnings: usize,
+    trail: Trail,
+    written: Written,
+    thought: Option<Thought>,
+}
+
+impl Scoring {
+    fn forward(&mut self, within_thought: bool) -> Reply {
+        let length = self.trail.tokens();
+        match self.phase {
+            Phase::Waiting if within_thought => Reply::noop(),
+            Phase::Waiting => self.begin(length),
+            // Another mod has taken it back.
+            Phase::Trying { choice, base } if base == length => self.next(choice, None),
+            Phase::Trying { .. } => self.begin(length),
+            Phase::Done => Reply::noop(),
+        }
+    }
+
+    fn begin(&mut self, base: usize) -> Reply {
+        self.beginnings += 1;
+        if self.beginnings > MOST_BEGINNINGS {
+            self.phase = Phase::Done;
+            return Action::EmitError("the choices cannot be compared: another mod writes between them".into()).into();
+        }
+        self.phase = Phase::Trying { choice: 0, base };
+        Action::ForceTokens(self.choices[0].tokens.clone()).into()
+    }
+
+    fn added(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>]) -> Reply {
+        let Phase::Trying { choice, base } = self.phase else { return Reply::noop() };
+        let length = self.trail.tokens();
+        if length - tokens.len() != base {
+            self.phase = Phase::Waiting;
+            return Reply::noop();
+        }
+        let tried = &mut self.choices[choice];
+        if tried.tokens == tokens && logprobs.len() == tokens.len() {
+            tried.logprob = logprobs.iter().map(|logprob| logprob.map(f64::from)).sum();
+        } else if !tried.tokens.starts_with(tokens) {
+            self.phase = Phase::Waiting;
+            return Reply::noop();
+        }
+        self.next(choice, Some(tokens.len()))
+    }
+
+    /// Goes on behind a choice, of which `stands` tokens are at the end of the answer.
+    fn next(&mut self, choice: usize, stands: Option<usize>) -> Reply {
+        let base = self.trail.tokens() - stands.unwrap_or(0);
+        let (next, logs) = if choice + 1 < self.choices.len() {
+            self.phase = Phase::Trying { choice: choice + 1, base };
+            (choice + 1, Vec::new())
+        } else {
+            self.phase = Phase::Done;
+            let scored = self.choices.iter().enumerate().filter_map(|(index, choice)| Some((choice.logprob?, index)));
+            // Of equals the first.
+            let Some((_, best)) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best }) else {
+                return Action::EmitError("none of the choices fits into the tokens that are left".into()).into();
+            };
+            let totals =
+                self.choices.iter().filter_map(|choice| Some(format!("{:?} {:.3}", choice.text, choice.logprob?)));
+            let message = format!("{}: {:?} is taken", totals.collect::<Vec<_>>().join(" · "), self.choices[best].text);
+            (best, vec![Log { level: LogLevel::Info, message }])
+        };
+        let tokens = self.choices[next].tokens.clone();
+        let action = match stands {
+            // It ends the answer.
+            Some(count) if next == choice && tokens.len() == count => None,
+            Some(count) => Some(Action::Backtrack { n: u32::try_from(count).unwrap_or(u32::MAX), tokens }),
+            None => Some(Action::ForceTokens(tokens)),
+        };
+        Reply { action, logs, ..Reply::default() }
+    }
+}
+
+impl Session for Scoring {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+    }
+
+    fn holdback(&self) -> usize {
+        if matches!(self.phase, Phase::Trying { .. }) { usize::MAX } else { 0 }
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        let moved = self.trail.follow(call);
+        let kept = self.written.follow(&moved, &call.run.vocabulary);
+        let thought = self.thought.get_or_insert_with(|| Thought::new(call, None));
+        thought.follow(&moved, &self.written, kept);
+        let within = thought.is_within();
+        Ok(match call.event {
+            CallEvent::ForwardPass { .. } => self.forward(within),
+            CallEvent::Added { tokens, logprobs, .. } => self.added(tokens, logprobs),
+            _ => Reply::noop(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Choices;
+    use crate::mods::Factory;
+    use crate::mods::builtin::testing::{Play, run};
+    use serde_json::json;
+
+    #[test]
+    fn each_can_be_drawn_and_nothing_else() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..40 {
+            let told =
+                Play { seed, ..Play::default() }.play(&[(&Choices, json!({"choices": ["yes", "no", "may\"be\"\n"]}))]);
+            assert!(told.ended, "{told:?}");
+            seen.insert(told.text);
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["may\"be\"\n", "no", "yes"]);
+    }
+
+    #[test]
+    fn the_most_probable_is_taken_whatever_its_place() {
+        for script in ["yes", "no", "not yet"] {
+            let play = Play { script: script.into(), ..Play::default() };
+            let told = play.play(&[(&Choices, json!({"choices": ["not yet", "yes", "no"], "pick": "most-probable"}))]);
+            assert_eq!(told.text, script);
+            assert!(told.ended);
+            assert_eq!(told.retracted, 0, "nothing was sent before");
+            assert!(told.logs[0].ends_with(&format!("{script:?} is taken")), "{:?}", told.logs);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_taken() {
+        let choices = json!({"choices": ["much too long a text", "x"], "pick": "most-probable"});
+        let told = Play { script: "much too long a text".into(), max_tokens: 5, ..Play::default() }
+            .play(&[(&Choices, choices)]);
+        assert_eq!(told.text, "x");
+        let choices = json!({"choices": ["much too long a text"], "pick": "most-probable"});
+        let told = Play { max_tokens: 5, ..Play::default() }.play(&[(&Choices, choices)]);
+        assert_eq!(told.error.as_deref(), Some("none of the choices fits into the tokens that are left"));
+    }
+
+    #[test]
+    fn behind_what_another_mod_writes_first() {
+        let prefix = crate::mods::builtin::force_prefix::ForcePrefix;
+        let told = Play { script: "So: no".into(), ..Play::default() }.play(&[
+            (&prefix, json!({"text": "So: "})),
+            (&Choices, json!({"choices": ["yes", "no"], "pick": "most-probable"})),
+        ]);
+        assert_eq!(told.text, "So: no");
+    }
+
+    #[test]
+    fn messages_name_the_field() {
+        let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
+        for (config, message) in [
+            (json!({"choices": ["a", "a"]}), "'choices': 'a' is there twice"),
+            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, found \"best\""),
+            (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts, at most 64 are taken"),
+        ] {
+            assert_eq!(Choices.start(&config, &run()).err().unwrap(), message);
+        }
+    }
+}

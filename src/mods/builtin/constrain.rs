@@ -1,0 +1,120 @@
+//! Holds an answer to a grammar, as one mod of several.
+
+use super::trail::{Trail, end_token, ends, is_over};
+use crate::events::{EventType, LogLevel, TokenId};
+use crate::model::chat::tools::behind_thought;
+use crate::model::grammar::{Accepted, Constraint, Follower, Trigger};
+use crate::mods::{Action, Call, CallEvent, Done, EventSet, Log, LogitEdit, Pending, Reply, RunView, Session};
+
+/// Tokens that are refused at one place because what they say behind the trigger does not begin the form; then one stands.
+const MOST_REFUSED: usize = 64;
+
+/// The session of a mod that lets only such tokens be drawn as a grammar allows.
+pub struct Constrained {
+    follower: Follower,
+    trail: Trail,
+    /// What the field is called that the grammar came from.
+    field: String,
+    /// Whether the grammar waits for a trigger.
+    lazy: bool,
+    end: TokenId,
+    /// At this length of the answer, tokens that cannot come next.
+    refused: (usize, Vec<TokenId>),
+}
+
+impl Constrained {
+    /// Compiles what a request configured. The grammar holds behind the text `after`, else behind the thought in which the answer
+    /// begins, else from the first token on.
+    pub fn start(constraint: Constraint, after: Option<&str>, run: &RunView) -> Result<Self, String> {
+        let field = constraint.field.clone();
+        let constraint = match after {
+            Some(text) => constraint.lazy(Trigger::text(text)),
+            None => behind_thought(constraint, &run.reading, &run.vocabulary),
+        };
+        let follower = run.grammars.follow(&constraint).map_err(|error| format!("'{field}': {error}"))?;
+        Ok(Self {
+            follower,
+            trail: Trail::default(),
+            field,
+            lazy: constraint.trigger.is_some(),
+            end: end_token(run)?,
+            refused: (0, Vec::new()),
+        })
+    }
+
+    fn follow(&mut self, call: &Call<'_>) -> Vec<Log> {
+        let moved = self.trail.follow(call);
+        if moved.removed > 0 {
+            self.follower.rewind(moved.removed);
+        }
+        let mut logs = Vec::new();
+        for &token in moved.added {
+            if ends(call.run, token) {
+                self.follower.end();
+            } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == Accepted::Contradicts {
+                let text = call.run.vocabulary.decode(&[token]);
+                let message =
+                    format!("{text:?} is not what '{}' allows; while it stands, nothing is held to it", self.field);
+                logs.push(Log { level: LogLevel::Warning, message });
+            }
+        }
+        logs
+    }
+
+    fn forward(&mut self) -> Option<Action> {
+        if self.follower.is_complete() {
+            return Some(Action::ForceTokens(vec![self.end]));
+        }
+        match self.follower.mask() {
+            Ok(Some(mask)) => Some(Action::AdjustedLogits { edit: LogitEdit::Allow(mask), temperature: None }),
+            Ok(None) if self.refused.0 == self.trail.tokens() && !self.refused.1.is_empty() => {
+                let bans = self.refused.1.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
+                Some(Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None })
+            }
+            Ok(None) => None,
+            Err(message) => {
+                Some(Action::EmitError(format!("'{}' cannot be followed any further: {message}", self.field)))
+            }
+        }
+    }
+
+    /// A token that completes the trigger may go on with what the grammar does not begin with.
+    fn sampled(&mut self, token: TokenId, piece: &[u8]) -> Option<Action> {
+        if self.follower.permits(token, piece) {
+            return None;
+        }
+        let length = self.trail.tokens();
+        if self.refused.0 != length {
+            self.refused = (length, Vec::new());
+        }
+        if self.refused.1.len() == MOST_REFUSED {
+            return None;
+        }
+        self.refused.1.push(token);
+        Some(Action::Backtrack { n: 1, tokens: Vec::new() })
+    }
+}
+
+impl Session for Constrained {
+    fn handles(&self) -> EventSet {
+        let always = EventSet::of(&[EventType::ForwardPass, EventType::Added]);
+        if self.lazy { always.union(EventSet::of(&[EventType::Sampled])) } else { always }
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        let logs = self.follow(call);
+        let action = match call.event {
+            CallEvent::ForwardPass { .. } => self.forward(),
+            CallEvent::Sampled { token, .. } => self.sampled(token, call.run.vocabulary.piece(token)),
+            CallEvent::Added { tokens, .. } => {
+                let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
+                self.follower.prepare();
+                // The last token that fits may be the one that completes it; else the next step ends the answer.
+                (is_over(call) && !ended && self.follower.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
+            }
+            CallEvent::Prefilled => None,
+        };
+        Ok(Reply { action, logs, ..Reply::default() })
+    }
+}

@@ -1,0 +1,223 @@
+//! `json-schema`, `regex` and `grammar`: the form of an answer, by constraint.
+
+use super::config::{Fields, schema};
+use super::constrain::Constrained;
+use super::describe;
+use crate::model::grammar::{Constraint, Source};
+use crate::mods::{Description, Factory, RunView, Session};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What all three say of themselves.
+const FORM: &str = "At every step only such tokens can be drawn as lead to an answer of the form; when it is complete and nothing \
+                    can follow, the run ends with reason stop. It holds behind the text after, where that is given, else behind \
+                    the thought in which the answer begins, else from the first token on. What another mod forces against the \
+                    form stands, and is logged; what another takes back is taken back here. Several forms hold together, where \
+                    an answer can have them all.";
+
+fn after() -> Value {
+    json!({"type": "string", "minLength": 1, "description": "The form begins behind this text; until then everything may be written."})
+}
+
+fn session(source: Source, field: &str, fields: &Fields<'_>, run: &RunView) -> Result<Box<dyn Session>, String> {
+    Ok(Box::new(Constrained::start(Constraint::new(field, source), fields.text("after")?, run)?))
+}
+
+/// `json-schema`: the answer is JSON that a schema describes.
+pub struct JsonSchema;
+
+impl Factory for JsonSchema {
+    fn describe(&self) -> Description {
+        describe(
+            "json-schema",
+            "Makes the answer JSON that is valid against a schema.",
+            &format!("{FORM} Of JSON Schema, uniqueItems, contains, if, not and dependentSchemas are refused by name."),
+            json!({"schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}),
+            schema(
+                &["schema"],
+                json!({
+                    "schema": {"type": "object", "description": "The JSON schema."},
+                    "after": after(),
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["schema", "after"])?;
+        let right = "'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}";
+        match fields.get("schema") {
+            Some(schema @ Value::Object(_)) => session(Source::JsonSchema(schema.clone()), "schema", &fields, run),
+            Some(other) => Err(format!("{right}, found {other}")),
+            None => Err(format!("'schema' is missing; {right}")),
+        }
+    }
+}
+
+/// `regex`: the whole answer matches a regular expression.
+pub struct Regex;
+
+impl Factory for Regex {
+    fn describe(&self) -> Description {
+        describe(
+            "regex",
+            "Makes the answer match a regular expression.",
+            &format!("The expression matches the whole answer. {FORM}"),
+            json!({"pattern": "[0-9]{4}-[0-9]{2}-[0-9]{2}"}),
+            schema(
+                &["pattern"],
+                json!({
+                    "pattern": {"type": "string", "minLength": 1,
+                        "description": "The expression, without look-around and back-references."},
+                    "after": after(),
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["pattern", "after"])?;
+        match fields.text("pattern")? {
+            Some(pattern) => session(Source::Regex(pattern.to_owned()), "pattern", &fields, run),
+            None => Err("'pattern' is missing; it takes a regular expression, e.g. \"[0-9]+\"".into()),
+        }
+    }
+}
+
+/// `grammar`: the answer follows a grammar.
+pub struct Grammar;
+
+impl Factory for Grammar {
+    fn describe(&self) -> Description {
+        describe(
+            "grammar",
+            "Makes the answer follow a grammar, in GBNF or Lark.",
+            &format!("One of gbnf and lark is needed. {FORM}"),
+            json!({"gbnf": "root ::= (\"yes\" | \"no\") \".\""}),
+            schema(
+                &[],
+                json!({
+                    "gbnf": {"type": "string", "minLength": 1,
+                        "description": "llama.cpp's grammar format; it begins at the rule root."},
+                    "lark": {"type": "string", "minLength": 1,
+                        "description": "llguidance's variant of Lark; it begins at the rule start."},
+                    "after": after(),
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["gbnf", "lark", "after"])?;
+        match (fields.text("gbnf")?, fields.text("lark")?) {
+            (Some(text), None) => session(Source::Gbnf(text.to_owned()), "gbnf", &fields, run),
+            (None, Some(text)) => session(Source::Lark(text.to_owned()), "lark", &fields, run),
+            (None, None) => {
+                Err("'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}".into())
+            }
+            (Some(_), Some(_)) => Err("'gbnf' and 'lark' exclude each other; give one of them".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Grammar, JsonSchema, Regex};
+    use crate::mods::Factory;
+    use crate::mods::builtin::testing::{Play, Told, run};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn play(mods: &[(&dyn Factory, Value)], seed: u64) -> Told {
+        Play { seed, ..Play::default() }.play(mods)
+    }
+
+    #[test]
+    fn messages_name_the_field() {
+        let mods: [(&dyn Factory, Value, &str); 7] = [
+            (
+                &JsonSchema,
+                json!({}),
+                "'schema' is missing; 'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}",
+            ),
+            (
+                &JsonSchema,
+                json!({"schema": 3}),
+                "'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}, found 3",
+            ),
+            (&Regex, json!({"pattern": 3}), "'pattern' must be a text that is not empty, found 3"),
+            (
+                &Grammar,
+                json!({"gbnf": "root ::= x"}),
+                "'gbnf': line 1, column 10: the rule 'x' is named here and nowhere defined",
+            ),
+            (
+                &Grammar,
+                json!({}),
+                "'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}",
+            ),
+            (&Grammar, json!({"gbnf": "a", "lark": "b"}), "'gbnf' and 'lark' exclude each other; give one of them"),
+            (&Regex, json!({"pattern": "a", "after": ""}), "'after' must be a text that is not empty, found \"\""),
+        ];
+        for (factory, config, message) in mods {
+            assert_eq!(factory.start(&config, &run()).err().unwrap(), message);
+        }
+        assert!(Regex.start(&json!({"pattern": "["}), &run()).err().unwrap().starts_with("'pattern': "));
+    }
+
+    #[test]
+    fn a_form_may_begin_later() {
+        let told = Play { script: "Well, x: ".into(), seed: 3, ..Play::default() }
+            .play(&[(&Regex, json!({"pattern": "[0-9]{3}", "after": "x: "}))]);
+        let digits = told.text.strip_prefix("Well, x: ").expect("the script comes first");
+        assert!(digits.len() == 3 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{:?}", told.text);
+        assert!(told.ended);
+    }
+
+    #[test]
+    fn what_is_forced_against_it_stands_and_is_logged() {
+        let told = play(
+            &[
+                (&crate::mods::builtin::force_prefix::ForcePrefix, json!({"text": "ab"})),
+                (&Regex, json!({"pattern": "a[0-9]"})),
+            ],
+            1,
+        );
+        assert!(told.text.starts_with("ab"));
+        assert_eq!(told.logs[0], "\"b\" is not what 'pattern' allows; while it stands, nothing is held to it");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn whatever_the_model_draws_the_answer_has_the_form(seed: u64) {
+            let schema = json!({"type": "object", "properties": {"a": {"enum": [1, "b"]}, "c": {"type": "boolean"}},
+                "required": ["a", "c"], "additionalProperties": false});
+            let told = play(&[(&JsonSchema, json!({"schema": schema}))], seed);
+            prop_assert!(told.ended);
+            let value: Value = serde_json::from_str(&told.text).unwrap();
+            prop_assert!(crate::mods::builtin::check::problem(&value, &schema).is_none());
+            let told = play(&[(&Grammar, json!({"gbnf": "root ::= \"(\" root \")\" | \"x\""}))], seed);
+            let depth = told.text.find('x').unwrap_or(told.text.len());
+            prop_assert!(!told.ended || told.text == "(".repeat(depth) + "x" + &")".repeat(depth), "{}", told.text);
+        }
+
+        #[test]
+        fn two_forms_and_a_ban_hold_together(seed: u64) {
+            let told = play(
+                &[
+                    (&Regex, json!({"pattern": "[a-d]{4,8}"})),
+                    (&Grammar, json!({"lark": "start: PAIR PAIR PAIR?\nPAIR: /[abcx][bcd]/"})),
+                    (&crate::mods::builtin::ban_phrases::BanPhrases, json!({"phrases": ["ab", "cc"], "max_retries": 64})),
+                ],
+                seed,
+            );
+            prop_assert!(told.ended, "{:?}", told);
+            let text = told.text.as_bytes();
+            prop_assert!(text.len() == 4 || text.len() == 6);
+            prop_assert!(text.chunks(2).all(|pair| b"abc".contains(&pair[0]) && b"bcd".contains(&pair[1])));
+            prop_assert!(!told.text.contains("ab") && !told.text.contains("cc"), "{}", told.text);
+        }
+    }
+}

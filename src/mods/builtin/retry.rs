@@ -1,0 +1,210 @@
+use super::{
+    config::{Fields, schema},
+    describe,
+    trail::{Trail, is_over},
+};
+use crate::events::{EventType, LogLevel, TokenId};
+use crate::mods::{
+    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `retry-low-confidence`: what the model wrote without confidence is written again, and the best of it is kept.
+pub struct RetryLowConfidence;
+
+impl Factory for RetryLowConfidence {
+    fn describe(&self) -> Description {
+        describe(
+            "retry-low-confidence",
+            "Takes back what the model was unsure of, tries again, and keeps the best.",
+            "When the mean log-probability of the last window drawn tokens is below mean_logprob, they are taken back and drawn \
+             again, at temperature, until the mean is high enough or so many tries were made; then the best of all stands. What \
+             was tried is not tried again, so an answer costs at most tries times its tokens more. Forced tokens are left alone. \
+             The stream lags by window tokens.",
+            json!({"window": 8, "mean_logprob": -2.5, "tries": 3}),
+            schema(
+                &[],
+                json!({
+                    "window": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8,
+                        "description": "Tokens that are judged together, and taken back together."},
+                    "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0, "default": -2.5,
+                        "description": "Lowest mean of their natural log-probabilities, in the model's full distribution."},
+                    "tries": {"type": "integer", "minimum": 1, "maximum": 32, "default": 3,
+                        "description": "How often one window is drawn again."},
+                    "temperature": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
+                        "description": "Temperature of these draws; at 0 every try is the same."},
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["window", "mean_logprob", "tries", "temperature"])?;
+        Ok(Box::new(Retry {
+            window: fields.count("window", 1..=256, 8)?,
+            least: f64::from(fields.number("mean_logprob", -100.0..=0.0, -2.5)?),
+            tries: fields.count("tries", 1..=32, 3)?,
+            temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
+            trail: Trail::default(),
+            sums: vec![0.0],
+            settled: 0,
+            place: None,
+        }))
+    }
+}
+
+struct Retry {
+    window: usize,
+    least: f64,
+    tries: usize,
+    temperature: f32,
+    trail: Trail,
+    /// Log-probabilities of the first so many tokens of the answer together.
+    sums: Vec<f64>,
+    /// So many tokens stand.
+    settled: usize,
+    /// What is being drawn again.
+    place: Option<Place>,
+}
+
+struct Place {
+    /// Tokens before it.
+    at: usize,
+    /// What was drawn there, with its mean.
+    tries: Vec<(Vec<TokenId>, f64)>,
+}
+
+impl Retry {
+    fn follow(&mut self, call: &Call<'_>) {
+        let moved = self.trail.follow(call);
+        let kept = self.trail.tokens() - moved.added.len();
+        let mut sum = self.sums.get(kept).or(self.sums.last()).copied().unwrap_or(0.0);
+        self.sums.resize(kept + 1, sum);
+        for logprob in moved.each_logprob() {
+            sum += f64::from(logprob.unwrap_or(0.0));
+            self.sums.push(sum);
+        }
+        self.settled = self.settled.min(kept);
+        if self.place.as_ref().is_some_and(|place| place.at > kept) {
+            self.place = None;
+        }
+    }
+
+    fn mean(&self, from: usize) -> f64 {
+        let length = self.trail.tokens();
+        (self.sums[length] - self.sums[from]) / (length - from) as f64
+    }
+
+    fn added(&mut self, call: &Call<'_>) -> Reply {
+        let length = self.trail.tokens();
+        let at = match &self.place {
+            Some(place) if length >= place.at + self.window || is_over(call) => place.at,
+            Some(_) => return Reply::noop(),
+            None if length >= self.settled + self.window && self.mean(length - self.window) < self.least => {
+                length - self.window
+            }
+            None => return Reply::noop(),
+        };
+        let mean = self.mean(at);
+        let mut place = self.place.take().unwrap_or(Place { at, tries: Vec::new() });
+        if mean >= self.least {
+            self.settled = length;
+            return told(format!("mean log-probability {mean:.2} after {} tries", place.tries.len()), None);
+        }
+        let generated = call.generated();
+        let count = (length - at).min(generated.len());
+        let n = u32::try_from(count).unwrap_or(u32::MAX);
+        place.tries.push((generated[generated.len() - count..].to_vec(), mean));
+        if place.tries.len() <= self.tries {
+            self.place = Some(place);
+            return told(
+                format!("mean log-probability {mean:.2}: again"),
+                Some(Action::Backtrack { n, tokens: Vec::new() }),
+            );
+        }
+        self.settled = length;
+        let last = place.tries.len() - 1;
+        let better = |best: usize, other: usize| if place.tries[other].1 > place.tries[best].1 { other } else { best };
+        let best = (0..=last).rev().reduce(better).unwrap_or(last);
+        let (tokens, mean) = place.tries.swap_remove(best);
+        let action = (best != last).then_some(Action::Backtrack { n, tokens });
+        told(format!("mean log-probability {mean:.2} is the best of {}", last + 1), action)
+    }
+}
+
+fn told(message: String, action: Option<Action>) -> Reply {
+    Reply { action, logs: vec![Log { level: LogLevel::Info, message }], ..Reply::default() }
+}
+
+impl Session for Retry {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+    }
+
+    fn holdback(&self) -> usize {
+        let length = self.trail.tokens();
+        match &self.place {
+            Some(place) => length - place.at,
+            None => (length - self.settled).min(self.window - 1),
+        }
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        self.follow(call);
+        Ok(match call.event {
+            CallEvent::Added { forced: true, .. } => {
+                self.settled = self.trail.tokens();
+                self.place = None;
+                Reply::noop()
+            }
+            CallEvent::Added { .. } => self.added(call),
+            CallEvent::ForwardPass { .. } if self.place.is_some() => {
+                Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(self.temperature) }.into()
+            }
+            _ => Reply::noop(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RetryLowConfidence;
+    use crate::mods::builtin::testing::Play;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_sure_answer_is_left_alone() {
+        let told = Play { script: "Hello the bad idea".into(), max_tokens: 4, ..Play::default() }
+            .play(&[(&RetryLowConfidence, json!({"window": 2, "mean_logprob": -1.0}))]);
+        assert_eq!((told.text.as_str(), told.controls), ("Hello the bad idea", 0));
+    }
+
+    #[test]
+    fn an_unsure_one_is_tried_again_and_the_best_kept() {
+        let told = Play { max_tokens: 8, alphabet: "abc", seed: 5, ..Play::default() }
+            .play(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
+        // Two windows, each drawn again twice; where the last was not the best, it is put back.
+        let again = told.logs.iter().filter(|line| line.ends_with("again")).count();
+        assert_eq!(again, 4, "{told:?}");
+        assert_eq!(told.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
+        assert_eq!((told.tokens.len(), told.retracted), (8, 0));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn it_comes_to_an_end_and_takes_back_nothing_that_was_sent(
+            seed: u64, window in 1usize..9, tries in 1usize..5, least in -6.0..0.0f64,
+        ) {
+            let config = json!({"window": window, "mean_logprob": least, "tries": tries});
+            let told = Play { seed, max_tokens: 40, alphabet: "abcd ", ..Play::default() }.play(&[(&RetryLowConfidence, config)]);
+            prop_assert!(told.ended || told.tokens.len() == 40);
+            prop_assert_eq!(told.retracted, 0);
+            prop_assert!(told.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", told);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+use super::{
+    config::{Fields, schema},
+    describe,
+    sentences::Sentences,
+    thought::Thought,
+    trail::{Trail, end_token, ends},
+    written::Written,
+};
+use crate::events::{EventType, LogLevel, TokenId};
+use crate::model::complete_prefix;
+use crate::mods::{
+    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+};
+use regex::bytes::Regex;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Bytes before a new token that a match of the expression may begin in.
+const LONGEST_MATCH: usize = 1024;
+/// Memory of a compiled expression.
+const MOST_BYTES: usize = 1 << 20;
+
+/// `stop-rules`: ends an answer by what it has become.
+pub struct StopRules;
+
+impl Factory for StopRules {
+    fn describe(&self) -> Description {
+        describe(
+            "stop-rules",
+            "Ends the answer at a number of tokens or sentences, a match, a repeated line, or when the model grows unsure.",
+            "At least one rule is needed; the first that is met ends the run with reason stop, and is logged. They look at the \
+             answer behind its thought. A sentence is complete when a space follows its end, which is then taken back; a full stop \
+             behind a single letter or behind the number of an item ends none. The expression may match anywhere, within its last \
+             1024 bytes, and the answer ends behind the match. Lines are compared without the spaces around them; empty ones \
+             do not count.",
+            json!({"sentences": 3, "repeated_lines": 3}),
+            schema(
+                &[],
+                json!({
+                    "tokens": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "Tokens of the answer."},
+                    "sentences": {"type": "integer", "minimum": 1, "maximum": 100_000, "description": "Sentences of the answer."},
+                    "regex": {"type": "string", "minLength": 1,
+                        "description": "A regular expression; the answer ends as soon as it matches."},
+                    "repeated_lines": {"type": "integer", "minimum": 2, "maximum": 1000,
+                        "description": "How often the same line may stand, one after the other."},
+                    "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0,
+                        "description": "Lowest mean log-probability of the last window drawn tokens."},
+                    "window": {"type": "integer", "minimum": 1, "maximum": 4096, "default": 16,
+                        "description": "Tokens of that mean."},
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        const RULES: [&str; 5] = ["tokens", "sentences", "regex", "repeated_lines", "mean_logprob"];
+        let known = [&RULES[..], &["window"]].concat();
+        let fields = Fields::read(config, &known)?;
+        if RULES.iter().all(|rule| fields.get(rule).is_none()) {
+            return Err(format!("no rule is given; at least one of {} is needed", RULES.join(", ")));
+        }
+        let count = |name: &str, range: std::ops::RangeInclusive<usize>| {
+            fields.get(name).map(|_| fields.count(name, range, 0)).transpose()
+        };
+        let expression = fields.text("regex")?.map(|text| {
+            regex::bytes::RegexBuilder::new(text).size_limit(MOST_BYTES).dfa_size_limit(MOST_BYTES).build().map_err(
+                |error| {
+                    // The last line says what is wrong, those before it draw where.
+                    let message = error.to_string();
+                    let reason = message.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                    format!("'regex' is no regular expression: {reason}")
+                },
+            )
+        });
+        let unsure =
+            fields.get("mean_logprob").map(|_| fields.number("mean_logprob", -100.0..=0.0, 0.0)).transpose()?;
+        Ok(Box::new(Rules {
+            tokens: count("tokens", 1..=1_000_000)?,
+            sentences: count("sentences", 1..=100_000)?,
+            expression: expression.transpose()?,
+            repeated_lines: count("repeated_lines", 2..=1000)?,
+            unsure: unsure.map(f64::from),
+            window: fields.count("window", 1..=4096, 16)?,
+            end: end_token(run)?,
+            trail: Trail::default(),
+            written: Written::new(run),
+            thought: None,
+            seen: vec![Seen::default()],
+        }))
+    }
+}
+
+struct Rules {
+    tokens: Option<usize>,
+    sentences: Option<usize>,
+    expression: Option<Regex>,
+    repeated_lines: Option<usize>,
+    unsure: Option<f64>,
+    window: usize,
+    end: TokenId,
+    trail: Trail,
+    written: Written,
+    thought: Option<Thought>,
+    /// What was seen of the answer with its first so many tokens.
+    seen: Vec<Seen>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    /// Bytes that were looked at.
+    bytes: usize,
+    sentences: Sentences,
+    lines: Lines,
+    /// Log-probabilities of drawn tokens together, and how many these are.
+    logprobs: (f64, usize),
+    met: Option<Met>,
+}
+
+/// A rule that is met, and before which byte the answer ends.
+#[derive(Debug, Clone, Copy)]
+struct Met {
+    rule: &'static str,
+    end: usize,
+}
+
+/// Lines, by where they are in the text.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lines {
+    /// Where the present one begins.
+    from: usize,
+    last: (usize, usize),
+    /// How often the last stood there, one after the other.
+    times: usize,
+}
+
+impl Lines {
+    /// A line ends before the byte `at`.
+    fn end(&mut self, text: &[u8], at: usize) {
+        let line = text[self.from..at].trim_ascii();
+        self.from = at + 1;
+        if line.is_empty() {
+            return;
+        }
+        let again = &text[self.last.0..self.last.1] == line;
+        self.times = if again { self.times + 1 } else { 1 };
+        let from = at - text[..at].iter().rev().take_while(|byte| byte.is_ascii_whitespace()).count() - line.len();
+        self.last = (from, from + line.len());
+    }
+}
+
+impl Rules {
+    fn follow(&mut self, call: &Call<'_>) {
+        let moved = self.trail.follow(call);
+        let kept = self.written.follow(&moved, &call.run.vocabulary);
+        let thought = self.thought.get_or_insert_with(|| Thought::new(call, None));
+        thought.follow(&moved, &self.written, kept);
+        let before = self.written.tokens() - moved.added.len();
+        let seen = self.seen.get(before).or(self.seen.last()).copied().unwrap_or_default();
+        self.seen.resize(before + 1, seen);
+        let forced = matches!(call.event, CallEvent::Added { forced: true, .. });
+        for (index, logprob) in moved.each_logprob().enumerate() {
+            let mut seen = self.seen.last().copied().unwrap_or_default();
+            if let (false, Some(logprob)) = (forced, logprob) {
+                seen.logprobs = (seen.logprobs.0 + f64::from(logprob), seen.logprobs.1 + 1);
+            }
+            self.look(&mut seen, before + index + 1);
+            self.seen.push(seen);
+        }
+    }
+
+    /// Looks at the token with which the answer has `tokens`.
+    fn look(&self, seen: &mut Seen, tokens: usize) {
+        let upto = self.written.end_of(tokens);
+        let Some(thought) = self.thought.as_ref().filter(|thought| !thought.is_within()) else {
+            seen.bytes = upto;
+            return;
+        };
+        if seen.met.is_some() || thought.may_begin() {
+            return;
+        }
+        let (answer_from, thought_tokens) = thought.answer_from();
+        if seen.bytes < answer_from {
+            seen.bytes = answer_from.min(upto);
+            seen.lines = Lines { from: seen.bytes, last: (seen.bytes, seen.bytes), times: 0 };
+        }
+        let text = &self.written.bytes()[..upto];
+        let from = seen.bytes;
+        let complete = from + complete_prefix(&text[from..]);
+        for (at, c) in characters(text, from, complete) {
+            let sentence = seen.sentences.push(c, at);
+            if let (Some(end), true) = (sentence, self.sentences.is_some_and(|most| seen.sentences.count >= most)) {
+                seen.met = Some(Met { rule: "sentences", end });
+                return;
+            }
+            if c == '\n' {
+                seen.lines.end(text, at);
+                if self.repeated_lines.is_some_and(|most| seen.lines.times >= most) {
+                    seen.met = Some(Met { rule: "repeated_lines", end: at });
+                    return;
+                }
+            }
+        }
+        seen.bytes = complete;
+        let start = answer_from.max(from.saturating_sub(LONGEST_MATCH)).min(upto);
+        let found = self.expression.as_ref().and_then(|expression| expression.find_at(text, start));
+        let (sum, count) = seen.logprobs;
+        let unsure = self.unsure.is_some_and(|least| {
+            let earlier = tokens.checked_sub(self.window).map(|earlier| self.seen[earlier].logprobs);
+            earlier.is_some_and(|(before, drawn)| {
+                count - drawn == self.window && (sum - before) / (self.window as f64) < least
+            })
+        });
+        seen.met = match found {
+            Some(found) => Some(Met { rule: "regex", end: found.end() }),
+            None if unsure => Some(Met { rule: "mean_logprob", end: upto }),
+            None if self.tokens.is_some_and(|most| tokens.saturating_sub(thought_tokens) >= most) => {
+                Some(Met { rule: "tokens", end: upto })
+            }
+            None => None,
+        };
+    }
+}
+
+/// Characters of a piece of text that ends with one, with the byte where each begins; bytes that are none are told as such.
+fn characters(text: &[u8], from: usize, upto: usize) -> impl Iterator<Item = (usize, char)> {
+    let mut at = from;
+    text[from..upto].utf8_chunks().flat_map(move |chunk| {
+        let begins = at;
+        at += chunk.valid().len() + chunk.invalid().len();
+        let broken =
+            (!chunk.invalid().is_empty()).then_some((begins + chunk.valid().len(), char::REPLACEMENT_CHARACTER));
+        chunk.valid().char_indices().map(move |(index, c)| (begins + index, c)).chain(broken)
+    })
+}
+
+impl Session for Rules {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::Added])
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        self.follow(call);
+        let CallEvent::Added { tokens, .. } = call.event else { return Ok(Reply::noop()) };
+        let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
+        let Some(met) = self.seen.last().and_then(|seen| seen.met).filter(|_| !ended) else { return Ok(Reply::noop()) };
+        let cut = self.written.cut(met.end);
+        let mut put = call.run.vocabulary.encode(&cut.before, false, false);
+        put.push(self.end);
+        let action = match u32::try_from(cut.tokens).unwrap_or(u32::MAX) {
+            0 => Action::ForceTokens(put),
+            n => Action::Backtrack { n, tokens: put },
+        };
+        let logs = vec![Log { level: LogLevel::Info, message: format!("the answer ends here, by '{}'", met.rule) }];
+        Ok(Reply { action: Some(action), logs, ..Reply::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StopRules;
+    use crate::mods::Factory;
+    use crate::mods::builtin::testing::{Play, Told, run};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+    fn play(script: &str, rules: Value) -> Told {
+        Play { script: script.into(), max_tokens: 200, ..Play::default() }.play(&[(&StopRules, rules)])
+    }
+
+    #[test]
+    fn each_rule_ends_the_answer() {
+        for (script, rules, text, rule) in [
+            ("Hello the bad idea", json!({"tokens": 2}), "Hello the", "tokens"),
+            ("One two. Three! Four? Five", json!({"sentences": 2}), "One two. Three!", "sentences"),
+            ("One two.\n\nThree!", json!({"sentences": 1}), "One two.", "sentences"),
+            ("abc 42 def", json!({"regex": "[0-9]{2}"}), "abc 42", "regex"),
+            ("a very bad idea", json!({"regex": "ve"}), "a ve", "regex"),
+            ("x\n- a\n- a \n\n- a\nb", json!({"repeated_lines": 3}), "x\n- a\n- a \n\n- a", "repeated_lines"),
+        ] {
+            let told = play(script, rules);
+            assert_eq!((told.text.as_str(), told.ended, told.retracted), (text, true, 0), "{told:?}");
+            assert_eq!(told.logs, [format!("the answer ends here, by '{rule}'")]);
+        }
+    }
+
+    #[test]
+    fn lines_that_are_not_next_to_each_other_may_be_the_same() {
+        let told = play("}\na\n}\nb\n}\n", json!({"repeated_lines": 2, "regex": "b\\n}"}));
+        assert_eq!(told.text, "}\na\n}\nb\n}");
+    }
+
+    #[test]
+    fn a_model_that_grows_unsure_is_ended() {
+        let told = play("Hello the bad idea", json!({"mean_logprob": -1.0, "window": 3}));
+        assert!(told.text.starts_with("Hello the bad idea") && told.tokens.len() < 10, "{told:?}");
+    }
+
+    #[test]
+    fn a_thought_does_not_count() {
+        let told = play("<think>One. Two. Three.</think>Four. Five. Six. ", json!({"sentences": 2, "tokens": 100}));
+        assert_eq!(told.text, "<think>One. Two. Three.</think>Four. Five.");
+        let told = play("<think>abcdef</think>abcdef", json!({"tokens": 3}));
+        assert_eq!(told.text, "<think>abcdef</think>abc");
+    }
+
+    #[test]
+    fn messages_name_the_field() {
+        for (config, message) in [
+            (
+                json!({"window": 3}),
+                "no rule is given; at least one of tokens, sentences, regex, repeated_lines, mean_logprob is needed",
+            ),
+            (json!({"tokens": 0}), "'tokens' must be a whole number from 1 to 1000000, found 0"),
+            (json!({"regex": "("}), "'regex' is no regular expression: unclosed group"),
+            (json!({"mean_logprob": 1}), "'mean_logprob' must be a number from -100 to 0, found 1"),
+        ] {
+            assert_eq!(StopRules.start(&config, &run()).err().unwrap(), message);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn the_answer_ends_behind_the_first_match(seed: u64) {
+            let told = Play { seed, alphabet: "abc. ", max_tokens: 60, ..Play::default() }
+                .play(&[(&StopRules, json!({"regex": "b[ac]", "sentences": 3}))]);
+            let first = ["ba", "bc"].iter().filter_map(|pair| told.text.find(pair)).min();
+            if let Some(at) = first {
+                prop_assert_eq!(at + 2, told.text.len());
+            }
+            prop_assert_eq!(told.retracted, 0);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+use super::{
+    config::{Fields, schema},
+    describe,
+    thought::Thought,
+    trail::Trail,
+    written::Written,
+};
+use crate::events::{EventType, LogLevel};
+use crate::model::chat::family::CallShape;
+use crate::mods::{
+    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Tokens by which a thought may be longer, so that it does not end within a character, or within the end that the model writes.
+const GRACE: usize = 16;
+/// How often a thought is ended in one answer.
+const MOST_ENDS: usize = 8;
+
+/// `think-budget`: ends a thought that is too long.
+pub struct ThinkBudget;
+
+impl Factory for ThinkBudget {
+    fn describe(&self) -> Description {
+        describe(
+            "think-budget",
+            "Ends the model's thinking after a number of tokens.",
+            "When a thought has so many tokens, the end of a thought is forced as the model's family writes it, and the model goes \
+             on with its answer. A thought begins where the prompt ends within one, or where the answer begins with one; where a \
+             family thinks in channels, all its thoughts together have the budget. Other markers than the family's can be given \
+             as begin and end. A model that does not think is left alone.",
+            json!({"tokens": 1024, "message": "I have thought enough."}),
+            schema(
+                &[],
+                json!({
+                    "tokens": {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 1024,
+                        "description": "Most tokens of a thought; a few more where it would end within a character."},
+                    "message": {"type": "string", "minLength": 1, "description": "Text that is put before the end of the thought."},
+                    "begin": {"type": "string", "minLength": 1, "description": "What opens a thought; needs end."},
+                    "end": {"type": "string", "minLength": 1, "description": "What closes it; needs begin."},
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["tokens", "message", "begin", "end"])?;
+        let markers = match (fields.text("begin")?, fields.text("end")?) {
+            (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
+            (None, None) => None,
+            (Some(_), None) => return Err("'end' is missing: 'begin' needs it, e.g. \"</think>\"".into()),
+            (None, Some(_)) => return Err("'begin' is missing: 'end' needs it, e.g. \"<think>\"".into()),
+        };
+        Ok(Box::new(Budget {
+            tokens: fields.count("tokens", 0..=1_000_000, 1024)?,
+            message: fields.text("message")?.unwrap_or_default().to_owned(),
+            markers,
+            thought: None,
+            trail: Trail::default(),
+            written: Written::new(run),
+            ends: 0,
+        }))
+    }
+}
+
+struct Budget {
+    tokens: usize,
+    message: String,
+    markers: Option<(String, String)>,
+    thought: Option<Thought>,
+    trail: Trail,
+    written: Written,
+    /// How often a thought was ended.
+    ends: usize,
+}
+
+impl Budget {
+    /// What ends a thought.
+    fn end(&self, call: &Call<'_>) -> String {
+        let format = &call.run.reading.format;
+        match &self.markers {
+            Some((_, end)) => end.clone(),
+            // The next message begins; when it is a thought again, the last channel is the only one left.
+            None if format.call == CallShape::Channel => {
+                let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
+                format!("{}<|start|>assistant{last}", format.thought.1)
+            }
+            None if format.thought.1.starts_with("</") => format!("\n{}\n\n", format.thought.1),
+            None => format.thought.1.to_owned(),
+        }
+    }
+}
+
+impl Session for Budget {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        let moved = self.trail.follow(call);
+        let kept = self.written.follow(&moved, &call.run.vocabulary);
+        let markers = self.markers.as_ref().map(|(begin, end)| (begin.as_str(), end.as_str()));
+        let thought = self.thought.get_or_insert_with(|| Thought::new(call, markers));
+        thought.follow(&moved, &self.written, kept);
+        // What another mod takes back of an added token is no part of the thought: the next step shows what stands.
+        if !matches!(call.event, CallEvent::ForwardPass { .. }) || !thought.is_within() {
+            return Ok(Reply::noop());
+        }
+        let spent = thought.spent(self.trail.tokens());
+        let within = !self.written.is_whole() || thought.may_be_closing(&self.written);
+        let unfinished = within && spent < self.tokens + GRACE;
+        if spent < self.tokens || unfinished || self.ends == MOST_ENDS {
+            return Ok(Reply::noop());
+        }
+        let vocabulary = &call.run.vocabulary;
+        let mut tokens = vocabulary.encode(&self.message, false, false);
+        tokens.extend(vocabulary.encode(&self.end(call), false, true));
+        self.ends += 1;
+        let message = format!("the thought ends here, after {spent} tokens");
+        let logs = vec![Log { level: LogLevel::Info, message }];
+        Ok(Reply { action: Some(Action::ForceTokens(tokens)), logs, ..Reply::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ThinkBudget;
+    use crate::model::chat::family::Family;
+    use crate::mods::Factory;
+    use crate::mods::builtin::force_prefix::ForcePrefix;
+    use crate::mods::builtin::testing::{Play, run};
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_thought_ends_and_the_answer_goes_on() {
+        let told = Play { script: "<think>abcdefgh".into(), ..Play::default() }
+            .play(&[(&ThinkBudget, json!({"tokens": 5, "message": "Enough."}))]);
+        let (thought, answer) = told.text.split_once("Enough.\n</think>\n\n").expect("the thought ends");
+        assert_eq!(thought, "<think>abcde");
+        assert!(!answer.is_empty());
+        assert_eq!(told.logs, ["the thought ends here, after 5 tokens"]);
+    }
+
+    #[test]
+    fn what_is_short_or_no_thought_is_left_alone() {
+        for script in ["<think>abc</think>Hello", "Hello <think>abcdefghijk", "abcdefghijk"] {
+            let told = Play { script: script.into(), max_tokens: 40, ..Play::default() }
+                .play(&[(&ThinkBudget, json!({"tokens": 5}))]);
+            assert!(told.text.starts_with(script) && told.logs.is_empty(), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn of_every_family_and_where_the_prompt_has_begun_it() {
+        for (family, end) in
+            [(Family::Hermes, "\n</think>\n\n"), (Family::Mistral, "[/THINK]"), (Family::CommandR, "<|END_THINKING|>")]
+        {
+            let mut view = (*run()).clone();
+            let mut reading = (*view.reading).clone();
+            reading.format = family.format();
+            reading.thinking = true;
+            view.reading = reading.into();
+            let play = Play { run: view.into(), script: "abcdef".into(), ..Play::default() };
+            let told = play.play(&[(&ThinkBudget, json!({"tokens": 3}))]);
+            assert!(told.text.starts_with(&format!("abc{end}")), "{told:?}");
+        }
+        let own = json!({"tokens": 0, "begin": "((", "end": "))"});
+        let told = Play { prompt: "> ((".into(), ..Play::default() }.play(&[(&ThinkBudget, own)]);
+        assert!(told.text.starts_with("))"), "{told:?}");
+    }
+
+    #[test]
+    fn not_within_a_character() {
+        let told = Play { script: "<think>aä".into(), ..Play::default() }.play(&[(&ThinkBudget, json!({"tokens": 2}))]);
+        assert!(told.text.starts_with("<think>aä\n</think>"), "{told:?}");
+    }
+
+    #[test]
+    fn messages_name_the_field() {
+        for (config, message) in [
+            (json!({"tokens": -1}), "'tokens' must be a whole number from 0 to 1000000, found -1"),
+            (json!({"begin": "<a>"}), "'end' is missing: 'begin' needs it, e.g. \"</think>\""),
+        ] {
+            assert_eq!(ThinkBudget.start(&config, &run()).err().unwrap(), message);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn no_thought_is_longer(seed: u64, tokens in 0usize..20) {
+            let told = Play { seed, max_tokens: 60, ..Play::default() }
+                .play(&[(&ForcePrefix, json!({"text": "<think>"})), (&ThinkBudget, json!({"tokens": tokens}))]);
+            if let Some((thought, _)) = told.text["<think>".len()..].split_once("</think>") {
+                prop_assert!(thought.len() <= tokens * 5 + 5);
+            } else {
+                prop_assert!(told.ended && told.tokens.len() <= 8 + tokens + super::GRACE, "{:?}", told);
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Tells an answer's thought from what follows it, as the model's family writes it.
+
+use super::trail::Moved;
+use super::written::Written;
+use crate::model::chat::family::CallShape;
+use crate::mods::Call;
+
+/// Where the answer is. A thought stands at its beginning; where a family writes in channels, there may be several.
+#[derive(Debug)]
+pub struct Thought {
+    open: Vec<u8>,
+    close: Vec<u8>,
+    channels: bool,
+    /// Changes of state, in order; the first at token 0.
+    changes: Vec<Change>,
+    /// Up to where the text was looked at.
+    looked: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    /// Tokens of the answer when it happened.
+    tokens: usize,
+    /// Where the text of the new state begins.
+    from: usize,
+    /// Tokens of thoughts before.
+    spent: usize,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// A thought may begin.
+    Before,
+    Within,
+    /// There is none any more.
+    Past,
+}
+
+impl Thought {
+    /// The thought of a run whose answer has not begun. `markers` stand around it; by default those of the model's family.
+    pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
+        let reading = &call.run.reading;
+        let (open, close) = markers.unwrap_or(reading.format.thought);
+        let prompt = &call.sequence[..call.prompt_len];
+        let tail = call.run.vocabulary.decode(&prompt[prompt.len().saturating_sub(open.len() + 4)..]);
+        let begun = reading.thinking || tail.trim_end().ends_with(open);
+        let state = if begun { State::Within } else { State::Before };
+        Self {
+            open: open.as_bytes().to_vec(),
+            close: close.as_bytes().to_vec(),
+            channels: markers.is_none() && reading.format.call == CallShape::Channel,
+            changes: vec![Change { tokens: 0, from: 0, spent: 0, state }],
+            looked: 0,
+        }
+    }
+
+    /// Does what was done to the answer, whose text `written` has done so already and was `kept` bytes long in between.
+    pub fn follow(&mut self, moved: &Moved<'_>, written: &Written, kept: usize) {
+        let before = written.tokens() - moved.added.len();
+        while self.changes.len() > 1 && self.last().tokens > before {
+            self.changes.pop();
+        }
+        self.looked = self.looked.min(kept).max(self.last().from.min(kept));
+        // Token by token, so that each change is noted with the token that made it.
+        for tokens in before + 1..=written.tokens() {
+            self.look(&written.bytes()[..written.end_of(tokens)], tokens);
+        }
+    }
+
+    /// Whether the answer is within a thought.
+    pub fn is_within(&self) -> bool {
+        self.last().state == State::Within
+    }
+
+    /// Whether it cannot be told yet if the answer begins with a thought.
+    pub fn may_begin(&self) -> bool {
+        self.last().state == State::Before && !self.channels
+    }
+
+    /// Whether the text ends with what may be the beginning of the marker that closes a thought.
+    pub fn may_be_closing(&self, written: &Written) -> bool {
+        (1..self.close.len()).any(|length| written.bytes().ends_with(&self.close[..length]))
+    }
+
+    /// Tokens of thoughts, when the answer has so many.
+    pub fn spent(&self, tokens: usize) -> usize {
+        let last = self.last();
+        last.spent + if last.state == State::Within { tokens - last.tokens } else { 0 }
+    }
+
+    /// Where what follows the thought begins: the byte, and how many tokens are before it.
+    pub fn answer_from(&self) -> (usize, usize) {
+        let last = self.last();
+        // An answer without a thought begins at its beginning.
+        if last.state == State::Past && last.from > 0 { (last.from, last.tokens) } else { (0, 0) }
+    }
+
+    fn last(&self) -> Change {
+        *self.changes.last().expect("the first change stays")
+    }
+
+    fn look(&mut self, text: &[u8], tokens: usize) {
+        loop {
+            let Change { from, state, .. } = self.last();
+            let marker = if state == State::Within { &self.close } else { &self.open };
+            let found = match state {
+                State::Past if !self.channels => None,
+                State::Before if !self.channels => {
+                    let rest = text.trim_ascii_start();
+                    let begun = rest.starts_with(marker);
+                    let end = text.len() - rest.len() + marker.len();
+                    if !begun && !marker.starts_with(rest) {
+                        self.change(tokens, 0, State::Past);
+                    }
+                    begun.then_some(end)
+                }
+                _ => {
+                    let start = from.max((self.looked + 1).saturating_sub(marker.len()));
+                    let at = text[start..].windows(marker.len()).position(|window| window == marker.as_slice());
+                    at.map(|at| start + at + marker.len())
+                }
+            };
+            let Some(end) = found else { break };
+            self.looked = end;
+            self.change(tokens, end, if state == State::Within { State::Past } else { State::Within });
+        }
+        self.looked = text.len();
+    }
+
+    fn change(&mut self, tokens: usize, from: usize, state: State) {
+        let spent = self.spent(tokens);
+        self.changes.push(Change { tokens, from, spent, state });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Thought;
+    use crate::events::TokenId;
+    use crate::model::chat::family::Family;
+    use crate::mods::builtin::testing::run;
+    use crate::mods::builtin::trail::Moved;
+    use crate::mods::builtin::written::Written;
+    use crate::mods::{Call, CallEvent, RunView};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn begin(run: &Arc<RunView>) -> (Thought, Written) {
+        let sequence = run.vocabulary.encode("> ", false, false);
+        let call = Call {
+            run,
+            step: 1,
+            sequence: &sequence,
+            prompt_len: sequence.len(),
+            let_go: 0,
+            max_steps: 100,
+            event: CallEvent::ForwardPass { logits: &[] },
+        };
+        (Thought::new(&call, None), Written::new(run))
+    }
+
+    fn go_on(thought: &mut Thought, written: &mut Written, run: &RunView, removed: usize, text: &str) {
+        let added: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
+        let logprobs = vec![None; added.len()];
+        let moved = Moved { removed, added: &added, logprobs: &logprobs };
+        let kept = written.follow(&moved, &run.vocabulary);
+        thought.follow(&moved, written, kept);
+    }
+
+    fn state(thought: &Thought, written: &Written) -> (bool, bool, usize, (usize, usize)) {
+        (thought.may_begin(), thought.is_within(), thought.spent(written.tokens()), thought.answer_from())
+    }
+
+    #[test]
+    fn channels_may_hold_several_thoughts() {
+        let mut view = (*run()).clone();
+        let mut reading = (*view.reading).clone();
+        reading.format = Family::Harmony.format();
+        view.reading = reading.into();
+        let run = Arc::new(view);
+        let (mut thought, mut written) = begin(&run);
+        go_on(&mut thought, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
+        assert_eq!((thought.is_within(), thought.spent(written.tokens())), (true, 3));
+        go_on(&mut thought, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
+        assert_eq!((thought.is_within(), thought.spent(written.tokens())), (true, 3 + 7 + 2));
+    }
+
+    proptest! {
+        /// However the text is cut and taken back, the state is that of the text that stands.
+        #[test]
+        fn what_is_taken_back_leaves_no_trace(
+            pieces in proptest::collection::vec(("(<think>|</think>|<th|ink>|a| ){0,4}", 0usize..12), 1..8)
+        ) {
+            let run = run();
+            let (mut thought, mut written) = begin(&run);
+            let mut text = String::new();
+            for (piece, back) in pieces {
+                let back = back.min(text.len());
+                text.truncate(text.len() - back);
+                text.push_str(&piece);
+                go_on(&mut thought, &mut written, &run, back, &piece);
+                let (mut fresh, mut whole) = begin(&run);
+                go_on(&mut fresh, &mut whole, &run, 0, &text);
+                prop_assert_eq!(state(&thought, &written), state(&fresh, &whole), "{}", text);
+            }
+        }
+    }
+}

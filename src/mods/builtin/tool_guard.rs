@@ -1,0 +1,418 @@
+use super::{
+    check,
+    config::{Fields, schema},
+    describe,
+    trail::{Trail, ends},
+    written::Written,
+};
+use crate::events::{EventType, LogLevel, TokenId};
+use crate::model::chat::answer::{Parser, Piece, Reading, Tool};
+use crate::model::chat::family::CallShape;
+use crate::model::complete_prefix;
+use crate::mods::{
+    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `tool-guard`: takes back tool calls that are not as they must be.
+pub struct ToolGuard;
+
+impl Factory for ToolGuard {
+    fn describe(&self) -> Description {
+        describe(
+            "tool-guard",
+            "Checks tool calls while they are written, and takes back those that are wrong.",
+            "A call is read as the model's family writes it. When its name is not one of the tools or is blocked, when its \
+             arguments do not fit the tool's JSON schema, or when it cannot be read, it is taken back to its beginning and drawn \
+             again, at temperature. After max_retries in the answer, by what then says, the place where the call began is left to \
+             text, the run ends with an error, or the call stands with a warning. The stream holds a call back until it was \
+             checked.",
+            json!({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}], "block": ["delete"]}),
+            schema(
+                &[],
+                json!({
+                    "tools": {"type": "array", "items": {"type": "object"}, "minItems": 1,
+                        "description": "The tools, in OpenAI's shape; by default those of the request."},
+                    "block": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1,
+                        "description": "Names of tools that must not be called."},
+                    "max_retries": {"type": "integer", "minimum": 0, "maximum": 100, "default": 3,
+                        "description": "How often calls are drawn again in one answer."},
+                    "temperature": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
+                        "description": "Temperature of these draws; at 0 every try is the same."},
+                    "then": {"enum": ["text", "error", "keep"], "default": "text",
+                        "description": "What happens to a wrong call after that."},
+                }),
+            ),
+        )
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let fields = Fields::read(config, &["tools", "block", "max_retries", "temperature", "then"])?;
+        let tools = match fields.get("tools") {
+            Some(tools) => read_tools(tools)?,
+            None if !run.reading.tools.is_empty() => run.reading.tools.clone(),
+            None => return Err("'tools' is missing, and the request has none: there is no call to check".into()),
+        };
+        let block = match fields.get("block") {
+            Some(_) => fields.texts("block", "[\"delete\"]")?.into_iter().map(str::to_owned).collect(),
+            None => Vec::new(),
+        };
+        let reading = Arc::new(Reading { tools, ..(*run.reading).clone() });
+        Ok(Box::new(Guard {
+            parser: Parser::new(Arc::clone(&reading)),
+            reading,
+            block,
+            max_retries: fields.count("max_retries", 0..=100, 3)?,
+            temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
+            then: fields.word("then", &["text", "error", "keep"])?,
+            trail: Trail::default(),
+            written: Written::new(run),
+            read: 0,
+            finished: false,
+            standing: 0,
+            retries: 0,
+            again_from: None,
+            left_to_text: None,
+            expected: None,
+        }))
+    }
+}
+
+/// Tools in OpenAI's shape, with or without the function around them.
+fn read_tools(tools: &Value) -> Result<Vec<Tool>, String> {
+    let right = "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
+    let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{right}, found {tools}"))?;
+    list.iter()
+        .map(|tool| {
+            let function = tool.get("function").unwrap_or(tool);
+            let name = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
+            let name = name.ok_or_else(|| format!("{right}, found {tool} in it"))?;
+            let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
+            Ok(Tool { name: name.to_owned(), parameters, strict: false })
+        })
+        .collect()
+}
+
+struct Guard {
+    parser: Parser,
+    reading: Arc<Reading>,
+    block: Vec<String>,
+    max_retries: usize,
+    temperature: f32,
+    then: &'static str,
+    trail: Trail,
+    written: Written,
+    /// Bytes of the text that the parser has.
+    read: usize,
+    /// Whether it was told that the answer is over.
+    finished: bool,
+    /// Bytes before which wrong calls stand.
+    standing: usize,
+    retries: usize,
+    /// From so many tokens of the answer on, a call is drawn again.
+    again_from: Option<usize>,
+    /// Behind so many tokens, these begin no call any more.
+    left_to_text: Option<(usize, Vec<TokenId>)>,
+    /// Tokens that are to be left after something was taken back.
+    expected: Option<usize>,
+}
+
+/// A call that is wrong.
+struct Wrong {
+    /// Byte where it begins.
+    from: usize,
+    reason: String,
+}
+
+impl Guard {
+    fn follow(&mut self, call: &Call<'_>) {
+        let moved = self.trail.follow(call);
+        let kept = self.written.follow(&moved, &call.run.vocabulary);
+        // Another mod had its way: what was wrong still is, and is read again.
+        let kept_wrong = self.expected.take().is_some_and(|tokens| self.trail.tokens() - moved.added.len() > tokens);
+        if kept_wrong || kept < self.read || (moved.removed > 0 && self.finished) {
+            self.parser = Parser::new(Arc::clone(&self.reading));
+            self.finished = false;
+            self.standing = self.standing.min(kept);
+            self.read = if kept_wrong { 0 } else { complete_prefix(&self.written.bytes()[..kept]) };
+            self.parser.push(&self.written.text(0, self.read));
+        }
+        let length = self.trail.tokens();
+        self.again_from = self.again_from.filter(|&from| from <= length);
+        self.left_to_text.take_if(|(from, _)| *from > length);
+    }
+
+    /// Reads what is new, and finds the first call in it that is wrong.
+    fn read(&mut self, over: bool) -> Option<Wrong> {
+        let upto = self.read + complete_prefix(&self.written.bytes()[self.read..]);
+        let text = self.written.text(self.read, upto);
+        let mut wrong = None;
+        for c in text.chars() {
+            // What this character completes began before it.
+            let (from, marked) = (self.parser.unsaid_from(), self.parser.is_in_marked_call());
+            let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
+            self.read += c.len_utf8();
+            let unread = marked && !self.parser.is_in_marked_call() && !said_call(&pieces);
+            wrong = wrong.or_else(|| self.judge(&pieces, from, unread));
+        }
+        if over && !self.finished {
+            let (from, marked) = (self.parser.unsaid_from(), self.parser.is_in_marked_call());
+            self.finished = true;
+            let pieces = self.parser.finish(false);
+            let unread = marked && !said_call(&pieces);
+            wrong = wrong.or_else(|| self.judge(&pieces, from, unread));
+        }
+        wrong
+    }
+
+    fn judge(&self, pieces: &[Piece], from: usize, unread: bool) -> Option<Wrong> {
+        let from = match self.reading.format.call {
+            // The parser says the whole channel at once; the call is what its last header began.
+            CallShape::Channel => rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0),
+            // Spaces before it may stay.
+            _ => {
+                let rest = &self.written.bytes()[from..];
+                from + rest.len() - rest.trim_ascii_start().len()
+            }
+        };
+        if from < self.standing {
+            return None;
+        }
+        let reason = pieces.iter().find_map(|piece| match piece {
+            Piece::Call(name) => self.name_problem(name),
+            Piece::Called => self.arguments_problem(),
+            _ => None,
+        });
+        let unread = (unread && reason.is_none()).then(|| "the call cannot be read".to_owned());
+        reason.or(unread).map(|reason| Wrong { from, reason })
+    }
+
+    fn name_problem(&self, name: &str) -> Option<String> {
+        if self.block.iter().any(|blocked| blocked == name) {
+            return Some(format!("the tool '{name}' is blocked"));
+        }
+        let known: Vec<&str> = self.reading.tools.iter().map(|tool| tool.name.as_str()).collect();
+        (!known.contains(&name)).then(|| format!("there is no tool '{name}'; there are: {}", known.join(", ")))
+    }
+
+    fn arguments_problem(&self) -> Option<String> {
+        let call = self.parser.message().calls.last()?;
+        let tool = self.reading.tools.iter().find(|tool| tool.name == call.name)?;
+        let problem = match serde_json::from_str(&call.arguments) {
+            Ok(arguments) => check::problem(&arguments, &tool.parameters)?,
+            Err(error) => format!("they are no JSON: {error}"),
+        };
+        Some(format!("the arguments of '{}' are wrong: {problem}", call.name))
+    }
+
+    fn answer(&mut self, wrong: &Wrong, call: &Call<'_>) -> Reply {
+        let cut = self.written.cut(wrong.from);
+        let position = self.trail.tokens() - cut.tokens;
+        let again = self.retries < self.max_retries;
+        let (level, action, what) = match self.then {
+            _ if again => (LogLevel::Info, true, "it is drawn again"),
+            "keep" => (LogLevel::Warning, false, "it stands"),
+            "error" => {
+                return Action::EmitError(format!("tool-guard: {}, after {} tries", wrong.reason, self.retries)).into();
+            }
+            _ => (LogLevel::Warning, true, "text is written instead"),
+        };
+        let logs = vec![Log { level, message: format!("{}; {what}", wrong.reason) }];
+        if !action {
+            self.standing = self.read.max(wrong.from + 1);
+            return Reply { logs, ..Reply::default() };
+        }
+        let generated = call.generated();
+        let tokens = call.run.vocabulary.encode(&cut.before, false, false);
+        let place = position + tokens.len();
+        if again {
+            self.retries += 1;
+            self.again_from = Some(place);
+        } else {
+            // Where the call began within a token, that one is written anew without it.
+            let first = generated.len().checked_sub(cut.tokens).map(|index| generated[index]);
+            let first = if cut.before.is_empty() { first } else { self.first_of_call(wrong.from, call) };
+            self.again_from = None;
+            let left = self.left_to_text.get_or_insert((place, Vec::new()));
+            if left.0 != place {
+                *left = (place, Vec::new());
+            }
+            left.1.extend(first);
+        }
+        self.expected = Some(position);
+        let n = u32::try_from(cut.tokens).unwrap_or(u32::MAX);
+        Reply { action: Some(Action::Backtrack { n, tokens }), logs, ..Reply::default() }
+    }
+
+    /// The token with which the call would begin, were it a text of its own.
+    fn first_of_call(&self, from: usize, call: &Call<'_>) -> Option<TokenId> {
+        let text = String::from_utf8_lossy(&self.written.bytes()[from..]).into_owned();
+        call.run.vocabulary.encode(&text, false, true).first().copied()
+    }
+}
+
+fn said_call(pieces: &[Piece]) -> bool {
+    pieces.iter().any(|piece| matches!(piece, Piece::Called))
+}
+
+fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {
+    text.windows(marker.len()).rposition(|window| window == marker)
+}
+
+impl Session for Guard {
+    fn handles(&self) -> EventSet {
+        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+    }
+
+    /// From where a call began, or may have begun.
+    fn holdback(&self) -> usize {
+        let from = match self.reading.format.call {
+            CallShape::Channel => rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0),
+            _ => self.parser.unsaid_from(),
+        };
+        self.written.cut(from).tokens
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        self.follow(call);
+        let length = self.trail.tokens();
+        Ok(match call.event {
+            CallEvent::Added { tokens, .. } => {
+                let over = tokens.last().is_some_and(|&last| ends(call.run, last));
+                let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();
+                match self.read(over) {
+                    Some(wrong) => self.answer(&wrong, call),
+                    None => {
+                        // What is drawn again is a call that fits, or text.
+                        let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
+                        let text = self.holdback() == 0;
+                        self.again_from.take_if(|from| complete > calls || (text && *from < length));
+                        Reply::noop()
+                    }
+                }
+            }
+            CallEvent::ForwardPass { .. } => match (&self.left_to_text, self.again_from) {
+                (Some((place, tokens)), _) if *place == length => Action::AdjustedLogits {
+                    edit: LogitEdit::Set(tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect()),
+                    temperature: None,
+                }
+                .into(),
+                (_, Some(_)) => {
+                    Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(self.temperature) }.into()
+                }
+                _ => Reply::noop(),
+            },
+            _ => Reply::noop(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ToolGuard;
+    use crate::mods::Factory;
+    use crate::mods::builtin::testing::{Play, Told, run};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const RIGHT: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
+
+    fn config(further: &Value) -> Value {
+        let mut config = json!({"tools": [
+            {"type": "function", "function": {"name": "add", "parameters": {"type": "object",
+                "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}}},
+            {"type": "function", "function": {"name": "delete"}},
+        ]});
+        config.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        config
+    }
+
+    /// A model that writes these, one after the other, as often as it is asked to write again.
+    fn play(scripts: &[&str], further: &Value) -> Told {
+        let scripts: Vec<String> = scripts.iter().map(ToString::to_string).collect();
+        Play { script: scripts[0].clone(), further: scripts[1..].to_vec(), max_tokens: 400, ..Play::default() }
+            .play(&[(&ToolGuard, config(further))])
+    }
+
+    #[test]
+    fn what_is_right_is_left_alone() {
+        for text in [RIGHT.to_owned(), format!("I look.\n{RIGHT}\n{RIGHT}"), "no call, 1 < 2 {\"a\": 1}".into()] {
+            let told = play(&[&format!("{text}\0")], &json!({}));
+            assert_eq!((told.text.as_str(), told.controls), (text.as_str(), 0), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_drawn_again() {
+        for (wrong, why) in [
+            ("{\"name\": \"sub\", \"arguments\": {\"a\": 2}}", "there is no tool 'sub'; there are: add, delete"),
+            ("{\"name\": \"delete\", \"arguments\": {}}", "the tool 'delete' is blocked"),
+            (
+                "{\"name\": \"add\", \"arguments\": {\"a\": 2.5}}",
+                "the arguments of 'add' are wrong: 'a' must be a whole number, found 2.5",
+            ),
+            ("{\"arguments\": {\"b\": 2}, \"name\": \"add\"}", "the arguments of 'add' are wrong: 'a' is missing"),
+            ("{\"name\": \"add\", \"arguments\": {\"a\": x}}", "the call cannot be read"),
+            ("{\"name\": \"add\"\0", "the call cannot be read"),
+        ] {
+            let first = format!("I look.\n<tool_call>\n{wrong}\n</tool_call>\0");
+            let right = format!("I look.\n{RIGHT}\0");
+            let told = play(&[&first, &right], &json!({"block": ["delete"]}));
+            assert_eq!(told.logs, [format!("{why}; it is drawn again")]);
+            assert_eq!((told.text, told.retracted, told.controls), (format!("I look.\n{RIGHT}"), 0, 1));
+        }
+    }
+
+    #[test]
+    fn the_second_of_two_calls_alone_is_taken_back() {
+        let wrong = format!("{RIGHT}\n<tool_call>\n{{\"name\": \"x\", \"arguments\": {{}}}}\n</tool_call>\0");
+        let told = play(&[&wrong, &format!("{RIGHT}\n{RIGHT}\0")], &json!({}));
+        assert_eq!((told.text, told.retracted, told.controls), (format!("{RIGHT}\n{RIGHT}"), 0, 1));
+    }
+
+    #[test]
+    fn what_stays_wrong_becomes_text_or_an_error_or_stands() {
+        let wrong = "<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>\0";
+        let told = play(&[wrong; 9], &json!({"max_retries": 2}));
+        assert!(!told.text.starts_with('<'), "{told:?}");
+        assert_eq!(told.logs[2], "there is no tool 'x'; there are: add, delete; text is written instead");
+        let told = play(&[wrong; 9], &json!({"max_retries": 2, "then": "error"}));
+        assert_eq!(
+            told.error.as_deref(),
+            Some("tool-guard: there is no tool 'x'; there are: add, delete, after 2 tries")
+        );
+        let told = play(&[wrong; 9], &json!({"max_retries": 1, "then": "keep"}));
+        assert_eq!(told.text, wrong.trim_end_matches('\0'));
+        assert_eq!(told.controls, 1);
+    }
+
+    #[test]
+    fn messages_name_the_field() {
+        for (config, message) in [
+            (json!({}), "'tools' is missing, and the request has none: there is no call to check"),
+            (
+                json!({"tools": [{"function": {}}]}),
+                "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}, found {\"function\":{}} in it",
+            ),
+            (config(&json!({"then": "stop"})), "'then' must be one of text, error, keep, found \"stop\""),
+        ] {
+            assert_eq!(ToolGuard.start(&config, &run()).err().unwrap(), message);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn no_blocked_call_gets_through(seed: u64, cut in 0usize..60) {
+            let call = "Well. <tool_call>{\"name\": \"delete\", \"arguments\": {}}</tool_call>";
+            let script = &call[..cut.min(call.len())];
+            let told = Play { script: script.into(), seed, alphabet: "{}\"namedlt: <>/_colrgus,", max_tokens: 120, ..Play::default() }
+                .play(&[(&ToolGuard, config(&json!({"block": ["delete"], "max_retries": 1})))]);
+            prop_assert!(!told.text.contains("\"delete\", \"arguments\": {"), "{:?}", told);
+            prop_assert_eq!(told.retracted, 0);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The text that an answer's tokens spell, and which of them spells what.
+
+use super::trail::Moved;
+use crate::events::TokenId;
+use crate::model::chat::family::Format;
+use crate::model::{Vocabulary, complete_prefix};
+use crate::mods::RunView;
+
+/// The text of an answer while it is written. Control tokens are no part of it, but for those that structure the answers of the
+/// model's family.
+#[derive(Debug)]
+pub struct Written {
+    bytes: Vec<u8>,
+    /// Length of `bytes` after each token.
+    ends: Vec<usize>,
+    /// Control tokens that are part of it.
+    visible: Vec<TokenId>,
+}
+
+/// How an end of the text is taken back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Tokens to remove.
+    pub tokens: usize,
+    /// What the first of them says before the cut.
+    pub before: String,
+}
+
+impl Written {
+    /// Nothing yet, in a run.
+    pub fn new(run: &RunView) -> Self {
+        Self { bytes: Vec::new(), ends: Vec::new(), visible: markers(&run.reading.format, &run.vocabulary) }
+    }
+
+    /// Does what was done to the answer. Returns the length to which the text shrank before it grew again.
+    pub fn follow(&mut self, moved: &Moved<'_>, vocabulary: &Vocabulary) -> usize {
+        self.ends.truncate(self.ends.len().saturating_sub(moved.removed));
+        self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
+        let kept = self.bytes.len();
+        for &token in moved.added {
+            if !vocabulary.is_control(token) || self.visible.contains(&token) {
+                self.bytes.extend_from_slice(vocabulary.piece(token));
+            }
+            self.ends.push(self.bytes.len());
+        }
+        kept
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// A piece of it that ends with a character, with as many bytes: what is no UTF-8 is spaces.
+    pub fn text(&self, from: usize, upto: usize) -> String {
+        let mut text = String::with_capacity(upto - from);
+        for chunk in self.bytes[from..upto].utf8_chunks() {
+            text.push_str(chunk.valid());
+            text.extend(chunk.invalid().iter().map(|_| ' '));
+        }
+        text
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Bytes of the first `tokens` tokens.
+    pub fn end_of(&self, tokens: usize) -> usize {
+        let last = tokens.min(self.ends.len()).checked_sub(1);
+        last.map_or(0, |last| self.ends[last])
+    }
+
+    /// Whether it does not end within a character.
+    pub fn is_whole(&self) -> bool {
+        let recent = self.bytes.len().saturating_sub(4);
+        // From within a character on, the first bytes are none and count as complete.
+        complete_prefix(&self.bytes[recent..]) == self.bytes.len() - recent
+    }
+
+    /// What it takes to end the text before the byte `at`.
+    pub fn cut(&self, at: usize) -> Cut {
+        let kept = self.ends.partition_point(|&end| end <= at);
+        let from = self.end_of(kept);
+        Cut {
+            tokens: self.ends.len() - kept,
+            before: String::from_utf8_lossy(&self.bytes[from..at.max(from).min(self.bytes.len())]).into_owned(),
+        }
+    }
+}
+
+/// Control tokens that structure the answers of a family.
+fn markers(format: &Format, vocabulary: &Vocabulary) -> Vec<TokenId> {
+    let control = |text: &str| match vocabulary.encode(text, false, true)[..] {
+        [token] if vocabulary.is_control(token) && !vocabulary.is_end_of_generation(token) => Some(token),
+        _ => None,
+    };
+    format.markers().into_iter().filter_map(control).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cut, Written};
+    use crate::mods::builtin::testing::run;
+    use crate::mods::builtin::trail::Moved;
+
+    #[test]
+    fn knows_which_token_says_what() {
+        let run = run();
+        let mut written = Written::new(&run);
+        let tokens = run.vocabulary.encode("Hello a very bad idea", false, false);
+        let logprobs: Vec<_> = tokens.iter().map(|_| None).collect();
+        assert_eq!(written.follow(&Moved { removed: 0, added: &tokens, logprobs: &logprobs }, &run.vocabulary), 0);
+        assert_eq!(written.cut(9), Cut { tokens: 3, before: " v".into() });
+        assert_eq!(written.cut(12), Cut { tokens: 2, before: String::new() });
+        assert_eq!(written.cut(21), Cut { tokens: 0, before: String::new() });
+        let euro = [0xe2, 0x82];
+        written.follow(&Moved { removed: 2, added: &euro, logprobs: &[None, None] }, &run.vocabulary);
+        assert_eq!(written.bytes(), b"Hello a very\xe2\x82");
+        assert!(!written.is_whole());
+        written.follow(&Moved { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
+        assert!(written.is_whole());
+        assert_eq!((written.tokens(), written.end_of(3)), (6, 12));
+    }
+}
