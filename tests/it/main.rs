@@ -21,5 +21,6 @@ mod responses;
 mod security;
 mod slots;
 mod store;
+mod stream;
 mod terminal;
 mod ui_pages;

@@ -1,0 +1,126 @@
+//! Keys, origins, sizes and rates.
+
+use super::Client;
+use super::client::Next;
+use crate::harness::Server;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+fn short() -> Value {
+    json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})
+}
+
+#[tokio::test]
+async fn a_key_comes_as_a_header_or_with_the_first_message() {
+    let server = Server::start(&["--api-key", "secret", "--cors-origin", "https://app.example"]);
+    server.wait_ready().await;
+    let mut client = Client::connect_with(&server, &[("authorization", "Bearer secret")]).await.unwrap();
+    assert_eq!(client.run(&short()).await.last().unwrap()["type"], "completion");
+    assert!(Client::connect_with(&server, &[("authorization", "Bearer wrong")]).await.is_err());
+
+    let mut client = Client::connect(&server).await;
+    client.send(&json!({"type": "auth", "api_key": "secret"})).await;
+    let messages = client.run(&short()).await;
+    let run = server.finished(messages[0]["run_id"].as_str().unwrap()).await;
+    assert!(run["run"]["user_label"].as_str().unwrap().starts_with("key-"), "{}", run["run"]);
+
+    let mut config = short();
+    config["api_key"] = "secret".into();
+    let mut client = Client::connect(&server).await;
+    assert_eq!(client.run(&config).await.last().unwrap()["type"], "completion");
+
+    for first in [short(), json!({"type": "auth", "api_key": "wrong"})] {
+        let mut client = Client::connect(&server).await;
+        client.send(&first).await;
+        let error = client.message().await;
+        assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unauthorized"), &json!("authenticate")));
+        assert!(matches!(client.next().await, Next::Closed(Some(1008))));
+    }
+    // The address is no place for a key, and other paths do not become public by pretending.
+    let path = "/generate?api_key=secret";
+    let answer = server.request(Method::GET, "/api/v1/runs").header("authorization", "").header("upgrade", "websocket");
+    assert_eq!(answer.send().await.unwrap().status(), 401);
+    let plain = reqwest::Client::new().get(format!("{}{path}", server.base)).send().await.unwrap();
+    assert_eq!(plain.status(), 401);
+
+    let origin = |origin| [("authorization", "Bearer secret"), ("origin", origin)];
+    assert!(Client::connect_with(&server, &origin("https://evil.example")).await.is_err());
+    assert!(Client::connect_with(&server, &origin("https://app.example")).await.is_ok());
+}
+
+#[tokio::test]
+async fn too_large_a_message_is_refused_with_a_reason() {
+    let server = Server::start(&["--max-message", "4K"]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    client.run(&short()).await;
+    client.send(&json!({"type": "config", "prompt": "x".repeat(5000)})).await;
+    let error = client.message().await;
+    assert!(error["message"].as_str().unwrap().contains("a message may have 4096 bytes"), "{error}");
+    assert!(matches!(client.next().await, Next::Closed(Some(1009))));
+}
+
+#[tokio::test]
+async fn too_many_runs_are_refused_on_every_route() {
+    let server = Server::start(&["--api-key", "one,two", "--rate-limit", "4"]);
+    server.wait_ready().await;
+    let post = async |path: &str, key: &str, body: Value| {
+        let request = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
+        request.send().await.unwrap()
+    };
+    let mut client = Client::connect_with(&server, &[("x-api-key", "one")]).await.unwrap();
+    client.run(&short()).await;
+    let body = json!({"prompt": "Once", "max_tokens": 1});
+    for path in ["/v1/generate", "/v1/completions", "/completion"] {
+        assert_eq!(post(path, "one", body.clone()).await.status(), 200, "{path}");
+    }
+    let error = client.run(&short()).await.pop().unwrap();
+    assert_eq!((&error["error"], &error["recoverable"]), (&json!("rate_limited"), &json!(true)), "{error}");
+    assert!(error["retry_after_seconds"].as_u64().unwrap() > 0);
+    for path in ["/v1/generate", "/v1/completions", "/v1/chat/completions", "/completion", "/v1/messages", "/v1/responses"] {
+        let refused = post(path, "one", body.clone()).await;
+        assert_eq!(refused.status(), 429, "{path}");
+        let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!((1..=60).contains(&wait), "{path}");
+    }
+    assert_eq!(post("/v1/generate", "two", body).await.status(), 200, "another key has its own count");
+}
+
+#[tokio::test]
+async fn a_model_that_loads_is_waited_for_with_a_status() {
+    let server = Server::start(&[]);
+    // It is starting; connecting may still be refused.
+    let mut client = loop {
+        match Client::connect_with(&server, &[]).await {
+            Ok(client) => break client,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+        }
+    };
+    let messages = client.run(&short()).await;
+    assert_eq!(messages.last().unwrap()["type"], "completion", "{messages:?}");
+    for status in messages.iter().filter(|message| message["type"] == "status") {
+        assert_eq!(status["operation"], "model_loading");
+        assert!(status["progress"].as_u64().unwrap() <= 100 && status["message"].is_string(), "{status}");
+    }
+    assert_eq!(messages[0]["type"], "status", "starting takes longer than a connection: {messages:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_stops_lets_runs_end_and_says_goodbye() {
+    let server = Server::start(&["--shutdown-grace", "20"]);
+    server.wait_ready().await;
+    let (mut busy, mut idle) = (Client::connect(&server).await, Client::connect(&server).await);
+    idle.run(&short()).await;
+    busy.send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 800, "ignore_eos": true},
+                      "options": {"generated_text": "delta"}}))
+        .await;
+    busy.until(|message| message["index"] == 1).await;
+    let stopped = server.stop("TERM");
+    let heard = async {
+        assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
+        assert_eq!(busy.to_end().await.last().unwrap()["usage"]["completion_tokens"], 800);
+        assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
+    };
+    let (code, ()) = tokio::join!(stopped, heard);
+    assert_eq!(code, Some(0), "{}", server.log());
+}
