@@ -24,6 +24,9 @@ pub struct LimitFlags {
     /// Seconds for which a run on WS /generate goes on, and is known after its end, when its client has gone
     #[arg(long, env = "THUNDER_STREAM_KEEP", value_name = "SECONDS", default_value_t = 60)]
     pub stream_keep: u64,
+    /// Most seconds that a run on WS /generate or POST /v1/generate may take; a request may ask for less; 0 for any time
+    #[arg(long, env = "THUNDER_RUN_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
+    pub run_timeout: u64,
     /// Most runs that each key may begin in a minute; 0 for any number
     #[arg(long, env = "THUNDER_RATE_LIMIT", value_name = "RUNS", default_value_t = 0)]
     pub rate_limit: u32,
@@ -53,6 +56,8 @@ pub struct RunsConfig {
     pub pause: Duration,
     /// How long a run goes on without its client.
     pub keep: Duration,
+    /// Most time that a run may take; `None` for any.
+    pub longest: Option<Duration>,
 }
 
 /// How many runs may be begun in a minute.
@@ -69,7 +74,11 @@ pub struct RateConfig {
 impl LimitFlags {
     /// How long runs wait for their client.
     pub(super) fn runs(&self) -> RunsConfig {
-        RunsConfig { pause: Duration::from_secs(self.pause_timeout), keep: Duration::from_secs(self.stream_keep) }
+        RunsConfig {
+            pause: Duration::from_secs(self.pause_timeout),
+            keep: Duration::from_secs(self.stream_keep),
+            longest: (self.run_timeout > 0).then(|| Duration::from_secs(self.run_timeout)),
+        }
     }
 
     /// How many runs may be begun.

@@ -36,6 +36,8 @@ pub struct Standing {
     pub generated: u32,
     /// What it does.
     pub activity: Activity,
+    /// How long it has gone on, rests not counted.
+    pub worked: Duration,
 }
 
 /// What a run does.
@@ -161,7 +163,9 @@ impl Live {
 
     fn standing(&self, activity: Activity) -> Standing {
         let activity = if self.run.end.is_some() { Activity::Over } else { activity };
-        Standing { generated: self.run.generated() as u32, activity }
+        let rest = self.rest.map_or(Duration::ZERO, |rest| rest.since.elapsed());
+        let worked = Duration::from_micros(self.run.elapsed_us()).saturating_sub(rest);
+        Standing { generated: self.run.generated() as u32, activity, worked }
     }
 }
 

@@ -47,8 +47,10 @@ pub(super) async fn begin(
     if let Some(caller) = caller {
         request.user_label.get_or_insert(caller.label);
     }
+    let mut options = config.options;
+    options.timeout = options.timeout.into_iter().chain(app.config().server.runs.longest).min();
     let head = Head {
-        options: config.options,
+        options,
         model: loaded.name().to_owned(),
         model_info: message::model_info(&loaded),
         prompt_text,

@@ -110,7 +110,7 @@ async fn modify(session: &Session, run: &Arc<Run>, fields: Fields<'_>) -> Result
     let head = &run.head;
     let (sampling, limits) = config.drawing(&session.app, &head.vocabulary, head.room, Some(head.seed))?;
     let note = format!("the client changed {said}");
-    let Standing { generated, activity } =
+    let Standing { generated, activity, .. } =
         run.control.modify(sampling, limits, note).await.map_err(|RunOver| over(run))?;
     if activity == Activity::Over {
         return Err(over(run));

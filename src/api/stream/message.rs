@@ -103,7 +103,7 @@ pub(super) fn last(run: &Run, over: &Over, text: &str) -> Value {
     match &over.outcome {
         Ok(end) if over.ended_by == Some(EndedBy::Timeout) => {
             let message = match run.head.options.timeout {
-                Some(limit) => format!("the run took longer than timeout_ms {}", limit.as_millis()),
+                Some(limit) => format!("the run took longer than the {} ms it may take", limit.as_millis()),
                 None => "the run took too long".to_owned(),
             };
             partial(failed("timeout", &message, Some("retry")), run, &text, Some(end.finish.usage))

@@ -5,7 +5,7 @@ use super::log::{Entry, Log};
 use super::message;
 use super::read::{Config, Options};
 use crate::api::{ApiError, App};
-use crate::engine::{Activity, Control, Generation, Output};
+use crate::engine::{Control, Generation, Output, RunOver};
 use crate::events::{RunEnd, RunId};
 use crate::model::Vocabulary;
 use serde_json::Value;
@@ -178,16 +178,16 @@ impl Run {
 
     /// Returns when the run has taken longer than it may.
     async fn too_long(&self) {
+        /// How often a run that rests is looked at.
+        const LOOK: Duration = Duration::from_millis(50);
         let Some(limit) = self.head.options.timeout else { return std::future::pending().await };
         sleep(limit).await;
-        // Rests do not count; how long they were, the run's end will tell. Until it goes on, there is time.
-        while self
-            .control
-            .look()
-            .await
-            .is_ok_and(|standing| matches!(standing.activity, Activity::Resting | Activity::Parked))
-        {
-            sleep(limit.min(Duration::from_secs(1))).await;
+        loop {
+            match self.control.look().await {
+                Ok(standing) if standing.worked < limit => sleep((limit - standing.worked).max(LOOK)).await,
+                Ok(_) => return,
+                Err(RunOver) => std::future::pending().await,
+            }
         }
     }
 }

@@ -9,6 +9,9 @@ use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 /// How long a message may take, also while other tests use all cores.
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// Among the headers, this asks for compression.
+pub const COMPRESSED: (&str, &str) = ("x-test", "compressed");
+
 /// A connection.
 pub struct Client {
     pub socket: TcpWebSocket,
@@ -34,7 +37,9 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let options = Options::default().with_max_payload_read(64 << 20).with_balanced_compression();
+        let options = Options::default().with_max_payload_read(64 << 20);
+        let compressed = headers.contains(&COMPRESSED);
+        let options = if compressed { options.with_balanced_compression() } else { options };
         Ok(Self { socket: WebSocket::connect(url).with_options(options).with_request(request).await? })
     }
 

@@ -1,5 +1,6 @@
 //! Every message of the contract, as it stands there.
 
+use super::client::COMPRESSED;
 use super::{Client, followed, of_type};
 use crate::harness::server;
 use serde_json::{Value, json};
@@ -30,10 +31,7 @@ async fn a_run_is_init_tokens_and_completion() {
     let usage = &completion["usage"];
     let tokens: Vec<&Value> = of_type(&messages, "token").collect();
     assert_eq!(usage["completion_tokens"], tokens.len());
-    assert_eq!(
-        usage["total_tokens"].as_u64().unwrap(),
-        usage["prompt_tokens"].as_u64().unwrap() + tokens.len() as u64
-    );
+    assert_eq!(usage["total_tokens"].as_u64().unwrap(), usage["prompt_tokens"].as_u64().unwrap() + tokens.len() as u64);
     assert!(completion.get("timing").is_none());
     let mut text = String::new();
     for (index, token) in tokens.iter().enumerate() {
@@ -51,7 +49,7 @@ async fn a_run_is_init_tokens_and_completion() {
 #[tokio::test]
 async fn the_whole_configuration_of_the_contract_is_taken() {
     let server = server().await;
-    let mut client = Client::connect(server).await;
+    let mut client = Client::connect_with(server, &[COMPRESSED]).await.unwrap();
     let messages = client
         .run(&json!({
             "type": "config",
@@ -194,7 +192,9 @@ async fn the_documents_describe_it() {
     let (status, document) = server.get("/api/v1/asyncapi.json").await;
     assert_eq!((status, &document["asyncapi"]), (200, &json!("3.0.0")));
     assert_eq!(document["channels"]["generate"]["address"], "/generate");
-    for name in ["config", "control", "feedback", "resume", "init", "token", "backtrack", "completion", "error", "status"] {
+    for name in
+        ["config", "control", "feedback", "resume", "init", "token", "backtrack", "completion", "error", "status"]
+    {
         assert!(document["components"]["messages"][format!("generate_{name}")]["payload"].is_object(), "{name}");
     }
     let (_, document) = server.get("/api/v1/openapi.json").await;

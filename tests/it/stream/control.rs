@@ -19,7 +19,11 @@ async fn stop_ends_a_run_with_its_completion() {
     client.send(&json!({"type": "control", "action": "stop"})).await;
     messages.extend(client.to_end().await);
     let completion = messages.last().unwrap();
-    assert_eq!((&completion["type"], &completion["finish_reason"]), (&json!("completion"), &json!("stop")), "{completion}");
+    assert_eq!(
+        (&completion["type"], &completion["finish_reason"]),
+        (&json!("completion"), &json!("stop")),
+        "{completion}"
+    );
     assert_eq!((&completion["stopped_by"], &completion["request_id"]), (&json!("client"), &json!(id)));
     assert_eq!(completion["generated_text"], followed(&messages));
     assert!(completion["usage"]["completion_tokens"].as_u64().unwrap() < 3900);
@@ -44,14 +48,13 @@ async fn modify_takes_effect_and_is_in_the_trace() {
         text.split("from token ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
     };
     // Another maximum ends it soon.
-    client
-        .send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": from + 200}}))
-        .await;
+    client.send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": from + 200}})).await;
     let completion = client.to_end().await.pop().unwrap();
     assert_eq!(completion["finish_reason"], "length", "{completion}");
     let run = server.finished(&id).await;
     let events = run["events"].as_array().unwrap();
-    let noted = events.iter().find(|event| event["details"]["note"].as_str().is_some_and(|note| note.contains("temperature")));
+    let noted =
+        events.iter().find(|event| event["details"]["note"].as_str().is_some_and(|note| note.contains("temperature")));
     assert_eq!(noted.expect("a note in the trace")["step"].as_u64().unwrap() as usize, from, "{noted:?}");
     // From there on the most probable token was taken each time; before, it was not.
     let ranks = |range: std::ops::Range<usize>| -> Vec<u64> {
@@ -101,8 +104,9 @@ async fn what_cannot_be_changed_is_refused_and_changes_nothing() {
 async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
     let server = Server::start(&["--parallel", "1", "--pause-timeout", "1"]);
     server.wait_ready().await;
-    let config = json!({"type": "config", "prompt": "Once upon a time", "options": {"generated_text": "delta"},
-                        "parameters": {"max_tokens": 1500, "temperature": 1.0, "seed": 11, "ignore_eos": true}});
+    // All text so far in every message fills the buffers, so that it cannot be over before it is paused.
+    let config = json!({"type": "config", "prompt": "Once upon a time",
+                        "parameters": {"max_tokens": 2500, "temperature": 1.0, "seed": 11, "ignore_eos": true}});
     let mut client = Client::connect(&server).await;
     let undisturbed = client.run(&config).await;
     client.send(&config).await;
@@ -114,13 +118,18 @@ async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
     assert!(parked.last().unwrap()["message"].as_str().unwrap().contains("the slot went to others"), "{parked:?}");
     messages.extend(parked);
     assert_eq!(of_type(&messages, "completion").count(), 0, "it was over before it could be paused");
-    let other = json!({"prompt": "Another prompt that has nothing to do with it", "max_tokens": 40, "ignore_eos": true});
+    let other =
+        json!({"prompt": "Another prompt that has nothing to do with it", "max_tokens": 40, "ignore_eos": true});
     server.answer("/v1/generate", &other).await;
     client.send(&json!({"type": "control", "action": "resume"})).await;
     messages.extend(client.to_end().await);
     let completion = messages.last().unwrap();
     assert_eq!(completion["type"], "completion", "{completion}");
-    assert_eq!(completion["generated_text"], undisturbed.last().unwrap()["generated_text"], "the same run, without a gap");
+    assert_eq!(
+        completion["generated_text"],
+        undisturbed.last().unwrap()["generated_text"],
+        "the same run, without a gap"
+    );
     assert_eq!(completion["generated_text"], followed(&messages));
     assert_eq!(completion["usage"], undisturbed.last().unwrap()["usage"]);
 }
@@ -161,15 +170,16 @@ async fn feedback_is_kept_with_the_run_and_shown() {
     let mut client = Client::connect(server).await;
     let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 5}});
     let init = client.run(&config).await.remove(0);
-    client
-        .send(&json!({"type": "feedback", "rating": 1, "text": "Great response!", "position": 120}))
-        .await;
+    client.send(&json!({"type": "feedback", "rating": 1, "text": "Great response!", "position": 120})).await;
     client.until_status("feedback").await;
     let run_id = init["run_id"].as_str().unwrap();
     let feedback = |answer: Value| answer["feedback"].clone();
     let (_, kept) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;
     let kept = feedback(kept);
-    assert_eq!((&kept[0]["rating"], &kept[0]["text"], &kept[0]["position"]), (&json!(1.0), &json!("Great response!"), &json!(120)));
+    assert_eq!(
+        (&kept[0]["rating"], &kept[0]["text"], &kept[0]["position"]),
+        (&json!(1.0), &json!("Great response!"), &json!(120))
+    );
     // From another connection, and over HTTP.
     let mut other = Client::connect(server).await;
     other.send(&json!({"type": "feedback", "rating": -0.5, "request_id": init["request_id"]})).await;

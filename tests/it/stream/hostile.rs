@@ -50,7 +50,10 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
         (json!({"type": "config", "prompt": [1, 99999]}), "token ids below 640"),
         (json!({"type": "config", "prompt": [-1]}), "token ids below 640"),
         (json!({"type": "config", "prompt": "x", "parameters": []}), "parameters must be an object"),
-        (json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": "many"}}), "max_tokens must be a whole number"),
+        (
+            json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": "many"}}),
+            "max_tokens must be a whole number",
+        ),
         (json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": 0}}), "max_tokens must be"),
         (json!({"type": "config", "prompt": "x", "parameters": {"temperature": -1}}), "temperature must be"),
         (json!({"type": "config", "prompt": "x", "parameters": {"top_p": 1.5}}), "top_p must be"),
@@ -84,7 +87,10 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
     let long = json!({"type": "config", "prompt": "word ".repeat(9000)});
     client.send(&long).await;
     let error = client.message().await;
-    assert_eq!((&error["error"], &error["recovery_action"]), (&json!("context_length_exceeded"), &json!("reduce_prompt")));
+    assert_eq!(
+        (&error["error"], &error["recovery_action"]),
+        (&json!("context_length_exceeded"), &json!("reduce_prompt"))
+    );
     assert!(error["n_prompt_tokens"].as_u64() > error["n_ctx"].as_u64());
     let all: Vec<u32> = (0..640).collect();
     let banned = json!({"type": "config", "prompt": "x", "parameters": {"banned_tokens": all}});
@@ -180,9 +186,18 @@ async fn a_client_that_does_not_read_makes_its_run_wait_and_nobody_else() {
     let mut slow = Client::connect(&server).await;
     slow.send(&endless()).await;
     let id = slow.message().await["request_id"].as_str().unwrap().to_owned();
-    let generated = async || server.get("/slots").await.1.as_array().unwrap().iter().map(|slot| {
-        slot["next_token"][0]["n_decoded"].as_u64().unwrap_or(0)
-    }).max().unwrap();
+    let generated = async || {
+        server
+            .get("/slots")
+            .await
+            .1
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|slot| slot["next_token"][0]["n_decoded"].as_u64().unwrap_or(0))
+            .max()
+            .unwrap()
+    };
     let mut before = 0;
     let mut still = 0;
     while still < 10 {

@@ -3,7 +3,6 @@
 use super::Client;
 use super::client::Next;
 use crate::harness::Server;
-use reqwest::Method;
 use serde_json::{Value, json};
 
 fn short() -> Value {
@@ -38,8 +37,8 @@ async fn a_key_comes_as_a_header_or_with_the_first_message() {
     }
     // The address is no place for a key, and other paths do not become public by pretending.
     let path = "/generate?api_key=secret";
-    let answer = server.request(Method::GET, "/api/v1/runs").header("authorization", "").header("upgrade", "websocket");
-    assert_eq!(answer.send().await.unwrap().status(), 401);
+    let pretending = reqwest::Client::new().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
+    assert_eq!(pretending.send().await.unwrap().status(), 401);
     let plain = reqwest::Client::new().get(format!("{}{path}", server.base)).send().await.unwrap();
     assert_eq!(plain.status(), 401);
 
@@ -61,6 +60,24 @@ async fn too_large_a_message_is_refused_with_a_reason() {
 }
 
 #[tokio::test]
+async fn an_idle_connection_is_closed_and_one_with_a_run_is_not() {
+    let server = Server::start(&["--socket-idle", "1", "--run-timeout", "3"]);
+    server.wait_ready().await;
+    let (mut idle, mut busy) = (Client::connect(&server).await, Client::connect(&server).await);
+    busy.send(&super::endless()).await;
+    busy.until(|message| message["index"] == 1).await;
+    busy.send(&json!({"type": "control", "action": "pause"})).await;
+    busy.until_status("pause").await;
+    idle.run(&short()).await;
+    assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
+    busy.send(&json!({"type": "control", "action": "resume"})).await;
+    busy.until_status("resume").await;
+    let end = busy.to_end().await.pop().unwrap();
+    assert!(end["type"] == "completion" || end["error"] == "timeout", "{end}");
+    assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
+}
+
+#[tokio::test]
 async fn too_many_runs_are_refused_on_every_route() {
     let server = Server::start(&["--api-key", "one,two", "--rate-limit", "4"]);
     server.wait_ready().await;
@@ -77,7 +94,9 @@ async fn too_many_runs_are_refused_on_every_route() {
     let error = client.run(&short()).await.pop().unwrap();
     assert_eq!((&error["error"], &error["recoverable"]), (&json!("rate_limited"), &json!(true)), "{error}");
     assert!(error["retry_after_seconds"].as_u64().unwrap() > 0);
-    for path in ["/v1/generate", "/v1/completions", "/v1/chat/completions", "/completion", "/v1/messages", "/v1/responses"] {
+    for path in
+        ["/v1/generate", "/v1/completions", "/v1/chat/completions", "/completion", "/v1/messages", "/v1/responses"]
+    {
         let refused = post(path, "one", body.clone()).await;
         assert_eq!(refused.status(), 429, "{path}");
         let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();

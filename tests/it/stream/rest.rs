@@ -20,8 +20,11 @@ async fn events(body: &Value) -> Vec<(String, Value)> {
 async fn the_example_of_the_contract_is_answered() {
     let answer = server()
         .await
-        .answer("/v1/generate", &json!({"prompt": "Write a short story about a robot learning to paint.", "max_tokens": 20,
-                                        "temperature": 0.7, "stream": false}))
+        .answer(
+            "/v1/generate",
+            &json!({"prompt": "Write a short story about a robot learning to paint.", "max_tokens": 20,
+                                        "temperature": 0.7, "stream": false}),
+        )
         .await;
     assert!(answer["id"].as_str().unwrap().starts_with("gen_"));
     assert_eq!(answer["model"], "tiny");
@@ -48,7 +51,8 @@ async fn a_stream_is_the_messages_of_the_protocol() {
 #[tokio::test]
 async fn sections_of_the_protocol_are_taken_too() {
     let server = server().await;
-    let nested = json!({"prompt": "Once", "parameters": {"max_tokens": 7, "seed": 4}, "options": {"echo_prompt": true}});
+    let nested =
+        json!({"prompt": "Once", "parameters": {"max_tokens": 7, "seed": 4}, "options": {"echo_prompt": true}});
     let answer = server.answer("/v1/generate", &nested).await;
     assert!(answer["generated_text"].as_str().unwrap().starts_with("Once"));
     let flat = json!({"prompt": "Once", "max_tokens": 7, "seed": 4, "echo_prompt": true});
@@ -64,7 +68,12 @@ async fn errors_have_a_status_and_the_shape_of_the_protocol() {
         (json!({"prompt": "x", "model": "nobody"}), 404, "invalid_request", "there is no model"),
         (json!({"prompt": "word ".repeat(9000)}), 400, "context_length_exceeded", "the prompt has"),
         (json!({"prompt": "x", "mods": ["refuse_late"], "ignore_eos": true}), 422, "content_filter", "enough"),
-        (json!({"prompt": "x", "timeout_ms": 1, "max_tokens": 3000, "ignore_eos": true}), 504, "timeout", "timeout_ms"),
+        (
+            json!({"prompt": "x", "timeout_ms": 1, "max_tokens": 3000, "ignore_eos": true}),
+            504,
+            "timeout",
+            "longer than the 1 ms",
+        ),
     ] {
         let (answered, error) = server.post("/v1/generate", &body).await;
         assert_eq!((answered, &error["error"]), (status, &json!(kind)), "{error}");

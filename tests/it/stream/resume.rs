@@ -52,8 +52,11 @@ async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
     let server = Server::start(&["--stream-keep", "1"]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
-    let short = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 9, "seed": 1}})).await;
-    client.send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 4000, "ignore_eos": true}})).await;
+    let short =
+        client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 9, "seed": 1}})).await;
+    client
+        .send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 4000, "ignore_eos": true}}))
+        .await;
     let deserted = client.message().await["request_id"].as_str().unwrap().to_owned();
     client.until(|message| message["index"] == 3).await;
     // What is not read makes it wait, so that it cannot end by itself before it is given up.
