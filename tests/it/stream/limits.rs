@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::client::Next;
-use crate::harness::Server;
+use crate::harness::{self, Server};
 use serde_json::{Value, json};
 
 fn short() -> Value {
@@ -122,6 +122,25 @@ async fn a_model_that_loads_is_waited_for_with_a_status() {
         assert!(status["progress"].as_u64().unwrap() <= 100 && status["message"].is_string(), "{status}");
     }
     assert_eq!(messages[0]["type"], "status", "starting takes longer than a connection: {messages:?}");
+}
+
+#[tokio::test]
+async fn another_model_is_loaded_on_the_way_or_said_to_be_broken() {
+    let models = harness::folder();
+    std::fs::copy(harness::model(), models.join("other.gguf")).unwrap();
+    std::fs::write(models.join("broken.gguf"), b"GGUF, but nothing else").unwrap();
+    let server = Server::start(&["--models-dir", models.to_str().unwrap()]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    let mut config = short();
+    config["model"] = "other".into();
+    let messages = client.run(&config).await;
+    let init = messages.iter().find(|message| message["type"] == "init").expect("an init");
+    assert_eq!(init["model"], "other");
+    assert_eq!(messages.last().unwrap()["type"], "completion");
+    config["model"] = "broken".into();
+    let error = client.run(&config).await.pop().unwrap();
+    assert_eq!(error["error"], "model_loading_error", "{error}");
 }
 
 #[tokio::test]
