@@ -162,3 +162,23 @@ async fn a_server_that_stops_lets_runs_end_and_says_goodbye() {
     let (code, ()) = tokio::join!(stopped, heard);
     assert_eq!(code, Some(0), "{}", server.log());
 }
+
+#[tokio::test]
+async fn a_run_that_a_stopping_server_cuts_off_says_what_it_had() {
+    let server = Server::start(&["--shutdown-grace", "1"]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    client.send(&super::endless()).await;
+    let mut messages = client.until(|message| message["index"] == 3).await;
+    client.send(&json!({"type": "control", "action": "pause"})).await;
+    messages.extend(client.until_status("pause").await);
+    let heard = async {
+        messages.extend(client.to_end().await);
+        let error = messages.last().unwrap();
+        assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unavailable"), &json!("retry")), "{error}");
+        assert_eq!(error["generated_text"], super::followed(&messages));
+        assert!(matches!(client.next().await, Next::Closed(Some(1001))));
+    };
+    let (code, ()) = tokio::join!(server.stop("TERM"), heard);
+    assert_eq!(code, Some(0), "{}", server.log());
+}
