@@ -6,6 +6,7 @@
 
 mod anthropic;
 mod app;
+mod asyncapi;
 mod catalogue;
 mod chat;
 mod error;
@@ -17,17 +18,20 @@ mod llama;
 mod mods;
 mod native;
 pub mod openai;
+mod rates;
 mod responses;
 mod security;
 mod server;
 mod session;
-#[expect(dead_code, reason = "the protocols use it")]
 mod socket;
+mod stream;
 mod wire;
 
 pub use app::{App, State};
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
-pub use error::{AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
+pub use error::{
+    AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, StreamError, request_id, with_request_id,
+};
 pub use health::Health;
 pub use mods::load_uploaded;
 pub use security::Caller;
@@ -69,6 +73,7 @@ pub fn router(app: &App) -> Router {
         .merge(anthropic::router())
         .merge(responses::router())
         .merge(llama::router())
+        .merge(stream::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
     let security = &app.config().server.security;
@@ -78,6 +83,10 @@ pub fn router(app: &App) -> Router {
             "/api/v1/openapi.json",
             get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
         )
+        .route(
+            asyncapi::PATH,
+            get(|| std::future::ready(([(header::CONTENT_TYPE, "application/json")], asyncapi::document()))),
+        )
         .merge(session::router())
         .merge(dashboard)
         .fallback(unknown_path)
@@ -85,6 +94,7 @@ pub fn router(app: &App) -> Router {
         .layer(DefaultBodyLimit::max(app.config().server.max_body_bytes))
         .layer(RequestDecompressionLayer::new())
         .layer(CompressionLayer::new())
+        .layer(from_fn_with_state(app.clone(), rates::limit))
         .layer(from_fn_with_state(app.clone(), security::guard))
         .layer(security::cors(security))
         .layer(CatchPanicLayer::custom(panicked))

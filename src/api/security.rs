@@ -5,7 +5,10 @@
 //! another origin. And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second
 //! gate.
 
-use super::{AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, anthropic, llama, openai, session, socket};
+use super::{
+    AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, StreamError, anthropic, llama, openai, session,
+    socket, stream,
+};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -44,6 +47,8 @@ pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if below(&"/v1/mods") {
         error.into_response()
+    } else if stream::owns(path) {
+        StreamError(error).into_response()
     } else if anthropic::owns(path) {
         AnthropicError(error).into_response()
     } else if openai::owns(path) && !llama::owns(path) {

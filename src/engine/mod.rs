@@ -12,6 +12,7 @@ mod admission;
 mod answer;
 mod batch;
 mod capture;
+mod control;
 mod conversation;
 pub mod encoder;
 mod host_cache;
@@ -32,6 +33,7 @@ mod thinking;
 
 pub use crate::model::llama::{Sampling, Stage};
 pub use capture::AttentionCoder;
+pub use control::{Activity, Control, RunOver, Standing};
 pub use journal::Clock;
 pub use request::{Limits, Overflow, RecordPolicy, Report, Request};
 pub use ses1::Ses1Error;
@@ -40,11 +42,11 @@ pub use slots::{SlotError, SlotState, SlotTokens};
 pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 pub use thinking::ThinkingBudget;
 
-use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
-use crate::model::Model;
+use crate::events::{Alternative, FinishReason, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::chat::answer::Reading;
 use crate::model::grammar::{self, Follower};
 use crate::model::llama::{CacheType, ContextOptions, Layout, Sampler};
+use crate::model::{Model, Vocabulary};
 use crate::mods::{Chosen, RunView};
 use capture::Capture;
 use host_cache::HostCache;
@@ -124,6 +126,8 @@ pub struct Delta {
     pub text: String,
     /// The tokens, with the most probable alternatives of the model for each; the list is empty for forced tokens.
     pub tokens: Vec<(TokenMeasure, Vec<Alternative>)>,
+    /// Why the run ends with this, where that is known already.
+    pub last: Option<FinishReason>,
 }
 
 /// How far a prompt is.
@@ -150,6 +154,8 @@ pub struct Generation {
     pub meter: Arc<Meter>,
     /// What happens to it.
     pub output: mpsc::Receiver<Output>,
+    /// The way to it.
+    pub control: Control,
 }
 
 /// Why a request was not accepted.
@@ -381,10 +387,7 @@ impl Engine {
         if queued >= QUEUE {
             return Err(SubmitError::Busy { waiting: queued });
         }
-        if request.limits.ignore_eos {
-            let bans = model.vocabulary().end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
-            request.sampling.logit_bias.extend(bans);
-        }
+        ban_ends(&mut request.sampling, &request.limits, model.vocabulary());
         let adapters = request.adapters.get_or_insert_with(|| model.adapters().usual()).clone();
         let id = RunId::now();
         let request_id = request.request_id.clone().unwrap_or_else(|| id.to_string());
@@ -458,7 +461,8 @@ impl Engine {
             Some(promise) => promise::keep(output, promise, blank),
             None => output,
         };
-        Ok(Generation { run_id: id, request_id, meter, output })
+        let control = Control::new(id, commands.clone(), Arc::clone(model.vocabulary()));
+        Ok(Generation { run_id: id, request_id, meter, output, control })
     }
 
     /// The model it runs.
@@ -525,6 +529,14 @@ impl Engine {
                 tracing::error!("the decode thread panicked");
             }
         }
+    }
+}
+
+/// Where end-of-generation tokens are not to end the run, they are never drawn.
+fn ban_ends(sampling: &mut Sampling, limits: &Limits, vocabulary: &Vocabulary) {
+    if limits.ignore_eos {
+        let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+        sampling.logit_bias.extend(bans);
     }
 }
 

@@ -68,7 +68,7 @@ impl Run {
         self.step += 1;
         self.edited = None;
         self.draw_temperature = None;
-        let Self { journal, sequence, view, distribution, top, step, gone, .. } = self;
+        let Self { journal, sequence, view, distribution, top, step, gone, note, .. } = self;
         let order = journal.event(EventType::ForwardPass, *step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence));
             event.measured = Some(Box::new(Measured {
@@ -76,6 +76,7 @@ impl Run {
                 entropy: distribution.map(|distribution| distribution.entropy),
                 evicted: gone.untold.take(),
                 model: top.clone(),
+                note: note.take(),
                 ..Measured::default()
             }));
         });
@@ -269,7 +270,7 @@ impl Run {
         let count = self.answer.sent_tokens().saturating_sub(unsent_from);
         let tokens: Vec<_> = self.unsent.drain(..count.min(self.unsent.len())).collect();
         if !text.is_empty() || !tokens.is_empty() {
-            self.outbox.push_back(Output::Text(Delta { text, tokens }));
+            self.outbox.push_back(Output::Text(Delta { text, tokens, last: None }));
         }
     }
 
@@ -342,6 +343,9 @@ impl Run {
         });
         for active in &mut self.mods {
             active.session.finished();
+        }
+        if let Some(Output::Text(delta)) = self.outbox.back_mut() {
+            delta.last = Some(reason);
         }
         self.outbox.push_back(Output::Ended(Arc::clone(&end)));
         self.end = Some(end);

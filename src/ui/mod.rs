@@ -9,6 +9,7 @@ mod assets;
 mod checks;
 mod compare;
 mod error;
+mod feedback;
 mod mods;
 mod playground;
 mod replay;

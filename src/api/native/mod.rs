@@ -9,6 +9,7 @@ mod attention;
 mod columns;
 mod events;
 mod failure;
+pub(super) mod feedback;
 mod follow;
 mod live;
 mod map;
@@ -29,6 +30,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(again::run))
         .routes(routes!(live::changes))
         .routes(routes!(runs::show, runs::delete))
+        .routes(routes!(feedback::list, feedback::add))
         .routes(routes!(columns::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))

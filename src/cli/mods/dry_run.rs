@@ -5,6 +5,7 @@
 //! probabilities, and all other tokens with an equal share of the rest.
 
 use crate::events::{Action as Recorded, ActionType, Event, EventType, Item, ModCall, Prompt, RunId, TokenId};
+use crate::model::chat::answer::Reading;
 use crate::model::llama::ModelOptions;
 use crate::model::{Model, Vocabulary};
 use crate::mods::{Action, Call, CallEvent, Done, Factory, LogitEdit, Pending, Reply, RunView, Session};
@@ -122,6 +123,7 @@ fn feed(
         seed: parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32,
         parameters,
         grammars: Arc::clone(model.grammars()),
+        reading: Arc::new(Reading::plain(model.card().chat_template.as_deref().unwrap_or_default())),
     });
     let session = factory.start(&config, &view).map_err(|message| anyhow::anyhow!("mod '{own}': {message}"))?;
     let recorded = run.mod_calls.iter().any(|call| call.mod_name == own);
@@ -218,6 +220,8 @@ impl Feeder {
             return Ok(());
         }
         let logits;
+        let logprobs: Vec<Option<f32>> =
+            measured.map(|it| it.tokens.iter().map(|token| token.logprob).collect()).unwrap_or_default();
         let happened = match event.event_type {
             EventType::Prefilled => CallEvent::Prefilled,
             EventType::ForwardPass => {
@@ -231,6 +235,7 @@ impl Feeder {
             },
             EventType::Added => CallEvent::Added {
                 tokens: &self.sequence[self.sequence.len() - added.len()..],
+                logprobs: &logprobs,
                 forced: event.forced.unwrap_or(false),
             },
         };
@@ -239,6 +244,7 @@ impl Feeder {
             step: event.step.max(0) as u32,
             sequence: &self.sequence,
             prompt_len: self.prompt_len,
+            let_go: 0,
             max_steps: self.max_steps,
             event: happened,
         };
@@ -341,6 +347,7 @@ fn did(action: Action) -> Option<Did> {
                 LogitEdit::Keep => "keep",
                 LogitEdit::Set(_) => "set",
                 LogitEdit::Add(_) => "add",
+                LogitEdit::Allow(_) => "allow",
                 LogitEdit::Replace(_) => "replace",
             };
             // As the recording has it: 0.8, not 0.800000011920929.

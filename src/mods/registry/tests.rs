@@ -14,6 +14,8 @@ impl Factory for Named {
             language: "python".into(),
             version: "1".into(),
             config: Value::Null,
+            documentation: String::new(),
+            schema: Value::Null,
             origin: self.1,
         }
     }
