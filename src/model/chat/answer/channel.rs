@@ -93,7 +93,8 @@ impl Channels {
             if over.is_none() && rest.len() <= LONGEST_HEADER + MESSAGE.len() {
                 return false;
             }
-            let marker = if rest.starts_with(START) { START } else { CHANNEL };
+            let markers = [START, CHANNEL, RECIPIENT];
+            let marker = markers.into_iter().find(|marker| rest.starts_with(marker)).unwrap_or_default();
             let from = self.at;
             self.at += marker.len().min(rest.len());
             say_content(pieces, message, &text[from..self.at]);

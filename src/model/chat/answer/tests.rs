@@ -221,6 +221,15 @@ fn a_call_that_was_cut_off_stays_one() {
 }
 
 #[test]
+fn a_header_may_go_on_that_the_prompt_has_begun() {
+    let message = read(Family::Harmony, " to=functions.add<|channel|>commentary json<|message|>{\"days\": 2}<|call|>");
+    assert_eq!((calls(&message), message.content.as_str()), (vec![("add", json!({"days": 2}))], ""));
+    for text in [" to=", " tomorrow", &format!(" to={}", "é".repeat(400))] {
+        assert_eq!(read(Family::Harmony, text).content, text);
+    }
+}
+
+#[test]
 fn the_end_of_a_thought_that_is_said_twice_is_no_text() {
     let whole = "<think>hm</think>\n</think>\n\nFive.";
     for cut in (0..whole.len()).filter(|&at| whole.is_char_boundary(at)) {
