@@ -5,6 +5,7 @@
 //! probabilities, and all other tokens with an equal share of the rest.
 
 use crate::events::{Action as Recorded, ActionType, Event, EventType, Item, ModCall, Prompt, RunId, TokenId};
+use crate::model::chat::answer::{Reading, Tool};
 use crate::model::llama::ModelOptions;
 use crate::model::{Model, Vocabulary};
 use crate::mods::{Action, Call, CallEvent, Done, Factory, LogitEdit, Pending, Reply, RunView, Session};
@@ -119,6 +120,7 @@ fn feed(
         vocabulary: Arc::clone(model.vocabulary()),
         conversation: prompt.conversation.clone(),
         tools: prompt.tools.clone(),
+        reading: Arc::new(reading(model, prompt)),
         seed: parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32,
         parameters,
         grammars: Arc::clone(model.grammars()),
@@ -131,6 +133,7 @@ fn feed(
         own,
         sequence: Vec::new(),
         prompt_len: 0,
+        let_go: 0,
         max_steps: 0,
         newest: EventType::Prefilled,
         caller: String::new(),
@@ -172,6 +175,8 @@ struct Feeder {
     own: String,
     sequence: Vec<TokenId>,
     prompt_len: usize,
+    /// Generated tokens that a full context has let go.
+    let_go: usize,
     max_steps: u32,
     newest: EventType,
     /// The mod of the newest recorded call.
@@ -199,7 +204,9 @@ impl Feeder {
         for &(from, to) in measured.and_then(|it| it.evicted.as_ref()).map_or(&[][..], |it| &it.ranges).iter().rev() {
             let (from, to) = (from as usize, (to as usize).min(self.sequence.len()));
             if from < to {
-                self.prompt_len -= self.prompt_len.min(to).saturating_sub(from);
+                let of_prompt = self.prompt_len.min(to).saturating_sub(from);
+                self.prompt_len -= of_prompt;
+                self.let_go += to - from - of_prompt;
                 self.sequence.drain(from..to);
             }
         }
@@ -210,6 +217,8 @@ impl Feeder {
             self.max_steps = event.max_steps.unwrap_or(0).max(0) as u32;
         }
         let added = event.added_tokens.clone().unwrap_or_default();
+        let logprobs: Vec<_> =
+            measured.into_iter().flat_map(|measured| &measured.tokens).map(|token| token.logprob).collect();
         self.sequence.extend_from_slice(&added);
         if let Some(token) = self.sequence.iter().find(|&&token| !self.view.vocabulary.contains(token)) {
             bail!("event {}: {token} is not a token of the model", event.sequence_order);
@@ -231,6 +240,7 @@ impl Feeder {
             },
             EventType::Added => CallEvent::Added {
                 tokens: &self.sequence[self.sequence.len() - added.len()..],
+                logprobs: &logprobs,
                 forced: event.forced.unwrap_or(false),
             },
         };
@@ -239,6 +249,7 @@ impl Feeder {
             step: event.step.max(0) as u32,
             sequence: &self.sequence,
             prompt_len: self.prompt_len,
+            let_go: self.let_go,
             max_steps: self.max_steps,
             event: happened,
         };
@@ -341,6 +352,7 @@ fn did(action: Action) -> Option<Did> {
                 LogitEdit::Keep => "keep",
                 LogitEdit::Set(_) => "set",
                 LogitEdit::Add(_) => "add",
+                LogitEdit::Allow(_) => "allow",
                 LogitEdit::Replace(_) => "replace",
             };
             // As the recording has it: 0.8, not 0.800000011920929.
@@ -352,6 +364,19 @@ fn did(action: Action) -> Option<Did> {
         Action::ToolCalls(payload) => Did { tool_calls: Some(payload), ..of },
         Action::EmitError(message) => Did { message: Some(message), ..of },
     })
+}
+
+/// How the run's answer is read, as far as the recording tells.
+fn reading(model: &Model, prompt: &Prompt) -> Reading {
+    let tools = prompt.tools.as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(|tool| {
+        let function = &tool["function"];
+        Some(Tool {
+            name: function["name"].as_str()?.to_owned(),
+            parameters: function.get("parameters").cloned().unwrap_or_else(|| serde_json::json!({})),
+            strict: false,
+        })
+    });
+    Reading { tools: tools.collect(), ..Reading::plain(model.card().chat_template.as_deref().unwrap_or_default()) }
 }
 
 /// Logits with the recorded probabilities of the most probable tokens, and the rest shared evenly.

@@ -15,6 +15,7 @@ impl Factory for Named {
             version: "1".into(),
             config: Value::Null,
             origin: self.1,
+            ..Description::default()
         }
     }
 
