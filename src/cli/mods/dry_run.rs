@@ -5,7 +5,7 @@
 //! probabilities, and all other tokens with an equal share of the rest.
 
 use crate::events::{Action as Recorded, ActionType, Event, EventType, Item, ModCall, Prompt, RunId, TokenId};
-use crate::model::chat::answer::Reading;
+use crate::model::chat::answer::{Reading, Tool};
 use crate::model::llama::ModelOptions;
 use crate::model::{Model, Vocabulary};
 use crate::mods::{Action, Call, CallEvent, Done, Factory, LogitEdit, Pending, Reply, RunView, Session};
@@ -120,10 +120,10 @@ fn feed(
         vocabulary: Arc::clone(model.vocabulary()),
         conversation: prompt.conversation.clone(),
         tools: prompt.tools.clone(),
+        reading: Arc::new(reading(model, prompt)),
         seed: parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32,
         parameters,
         grammars: Arc::clone(model.grammars()),
-        reading: Arc::new(Reading::plain(model.card().chat_template.as_deref().unwrap_or_default())),
     });
     let session = factory.start(&config, &view).map_err(|message| anyhow::anyhow!("mod '{own}': {message}"))?;
     let recorded = run.mod_calls.iter().any(|call| call.mod_name == own);
@@ -133,6 +133,7 @@ fn feed(
         own,
         sequence: Vec::new(),
         prompt_len: 0,
+        let_go: 0,
         max_steps: 0,
         newest: EventType::Prefilled,
         caller: String::new(),
@@ -174,6 +175,8 @@ struct Feeder {
     own: String,
     sequence: Vec<TokenId>,
     prompt_len: usize,
+    /// Generated tokens that a full context has let go.
+    let_go: usize,
     max_steps: u32,
     newest: EventType,
     /// The mod of the newest recorded call.
@@ -201,7 +204,9 @@ impl Feeder {
         for &(from, to) in measured.and_then(|it| it.evicted.as_ref()).map_or(&[][..], |it| &it.ranges).iter().rev() {
             let (from, to) = (from as usize, (to as usize).min(self.sequence.len()));
             if from < to {
-                self.prompt_len -= self.prompt_len.min(to).saturating_sub(from);
+                let of_prompt = self.prompt_len.min(to).saturating_sub(from);
+                self.prompt_len -= of_prompt;
+                self.let_go += to - from - of_prompt;
                 self.sequence.drain(from..to);
             }
         }
@@ -212,6 +217,8 @@ impl Feeder {
             self.max_steps = event.max_steps.unwrap_or(0).max(0) as u32;
         }
         let added = event.added_tokens.clone().unwrap_or_default();
+        let logprobs: Vec<_> =
+            measured.into_iter().flat_map(|measured| &measured.tokens).map(|token| token.logprob).collect();
         self.sequence.extend_from_slice(&added);
         if let Some(token) = self.sequence.iter().find(|&&token| !self.view.vocabulary.contains(token)) {
             bail!("event {}: {token} is not a token of the model", event.sequence_order);
@@ -220,8 +227,6 @@ impl Feeder {
             return Ok(());
         }
         let logits;
-        let logprobs: Vec<Option<f32>> =
-            measured.map(|it| it.tokens.iter().map(|token| token.logprob).collect()).unwrap_or_default();
         let happened = match event.event_type {
             EventType::Prefilled => CallEvent::Prefilled,
             EventType::ForwardPass => {
@@ -244,7 +249,7 @@ impl Feeder {
             step: event.step.max(0) as u32,
             sequence: &self.sequence,
             prompt_len: self.prompt_len,
-            let_go: 0,
+            let_go: self.let_go,
             max_steps: self.max_steps,
             event: happened,
         };
@@ -359,6 +364,19 @@ fn did(action: Action) -> Option<Did> {
         Action::ToolCalls(payload) => Did { tool_calls: Some(payload), ..of },
         Action::EmitError(message) => Did { message: Some(message), ..of },
     })
+}
+
+/// How the run's answer is read, as far as the recording tells.
+fn reading(model: &Model, prompt: &Prompt) -> Reading {
+    let tools = prompt.tools.as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(|tool| {
+        let function = &tool["function"];
+        Some(Tool {
+            name: function["name"].as_str()?.to_owned(),
+            parameters: function.get("parameters").cloned().unwrap_or_else(|| serde_json::json!({})),
+            strict: false,
+        })
+    });
+    Reading { tools: tools.collect(), ..Reading::plain(model.card().chat_template.as_deref().unwrap_or_default()) }
 }
 
 /// Logits with the recorded probabilities of the most probable tokens, and the rest shared evenly.

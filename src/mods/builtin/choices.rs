@@ -109,12 +109,11 @@ impl Scoring {
     fn forward(&mut self, within_thought: bool) -> Reply {
         let length = self.trail.tokens();
         match self.phase {
+            Phase::Done => Reply::noop(),
             Phase::Waiting if within_thought => Reply::noop(),
-            Phase::Waiting => self.begin(length),
             // Another mod has taken it back.
             Phase::Trying { choice, base } if base == length => self.next(choice, None),
-            Phase::Trying { .. } => self.begin(length),
-            Phase::Done => Reply::noop(),
+            Phase::Waiting | Phase::Trying { .. } => self.begin(length),
         }
     }
 

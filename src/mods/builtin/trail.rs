@@ -23,7 +23,7 @@ pub struct Moved<'a> {
 impl Moved<'_> {
     /// The log-probability of each token that was added.
     pub fn each_logprob(&self) -> impl Iterator<Item = Option<f32>> {
-        (0..self.added.len()).map(|index| self.logprobs.get(index).copied().flatten())
+        (0..self.added.len()).map(move |index| self.logprobs.get(index).copied().flatten())
     }
 }
 

@@ -17,6 +17,7 @@ impl Factory for Named {
             documentation: String::new(),
             schema: Value::Null,
             origin: self.1,
+            ..Description::default()
         }
     }
 
