@@ -20,6 +20,7 @@ mod overflow;
 mod pipeline;
 mod promise;
 mod request;
+mod rows;
 mod run;
 mod scheduler;
 mod ses1;
@@ -28,7 +29,7 @@ mod slots;
 mod status;
 mod steps;
 
-pub use crate::model::llama::{Sampling, Stage};
+pub use crate::model::llama::{Captured, Sampling, Stage};
 pub use capture::AttentionCoder;
 pub use journal::Clock;
 pub use request::{Limits, Overflow, RecordPolicy, Report, Request};
@@ -120,6 +121,12 @@ pub struct Delta {
     pub text: String,
     /// The tokens, with the most probable alternatives of the model for each; the list is empty for forced tokens.
     pub tokens: Vec<(TokenMeasure, Vec<Alternative>)>,
+    /// The attention that each of `tokens` was drawn with, where it was asked for; `None` for a token that a mod put there
+    /// without a decode of its own.
+    pub rows: Vec<Option<Arc<Captured>>>,
+    /// Tokens of earlier deltas that a mod took back, the newest first, where each token was asked for; they went before
+    /// `tokens` came.
+    pub taken_back: usize,
 }
 
 /// How far a prompt is.
@@ -416,7 +423,8 @@ impl Engine {
             mods: mods.iter().map(|active| active.name.clone()).collect(),
             prompt_preview: request.prompt_preview.clone(),
         }));
-        let (client, output) = mpsc::channel(CLIENT_CHANNEL);
+        let places = rows::places(&request.report, model, options.ctx_size);
+        let (client, output) = mpsc::channel(places);
         let blank = promise::blank(journal.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
         let promise = promises.as_ref().filter(|_| required).map(|promises| promises.make(id));
@@ -433,7 +441,7 @@ impl Engine {
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
         let output = match promise {
-            Some(promise) => promise::keep(output, promise, blank),
+            Some(promise) => promise::keep(output, promise, blank, places),
             None => output,
         };
         Ok(Generation { run_id: id, request_id, meter, output })

@@ -85,7 +85,7 @@ impl<'model> Context<'model> {
             return Err(Error::QuantisedValues { cache_type: options.cache_type_v.as_str() });
         }
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
-        let tap = options.attention.then(Box::<Tap>::default);
+        let tap = options.attention.then(|| Box::new(Tap::new(model.n_layer() as usize)));
         let mut params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(n_ctx))
             .with_n_batch(options.batch_size)
