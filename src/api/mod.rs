@@ -6,6 +6,7 @@
 
 mod anthropic;
 mod app;
+mod attention;
 mod catalogue;
 mod chat;
 mod error;
@@ -13,6 +14,7 @@ pub mod extract;
 mod generation;
 mod health;
 mod ingest;
+mod kobold;
 mod llama;
 mod native;
 pub mod openai;
@@ -25,9 +27,11 @@ mod socket;
 mod wire;
 
 pub use app::{App, State};
+pub use attention::AttentionError;
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
 pub use error::{AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
 pub use health::Health;
+pub use kobold::KoboldError;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 
@@ -66,6 +70,7 @@ pub fn router(app: &App) -> Router {
         .merge(anthropic::router())
         .merge(responses::router())
         .merge(llama::router())
+        .merge(attention::router().merge(kobold::router()).layer(axum::Extension(kobold::Genkeys::default())))
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
     let security = &app.config().server.security;

@@ -5,7 +5,10 @@
 //! another origin. And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second
 //! gate.
 
-use super::{AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, anthropic, llama, openai, session, socket};
+use super::{
+    AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, anthropic, attention,
+    kobold, llama, openai, session, socket,
+};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -41,6 +44,10 @@ pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if anthropic::owns(path) {
         AnthropicError(error).into_response()
+    } else if attention::owns(path) {
+        AttentionError(error).into_response()
+    } else if kobold::owns(path) {
+        KoboldError(error).into_response()
     } else if openai::owns(path) && !llama::owns(path) {
         OpenAiError(error).into_response()
     } else if OURS.iter().any(below) {

@@ -29,6 +29,7 @@ mod slots;
 mod status;
 mod steps;
 
+pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{Captured, Sampling, Stage};
 pub use capture::AttentionCoder;
 pub use journal::Clock;

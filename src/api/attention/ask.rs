@@ -120,7 +120,8 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>, dialect: Dialect) -
     }
     let context = loaded.engine().context_per_slot();
     if prompt.len() >= context as usize {
-        let message = format!("input_ids has {} tokens, the context holds {context}, the answer included", prompt.len());
+        let message =
+            format!("input_ids has {} tokens, the context holds {context}, the answer included", prompt.len());
         return Err(ApiError::invalid("input_ids", message).exceeds_context(prompt.len(), context as usize));
     }
     let answer = answer(loaded, fields, dialect, &prompt)?;
@@ -189,7 +190,7 @@ fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
 ///
 /// # Errors
 /// 400: not a list, or `INVALID_TOKEN` for what is no token of this vocabulary.
-pub(super) fn token_ids(
+pub(in crate::api) fn token_ids(
     fields: Fields<'_>,
     name: &str,
     vocabulary: &Vocabulary,
@@ -198,8 +199,11 @@ pub(super) fn token_ids(
     list.iter()
         .map(|value| {
             let Some(id) = integer(value) else {
-                return Err(ApiError::invalid(name, format!("{name} must be a list of token ids, got {}", shown(value)))
-                    .code("invalid_token"));
+                return Err(ApiError::invalid(
+                    name,
+                    format!("{name} must be a list of token ids, got {}", shown(value)),
+                )
+                .code("invalid_token"));
             };
             let known = TokenId::try_from(id).ok().filter(|&id| vocabulary.contains(id));
             known.ok_or_else(|| not_in_vocabulary(name, id, vocabulary))

@@ -77,8 +77,5 @@ fn memory() -> Vec<(String, Value)> {
     let total: u64 = gpus.iter().map(|gpu| gpu.memory_bytes).sum();
     let free: u64 = gpus.iter().map(|gpu| gpu.free_bytes).sum();
     let mebibytes = |bytes: u64| json!(bytes >> 20);
-    vec![
-        ("vram_used_mb".into(), mebibytes(total.saturating_sub(free))),
-        ("vram_total_mb".into(), mebibytes(total)),
-    ]
+    vec![("vram_used_mb".into(), mebibytes(total.saturating_sub(free))), ("vram_total_mb".into(), mebibytes(total))]
 }

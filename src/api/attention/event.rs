@@ -96,9 +96,8 @@ impl Writer {
                 let (writer, row) = (self.clone(), told.row.clone());
                 beside(row.as_deref(), move || writer.token(*told)).await
             }
-            Said::TakenBack { sample, tokens } => {
-                self.pack(&json!({ "type": "retract", "request_id": self.request_id, "sample": sample, "tokens": tokens }))
-            }
+            Said::TakenBack { sample, tokens } => self
+                .pack(&json!({ "type": "retract", "request_id": self.request_id, "sample": sample, "tokens": tokens })),
             Said::Pruning { sample, sentences } => self.pack(&PruningEvent {
                 r#type: "pruning_suggestion",
                 request_id: &self.request_id,
@@ -196,8 +195,12 @@ pub(super) fn pack(carrier: Carrier, event: &impl Serialize) -> Result<Message, 
 pub(super) fn token_fields(told: Told, logprobs: Option<usize>) -> TokenFields {
     let alternatives = |count: usize| {
         let top = told.top.iter().take(count);
-        top.map(|one| TopLogprob { token_id: one.token, text: one.text.clone(), logprob: one.prob.max(f32::MIN_POSITIVE).ln() })
-            .collect::<Vec<_>>()
+        top.map(|one| TopLogprob {
+            token_id: one.token,
+            text: one.text.clone(),
+            logprob: one.prob.max(f32::MIN_POSITIVE).ln(),
+        })
+        .collect::<Vec<_>>()
     };
     TokenFields {
         token_id: told.measure.token,

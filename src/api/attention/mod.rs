@@ -16,7 +16,7 @@ mod socket;
 mod telling;
 mod text;
 
-pub(super) use ask::{Asked, Dialect, read};
+pub(super) use ask::{Asked, Dialect, in_their_words, read, renamed, token_ids};
 pub use error::AttentionError;
 pub(super) use event::{Carrier, Writer};
 pub(super) use telling::{Said, Telling};
@@ -37,12 +37,7 @@ pub fn router() -> OpenApiRouter<App> {
 
 /// Whether the path's clients expect this API's errors.
 pub(super) fn owns(path: &str) -> bool {
-    const EXACT: [&str; 5] = [
-        "/api/v1/model/info",
-        "/api/v1/tokenize",
-        "/api/v1/detokenize",
-        "/api/v1/generate",
-        "/api/v1/generate/stream",
-    ];
+    const EXACT: [&str; 5] =
+        ["/api/v1/model/info", "/api/v1/tokenize", "/api/v1/detokenize", "/api/v1/generate", "/api/v1/generate/stream"];
     EXACT.contains(&path)
 }

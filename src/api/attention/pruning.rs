@@ -78,7 +78,9 @@ impl Watch {
                 let message = format!("sentences may name {MOST_SENTENCES} of them, got {}", list.len());
                 return Err(ApiError::invalid("sentences", message));
             }
-            Some(list) => list.iter().enumerate().map(|(at, one)| sentence(at, one, prompt.len())).collect::<Result<_, _>>()?,
+            Some(list) => {
+                list.iter().enumerate().map(|(at, one)| sentence(at, one, prompt.len())).collect::<Result<_, _>>()?
+            }
             None => found(vocabulary, prompt),
         };
         Ok(Some(Self { threshold, most: vec![0.0; sentences.len()], sentences: sentences.into() }))
@@ -175,7 +177,9 @@ mod tests {
         let sentences: Vec<Sentence> = [(0, 2), (2, 3)]
             .into_iter()
             .enumerate()
-            .map(|(at, (start, end))| sentence(at, &json!({"turn_id": 1, "sentence_id": at, "start": start, "end": end}), 3))
+            .map(|(at, (start, end))| {
+                sentence(at, &json!({"turn_id": 1, "sentence_id": at, "start": start, "end": end}), 3)
+            })
             .collect::<Result<_, _>>()
             .unwrap();
         Watch { threshold, most: vec![0.0; sentences.len()], sentences: sentences.into() }

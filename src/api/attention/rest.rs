@@ -140,10 +140,14 @@ async fn whole(mut telling: Telling) -> Result<Whole, ApiError> {
                 let sample = &mut samples[told.sample];
                 if let Some(shape) = answer.attention.clone() {
                     let (row, layers) = (told.row.clone(), answer.layers);
-                    let shaped = beside(told.row.as_deref(), move || attention_of(row.as_deref(), Some(&shape), layers));
+                    let shaped =
+                        beside(told.row.as_deref(), move || attention_of(row.as_deref(), Some(&shape), layers));
                     let attention = shaped.await?;
                     let context = attention.as_ref().map_or(0, |attention| attention.context_length);
-                    bytes += attention.as_ref().and_then(|attention| attention.data.as_ref()).map_or(0, super::shape::Data::size);
+                    bytes += attention
+                        .as_ref()
+                        .and_then(|attention| attention.data.as_ref())
+                        .map_or(0, super::shape::Data::size);
                     if bytes > MOST_BYTES {
                         return Err(too_large(context));
                     }
@@ -182,13 +186,11 @@ async fn whole(mut telling: Telling) -> Result<Whole, ApiError> {
 
 fn too_large(context: usize) -> ApiError {
     let message = format!(
-        "out of memory: the attention of this answer is larger than {} MiB; ask for fewer tokens or another attention_format, or \
+        "out of memory: at a context of {context} tokens, the attention of this answer is larger than {} MiB; ask for fewer tokens or another attention_format, or \
          use the WebSocket, which has no such limit",
         MOST_BYTES >> 20
     );
-    let mut error = ApiError::new(Kind::NoRoom, message).code("out_of_memory");
-    error.set_context(context);
-    error
+    ApiError::new(Kind::NoRoom, message).code("out_of_memory")
 }
 
 /// Writes the answer, away from the async threads: it may be large.

@@ -301,7 +301,8 @@ fn weights_of(given: Option<&[f32]>, layer_ids: &[u16], layers: usize) -> Result
         None => layer_ids.iter().map(|&layer| f32::from(layer) + 1.0).collect(),
         Some(given) if given.len() == layers => layer_ids.iter().map(|&layer| given[usize::from(layer)]).collect(),
         Some(given) => {
-            let message = format!("layer_weights must have one number for each of the {layers} layers, got {}", given.len());
+            let message =
+                format!("layer_weights must have one number for each of the {layers} layers, got {}", given.len());
             return Err(ApiError::invalid("layer_weights", message));
         }
     };

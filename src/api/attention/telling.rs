@@ -50,6 +50,23 @@ pub(in crate::api) struct Done {
     pub(super) generation_time_ms: u64,
 }
 
+impl Done {
+    /// The end of a sample of which nothing was heard.
+    pub(super) fn before_it_began(sample: usize) -> Self {
+        Self { sample, finish_reason: "cancelled", total_tokens: 0, prompt_tokens: 0, generation_time_ms: 0 }
+    }
+}
+
+impl Said {
+    /// The text of a token.
+    pub(in crate::api) fn text(&self) -> Option<&str> {
+        match self {
+            Self::Token(told) => Some(&told.measure.text),
+            _ => None,
+        }
+    }
+}
+
 /// Runs that have begun.
 pub(in crate::api) struct Telling {
     runs: Runs,
@@ -133,7 +150,7 @@ impl Telling {
     }
 
     /// How samples that are not over end when the client has had enough.
-    pub(super) fn cancelled(&self, sample: usize) -> Done {
+    pub(in crate::api) fn cancelled(&self, sample: usize) -> Done {
         self.done(sample, "cancelled", 0)
     }
 

@@ -11,7 +11,6 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use serde::Serialize;
-use serde_json::Value;
 use utoipa::ToSchema;
 
 /// A token and its text.
@@ -45,7 +44,7 @@ pub struct Text {
 /// The tokens of `text`. Literals of special tokens are those tokens; `add_special_tokens` (false) puts BOS and EOS around
 /// it as the model wants them.
 #[utoipa::path(post, path = "/api/v1/tokenize", tag = "attention",
-    request_body(content = Value, content_type = "application/json", description = "`{text, add_special_tokens?, model?}`"),
+    request_body(content = serde_json::Value, content_type = "application/json", description = "`{text, add_special_tokens?, model?}`"),
     responses((status = 200, body = Tokens), (status = 400, description = "A field is wrong; the message names it"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn tokenize(
@@ -66,7 +65,7 @@ pub(super) async fn tokenize(
 
 /// The text of `token_ids`.
 #[utoipa::path(post, path = "/api/v1/detokenize", tag = "attention",
-    request_body(content = Value, content_type = "application/json", description = "`{token_ids, model?}`"),
+    request_body(content = serde_json::Value, content_type = "application/json", description = "`{token_ids, model?}`"),
     responses((status = 200, body = Text), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn detokenize(

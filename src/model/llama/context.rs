@@ -4,6 +4,7 @@ use super::state::Layout;
 use super::ubatch;
 use super::{Error, ShiftError};
 use crate::events::TokenId;
+use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
@@ -12,6 +13,9 @@ use llama_cpp_2::model::{LlamaModel, RopeType};
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 use std::ops::Range;
+
+/// What `llama_decode` says when the memory for a graph cannot be had.
+const NO_MEMORY: i32 = -2;
 
 /// How a context is set up.
 #[derive(Debug, Clone)]
@@ -173,7 +177,10 @@ impl<'model> Context<'model> {
         self.sequences.clear();
         let wanted = std::mem::take(&mut self.wanted);
         let rows = self.tap.as_mut().map(|tap| tap.take()).unwrap_or_default();
-        result.map_err(|error| Error::Decode(error.to_string()))?;
+        result.map_err(|error| match error {
+            DecodeError::Unknown(NO_MEMORY) => Error::OutOfMemory,
+            other => Error::Decode(other.to_string()),
+        })?;
         Ok(wanted
             .into_iter()
             .zip(rows)
