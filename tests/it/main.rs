@@ -3,15 +3,18 @@
 
 mod anthropic;
 mod architecture;
+mod attention;
 mod broken;
 mod browser;
 mod chat;
 mod cli;
 mod constraints;
 mod engine;
+mod exact;
 mod harness;
 mod health;
 mod ingest;
+mod kobold;
 mod llama;
 mod models;
 mod mods;

@@ -54,6 +54,12 @@ pub(super) async fn open(State(app): State<App>, request: Request) -> Response {
     }
 }
 
+/// Returns when the client has had enough.
+async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
+    // The sender is gone only when the request is over.
+    let _ = cancelled.wait_for(|cancelled| *cancelled).await;
+}
+
 fn written(error: &ApiError) -> String {
     Value::Object(error::fields(error)).to_string()
 }
@@ -190,13 +196,13 @@ impl Connection {
         let begin = Runs::begin(self.app.clone(), &loaded, asked.requests);
         let runs = tokio::select! {
             runs = begin => runs?,
-            _ = cancelled.wait_for(|cancelled| *cancelled) => return self.tell_cancelled(&writer, None, &over).await,
+            () = until_cancelled(&mut cancelled) => return self.tell_cancelled(&writer, None, &over).await,
         };
         let mut telling = Telling::with_history(runs, asked.answer, self.history.clone());
         loop {
             let said = tokio::select! {
                 said = telling.next() => said?,
-                _ = cancelled.wait_for(|cancelled| *cancelled) => {
+                () = until_cancelled(&mut cancelled) => {
                     return self.tell_cancelled(&writer, Some(telling), &over).await;
                 }
             };
