@@ -1,4 +1,6 @@
+use super::rates::Rates;
 use super::socket::Sockets;
+use super::stream::Streams;
 use super::{ApiError, Catalogue, Loaded};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -20,6 +22,8 @@ struct Inner {
     models: Catalogue,
     state: watch::Sender<State>,
     sockets: Sockets,
+    streams: Streams,
+    rates: Rates,
     registry: Arc<Registry>,
     config: Arc<Config>,
     clock: fn() -> DateTime<Utc>,
@@ -48,6 +52,8 @@ impl App {
             models: Catalogue::new(Arc::clone(&config), clock),
             state: watch::Sender::new(State::Loading("starting".into())),
             sockets: Sockets::new(config.server.sockets.max_message_bytes),
+            streams: Streams::default(),
+            rates: Rates::new(config.server.rates),
             registry,
             config,
             clock,
@@ -112,6 +118,21 @@ impl App {
     /// Nothing, until the server stops: WebSockets may also be opened while it starts, to wait for it.
     pub(in crate::api) fn open_for_sockets(&self) -> Result<(), ApiError> {
         if matches!(self.state(), State::Stopping | State::Stopped) { Err(self.not_ready()) } else { Ok(()) }
+    }
+
+    /// Returns when the server has started, and when it stops before.
+    pub(in crate::api) async fn started(&self) {
+        self.wait(|state| !matches!(state, State::Loading(_))).await;
+    }
+
+    /// The runs of the streaming protocol.
+    pub(in crate::api) fn streams(&self) -> &Streams {
+        &self.0.streams
+    }
+
+    /// How many runs were begun lately.
+    pub(in crate::api) fn rates(&self) -> &Rates {
+        &self.0.rates
     }
 
     /// The open WebSockets.

@@ -338,6 +338,34 @@ impl ApiError {
         json!({ "type": "error", "error": error, "request_id": request_id() })
     }
 
+    /// `{"type":"error","error",message,recoverable,recovery_action}`, as clients of the streaming protocol read it. Logs the
+    /// cause of an internal error.
+    #[must_use]
+    pub fn streaming(&self) -> Value {
+        let (kind, action) = match self.kind {
+            _ if self.exceeded.is_some() => ("context_length_exceeded", Some("reduce_prompt")),
+            Kind::Busy => ("rate_limited", Some("retry")),
+            Kind::NoRoom => ("memory_pressure", Some("retry")),
+            Kind::Unavailable if self.pointer.as_deref() == Some("model") => ("model_loading_error", None),
+            Kind::Unavailable => ("unavailable", Some("retry")),
+            Kind::Internal => ("internal_error", None),
+            Kind::Unauthorized => ("unauthorized", Some("authenticate")),
+            Kind::Forbidden => ("forbidden", None),
+            _ => ("invalid_request", None),
+        };
+        let recoverable = action.is_some() && self.kind != Kind::Unauthorized;
+        let mut error = json!({ "type": "error", "error": kind, "message": self.public_detail(),
+                                "recoverable": recoverable, "recovery_action": action });
+        if let Some(pointer) = &self.pointer {
+            error["parameter"] = pointer.as_str().into();
+        }
+        if let Some(seconds) = self.retry_after_s {
+            error["retry_after_seconds"] = seconds.into();
+        }
+        self.tell_exceeded(&mut error);
+        error
+    }
+
     fn word(&self) -> &'static str {
         match self.kind {
             Kind::Unauthorized => "authentication_error",
@@ -409,6 +437,23 @@ impl<E: Into<ApiError>> From<E> for AnthropicError {
 impl IntoResponse for AnthropicError {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&self.0.anthropic()).unwrap_or_default();
+        self.0.respond("application/json", body)
+    }
+}
+
+/// An [`ApiError`] in the streaming protocol's shape.
+#[derive(Debug, Clone)]
+pub struct StreamError(pub ApiError);
+
+impl<E: Into<ApiError>> From<E> for StreamError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for StreamError {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self.0.streaming()).unwrap_or_default();
         self.0.respond("application/json", body)
     }
 }

@@ -6,6 +6,7 @@
 
 mod anthropic;
 mod app;
+mod asyncapi;
 mod attention;
 mod catalogue;
 mod chat;
@@ -18,18 +19,21 @@ mod kobold;
 mod llama;
 mod native;
 pub mod openai;
+mod rates;
 mod responses;
 mod security;
 mod server;
 mod session;
-#[expect(dead_code, reason = "the protocols use it")]
 mod socket;
+mod stream;
 mod wire;
 
 pub use app::{App, State};
 pub use attention::AttentionError;
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
-pub use error::{AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
+pub use error::{
+    AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, StreamError, request_id, with_request_id,
+};
 pub use health::Health;
 pub use kobold::KoboldError;
 pub use security::Caller;
@@ -71,6 +75,7 @@ pub fn router(app: &App) -> Router {
         .merge(responses::router())
         .merge(llama::router())
         .merge(attention::router().merge(kobold::router()).layer(axum::Extension(kobold::Genkeys::default())))
+        .merge(stream::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
     let security = &app.config().server.security;
@@ -80,6 +85,10 @@ pub fn router(app: &App) -> Router {
             "/api/v1/openapi.json",
             get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
         )
+        .route(
+            asyncapi::PATH,
+            get(|| std::future::ready(([(header::CONTENT_TYPE, "application/json")], asyncapi::document()))),
+        )
         .merge(session::router())
         .merge(dashboard)
         .fallback(unknown_path)
@@ -87,6 +96,7 @@ pub fn router(app: &App) -> Router {
         .layer(DefaultBodyLimit::max(app.config().server.max_body_bytes))
         .layer(RequestDecompressionLayer::new())
         .layer(CompressionLayer::new())
+        .layer(from_fn_with_state(app.clone(), rates::limit))
         .layer(from_fn_with_state(app.clone(), security::guard))
         .layer(security::cors(security))
         .layer(CatchPanicLayer::custom(panicked))

@@ -6,8 +6,8 @@
 //! gate.
 
 use super::{
-    AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, anthropic, attention,
-    kobold, llama, openai, session, socket,
+    AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, StreamError, anthropic,
+    attention, kobold, llama, openai, session, socket, stream,
 };
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
@@ -42,7 +42,9 @@ const OURS: [&str; 10] = [
 /// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if anthropic::owns(path) {
+    if stream::owns(path) {
+        StreamError(error).into_response()
+    } else if anthropic::owns(path) {
         AnthropicError(error).into_response()
     } else if attention::owns(path) {
         AttentionError(error).into_response()

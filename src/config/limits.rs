@@ -1,7 +1,8 @@
-//! How much a client may ask of the server: messages, idle sockets.
+//! How much a client may ask of the server: messages, idle sockets, runs that rest, runs a minute.
 
 use super::Size;
 use clap::Args;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// What a client may ask of the server.
@@ -17,6 +18,24 @@ pub struct LimitFlags {
     /// Seconds after which a WebSocket without messages and runs is closed; 0 for never
     #[arg(long, env = "THUNDER_SOCKET_IDLE", value_name = "SECONDS", default_value_t = 3600)]
     pub socket_idle: u64,
+    /// Seconds for which a run that a client has paused keeps its slot; then the slot goes to others until it goes on
+    #[arg(long, env = "THUNDER_PAUSE_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
+    pub pause_timeout: u64,
+    /// Seconds for which a run on WS /generate goes on, and is known after its end, when its client has gone
+    #[arg(long, env = "THUNDER_STREAM_KEEP", value_name = "SECONDS", default_value_t = 60)]
+    pub stream_keep: u64,
+    /// Most seconds that a run on WS /generate or POST /v1/generate may take; a request may ask for less; 0 for any time
+    #[arg(long, env = "THUNDER_RUN_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
+    pub run_timeout: u64,
+    /// Most runs that each key may begin in a minute; 0 for any number
+    #[arg(long, env = "THUNDER_RATE_LIMIT", value_name = "RUNS", default_value_t = 0)]
+    pub rate_limit: u32,
+    /// Most runs that may be begun from each address in a minute; 0 for any number
+    #[arg(long, env = "THUNDER_RATE_LIMIT_ADDRESS", value_name = "RUNS", default_value_t = 0)]
+    pub rate_limit_address: u32,
+    /// Most of them at once; 0 for as many as in a minute
+    #[arg(long, env = "THUNDER_RATE_BURST", value_name = "RUNS", default_value_t = 0)]
+    pub rate_burst: u32,
 }
 
 /// What one WebSocket may do.
@@ -30,7 +49,47 @@ pub struct SocketConfig {
     pub idle: Option<Duration>,
 }
 
+/// How long runs of the streaming protocol wait for their client.
+#[derive(Debug, Clone, Copy)]
+pub struct RunsConfig {
+    /// How long a paused run keeps its slot.
+    pub pause: Duration,
+    /// How long a run goes on without its client.
+    pub keep: Duration,
+    /// Most time that a run may take; `None` for any.
+    pub longest: Option<Duration>,
+}
+
+/// How many runs may be begun in a minute.
+#[derive(Debug, Clone, Copy)]
+pub struct RateConfig {
+    /// By each key; `None` for any number.
+    pub per_key: Option<NonZeroU32>,
+    /// From each address; `None` for any number.
+    pub per_address: Option<NonZeroU32>,
+    /// At once; `None` for as many as in a minute.
+    pub burst: Option<NonZeroU32>,
+}
+
 impl LimitFlags {
+    /// How long runs wait for their client.
+    pub(super) fn runs(&self) -> RunsConfig {
+        RunsConfig {
+            pause: Duration::from_secs(self.pause_timeout),
+            keep: Duration::from_secs(self.stream_keep),
+            longest: (self.run_timeout > 0).then(|| Duration::from_secs(self.run_timeout)),
+        }
+    }
+
+    /// How many runs may be begun.
+    pub(super) fn rates(&self) -> RateConfig {
+        RateConfig {
+            per_key: NonZeroU32::new(self.rate_limit),
+            per_address: NonZeroU32::new(self.rate_limit_address),
+            burst: NonZeroU32::new(self.rate_burst),
+        }
+    }
+
     /// What one WebSocket may do.
     pub(super) fn sockets(&self) -> SocketConfig {
         let seconds = |count: u64| (count > 0).then(|| Duration::from_secs(count));

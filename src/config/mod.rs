@@ -21,7 +21,7 @@ use subtle::ConstantTimeEq;
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
-pub use limits::{LimitFlags, SocketConfig};
+pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 
 /// Port of the server.
@@ -123,6 +123,10 @@ pub struct ServerConfig {
     pub shutdown_grace: Duration,
     /// What one WebSocket may do.
     pub sockets: SocketConfig,
+    /// How long runs of the streaming protocol wait for their client.
+    pub runs: RunsConfig,
+    /// How many runs may be begun in a minute.
+    pub rates: RateConfig,
     /// Fields that a request has when it does not say otherwise.
     pub request_defaults: Map<String, Value>,
     /// llama-server's routes.
@@ -420,6 +424,8 @@ impl Config {
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
                 sockets: server.limits.sockets(),
+                runs: server.limits.runs(),
+                rates: server.limits.rates(),
                 request_defaults,
                 routes: server.routes.config()?,
             },

@@ -98,10 +98,12 @@ impl Scheduler<'_> {
     }
 
     fn begin(&mut self, mut live: Live, choice: Choice) {
-        let commands = self.commands.clone();
-        live.run.settle_in(choice.aligned, choice.memory);
-        live.run.placed_in(choice.slot as u32);
-        live.run.begin(&|id, call| done(&commands, id, call));
+        if !live.begun {
+            let commands = self.commands.clone();
+            live.run.settle_in(choice.aligned, choice.memory);
+            live.run.placed_in(choice.slot as u32);
+            live.run.begin(&|id, call| done(&commands, id, call));
+        }
         self.slots[choice.slot].live = Some(live);
         self.slots[choice.slot].last_used = self.arrivals;
     }

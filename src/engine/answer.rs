@@ -10,6 +10,8 @@ pub(super) struct Answer {
     /// After each generated token: the length of `bytes`, and how much of it is complete UTF-8.
     ends: Vec<(usize, usize)>,
     stop: Vec<Vec<u8>>,
+    /// Where in the text stop strings may begin: behind what was sent when they were given.
+    stop_from: usize,
     /// Where a stop string begins, and which.
     stopped: Option<(usize, usize)>,
     first_line_break: Option<usize>,
@@ -71,6 +73,7 @@ impl Answer {
             0
         };
         self.bytes.truncate(end);
+        self.stop_from = self.stop_from.min(end);
         self.first_line_break = self.first_line_break.filter(|&at| at < end);
         self.outdented = self.outdented.filter(|&at| at < end);
         if let Some((at, which)) = self.stopped
@@ -79,6 +82,14 @@ impl Answer {
             self.stopped = None;
         }
         gone
+    }
+
+    /// From now on these texts end the answer; what was sent stays.
+    pub fn stop_at(&mut self, stop: Vec<Vec<u8>>) {
+        self.stop = stop;
+        self.stop_from = self.sent;
+        self.stopped = None;
+        self.find_stop(self.sent);
     }
 
     /// The stop string that the text holds.
@@ -141,7 +152,7 @@ impl Answer {
             .iter()
             .enumerate()
             .filter_map(|(which, stop)| {
-                let start = (from + 1).saturating_sub(stop.len());
+                let start = (from + 1).saturating_sub(stop.len()).max(self.stop_from).min(self.bytes.len());
                 find(&self.bytes[start..], stop).map(|at| (start + at, which))
             })
             .min();
@@ -170,8 +181,9 @@ impl Answer {
         if self.stopped.is_some() || self.outdented.is_some() {
             return self.text_end();
         }
+        let unsettled = self.bytes.len() - self.stop_from.min(self.bytes.len());
         let partial = |stop: &Vec<u8>| {
-            (1..stop.len().min(self.bytes.len() + 1)).rev().find(|&len| self.bytes.ends_with(&stop[..len])).unwrap_or(0)
+            (1..stop.len().min(unsettled + 1)).rev().find(|&len| self.bytes.ends_with(&stop[..len])).unwrap_or(0)
         };
         self.bytes.len() - self.stop.iter().map(partial).max().unwrap_or(0)
     }
@@ -204,6 +216,18 @@ mod tests {
         assert_eq!(shown, "abENx ");
         assert_eq!(answer.stopped_by().as_deref(), Some("END"));
         assert_eq!(answer.text(), "abENx ");
+    }
+
+    #[test]
+    fn other_stop_strings_do_not_take_back_what_was_sent() {
+        let mut answer = answer(&["xyz"]);
+        answer.push(b"one xy", false);
+        assert_eq!(answer.take_sendable(0), "one ");
+        answer.stop_at(vec![b"one".to_vec(), b"xy".to_vec()]);
+        assert_eq!((answer.stopped_by().as_deref(), answer.text().as_str()), (Some("xy"), "one "));
+        answer.stop_at(vec![b"e ".to_vec()]);
+        answer.push(b" one ", false);
+        assert_eq!((answer.stopped_by().as_deref(), answer.text().as_str()), (Some("e "), "one xy on"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Scheduler<'_> {
             self.place(index);
             let Some(live) = &self.slots[index].live else { continue };
             let Some(_) = live.run.wants_decode() else { continue };
-            if !live.run.outbox.is_empty() {
+            if !live.run.outbox.is_empty() || live.rests() {
                 continue;
             }
             if live.run.request.attention {
@@ -81,7 +81,7 @@ impl Scheduler<'_> {
             }
             self.follow_cuts(index, &mut live);
             live.run.cached = self.truncate(index, live.run.cached);
-            if first {
+            if first && !live.begun {
                 live.run.reused = live.run.cached;
             }
         }

@@ -11,6 +11,7 @@ mod admission;
 mod answer;
 mod batch;
 mod capture;
+mod control;
 mod conversation;
 pub mod encoder;
 mod host_cache;
@@ -32,6 +33,7 @@ mod steps;
 pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{Captured, Sampling, Stage};
 pub use capture::AttentionCoder;
+pub use control::{Activity, Control, RunOver, Standing};
 pub use journal::Clock;
 pub use request::{Limits, Overflow, RecordPolicy, Report, Request};
 pub use ses1::Ses1Error;
@@ -39,10 +41,10 @@ pub use sessions::{NoRoom, Session, Sessions};
 pub use slots::{SlotError, SlotState, SlotTokens};
 pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 
-use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
-use crate::model::Model;
+use crate::events::{Alternative, FinishReason, Promises, Recorder, RunEnd, RunId, RunStart, Signal, TokenMeasure};
 use crate::model::grammar::{self, Follower};
 use crate::model::llama::{CacheType, ContextOptions, Layout, Sampler};
+use crate::model::{Model, Vocabulary};
 use crate::mods::RunView;
 use capture::Capture;
 use host_cache::HostCache;
@@ -128,6 +130,8 @@ pub struct Delta {
     /// Tokens of earlier deltas that a mod took back, the newest first, where each token was asked for; they went before
     /// `tokens` came.
     pub taken_back: usize,
+    /// Why the run ends with this, where that is known already.
+    pub last: Option<FinishReason>,
 }
 
 /// How far a prompt is.
@@ -154,6 +158,8 @@ pub struct Generation {
     pub meter: Arc<Meter>,
     /// What happens to it.
     pub output: mpsc::Receiver<Output>,
+    /// The way to it.
+    pub control: Control,
 }
 
 /// Why a request was not accepted.
@@ -384,10 +390,7 @@ impl Engine {
         if queued >= QUEUE {
             return Err(SubmitError::Busy { waiting: queued });
         }
-        if request.limits.ignore_eos {
-            let bans = model.vocabulary().end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
-            request.sampling.logit_bias.extend(bans);
-        }
+        ban_ends(&mut request.sampling, &request.limits, model.vocabulary());
         let id = RunId::now();
         let request_id = request.request_id.clone().unwrap_or_else(|| id.to_string());
         let view = Arc::new(RunView {
@@ -445,7 +448,8 @@ impl Engine {
             Some(promise) => promise::keep(output, promise, blank, places),
             None => output,
         };
-        Ok(Generation { run_id: id, request_id, meter, output })
+        let control = Control::new(id, commands.clone(), Arc::clone(model.vocabulary()));
+        Ok(Generation { run_id: id, request_id, meter, output, control })
     }
 
     /// The model it runs.
@@ -512,6 +516,14 @@ impl Engine {
                 tracing::error!("the decode thread panicked");
             }
         }
+    }
+}
+
+/// Where end-of-generation tokens are not to end the run, they are never drawn.
+fn ban_ends(sampling: &mut Sampling, limits: &Limits, vocabulary: &Vocabulary) {
+    if limits.ignore_eos {
+        let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+        sampling.logit_bias.extend(bans);
     }
 }
 

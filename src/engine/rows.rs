@@ -95,7 +95,7 @@ impl Run {
         let tokens: Vec<_> = self.unsent.drain(..count).collect();
         let text = tokens.iter().map(|(measure, _)| measure.text.as_str()).collect();
         let rows = self.rows.take(count);
-        self.outbox.push_back(Output::Text(Delta { text, tokens, rows, taken_back: 0 }));
+        self.outbox.push_back(Output::Text(Delta { text, tokens, rows, ..Delta::default() }));
     }
 
     /// Tells a client that wants each token that the last `count` it was told of are gone.

@@ -17,7 +17,7 @@ use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Call, CallEvent, Done, Reply, RunView};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Makes the way back for the answer to one call: the run, and the number of the call.
 pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> Done + 'a;
@@ -106,6 +106,10 @@ pub(super) struct Run {
     pub(super) begun_us: u64,
     pub(super) prompt_us: Option<u64>,
     pub(super) first_token_us: Option<u64>,
+    /// How long it has rested.
+    pub(super) rested: Duration,
+    /// What the trace is to tell of the next step.
+    pub(super) note: Option<String>,
     /// The engine counts its runs by the clones of this.
     pub(super) counted: Option<Arc<()>>,
 }
@@ -163,6 +167,8 @@ impl Run {
             begun_us: 0,
             prompt_us: None,
             first_token_us: None,
+            rested: Duration::ZERO,
+            note: None,
             counted: None,
             state: State::New,
             request,
@@ -310,7 +316,7 @@ impl Run {
     }
 
     pub(super) fn elapsed_us(&self) -> u64 {
-        self.journal.elapsed().as_micros() as u64
+        self.journal.elapsed().saturating_sub(self.rested).as_micros() as u64
     }
 
     /// Whether the run wants a decode.

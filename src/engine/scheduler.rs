@@ -1,6 +1,7 @@
 //! The decode thread: admits runs to slots, puts batches together, decodes, hands logits to runs.
 
 use super::capture::Capture;
+use super::control::{Order, Rest, Standing};
 use super::conversation::Memory;
 use super::host_cache::HostCache;
 use super::run::{Run, State};
@@ -16,6 +17,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Duration;
 use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::oneshot;
 
 /// How long the thread sleeps when all it waits for is somebody to read.
 const NAP: Duration = Duration::from_millis(2);
@@ -26,6 +28,8 @@ pub(super) enum Command {
     Submit(Box<Run>, mpsc::Sender<Output>, Signal),
     /// A mod's answer to the call of that number.
     Reply(RunId, u64, Reply),
+    /// An order to a run.
+    Control(RunId, Order, oneshot::Sender<Standing>),
     /// Something to do with that slot, as soon as it is free.
     Slot(usize, SlotTask),
     /// End all runs and the thread.
@@ -39,6 +43,10 @@ pub(super) struct Live {
     pub(super) arrival: u64,
     /// Whether the run has found its slot's KV state.
     pub(super) placed: bool,
+    /// Whether it had a slot before, which it gave back.
+    pub(super) begun: bool,
+    /// Since when it rests.
+    pub(super) rest: Option<Rest>,
 }
 
 /// A sequence of the context.
@@ -52,6 +60,23 @@ pub(super) struct Slot {
     /// Tokens of the last run's prompt that were evaluated.
     pub(super) processed: usize,
     pub(super) last_used: u64,
+}
+
+impl Live {
+    /// Passes outputs on, as far as the client has room.
+    pub(super) fn pass_on(&mut self) {
+        while let Some(output) = self.run.outbox.pop_front() {
+            if let Err(TrySendError::Full(output)) = self.client.try_send(output) {
+                self.run.outbox.push_front(output);
+                break;
+            }
+        }
+    }
+
+    /// Whether the client has everything, or wants no more.
+    pub(super) fn is_heard(&self) -> bool {
+        self.run.outbox.is_empty() || self.client.is_closed()
+    }
 }
 
 impl Slot {
@@ -68,6 +93,8 @@ pub(super) struct Scheduler<'model> {
     pub(super) context: Context<'model>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: VecDeque<Live>,
+    /// Runs that rest and have no slot.
+    pub(super) parked: Vec<Live>,
     /// What is to be done with slots that are still busy, in the order in which it was asked for.
     pub(super) tasks: VecDeque<Waiting>,
     /// States that no slot has room for.
@@ -102,6 +129,7 @@ impl<'model> Scheduler<'model> {
             context,
             slots: (0..options.parallel).map(|_| Slot::default()).collect(),
             queue: VecDeque::new(),
+            parked: Vec::new(),
             tasks: VecDeque::new(),
             idle,
             inbox,
@@ -123,6 +151,7 @@ impl<'model> Scheduler<'model> {
             if !self.take_commands() {
                 break;
             }
+            self.serve_resting();
             self.serve_slots();
             self.admit();
             self.serve_slots();
@@ -160,15 +189,17 @@ impl<'model> Scheduler<'model> {
 
     /// Sleeps until there is something to do. `false` to stop.
     fn wait(&mut self) -> bool {
+        let has_something =
+            |live: &Live| !live.run.outbox.is_empty() || (!live.rests() && live.run.wants_decode().is_some());
         let somebody_must_read = !self.unrecorded.is_empty()
-            || self.slots.iter().any(|slot| slot.live.as_ref().is_some_and(|live| !live.run.outbox.is_empty()))
-            || self.slots.iter().any(|slot| slot.live.as_ref().is_some_and(|live| live.run.wants_decode().is_some()));
+            || self.slots.iter().any(|slot| slot.live.as_ref().is_some_and(has_something))
+            || self.parked.iter().any(has_something);
         // A slot may have become free since they were looked at.
         let somebody_waits = !self.queue.is_empty() || !self.tasks.is_empty();
         // A run that waits for its mod must still notice that its client has gone.
         let timeout = if somebody_must_read || somebody_waits {
             Some(NAP)
-        } else if self.slots.iter().any(|slot| slot.live.is_some()) {
+        } else if !self.parked.is_empty() || self.slots.iter().any(|slot| slot.live.is_some()) {
             Some(Duration::from_millis(20))
         } else {
             None
@@ -194,8 +225,10 @@ impl<'model> Scheduler<'model> {
                     self.signal(started);
                 }
                 self.arrivals += 1;
-                self.queue.push_back(Live { run, client, arrival: self.arrivals, placed: false });
+                let (arrival, placed, begun, rest) = (self.arrivals, false, false, None);
+                self.queue.push_back(Live { run, client, arrival, placed, begun, rest });
             }
+            Command::Control(id, order, answer) => self.control(id, order, answer),
             Command::Reply(id, call, reply) => {
                 let commands = self.commands.clone();
                 let candidates = &mut self.candidates;
@@ -226,17 +259,9 @@ impl<'model> Scheduler<'model> {
             if live.run.request.record == RecordPolicy::Required && self.recorder.is_closed() {
                 live.run.abort(FinishReason::Error, "the run must be recorded, and the recorder has ended".into());
             }
-            while let Some(output) = live.run.outbox.pop_front() {
-                if let Err(TrySendError::Full(output)) = live.client.try_send(output) {
-                    live.run.outbox.push_front(output);
-                    break;
-                }
-            }
+            live.pass_on();
             // Behind what the recorder had no room for: a run's end is its last signal.
-            if live.run.end.is_some()
-                && self.unrecorded.is_empty()
-                && (live.run.outbox.is_empty() || live.client.is_closed())
-            {
+            if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
                 self.clear(index);
             }
         }
@@ -246,31 +271,25 @@ impl<'model> Scheduler<'model> {
     fn clear(&mut self, index: usize) {
         let Some(mut live) = self.slots[index].live.take() else { return };
         self.status.ended(&live.run);
+        self.release(index, &mut live);
+        self.record_end(live);
+    }
+
+    /// Leaves in a slot what belongs to the run that leaves it.
+    pub(super) fn release(&mut self, index: usize, live: &mut Live) {
         // A run that never decoded has touched nothing.
-        if live.placed {
-            if live.run.poisoned {
-                self.context.wipe(index as i32, &self.slots[index].cache);
-            }
-            self.follow_cuts(index, &mut live);
-            let left = self.truncate(index, live.run.cached);
-            let mut memory = live.run.remember();
-            memory.truncate(left);
-            self.slots[index].memory = memory;
-            self.slots[index].processed = live.run.prompt_tokens.saturating_sub(live.run.reused);
+        if !live.placed {
+            return;
         }
-        if live.run.journal.recorded() {
-            let items = live.run.journal.take_all();
-            self.signal_items(live.run.id, items);
-            self.flush_attention(&mut live.run);
-            if let Some(end) = live.run.end.clone() {
-                let signal = Signal::Ended(live.run.id, end);
-                match &self.capture {
-                    // Behind the rows of attention that are still being coded.
-                    Some(capture) if live.run.request.attention => capture.pass(signal),
-                    _ => self.signal(signal),
-                }
-            }
+        if live.run.poisoned {
+            self.context.wipe(index as i32, &self.slots[index].cache);
         }
+        self.follow_cuts(index, live);
+        let left = self.truncate(index, live.run.cached);
+        let mut memory = live.run.remember();
+        memory.truncate(left);
+        self.slots[index].memory = memory;
+        self.slots[index].processed = live.run.prompt_tokens.saturating_sub(live.run.reused);
     }
 
     /// Sends the recorder what has gathered: what is due, or everything when the thread is about to sleep.
@@ -292,7 +311,7 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    fn flush_attention(&mut self, run: &mut Run) {
+    pub(super) fn flush_attention(&mut self, run: &mut Run) {
         if let (Some((order, captured)), Some(capture)) = (run.attention_ready.take(), &self.capture)
             && run.journal.recorded()
         {
@@ -300,13 +319,13 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    fn signal_items(&mut self, run: RunId, items: Vec<Item>) {
+    pub(super) fn signal_items(&mut self, run: RunId, items: Vec<Item>) {
         if !items.is_empty() {
             self.signal(Signal::Items(run, Arc::new(items)));
         }
     }
 
-    fn signal(&mut self, signal: Signal) {
+    pub(super) fn signal(&mut self, signal: Signal) {
         if !self.unrecorded.is_empty() {
             self.unrecorded.push_back(signal);
             return;
@@ -319,6 +338,7 @@ impl<'model> Scheduler<'model> {
     /// Ends every run and leaves nothing unrecorded that the recorder still takes.
     fn stop(mut self) {
         let message = "the server stops";
+        self.stop_parked(message);
         for mut live in std::mem::take(&mut self.queue) {
             live.run.abort(FinishReason::Cancelled, message.into());
             for output in live.run.outbox.drain(..) {

@@ -71,7 +71,7 @@ impl Run {
         self.step += 1;
         self.edited = None;
         self.draw_temperature = None;
-        let Self { journal, sequence, view, distribution, top, step, gone, .. } = self;
+        let Self { journal, sequence, view, distribution, top, step, gone, note, .. } = self;
         let order = journal.event(EventType::ForwardPass, *step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence));
             event.measured = Some(Box::new(Measured {
@@ -79,6 +79,7 @@ impl Run {
                 entropy: distribution.map(|distribution| distribution.entropy),
                 evicted: gone.untold.take(),
                 model: top.clone(),
+                note: note.take(),
                 ..Measured::default()
             }));
         });
@@ -332,6 +333,9 @@ impl Run {
         });
         for active in &mut self.mods {
             active.session.finished();
+        }
+        if let Some(Output::Text(delta)) = self.outbox.back_mut() {
+            delta.last = Some(reason);
         }
         self.outbox.push_back(Output::Ended(Arc::clone(&end)));
         self.end = Some(end);

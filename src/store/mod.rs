@@ -12,6 +12,7 @@ mod connect;
 mod copy;
 mod embedded;
 mod error;
+mod feedback;
 pub mod filter;
 mod ingest;
 mod live;
@@ -30,6 +31,7 @@ mod writer;
 
 pub use connect::Database;
 pub use error::{BadFilter, EmbeddedError, Error, IngestError};
+pub use feedback::{Feedback, NewFeedback};
 pub use ingest::Ingested;
 pub use live::{Live, LiveUpdate, RunChange};
 pub use retention::Retention;

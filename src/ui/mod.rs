@@ -9,6 +9,7 @@ mod assets;
 mod checks;
 mod compare;
 mod error;
+mod feedback;
 mod playground;
 mod replay;
 mod replay_text;

@@ -2,11 +2,12 @@
 
 use super::assets;
 use super::error::{self, show};
+use super::feedback::FeedbackView;
 use super::replay_text;
 use super::run::{Banner, RunView, banners};
 use super::shell::{Shell, encoded, runs_href};
 use crate::api::{ApiError, App};
-use crate::store::{RunQuery, RunSummary};
+use crate::store::{Feedback, RunQuery, RunSummary};
 use askama::Template;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -19,6 +20,7 @@ struct ReplayPage {
     shell: Shell,
     run: RunView,
     banners: Vec<Banner>,
+    feedback: Vec<FeedbackView>,
     prev_href: String,
     next_href: String,
     pane: Pane,
@@ -65,7 +67,12 @@ pub(super) async fn page(
     if asked.view == "text" {
         return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
     }
-    show(StatusCode::OK, &ReplayPage::new(&run, &asked.q, &headers))
+    // The page is worth showing without it.
+    let feedback = match app.store() {
+        Ok(store) => store.feedback(run.run_id).await.unwrap_or_default(),
+        Err(_) => Vec::new(),
+    };
+    show(StatusCode::OK, &ReplayPage::new(&run, &feedback, &asked.q, &headers))
 }
 
 /// The run of an id or a request id.
@@ -75,7 +82,7 @@ pub(super) async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
 }
 
 impl ReplayPage {
-    fn new(run: &RunSummary, q: &str, headers: &HeaderMap) -> Self {
+    fn new(run: &RunSummary, feedback: &[Feedback], q: &str, headers: &HeaderMap) -> Self {
         let id = run.run_id;
         let beside = |way: &str| match q {
             "" => format!("/runs/{id}/{way}"),
@@ -84,6 +91,7 @@ impl ReplayPage {
         Self {
             shell: Shell::new(headers, "runs"),
             banners: banners(run),
+            feedback: feedback.iter().map(FeedbackView::new).collect(),
             prev_href: beside("newer"),
             next_href: beside("older"),
             pane: Pane {
@@ -159,9 +167,20 @@ mod tests {
     use super::*;
     use crate::ui::run::sample;
 
+    fn thanks() -> Feedback {
+        Feedback {
+            feedback_id: uuid::Uuid::nil(),
+            created_at: chrono::DateTime::default(),
+            rating: 1.0,
+            text: Some("Great <b>response</b>!".into()),
+            position: Some(120),
+            user_label: None,
+        }
+    }
+
     #[test]
     fn the_page_names_its_run_and_escapes_it() {
-        let html = ReplayPage::new(&sample(), "status:failed", &HeaderMap::new()).render().unwrap();
+        let html = ReplayPage::new(&sample(), &[thanks()], "status:failed", &HeaderMap::new()).render().unwrap();
         crate::ui::checks::page(&html);
         assert!(
             html.contains("This run failed: Mod &#39;x&#39; raised") || html.contains("This run failed: Mod"),
@@ -169,5 +188,7 @@ mod tests {
         );
         assert!(html.contains("data-run=\"0192f0c4-0000-7000-8000-000000000001\""));
         assert!(html.contains("/older?q=status%3Afailed"));
+        assert!(html.contains("Great &#60;b&#62;response") || html.contains("Great &lt;b&gt;response"), "{html}");
+        assert!(html.contains("at token 120"));
     }
 }

@@ -24,5 +24,6 @@ mod responses;
 mod security;
 mod slots;
 mod store;
+mod stream;
 mod terminal;
 mod ui_pages;

@@ -6,7 +6,11 @@ const CHANNEL: &str = "attention";
 
 /// Channel, operations and messages.
 pub(in crate::api) fn describe() -> Value {
-    let client = [("generate", "Begins a request.", generate()), ("cancel", "Ends a request.", cancel()), ("ping", "Is answered.", ping())];
+    let client = [
+        ("generate", "Begins a request.", generate()),
+        ("cancel", "Ends a request.", cancel()),
+        ("ping", "Is answered.", ping()),
+    ];
     let server = [
         ("token", "A token, with the attention it was drawn with.", token()),
         ("retract", "A mod took back the last tokens: they are no part of the answer.", retract()),
@@ -90,7 +94,11 @@ fn generate() -> Value {
         ("seed", of("integer", "The same seed gives the same tokens; -1 for any."), false),
         ("stop_tokens", ids("End the answer and are no part of it."), false),
         ("banned_tokens", ids("Are never drawn."), false),
-        ("stop", json!({ "type": "array", "items": { "type": "string" }, "description": "Texts that end the answer; they stay in it." }), false),
+        (
+            "stop",
+            json!({ "type": "array", "items": { "type": "string" }, "description": "Texts that end the answer; they stay in it." }),
+            false,
+        ),
         ("return_attention", of("boolean", "Whether tokens come with attention; false when absent."), false),
         (
             "attention_format",
@@ -102,7 +110,11 @@ fn generate() -> Value {
             false,
         ),
         ("aggregation_mode", one_of(&["mean", "max", "last_layer", "weighted_layers"], "mean when absent."), false),
-        ("layer_weights", json!({ "type": "array", "items": { "type": "number" }, "description": "One for each layer; rising when absent." }), false),
+        (
+            "layer_weights",
+            json!({ "type": "array", "items": { "type": "number" }, "description": "One for each layer; rising when absent." }),
+            false,
+        ),
         ("attention_top_k", of("integer", "Positions of the sparse format; 50 when absent."), false),
         ("attention_dtype", one_of(&["float32", "float16"], "float32 when absent."), false),
         (
@@ -154,7 +166,11 @@ fn token() -> Value {
         ("encoding", of("string", "How data is written."), false),
         ("dtype", of("string", "float32 or float16."), false),
         ("layer_ids", ids("Where not every layer has attention: those that have, in order."), false),
-        ("data", json!({ "description": "base64 text, bytes, numbers, or for sparse a list of {position, layers}." }), false),
+        (
+            "data",
+            json!({ "description": "base64 text, bytes, numbers, or for sparse a list of {position, layers}." }),
+            false,
+        ),
         ("byte_length", of("integer", "Bytes behind the header of a binary frame."), false),
     ]);
     object(&[
@@ -180,7 +196,14 @@ fn pruning() -> Value {
         ("type", kind("pruning_suggestion"), true),
         ("request_id", request_id(), true),
         sample(),
-        ("prunable_sentences", of("array", "{turn_id, sentence_id, max_attention, start, end}; max_attention over the last answers on this connection."), true),
+        (
+            "prunable_sentences",
+            of(
+                "array",
+                "{turn_id, sentence_id, max_attention, start, end}; max_attention over the last answers on this connection.",
+            ),
+            true,
+        ),
     ])
 }
 

@@ -6,6 +6,7 @@
 //! and from the async threads, while the next token is computed; a client that does not read pauses its own runs.
 
 mod ask;
+mod describe;
 mod error;
 mod event;
 mod info;
@@ -17,6 +18,7 @@ mod telling;
 mod text;
 
 pub(super) use ask::{Asked, Dialect, in_their_words, read, renamed, token_ids};
+pub(super) use describe::describe;
 pub use error::AttentionError;
 pub(super) use event::{Carrier, Writer};
 pub(super) use telling::{Said, Telling};

@@ -87,7 +87,7 @@ pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u6
 }
 
 /// A client's id names one run for ever. When the database cannot be asked, the run goes on.
-async fn refuse_known_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
+pub(in crate::api) async fn refuse_known_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
     if let Some(id) = request_id
         && let Ok(Some(_)) = app.store()?.find(id).await
     {

@@ -8,6 +8,7 @@ mod attention;
 mod columns;
 mod events;
 mod failure;
+pub(super) mod feedback;
 mod follow;
 mod live;
 mod map;
@@ -28,6 +29,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(runs::list))
         .routes(routes!(live::changes))
         .routes(routes!(runs::show, runs::delete))
+        .routes(routes!(feedback::list, feedback::add))
         .routes(routes!(columns::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))

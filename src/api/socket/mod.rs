@@ -12,9 +12,7 @@ mod serving;
 mod upgrade;
 
 pub(in crate::api) use outgoing::Outgoing;
-#[cfg_attr(not(test), expect(unused_imports, reason = "the protocols use it"))]
-pub(in crate::api) use upgrade::Upgrade;
-pub(in crate::api) use upgrade::is_wanted;
+pub(in crate::api) use upgrade::{Upgrade, is_wanted};
 
 use super::{App, Caller};
 use bytes::Bytes;

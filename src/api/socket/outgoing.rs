@@ -56,11 +56,6 @@ impl Outgoing {
         self.queue.send(Unsent { message, _place: place }).map_err(|_| Gone)
     }
 
-    /// Returns when the connection is closed.
-    pub(in crate::api) async fn closed(&self) {
-        self.queue.closed().await;
-    }
-
     /// Says that there is something to do for this connection, until the result is dropped.
     pub(in crate::api) fn at_work(&self) -> AtWork {
         self.at_work.send_modify(|count| *count += 1);

@@ -26,6 +26,9 @@ const BATCH: usize = 64;
 /// How long the other side may take to answer our close frame.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// How long protocols may take to tell of the end when the server does not wait any longer.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
 /// A client that shows no life gets at least so long, and at least three pings.
 const LEAST_PATIENCE: Duration = Duration::from_mins(1);
 
@@ -281,6 +284,9 @@ async fn stopped(app: &App, outgoing: &Outgoing) {
     let mut work = outgoing.work();
     tokio::select! {
         _ = work.wait_for(|&count| count == 0) => {}
-        () = app.stopped() => {}
+        () = app.stopped() => {
+            // What is cut off still says so.
+            let _ = timeout(LAST_WORDS, work.wait_for(|&count| count == 0)).await;
+        }
     }
 }

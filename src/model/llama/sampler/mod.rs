@@ -9,6 +9,7 @@ mod adaptive;
 mod candidates;
 mod repetition;
 mod sampling;
+mod succession;
 
 pub use candidates::Candidates;
 pub(in crate::model) use repetition::Breakers;

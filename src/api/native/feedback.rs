@@ -1,0 +1,112 @@
+//! `/api/v1/runs/{id}/feedback`: what people and programs thought of a run.
+
+use super::find;
+use crate::api::extract::Path;
+use crate::api::wire::fields::wrong;
+use crate::api::wire::{self, Fields};
+use crate::api::{ApiError, App, Caller, Problem};
+use crate::store::{Feedback, NewFeedback};
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+use utoipa::ToSchema;
+
+/// Longest text, in characters.
+const LONGEST: usize = 10_000;
+/// How long a run that a client knows may take to be stored.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is looked for in that time.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What somebody thinks of a run.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub struct FeedbackRequest {
+    /// -1 bad … 1 good.
+    rating: f32,
+    /// In words, at most 10 000 characters.
+    text: Option<String>,
+    /// The token of the answer that it is about, counted from 0.
+    position: Option<u32>,
+}
+
+/// What was thought of a run.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct FeedbackList {
+    /// Oldest first.
+    #[schema(value_type = Vec<Object>)]
+    feedback: Vec<Feedback>,
+}
+
+/// Reads feedback: `rating` must be there.
+///
+/// # Errors
+/// A field is missing or wrong; the error names it.
+pub(in crate::api) fn read(fields: Fields<'_>) -> Result<NewFeedback, ApiError> {
+    let rating = fields.number("rating", -1.0..=1.0)?;
+    let rating = rating.ok_or_else(|| ApiError::invalid("rating", "rating is missing: a number between -1 and 1"))?;
+    let text = fields.text("text")?.map(str::to_owned);
+    if let Some(text) = text.as_ref().filter(|text| text.chars().count() > LONGEST) {
+        let expected = format!("a text of at most {LONGEST} characters");
+        return Err(wrong("text", &expected, &text.chars().take(40).collect::<String>().into()));
+    }
+    let position = fields.integer("position", 0..=i64::from(i32::MAX))?.map(|position| position as u32);
+    Ok(NewFeedback { rating, text, position, user_label: None })
+}
+
+/// Keeps feedback with a run, which may have begun only now.
+///
+/// # Errors
+/// There is no such run, or the database is away.
+pub(in crate::api) async fn keep(
+    app: &App,
+    id: &str,
+    mut given: NewFeedback,
+    caller: Option<Caller>,
+) -> Result<Feedback, ApiError> {
+    given.user_label = caller.map(|caller| caller.label);
+    let began = Instant::now();
+    loop {
+        let found = match find(app, id).await {
+            Ok(run) => app.store()?.add_feedback(run.run_id, &given, app.now()).await?,
+            Err(error) if error.kind() == crate::api::Kind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        match found {
+            Some(kept) => return Ok(kept),
+            // A run that goes on is stored within moments.
+            None if app.streams().knows(id) && began.elapsed() < PATIENCE => sleep(LOOK).await,
+            None => return Err(ApiError::not_found("run", id)),
+        }
+    }
+}
+
+/// Lists what was thought of a run.
+#[utoipa::path(get, path = "/api/v1/runs/{id}/feedback", tag = "runs",
+    params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
+    (status = 200, body = FeedbackList), (status = 404, body = Problem)))]
+pub async fn list(State(app): State<App>, Path(id): Path<String>) -> Result<Json<FeedbackList>, ApiError> {
+    let run = find(&app, &id).await?;
+    Ok(Json(FeedbackList { feedback: app.store()?.feedback(run.run_id).await? }))
+}
+
+/// Says what somebody thinks of a run; the dashboard shows it with the run.
+#[utoipa::path(post, path = "/api/v1/runs/{id}/feedback", tag = "runs",
+    params(("id" = String, Path, description = "`run_id` or `request_id`")), request_body = FeedbackRequest, responses(
+    (status = 201, description = "As it is listed", content_type = "application/json"), (status = 400, body = Problem), (status = 404, body = Problem)))]
+pub async fn add(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    caller: Option<Extension<Caller>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Feedback>), ApiError> {
+    let body = wire::json(&body?)?;
+    let given = read(Fields::new(&body)?)?;
+    let kept = keep(&app, &id, given, caller.map(|Extension(caller)| caller)).await?;
+    Ok((StatusCode::CREATED, Json(kept)))
+}

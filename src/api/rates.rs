@@ -1,0 +1,138 @@
+//! How often runs may be begun: by each key, and from each address. One middleware for all generation routes; WebSockets ask for
+//! each run.
+
+use super::{ApiError, App, Caller, Kind, security};
+use crate::config::RateConfig;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::Response;
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// Clients that are remembered before those are forgotten that have been quiet.
+const MANY: usize = 10_000;
+
+/// Routes that begin runs.
+const ROUTES: [&str; 13] = [
+    "/v1/chat/completions",
+    "/chat/completions",
+    "/v1/completions",
+    "/completions",
+    "/completion",
+    "/infill",
+    "/v1/messages",
+    "/v1/responses",
+    "/responses",
+    "/v1/generate",
+    "/api/v1/generate",
+    "/api/extra/generate",
+    "/api/extra/generate/stream",
+];
+
+/// Who has begun how many runs lately.
+pub(super) struct Rates {
+    keys: Option<Rate<String>>,
+    addresses: Option<Rate<IpAddr>>,
+}
+
+struct Rate<K: Hash + Eq + Clone> {
+    per_minute: NonZeroU32,
+    limiter: DefaultKeyedRateLimiter<K>,
+}
+
+impl Rates {
+    pub(super) fn new(config: RateConfig) -> Self {
+        Self {
+            keys: config.per_key.map(|rate| Rate::new(rate, config.burst)),
+            addresses: config.per_address.map(|rate| Rate::new(rate, config.burst)),
+        }
+    }
+
+    /// Counts a run that this client begins.
+    ///
+    /// # Errors
+    /// 429 when there were too many.
+    pub(super) fn check(&self, caller: Option<&Caller>, address: Option<SocketAddr>) -> Result<(), ApiError> {
+        if let (Some(rate), Some(caller)) = (&self.keys, caller) {
+            rate.check(&caller.label, "this key")?;
+        }
+        if let (Some(rate), Some(address)) = (&self.addresses, address) {
+            rate.check(&network(address.ip()), "this address")?;
+        }
+        Ok(())
+    }
+}
+
+impl<K: Hash + Eq + Clone> Rate<K> {
+    fn new(per_minute: NonZeroU32, burst: Option<NonZeroU32>) -> Self {
+        let quota = Quota::per_minute(per_minute).allow_burst(burst.unwrap_or(per_minute));
+        Self { per_minute, limiter: RateLimiter::keyed(quota) }
+    }
+
+    fn check(&self, key: &K, whose: &str) -> Result<(), ApiError> {
+        if self.limiter.len() > MANY {
+            self.limiter.retain_recent();
+        }
+        self.limiter.check_key(key).map_err(|until| {
+            let wait = until.wait_time_from(DefaultClock::default().now());
+            let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
+            let detail = format!("{whose} may begin {} runs a minute; try again in {seconds} s", self.per_minute);
+            ApiError::new(Kind::Busy, detail).retry_after(seconds).code("rate_limited")
+        })
+    }
+}
+
+/// A household has one IPv4 address, or a network of IPv6 addresses.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
+        v4 => v4,
+    }
+}
+
+/// Counts requests that begin runs, as middleware behind the gates.
+pub(super) async fn limit(State(app): State<App>, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    if request.method() == Method::POST && ROUTES.contains(&path) {
+        let caller = request.extensions().get::<Caller>();
+        let address = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+        if let Err(error) = app.rates().check(caller, address) {
+            return security::in_dialect(path, error);
+        }
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_waits_and_others_do_not() {
+        let rates = Rates::new(RateConfig {
+            per_key: NonZeroU32::new(60),
+            per_address: NonZeroU32::new(6),
+            burst: NonZeroU32::new(2),
+        });
+        let from = |text: &str| Some(SocketAddr::new(text.parse().unwrap(), 1));
+        let key = |label: &str| Some(Caller { label: label.into() });
+        assert!(rates.check(None, from("10.0.0.1")).is_ok());
+        assert!(rates.check(None, from("10.0.0.1")).is_ok());
+        let refused = rates.check(None, from("10.0.0.1")).unwrap_err();
+        assert_eq!(refused.status(), 429);
+        assert!(refused.problem().detail.contains("this address may begin 6 runs a minute; try again in"));
+        assert!(rates.check(None, from("10.0.0.2")).is_ok());
+        for _ in 0..2 {
+            assert!(rates.check(key("a").as_ref(), None).is_ok());
+        }
+        assert!(rates.check(key("a").as_ref(), None).unwrap_err().problem().detail.contains("this key"));
+        assert!(rates.check(key("b").as_ref(), None).is_ok());
+        assert_eq!(network("2001:db8:1:2:3::4".parse().unwrap()), "2001:db8:1:2::".parse::<IpAddr>().unwrap());
+        assert_eq!(network("::ffff:10.1.2.3".parse().unwrap()), "10.1.2.3".parse::<IpAddr>().unwrap());
+    }
+}

@@ -1,0 +1,66 @@
+//! Waiting for a model, and saying how far it is.
+
+use super::message;
+use crate::api::socket::Outgoing;
+use crate::api::{ApiError, App, Loaded, ModelState, State};
+use serde_json::Value;
+use std::time::Duration;
+use tokio::time::{Instant, interval};
+
+/// How often a client hears how far its model is.
+const PERIOD: Duration = Duration::from_millis(250);
+
+/// The model of that name, as soon as it is there. `client` is told how far it is.
+///
+/// # Errors
+/// As [`App::loaded`], but for a server that is still starting: that is waited for.
+pub(super) async fn wait(
+    app: &App,
+    name: Option<&str>,
+    request_id: &str,
+    client: Option<&Outgoing>,
+) -> Result<Loaded, ApiError> {
+    let loaded = async {
+        app.started().await;
+        app.loaded(name).await
+    };
+    let mut loaded = std::pin::pin!(loaded);
+    let began = Instant::now();
+    let mut ticks = interval(PERIOD);
+    // The first tick comes at once: a model that is there needs no word.
+    ticks.tick().await;
+    loop {
+        tokio::select! {
+            biased;
+            loaded = &mut loaded => return loaded,
+            _ = ticks.tick() => if let Some(client) = client {
+                // A client that has gone drops this.
+                let _ = client.send(progress(app, name, request_id, began).to_string()).await;
+            },
+        }
+    }
+}
+
+fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> Value {
+    let entries = app.models().list();
+    let named = |name: &str| entries.iter().find(|entry| entry.name == name || entry.aliases.iter().any(|a| a == name));
+    let entry = name.and_then(named).or_else(|| entries.first());
+    let part = entry.and_then(|entry| match entry.state {
+        ModelState::Loading(part) => Some(part),
+        _ => None,
+    });
+    let doing = match (app.state(), entry, part) {
+        (State::Loading(doing), _, None) => doing,
+        (_, Some(entry), Some(part)) if part >= 1.0 => format!("making room for the context of {}", entry.name),
+        (_, Some(entry), Some(_)) => format!("reading the weights of {}", entry.name),
+        (_, Some(entry), None) => format!("waiting for {}", entry.name),
+        (_, None, _) => "starting".to_owned(),
+    };
+    let part = part.unwrap_or(0.0);
+    let mut status = message::status("model_loading", (part * 100.0).round() as u8, &doing, Some(request_id));
+    if part > 0.05 {
+        let left = began.elapsed().as_secs_f32() * (1.0 - part) / part;
+        status["eta_seconds"] = ((f64::from(left) * 10.0).round() / 10.0).into();
+    }
+    status
+}

@@ -1,0 +1,207 @@
+//! What the server says, as the contract has it.
+
+use super::log::Token;
+use super::run::{EndedBy, Over, Run};
+use crate::api::{ApiError, Loaded};
+use crate::events::{Finish, FinishReason, Usage};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+/// What is known of a model.
+pub(super) fn model_info(loaded: &Loaded) -> Value {
+    let card = loaded.model().card();
+    json!({
+        "version": card.architecture,
+        "max_tokens": loaded.engine().context_per_slot(),
+        "quantization": card.file_type,
+        "parameters": card.parameters,
+    })
+}
+
+/// The run has begun, or goes on: `index` entries were told, and `text` is what they say.
+pub(super) fn init(run: &Run, resumed: Option<(usize, &str)>) -> Value {
+    let mut message = json!({
+        "type": "init",
+        "request_id": run.request_id,
+        "run_id": run.id,
+        "model": run.head.model,
+        "model_info": run.head.model_info,
+    });
+    if let Some(replaced) = &run.head.replaces {
+        message["replaces"] = replaced.as_str().into();
+    }
+    if let Some((index, text)) = resumed {
+        message["resumed"] = true.into();
+        message["index"] = index.into();
+        message["generated_text"] = echoed(run, text).into();
+    }
+    message
+}
+
+/// The prompt, where it is to be repeated.
+pub(super) fn echo(run: &Run) -> Option<Value> {
+    let options = run.head.options;
+    (options.echo_prompt && options.stream).then(|| {
+        let mut message = json!({ "type": "token", "request_id": run.request_id, "index": 0, "token": run.head.prompt_text,
+                                  "echo": true });
+        if options.cumulative {
+            message["generated_text"] = run.head.prompt_text.as_str().into();
+        }
+        message["finish_reason"] = Value::Null;
+        message["finished"] = false.into();
+        message
+    })
+}
+
+/// A token; `text` is all text with it.
+pub(super) fn token(run: &Run, index: usize, token: &Token, text: &str, over: Option<&Over>) -> Value {
+    let options = run.head.options;
+    let mut message = Map::new();
+    message.insert("type".into(), "token".into());
+    message.insert("request_id".into(), run.request_id.as_str().into());
+    message.insert("index".into(), index.into());
+    message.insert("token".into(), token.text.as_str().into());
+    if let (true, Some(id)) = (options.token_ids, token.id) {
+        message.insert("token_id".into(), id.into());
+    }
+    if options.cumulative {
+        message.insert("generated_text".into(), echoed(run, text).into());
+    }
+    if let Some(count) = options.logprobs {
+        let list = token.logprobs.iter().take(count.max(1));
+        let list = list.map(|(token, logprob)| json!({ "token": token, "logprob": logprob }));
+        message.insert("logprobs".into(), list.collect());
+    }
+    if options.timing {
+        message.insert("timing".into(), json!({ "token_ms": ms(token.took), "total_ms": ms(token.at) }));
+    }
+    let ended_by = over.and_then(|over| over.ended_by);
+    message.insert("finish_reason".into(), token.last.map(|reason| finish_reason(reason, ended_by)).into());
+    message.insert("finished".into(), token.last.is_some().into());
+    Value::Object(message)
+}
+
+/// A mod took characters back; `text` is what is left.
+pub(super) fn backtrack(run: &Run, index: usize, (chars, tokens): (usize, usize), gone: &str, text: &str) -> Value {
+    let mut message = json!({
+        "type": "backtrack",
+        "request_id": run.request_id,
+        "index": index,
+        "removed_tokens": tokens,
+        "removed_characters": chars,
+        "removed_text": gone,
+    });
+    if run.head.options.cumulative {
+        message["generated_text"] = echoed(run, text).into();
+    }
+    message
+}
+
+/// The last message of a run: its completion, or the error that it ended with and what it had said before.
+pub(super) fn last(run: &Run, over: &Over, text: &str) -> Value {
+    let text = echoed(run, text);
+    match &over.outcome {
+        Ok(end) if over.ended_by == Some(EndedBy::Timeout) => {
+            let message = match run.head.options.timeout {
+                Some(limit) => format!("the run took longer than the {} ms it may take", limit.as_millis()),
+                None => "the run took too long".to_owned(),
+            };
+            partial(failed("timeout", &message, Some("retry")), run, &text, Some(end.finish.usage))
+        }
+        Ok(end) => match end.finish.reason {
+            FinishReason::Error => {
+                let message = end.finish.message.as_deref().unwrap_or("the run failed");
+                let kind = if run.head.has_mods { "content_filter" } else { "internal_error" };
+                partial(failed(kind, message, None), run, &text, Some(end.finish.usage))
+            }
+            FinishReason::Cancelled if over.ended_by.is_none() => {
+                let message = end.finish.message.as_deref().unwrap_or("the run was cancelled");
+                partial(failed("unavailable", message, Some("retry")), run, &text, Some(end.finish.usage))
+            }
+            _ => completion(run, over, &end.finish, &text),
+        },
+        Err(error) => partial(error.streaming(), run, &text, None),
+    }
+}
+
+fn completion(run: &Run, over: &Over, finish: &Finish, text: &str) -> Value {
+    let mut message = json!({
+        "type": "completion",
+        "request_id": run.request_id,
+        "generated_text": text,
+        "finish_reason": finish_reason(finish.reason, over.ended_by),
+        "usage": usage(finish.usage),
+    });
+    if over.ended_by == Some(EndedBy::Client) {
+        message["stopped_by"] = "client".into();
+    } else if let Some(stop) = &finish.stop_string {
+        message["stop_string"] = stop.as_str().into();
+    }
+    if let Some(calls) = &finish.tool_calls {
+        message["tool_calls"] = calls.clone();
+    }
+    if run.head.options.timing {
+        let first = finish.first_token_us.map(|us| ms(Duration::from_micros(us)));
+        message["timing"] = json!({ "first_token_ms": first, "total_ms": ms(over.total) });
+    }
+    message
+}
+
+/// The counts of tokens.
+pub(super) fn usage(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    })
+}
+
+/// Something that takes a while, or that was done as the client asked.
+pub(super) fn status(operation: &str, progress: u8, message: &str, request_id: Option<&str>) -> Value {
+    let mut status = json!({ "type": "status", "operation": operation, "progress": progress, "message": message });
+    if let Some(id) = request_id {
+        status["request_id"] = id.into();
+    }
+    status
+}
+
+/// An error that concerns that run.
+pub(super) fn error(error: &ApiError, request_id: Option<&str>) -> Value {
+    let mut message = error.streaming();
+    if let Some(id) = request_id {
+        message["request_id"] = id.into();
+    }
+    message
+}
+
+fn failed(kind: &str, message: &str, action: Option<&str>) -> Value {
+    json!({ "type": "error", "error": kind, "message": message, "recoverable": action.is_some(),
+            "recovery_action": action })
+}
+
+/// What was said before an error, so that a client can go on from there.
+fn partial(mut error: Value, run: &Run, text: &str, counts: Option<Usage>) -> Value {
+    error["request_id"] = run.request_id.as_str().into();
+    error["generated_text"] = text.into();
+    if let Some(counts) = counts {
+        error["usage"] = usage(counts);
+    }
+    error
+}
+
+fn finish_reason(reason: FinishReason, ended_by: Option<EndedBy>) -> &'static str {
+    match (reason, ended_by) {
+        // Whoever asks for a stop gets one.
+        (FinishReason::Cancelled, Some(EndedBy::Client) | None) => "stop",
+        (FinishReason::Cancelled, Some(EndedBy::Timeout)) => "timeout",
+        (reason, _) => reason.as_str(),
+    }
+}
+
+fn echoed(run: &Run, text: &str) -> String {
+    if run.head.options.echo_prompt { format!("{}{text}", run.head.prompt_text) } else { text.to_owned() }
+}
+
+fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e4).round() / 10.0
+}

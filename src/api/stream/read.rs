@@ -1,0 +1,279 @@
+//! From a configuration to the request that the engine takes.
+
+use crate::api::wire::fields::{Fields, wrong};
+use crate::api::wire::{constraint, mods, parameters};
+use crate::api::{ApiError, App, Loaded};
+use crate::engine::{Limits, Request, Sampling};
+use crate::events::Surface;
+use crate::model::Vocabulary;
+use serde_json::{Map, Value};
+use std::time::Duration;
+
+/// Alternatives that a token is told with, when nobody says how many.
+const TOP_LOGPROBS: usize = 5;
+/// Most of them.
+const MOST_LOGPROBS: i64 = 100;
+
+/// What a client may change while its run goes on.
+const MODIFIABLE: [&str; 33] = [
+    "adaptive_decay",
+    "adaptive_target",
+    "banned_tokens",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_multiplier",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "dynatemp_range",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "max_steps",
+    "max_tokens",
+    "min_keep",
+    "min_p",
+    "mirostat",
+    "mirostat_eta",
+    "mirostat_tau",
+    "presence_penalty",
+    "repeat_last_n",
+    "repeat_penalty",
+    "repetition_penalty",
+    "samplers",
+    "seed",
+    "stop",
+    "stop_tokens",
+    "temperature",
+    "top_k",
+    "top_n_sigma",
+    "top_p",
+    "typical_p",
+];
+
+/// How the answer is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) stream: bool,
+    pub(super) echo_prompt: bool,
+    pub(super) token_ids: bool,
+    /// How many alternatives each token is told with.
+    pub(super) logprobs: Option<usize>,
+    pub(super) timing: bool,
+    /// Whether `generated_text` is all text so far, or left out of token messages.
+    pub(super) cumulative: bool,
+    /// How long the run may take, rests not counted.
+    pub(super) timeout: Option<Duration>,
+}
+
+/// A configuration as it was sent, with everything in one object.
+#[derive(Debug, Clone)]
+pub(super) struct Config {
+    body: Value,
+    pub(super) options: Options,
+}
+
+/// A configuration in the light of a model.
+pub(super) struct Prepared {
+    pub(super) request: Request,
+    pub(super) prompt_text: String,
+    /// Tokens that the context has left behind the prompt.
+    pub(super) room: u32,
+}
+
+impl Config {
+    /// Reads a configuration: `parameters` and `options` are objects of their own, or stand beside the prompt. `stream` is what
+    /// holds where `options.stream` does not say.
+    ///
+    /// # Errors
+    /// A field of the wrong type; the error names it.
+    pub(super) fn read(message: &Value, stream: bool) -> Result<Self, ApiError> {
+        let fields = Fields::new(message)?;
+        let mut body = Map::new();
+        for section in [None, Some("parameters"), Some("options")] {
+            let own = match section {
+                None => message.as_object(),
+                Some(name) => fields.object(name)?,
+            };
+            let inner = own.into_iter().flatten().filter(|(name, value)| !is_section(name) && !value.is_null());
+            body.extend(inner.map(|(name, value)| (name.clone(), value.clone())));
+        }
+        normalise(&mut body);
+        let body = Value::Object(body);
+        let fields = Fields::new(&body)?;
+        let flag = |name, default| fields.flag(name).map(|flag| flag.unwrap_or(default));
+        let top = fields.integer("top_logprobs", 1..=MOST_LOGPROBS)?.map_or(TOP_LOGPROBS, |count| count as usize);
+        let cumulative = match fields.text("generated_text")? {
+            None | Some("cumulative") => true,
+            Some("delta") => false,
+            Some(other) => return Err(wrong("generated_text", "\"cumulative\" or \"delta\"", &Value::from(other))),
+        };
+        let timeout = fields.integer("timeout_ms", 1..=i64::from(u32::MAX))?;
+        let options = Options {
+            stream: flag("stream", stream)?,
+            echo_prompt: flag("echo_prompt", false)?,
+            token_ids: flag("include_token_ids", false)?,
+            logprobs: flag("include_logprobs", false)?.then_some(top),
+            timing: flag("include_timing", false)?,
+            cumulative,
+            timeout: timeout.map(|ms| Duration::from_millis(ms.unsigned_abs())),
+        };
+        if fields.get("prompt").is_none() {
+            let detail = "prompt is missing; it takes a text, or a list of texts and token ids";
+            return Err(ApiError::invalid("prompt", detail));
+        }
+        parameters::request_id(fields)?;
+        fields.text("model")?;
+        Ok(Self { body, options })
+    }
+
+    /// The model it names.
+    pub(super) fn model(&self) -> Option<&str> {
+        self.body.get("model").and_then(Value::as_str)
+    }
+
+    /// The id that the client gives the run.
+    pub(super) fn request_id(&self) -> Option<&str> {
+        self.body.get("request_id").and_then(Value::as_str)
+    }
+
+    /// The same for another run.
+    pub(super) fn again(&self) -> Self {
+        let mut again = self.clone();
+        if let Some(body) = again.body.as_object_mut() {
+            body.shift_remove("request_id");
+        }
+        again
+    }
+
+    /// The same with other parameters, and what has changed, as a line.
+    ///
+    /// # Errors
+    /// One of them cannot be changed while a run goes on.
+    pub(super) fn modified(&self, parameters: &Map<String, Value>) -> Result<(Self, String), ApiError> {
+        if let Some(unknown) = parameters.keys().find(|name| !MODIFIABLE.contains(&name.as_str())) {
+            let detail = format!(
+                "parameters.{unknown} cannot be changed while a run goes on; these can: {}",
+                MODIFIABLE.join(", ")
+            );
+            return Err(ApiError::invalid(format!("parameters.{unknown}"), detail));
+        }
+        let mut change = parameters.clone();
+        normalise(&mut change);
+        let said: Vec<String> = change.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let mut modified = self.clone();
+        if let Some(body) = modified.body.as_object_mut() {
+            body.extend(change);
+        }
+        Ok((modified, said.join(", ")))
+    }
+
+    /// How tokens are drawn, and when the run ends. `seed` holds where the configuration has none.
+    ///
+    /// # Errors
+    /// A value is out of its range; the error names the field.
+    pub(super) fn drawing(
+        &self,
+        app: &App,
+        vocabulary: &Vocabulary,
+        room: u32,
+        seed: Option<u32>,
+    ) -> Result<(Sampling, Limits), ApiError> {
+        let fields = Fields::new(&self.body)?.or(&app.config().server.request_defaults);
+        let mut sampling = parameters::sampling(fields, vocabulary)?;
+        if let (Some(seed), None) = (seed, fields.get("seed")) {
+            sampling.seed = seed;
+        }
+        Ok((sampling, parameters::limits(fields, vocabulary, room)?))
+    }
+
+    /// The request for that model.
+    ///
+    /// # Errors
+    /// A field is wrong for this model; the error names it.
+    pub(super) fn prepare(&self, app: &App, loaded: &Loaded, request_id: String) -> Result<Prepared, ApiError> {
+        let fields = Fields::new(&self.body)?.or(&app.config().server.request_defaults);
+        let vocabulary = loaded.vocabulary();
+        let prompt = fields.get("prompt").unwrap_or(&Value::Null);
+        let tokens = parameters::text_or_tokens(prompt, "prompt", vocabulary, true, true)?;
+        let prompt_text = prompt.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
+        let placement = parameters::placement(fields)?;
+        let room = placement.room(loaded.engine().context_per_slot(), tokens.len());
+        let (sampling, limits) = self.drawing(app, vocabulary, room, None)?;
+        let request = Request {
+            request_id: Some(request_id),
+            user_label: parameters::user(fields)?,
+            prompt_preview: parameters::preview(&prompt_text),
+            sampling,
+            limits,
+            constraint: constraint::constraint(fields, false)?,
+            mods: mods::chosen(fields, loaded, app.registry())?,
+            attention: fields.flag("attention")?.unwrap_or(false),
+            alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
+            record: parameters::record(fields)?,
+            slot: placement.slot,
+            cache_prompt: placement.cache_prompt,
+            cache_reuse: placement.cache_reuse,
+            overflow: placement.overflow,
+            ..Request::new(tokens, Surface::Websocket)
+        };
+        Ok(Prepared { request, prompt_text, room })
+    }
+}
+
+fn is_section(name: &str) -> bool {
+    matches!(name, "type" | "parameters" | "options")
+}
+
+/// The contract's names as the rest of the server knows them.
+fn normalise(body: &mut Map<String, Value>) {
+    if let Some(penalty) = body.shift_remove("repetition_penalty") {
+        body.entry("repeat_penalty").or_insert(penalty);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn detail(message: &Value) -> String {
+        Config::read(message, true).unwrap_err().problem().detail
+    }
+
+    #[test]
+    fn sections_and_plain_fields_are_one() {
+        let nested = json!({"type": "config", "prompt": "p", "parameters": {"temperature": 0.7, "repetition_penalty": 1.1},
+                            "options": {"include_logprobs": true, "generated_text": "delta"}});
+        let config = Config::read(&nested, true).unwrap();
+        assert_eq!(
+            config.body,
+            json!({"prompt": "p", "temperature": 0.7, "include_logprobs": true,
+                                       "generated_text": "delta", "repeat_penalty": 1.1})
+        );
+        assert_eq!((config.options.logprobs, config.options.cumulative), (Some(TOP_LOGPROBS), false));
+        let flat = json!({"prompt": "p", "temperature": 0.7, "stream": false});
+        assert!(!Config::read(&flat, true).unwrap().options.stream);
+    }
+
+    #[test]
+    fn a_wrong_configuration_says_what_would_be_right() {
+        assert!(detail(&json!({"type": "config"})).contains("prompt is missing"));
+        assert!(detail(&json!({"prompt": "p", "parameters": 3})).contains("parameters must be an object"));
+        assert!(detail(&json!({"prompt": "p", "options": {"stream": "yes"}})).contains("stream must be true or false"));
+        assert!(detail(&json!({"prompt": "p", "options": {"generated_text": "x"}})).contains("\"delta\""));
+        assert!(detail(&json!([])).contains("must be a JSON object"));
+    }
+
+    #[test]
+    fn a_change_is_told_and_kept() {
+        let config = Config::read(&json!({"prompt": "p", "parameters": {"temperature": 0.7}}), true).unwrap();
+        let change = json!({"temperature": 0.9, "repetition_penalty": 1.2});
+        let (modified, said) = config.modified(change.as_object().unwrap()).unwrap();
+        assert_eq!(said, "temperature=0.9, repeat_penalty=1.2");
+        assert_eq!(modified.body, json!({"prompt": "p", "temperature": 0.9, "repeat_penalty": 1.2}));
+        let refused = config.modified(json!({"prompt": "q"}).as_object().unwrap()).unwrap_err();
+        assert!(refused.problem().detail.contains("parameters.prompt cannot be changed"));
+        assert!(MODIFIABLE.is_sorted());
+    }
+}

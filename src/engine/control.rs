@@ -1,0 +1,349 @@
+//! What is said to a run that is under way: wait, go on, draw differently from now on, end.
+//!
+//! Orders reach the decode thread as every other command does, between two decodes, so that nothing there waits for a lock. A
+//! run that rests keeps its slot for a while; then the slot goes to others, its state with it, and the run finds it again, or
+//! computes it again, when it goes on.
+
+use super::run::{Run, State};
+use super::scheduler::{Command, Live, Scheduler};
+use super::{Limits, Sampling};
+use crate::events::{FinishReason, RunId, Signal};
+use crate::model::Vocabulary;
+use crate::model::llama::Sampler;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// The way to a run that is under way; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Control {
+    run: RunId,
+    commands: Sender<Command>,
+    vocabulary: Arc<Vocabulary>,
+}
+
+/// The run is over, or the engine has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the run is over")]
+pub struct RunOver;
+
+/// Where a run stands after an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Tokens in its answer.
+    pub generated: u32,
+    /// What it does.
+    pub activity: Activity,
+    /// How long it has gone on, rests not counted.
+    pub worked: Duration,
+}
+
+/// What a run does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// It waits for a slot.
+    Waiting,
+    /// It has a slot and goes on.
+    Running,
+    /// It has a slot and rests.
+    Resting,
+    /// It rests and has given its slot back.
+    Parked,
+    /// It is over.
+    Over,
+}
+
+/// An order to a run.
+pub(super) enum Order {
+    /// Rest; give the slot back after that time.
+    Pause(Duration),
+    Resume,
+    Modify(Box<Change>),
+    /// End; what was said is the answer.
+    Stop(String),
+    /// Only say where it stands.
+    Look,
+}
+
+/// Other parameters from the next token on.
+pub(super) struct Change {
+    sampling: Sampling,
+    sampler: Sampler,
+    limits: Limits,
+    note: String,
+}
+
+/// A run that rests.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rest {
+    since: Instant,
+    slot_until: Option<Instant>,
+}
+
+impl Control {
+    pub(super) fn new(run: RunId, commands: Sender<Command>, vocabulary: Arc<Vocabulary>) -> Self {
+        Self { run, commands, vocabulary }
+    }
+
+    /// Lets the run rest: nothing more is decoded for it. After `slot_for` its slot goes to others.
+    ///
+    /// # Errors
+    /// [`RunOver`].
+    pub async fn pause(&self, slot_for: Duration) -> Result<Standing, RunOver> {
+        self.order(Order::Pause(slot_for)).await
+    }
+
+    /// Lets the run go on; without a slot it waits for one, before others that came later.
+    ///
+    /// # Errors
+    /// [`RunOver`].
+    pub async fn resume(&self) -> Result<Standing, RunOver> {
+        self.order(Order::Resume).await
+    }
+
+    /// Changes how tokens are drawn, and when the run ends, from the next token on. The draw goes on where it was unless the
+    /// seed is another. `note` says in the trace what has changed.
+    ///
+    /// # Errors
+    /// [`RunOver`].
+    pub async fn modify(&self, mut sampling: Sampling, limits: Limits, note: String) -> Result<Standing, RunOver> {
+        super::ban_ends(&mut sampling, &limits, &self.vocabulary);
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let make = move || {
+            let sampler = Sampler::new(&sampling, &vocabulary);
+            Box::new(Change { sampling, sampler, limits, note })
+        };
+        let change = tokio::task::spawn_blocking(make).await.map_err(|_| RunOver)?;
+        self.order(Order::Modify(change)).await
+    }
+
+    /// Ends the run; what it has said is its answer. `why` says who wanted it.
+    ///
+    /// # Errors
+    /// [`RunOver`].
+    pub async fn stop(&self, why: impl Into<String>) -> Result<Standing, RunOver> {
+        self.order(Order::Stop(why.into())).await
+    }
+
+    /// Where the run stands.
+    ///
+    /// # Errors
+    /// [`RunOver`].
+    pub async fn look(&self) -> Result<Standing, RunOver> {
+        self.order(Order::Look).await
+    }
+
+    async fn order(&self, order: Order) -> Result<Standing, RunOver> {
+        let (answer, answered) = oneshot::channel();
+        self.commands.send(Command::Control(self.run, order, answer)).map_err(|_| RunOver)?;
+        answered.await.map_err(|_| RunOver)
+    }
+}
+
+impl Rest {
+    /// Whether the slot is to be given back.
+    fn is_long(&self, now: Instant) -> bool {
+        self.slot_until.is_some_and(|until| now >= until)
+    }
+}
+
+impl Live {
+    /// Whether nothing is to be decoded for the run now. What has begun as one step is finished first.
+    pub(super) fn rests(&self) -> bool {
+        self.rest.is_some() && self.run.forced.is_none() && self.run.prompt_measures.is_empty()
+    }
+
+    fn wake(&mut self) {
+        if let Some(rest) = self.rest.take() {
+            self.run.rested += rest.since.elapsed();
+        }
+    }
+
+    fn standing(&self, activity: Activity) -> Standing {
+        let activity = if self.run.end.is_some() { Activity::Over } else { activity };
+        let rest = self.rest.map_or(Duration::ZERO, |rest| rest.since.elapsed());
+        let worked = Duration::from_micros(self.run.elapsed_us()).saturating_sub(rest);
+        Standing { generated: self.run.generated() as u32, activity, worked }
+    }
+}
+
+impl Scheduler<'_> {
+    /// Does what a run is told. A run that is over does not answer.
+    pub(super) fn control(&mut self, id: RunId, order: Order, answer: oneshot::Sender<Standing>) {
+        let standing = if let Some(at) = self.slots.iter().position(|slot| is(slot.live.as_ref(), id)) {
+            self.control_in_slot(at, order)
+        } else if let Some(at) = self.queue.iter().position(|live| live.run.id == id) {
+            self.control_in_queue(at, order)
+        } else if let Some(at) = self.parked.iter().position(|live| live.run.id == id) {
+            Some(self.control_parked(at, order))
+        } else {
+            None
+        };
+        if let Some(standing) = standing {
+            // Who has gone meanwhile needs no answer.
+            let _ = answer.send(standing);
+        }
+    }
+
+    fn control_in_slot(&mut self, at: usize, order: Order) -> Option<Standing> {
+        let live = self.slots[at].live.as_mut()?;
+        match order {
+            Order::Pause(slot_for) => {
+                let rest = live.rest.get_or_insert(Rest { since: Instant::now(), slot_until: None });
+                rest.slot_until = Instant::now().checked_add(slot_for);
+            }
+            Order::Resume => live.wake(),
+            other => live.obey(other),
+        }
+        Some(live.standing(if live.rest.is_some() { Activity::Resting } else { Activity::Running }))
+    }
+
+    fn control_in_queue(&mut self, at: usize, order: Order) -> Option<Standing> {
+        if matches!(order, Order::Pause(_) | Order::Stop(_)) {
+            // Without a slot it rests where those are that have none.
+            let mut live = self.queue.remove(at)?;
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            live.rest = Some(Rest { since: Instant::now(), slot_until: None });
+            live.obey(order);
+            let standing = live.standing(Activity::Parked);
+            self.parked.push(live);
+            return Some(standing);
+        }
+        let live = self.queue.get_mut(at)?;
+        live.obey(order);
+        Some(live.standing(Activity::Waiting))
+    }
+
+    fn control_parked(&mut self, at: usize, order: Order) -> Standing {
+        if matches!(order, Order::Resume) {
+            let mut live = self.parked.swap_remove(at);
+            live.wake();
+            let standing = live.standing(Activity::Waiting);
+            self.waiting.fetch_add(1, Ordering::AcqRel);
+            let turn = self.queue.partition_point(|other| other.arrival < live.arrival);
+            self.queue.insert(turn, live);
+            return standing;
+        }
+        let live = &mut self.parked[at];
+        live.obey(order);
+        live.standing(Activity::Parked)
+    }
+
+    /// Takes the slots of runs that have rested for long, and clears away what is over without one.
+    pub(super) fn serve_resting(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.slots.len() {
+            let long = self.slots[index].live.as_ref().is_some_and(|live| {
+                live.rests()
+                    && live.rest.is_some_and(|rest| rest.is_long(now))
+                    && live.run.wants_decode().is_some()
+                    && live.run.outbox.is_empty()
+            });
+            if long {
+                self.park(index);
+            }
+        }
+        let mut at = 0;
+        while at < self.parked.len() {
+            let live = &mut self.parked[at];
+            if live.client.is_closed() && live.run.end.is_none() {
+                live.run.abort(FinishReason::Cancelled, "the client went away".into());
+            }
+            live.pass_on();
+            if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
+                let live = self.parked.swap_remove(at);
+                self.status.ended(&live.run);
+                self.record_end(live);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Gives a slot back. Its state stays in it until another run needs the room, which keeps it as every idle state.
+    fn park(&mut self, index: usize) {
+        let Some(mut live) = self.slots[index].live.take() else { return };
+        self.release(index, &mut live);
+        live.run.cached = 0;
+        live.placed = false;
+        live.begun = true;
+        let items = live.run.journal.take_all();
+        self.signal_items(live.run.id, items);
+        self.flush_attention(&mut live.run);
+        self.parked.push(live);
+    }
+
+    /// Ends what rests without a slot; the server stops.
+    pub(super) fn stop_parked(&mut self, message: &str) {
+        for mut live in std::mem::take(&mut self.parked) {
+            live.run.abort(FinishReason::Cancelled, message.into());
+            live.pass_on();
+            self.record_end(live);
+        }
+    }
+
+    /// Records the last items and the end of a run.
+    pub(super) fn record_end(&mut self, mut live: Live) {
+        if !live.run.journal.recorded() {
+            return;
+        }
+        let items = live.run.journal.take_all();
+        self.signal_items(live.run.id, items);
+        self.flush_attention(&mut live.run);
+        if let Some(end) = live.run.end.clone() {
+            let signal = Signal::Ended(live.run.id, end);
+            match &self.capture {
+                // Behind the rows of attention that are still being coded.
+                Some(capture) if live.run.request.attention => capture.pass(signal),
+                _ => self.signal(signal),
+            }
+        }
+    }
+}
+
+fn is(live: Option<&Live>, id: RunId) -> bool {
+    live.is_some_and(|live| live.run.id == id)
+}
+
+impl Live {
+    /// What changes the run itself.
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Modify(change) => self.run.change(*change),
+            Order::Stop(why) => {
+                self.wake();
+                if self.run.end.is_none() {
+                    self.run.finish(FinishReason::Cancelled, Some(why), None);
+                }
+            }
+            Order::Pause(_) | Order::Resume | Order::Look => {}
+        }
+    }
+}
+
+impl Run {
+    fn change(&mut self, change: Change) {
+        if self.end.is_some() {
+            return;
+        }
+        let Change { sampling, mut sampler, limits, note } = change;
+        sampler.take_over(&mut self.sampler, &self.request.sampling, &sampling);
+        self.sampler = sampler;
+        self.request.sampling = sampling;
+        // A mod may have set another maximum than the request.
+        if limits.max_tokens != self.request.limits.max_tokens {
+            self.max_tokens = limits.max_tokens as usize;
+        }
+        if limits.stop != self.request.limits.stop {
+            self.answer.stop_at(limits.stop.iter().map(|text| text.as_bytes().to_vec()).collect());
+        }
+        self.request.limits = limits;
+        self.note = Some(note);
+        let between_tokens = matches!(self.state, State::Decode { .. }) && self.forced.is_none();
+        if between_tokens && self.generated() > 0 && self.generated() >= self.max_tokens {
+            self.finish(FinishReason::Length, None, None);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What people and programs thought of a run.
+
+use super::rows::clean;
+use super::{Error, Store};
+use crate::events::RunId;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::FromRow;
+use uuid::Uuid;
+
+/// Feedback that is to be kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewFeedback {
+    /// -1 bad … 1 good.
+    pub rating: f32,
+    /// In words.
+    pub text: Option<String>,
+    /// The token of the answer that it is about, counted from 0.
+    pub position: Option<u32>,
+    /// Who gives it.
+    pub user_label: Option<String>,
+}
+
+/// Feedback on a run.
+#[derive(Debug, Clone, PartialEq, Serialize, FromRow)]
+pub struct Feedback {
+    /// Its own id.
+    pub feedback_id: Uuid,
+    /// When it was given.
+    pub created_at: DateTime<Utc>,
+    /// -1 bad … 1 good.
+    pub rating: f32,
+    /// In words.
+    pub text: Option<String>,
+    /// The token of the answer that it is about, counted from 0.
+    pub position: Option<i32>,
+    /// Who gave it.
+    pub user_label: Option<String>,
+}
+
+impl Store {
+    /// Keeps feedback with its run; `None` when there is no such run.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn add_feedback(
+        &self,
+        run_id: RunId,
+        feedback: &NewFeedback,
+        now: DateTime<Utc>,
+    ) -> Result<Option<Feedback>, Error> {
+        let text = feedback.text.as_deref().map(clean);
+        let kept = sqlx::query_as(
+            "insert into feedback (run_id, feedback_id, created_at, rating, comment, position, user_label)
+            select run_id, $2, $3, $4, $5, $6, $7 from runs where run_id = $1
+            returning feedback_id, created_at, rating, comment as text, position, user_label",
+        )
+        .bind(run_id.0)
+        .bind(Uuid::now_v7())
+        .bind(now)
+        .bind(feedback.rating)
+        .bind(text)
+        .bind(feedback.position.and_then(|position| i32::try_from(position).ok()))
+        .bind(feedback.user_label.as_deref().map(clean))
+        .fetch_optional(&self.inner.pool)
+        .await?;
+        Ok(kept)
+    }
+
+    /// The feedback on a run, oldest first.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn feedback(&self, run_id: RunId) -> Result<Vec<Feedback>, Error> {
+        let given = sqlx::query_as(
+            "select feedback_id, created_at, rating, comment as text, position, user_label from feedback
+            where run_id = $1 order by feedback_id",
+        )
+        .bind(run_id.0)
+        .fetch_all(&self.inner.pool)
+        .await?;
+        Ok(given)
+    }
+}

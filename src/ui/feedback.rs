@@ -1,0 +1,55 @@
+//! Feedback as pages write it.
+
+use super::shell::{machine_time, moment};
+use crate::store::Feedback;
+
+/// The fields of one feedback in the templates.
+pub(super) struct FeedbackView {
+    /// `good`, `bad` or `plain`.
+    pub(super) tone: &'static str,
+    /// e.g. `+1`, `−0.5`.
+    pub(super) rating: String,
+    pub(super) text: String,
+    /// e.g. `at token 120`.
+    pub(super) place: String,
+    pub(super) user: String,
+    pub(super) created_at: String,
+    pub(super) created_text: String,
+}
+
+impl FeedbackView {
+    pub(super) fn new(feedback: &Feedback) -> Self {
+        let rating = feedback.rating;
+        let (tone, sign) = match rating {
+            r if r > 0.0 => ("good", "+"),
+            r if r < 0.0 => ("bad", "\u{2212}"),
+            _ => ("plain", ""),
+        };
+        Self {
+            tone,
+            rating: format!("{sign}{}", rating.abs()),
+            text: feedback.text.clone().unwrap_or_default(),
+            place: feedback.position.map(|position| format!("at token {position}")).unwrap_or_default(),
+            user: feedback.user_label.clone().unwrap_or_default(),
+            created_at: machine_time(feedback.created_at),
+            created_text: moment(feedback.created_at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rating_shows_its_sign() {
+        let view = |rating| {
+            let created_at = chrono::DateTime::default();
+            let (feedback_id, text, user_label) = (uuid::Uuid::nil(), None, None);
+            FeedbackView::new(&Feedback { feedback_id, created_at, rating, text, position: None, user_label })
+        };
+        assert_eq!((view(1.0).rating.as_str(), view(1.0).tone), ("+1", "good"));
+        assert_eq!((view(-0.5).rating.as_str(), view(-0.5).tone), ("\u{2212}0.5", "bad"));
+        assert_eq!((view(0.0).rating.as_str(), view(0.0).place.as_str()), ("0", ""));
+    }
+}

@@ -1,0 +1,109 @@
+//! A client of the protocol.
+
+use crate::harness::Server;
+use futures::{SinkExt, StreamExt};
+use serde_json::Value;
+use std::time::Duration;
+use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
+
+/// How long a message may take, also while other tests use all cores.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Among the headers, this asks for compression.
+pub const COMPRESSED: (&str, &str) = ("x-test", "compressed");
+
+/// A connection.
+pub struct Client {
+    pub socket: TcpWebSocket,
+}
+
+/// What comes next on a connection.
+#[derive(Debug)]
+pub enum Next {
+    Message(Value),
+    Closed(Option<u16>),
+}
+
+impl Client {
+    /// Connects, without a key.
+    pub async fn connect(server: &Server) -> Self {
+        Self::connect_with(server, &[]).await.unwrap()
+    }
+
+    /// Connects with these headers.
+    pub async fn connect_with(server: &Server, headers: &[(&str, &str)]) -> yawc::Result<Self> {
+        let url = format!("{}/generate", server.base.replace("http", "ws")).parse().unwrap();
+        let mut request = HttpRequest::builder();
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let options = Options::default().with_max_payload_read(64 << 20);
+        let compressed = headers.contains(&COMPRESSED);
+        let options = if compressed { options.with_balanced_compression() } else { options };
+        Ok(Self { socket: WebSocket::connect(url).with_options(options).with_request(request).await? })
+    }
+
+    /// Sends a message.
+    pub async fn send(&mut self, message: &Value) {
+        self.send_text(message.to_string()).await;
+    }
+
+    /// Sends a text, whatever it says.
+    pub async fn send_text(&mut self, text: String) {
+        self.socket.send(Frame::text(text)).await.unwrap();
+    }
+
+    /// What comes next.
+    pub async fn next(&mut self) -> Next {
+        loop {
+            let frame = tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("nothing comes");
+            match frame {
+                None => return Next::Closed(None),
+                Some(frame) => match frame.opcode() {
+                    OpCode::Text => return Next::Message(serde_json::from_str(frame.as_str()).unwrap()),
+                    OpCode::Close => return Next::Closed(frame.close_code().map(u16::from)),
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    /// The next message.
+    pub async fn message(&mut self) -> Value {
+        match self.next().await {
+            Next::Message(message) => message,
+            Next::Closed(code) => panic!("closed with {code:?}"),
+        }
+    }
+
+    /// Messages up to the first that fits, with it.
+    pub async fn until(&mut self, fits: impl Fn(&Value) -> bool) -> Vec<Value> {
+        let mut messages = Vec::new();
+        loop {
+            let message = self.message().await;
+            let found = fits(&message);
+            messages.push(message);
+            if found {
+                return messages;
+            }
+        }
+    }
+
+    /// Messages up to the end of a run.
+    pub async fn to_end(&mut self) -> Vec<Value> {
+        self.until(|message| message["type"] == "completion" || message["type"] == "error").await
+    }
+
+    /// Sends a configuration and hears the run to its end.
+    pub async fn run(&mut self, config: &Value) -> Vec<Value> {
+        self.send(config).await;
+        self.to_end().await
+    }
+
+    /// Messages up to the status of that operation, with it.
+    pub async fn until_status(&mut self, operation: &str) -> Vec<Value> {
+        let messages = self.until(|message| message["operation"] == operation || message["type"] == "error").await;
+        assert_eq!(messages.last().unwrap()["type"], "status", "{:?}", messages.last());
+        messages
+    }
+}

@@ -1,0 +1,209 @@
+//! Control messages and feedback.
+
+use super::{Client, endless, followed, of_type};
+use crate::harness::{Server, server};
+use serde_json::{Value, json};
+
+async fn begun(server: &Server) -> (Client, String) {
+    let mut client = Client::connect(server).await;
+    client.send(&endless()).await;
+    let init = client.message().await;
+    (client, init["request_id"].as_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn stop_ends_a_run_with_its_completion() {
+    let server = server().await;
+    let (mut client, id) = begun(server).await;
+    let mut messages = client.until(|message| message["index"] == 5).await;
+    client.send(&json!({"type": "control", "action": "stop"})).await;
+    messages.extend(client.to_end().await);
+    let completion = messages.last().unwrap();
+    assert_eq!(
+        (&completion["type"], &completion["finish_reason"]),
+        (&json!("completion"), &json!("stop")),
+        "{completion}"
+    );
+    assert_eq!((&completion["stopped_by"], &completion["request_id"]), (&json!("client"), &json!(id)));
+    assert_eq!(completion["generated_text"], followed(&messages));
+    assert!(completion["usage"]["completion_tokens"].as_u64().unwrap() < 3900);
+    assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
+    client.send(&json!({"type": "control", "action": "stop", "request_id": id})).await;
+    let error = client.message().await;
+    assert!(error["message"].as_str().unwrap().contains("is over"), "{error}");
+}
+
+#[tokio::test]
+async fn modify_takes_effect_and_is_in_the_trace() {
+    let server = server().await;
+    let (mut client, id) = begun(server).await;
+    client.until(|message| message["index"] == 3).await;
+    client
+        .send(&json!({"type": "control", "action": "modify", "parameters": {"temperature": 0.0, "top_p": 0.95}}))
+        .await;
+    let status = client.until_status("modify").await.pop().unwrap();
+    assert_eq!(status["parameters"], json!({"temperature": 0.0, "top_p": 0.95}), "{status}");
+    let from: usize = {
+        let text = status["message"].as_str().unwrap();
+        text.split("from token ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
+    };
+    // Another maximum ends it soon.
+    client.send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": from + 200}})).await;
+    let completion = client.to_end().await.pop().unwrap();
+    assert_eq!(completion["finish_reason"], "length", "{completion}");
+    let run = server.finished(&id).await;
+    let events = run["events"].as_array().unwrap();
+    let noted =
+        events.iter().find(|event| event["details"]["note"].as_str().is_some_and(|note| note.contains("temperature")));
+    assert_eq!(noted.expect("a note in the trace")["step"].as_u64().unwrap() as usize, from, "{noted:?}");
+    // From there on the most probable token was taken each time; before, it was not.
+    let ranks = |range: std::ops::Range<usize>| -> Vec<u64> {
+        let sampled = events.iter().filter(|event| event["event_type"] == "Sampled");
+        let steps = sampled.filter(|event| range.contains(&(event["step"].as_u64().unwrap() as usize)));
+        steps.map(|event| event["details"]["tokens"][0]["rank"].as_u64().unwrap_or(0)).collect()
+    };
+    let after = ranks(from..from + 100);
+    assert!(after.len() == 100 && after.iter().all(|&rank| rank == 1), "{after:?}");
+    assert!(ranks(1..from).iter().any(|&rank| rank > 1));
+}
+
+#[tokio::test]
+async fn other_stop_strings_hold_from_then_on() {
+    let server = server().await;
+    let (mut client, _) = begun(server).await;
+    client.until(|message| message["index"] == 2).await;
+    client.send(&json!({"type": "control", "action": "modify", "parameters": {"stop": ["e", "a", "o", "i"]}})).await;
+    let messages = client.to_end().await;
+    let completion = messages.last().unwrap();
+    assert_eq!(completion["finish_reason"], "stop", "{completion}");
+    assert!(completion["stop_string"].is_string());
+}
+
+#[tokio::test]
+async fn what_cannot_be_changed_is_refused_and_changes_nothing() {
+    let server = server().await;
+    let (mut client, id) = begun(server).await;
+    for (parameters, expected) in [
+        (json!({"prompt": "other"}), "parameters.prompt cannot be changed"),
+        (json!({"temprature": 1}), "parameters.temprature cannot be changed"),
+        (json!({"temperature": "hot"}), "temperature must be a number"),
+        (json!({"banned_tokens": [99999]}), "banned_tokens"),
+        (json!({}), "parameters is missing"),
+    ] {
+        client.send(&json!({"type": "control", "action": "modify", "parameters": parameters, "request_id": id})).await;
+        let error = client.until(|message| message["type"] == "error").await.pop().unwrap();
+        assert_eq!(error["error"], "invalid_request");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
+        assert!(error.get("generated_text").is_none(), "the run goes on: {error}");
+    }
+    client.send(&json!({"type": "control", "action": "stop"})).await;
+    assert_eq!(client.to_end().await.last().unwrap()["type"], "completion");
+}
+
+#[tokio::test]
+async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
+    let server = Server::start(&["--parallel", "1", "--pause-timeout", "1"]);
+    server.wait_ready().await;
+    // All text so far in every message fills the buffers, so that it cannot be over before it is paused.
+    let config = json!({"type": "config", "prompt": "Once upon a time",
+                        "parameters": {"max_tokens": 2500, "temperature": 1.0, "seed": 11, "ignore_eos": true}});
+    let mut client = Client::connect(&server).await;
+    let undisturbed = client.run(&config).await;
+    client.send(&config).await;
+    let mut messages = client.until(|message| message["index"] == 3).await;
+    client.send(&json!({"type": "control", "action": "pause"})).await;
+    messages.extend(client.until_status("pause").await);
+    // Its slot is free after a while, and others run in it.
+    let parked = client.until_status("pause").await;
+    assert!(parked.last().unwrap()["message"].as_str().unwrap().contains("the slot went to others"), "{parked:?}");
+    messages.extend(parked);
+    assert_eq!(of_type(&messages, "completion").count(), 0, "it was over before it could be paused");
+    let other =
+        json!({"prompt": "Another prompt that has nothing to do with it", "max_tokens": 40, "ignore_eos": true});
+    server.answer("/v1/generate", &other).await;
+    client.send(&json!({"type": "control", "action": "resume"})).await;
+    messages.extend(client.to_end().await);
+    let completion = messages.last().unwrap();
+    assert_eq!(completion["type"], "completion", "{completion}");
+    assert_eq!(
+        completion["generated_text"],
+        undisturbed.last().unwrap()["generated_text"],
+        "the same run, without a gap"
+    );
+    assert_eq!(completion["generated_text"], followed(&messages));
+    assert_eq!(completion["usage"], undisturbed.last().unwrap()["usage"]);
+}
+
+#[tokio::test]
+async fn regenerate_begins_another_run_in_its_place() {
+    let server = server().await;
+    let mut client = Client::connect(server).await;
+    client
+        .send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3900, "ignore_eos": true}}))
+        .await;
+    let first = client.message().await;
+    client.until(|message| message["index"] == 3).await;
+    client
+        .send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": 3800, "temperature": 0}}))
+        .await;
+    client.until_status("modify").await;
+    client.send(&json!({"type": "control", "action": "regenerate"})).await;
+    let init = client.until(|message| message["type"] == "init").await.pop().unwrap();
+    assert_eq!(init["replaces"], first["request_id"]);
+    assert_ne!(init["request_id"], first["request_id"]);
+    // Nothing more comes of the first one.
+    let token = client.until(|message| message["index"] == 5).await;
+    assert!(of_type(&token, "token").all(|token| token["request_id"] == init["request_id"]));
+    client.send(&json!({"type": "control", "action": "stop"})).await;
+    assert_eq!(client.to_end().await.last().unwrap()["request_id"], init["request_id"]);
+    let run = server.finished(init["request_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["temperature"], 0.0, "changes are part of the configuration");
+    assert_eq!(server.finished(first["request_id"].as_str().unwrap()).await["run"]["status"], "cancelled");
+    // Also after its end.
+    client.send(&json!({"type": "control", "action": "regenerate"})).await;
+    assert_eq!(client.message().await["replaces"], init["request_id"]);
+}
+
+#[tokio::test]
+async fn feedback_is_kept_with_the_run_and_shown() {
+    let server = server().await;
+    let mut client = Client::connect(server).await;
+    let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 5}});
+    let init = client.run(&config).await.remove(0);
+    client.send(&json!({"type": "feedback", "rating": 1, "text": "Great response!", "position": 120})).await;
+    client.until_status("feedback").await;
+    let run_id = init["run_id"].as_str().unwrap();
+    let feedback = |answer: Value| answer["feedback"].clone();
+    let (_, kept) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;
+    let kept = feedback(kept);
+    assert_eq!(
+        (&kept[0]["rating"], &kept[0]["text"], &kept[0]["position"]),
+        (&json!(1.0), &json!("Great response!"), &json!(120))
+    );
+    // From another connection, and over HTTP.
+    let mut other = Client::connect(server).await;
+    other.send(&json!({"type": "feedback", "rating": -0.5, "request_id": init["request_id"]})).await;
+    other.until_status("feedback").await;
+    let (status, _) = server.post(&format!("/api/v1/runs/{run_id}/feedback"), &json!({"rating": 0})).await;
+    assert_eq!(status, 201);
+    let (_, kept) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;
+    assert_eq!(feedback(kept).as_array().unwrap().len(), 3);
+    let page = server.request(reqwest::Method::GET, &format!("/runs/{run_id}")).header("accept", "text/html");
+    let page = page.send().await.unwrap().text().await.unwrap();
+    assert!(page.contains("Great response!") && page.contains("at token 120"), "{page}");
+    for (wrong, expected) in [
+        (json!({"type": "feedback", "rating": 2}), "rating must be a number between -1 and 1"),
+        (json!({"type": "feedback"}), "rating is missing"),
+        (json!({"type": "feedback", "rating": 1, "position": -1}), "position must be"),
+        (json!({"type": "feedback", "rating": 1, "request_id": "nobody"}), "there is no run 'nobody'"),
+    ] {
+        client.send(&wrong).await;
+        let error = client.message().await;
+        assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
+    }
+    // It goes with its run.
+    let (status, _) = server.get(&format!("/api/v1/runs/{run_id}")).await;
+    assert_eq!(status, 200);
+    let deleted = server.request(reqwest::Method::DELETE, &format!("/api/v1/runs/{run_id}")).send().await.unwrap();
+    assert_eq!(deleted.status(), 204);
+}

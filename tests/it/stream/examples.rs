@@ -1,0 +1,51 @@
+//! The examples of `tests/examples`, as a reader would run them.
+
+use crate::harness::Server;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(program: &str, flags: &[&str], file: &str, base: &str, key: &str) -> Option<Output> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/examples").join(file);
+    let mut command = Command::new(program);
+    command.args(flags).arg(file).args(["Once upon a time", base]).env("THUNDER_API_KEY", key);
+    match command.output() {
+        Ok(output) => Some(output),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("there is no {program}; its example is left out");
+            None
+        }
+        Err(error) => panic!("{program}: {error}"),
+    }
+}
+
+async fn tried(program: &'static str, flags: &'static [&'static str], file: &'static str) {
+    let server = Server::start(&["--api-key", "secret"]);
+    server.wait_ready().await;
+    let base = server.base.clone();
+    let output = tokio::task::spawn_blocking(move || run(program, flags, file, &base, "secret")).await.unwrap();
+    let Some(output) = output else { return };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert!(!output.stdout.is_empty(), "{said}");
+    for expected in ["run ", "modify: ", "feedback: "] {
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn the_example_in_python_works() {
+    tried("python3", &[], "stream.py").await;
+}
+
+#[tokio::test]
+async fn the_example_in_javascript_works() {
+    let version = Command::new("node").arg("--version").output();
+    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let major: u32 = version.trim_start_matches('v').split('.').next().and_then(|text| text.parse().ok()).unwrap_or(0);
+    match major {
+        0 => eprintln!("there is no node; its example is left out"),
+        ..20 => eprintln!("node {version} has no WebSocket; its example is left out"),
+        20 | 21 => tried("node", &["--experimental-websocket"], "stream.mjs").await,
+        22.. => tried("node", &[], "stream.mjs").await,
+    }
+}

@@ -1,0 +1,240 @@
+//! Clients that mean no good, or do not know better.
+
+use super::client::Next;
+use super::{Client, endless};
+use crate::harness::{Server, server};
+use futures::SinkExt;
+use serde_json::json;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use yawc::Frame;
+
+async fn code_after(client: &mut Client) -> Option<u16> {
+    loop {
+        if let Next::Closed(code) = client.next().await {
+            return code;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_beginning_is_explained_and_closed() {
+    let server = server().await;
+    for (first, expected) in [
+        ("{\"type\":\"control\",\"action\":\"stop\"}", "first message must be a config message"),
+        ("{\"type\":\"hello\"}", "first message must be a config message"),
+        ("{\"prompt\":\"x\"}", "first message must be a config message"),
+        ("not JSON", "not JSON"),
+        ("[1,2]", "JSON object"),
+        ("\"config\"", "JSON object"),
+    ] {
+        let mut client = Client::connect(server).await;
+        client.send_text(first.to_owned()).await;
+        let error = client.message().await;
+        assert_eq!((&error["error"], &error["recoverable"]), (&json!("invalid_request"), &json!(false)));
+        assert!(error["message"].as_str().unwrap().contains(expected), "{first}: {error}");
+        assert_eq!(code_after(&mut client).await, Some(1008), "{first}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_messages_are_explained_and_the_connection_goes_on() {
+    let server = server().await;
+    let mut client = Client::connect(server).await;
+    client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    for (message, expected) in [
+        (json!({"type": "config"}), "prompt is missing"),
+        (json!({"type": "config", "prompt": 5}), "prompt must be a text"),
+        (json!({"type": "config", "prompt": ""}), "the prompt is empty"),
+        (json!({"type": "config", "prompt": [1, 99999]}), "token ids below 640"),
+        (json!({"type": "config", "prompt": [-1]}), "token ids below 640"),
+        (json!({"type": "config", "prompt": "x", "parameters": []}), "parameters must be an object"),
+        (
+            json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": "many"}}),
+            "max_tokens must be a whole number",
+        ),
+        (json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": 0}}), "max_tokens must be"),
+        (json!({"type": "config", "prompt": "x", "parameters": {"temperature": -1}}), "temperature must be"),
+        (json!({"type": "config", "prompt": "x", "parameters": {"top_p": 1.5}}), "top_p must be"),
+        (json!({"type": "config", "prompt": "x", "parameters": {"stop": [1]}}), "stop must be"),
+        (json!({"type": "config", "prompt": "x", "parameters": {"banned_tokens": [640]}}), "banned_tokens"),
+        (json!({"type": "config", "prompt": "x", "parameters": {"logit_bias": {"9999": 1}}}), "logit_bias"),
+        (json!({"type": "config", "prompt": "x", "options": {"stream": "yes"}}), "stream must be true or false"),
+        (json!({"type": "config", "prompt": "x", "model": "nobody"}), "there is no model 'nobody'"),
+        (json!({"type": "config", "prompt": "x", "mods": ["nobody"]}), "nobody"),
+        (json!({"type": "config", "prompt": "x", "request_id": ""}), "request_id must have"),
+        (json!({"type": "control"}), "action is missing"),
+        (json!({"type": "control", "action": "explode"}), "action must be"),
+        (json!({"type": "control", "action": "stop", "request_id": "nobody"}), "this connection has no run 'nobody'"),
+        (json!({"type": "control", "action": "stop", "request_id": 7}), "request_id must be a text"),
+        (json!({"type": "nonsense"}), "no message of type 'nonsense'"),
+        (json!({"type": 5}), "type must be a text"),
+        (json!({"no": "type"}), "type is missing"),
+        (json!({"type": "resume"}), "request_id is missing"),
+        (json!({"type": "resume", "request_id": "x", "after": -1}), "after must be"),
+    ] {
+        client.send(&message).await;
+        let error = client.message().await;
+        assert_eq!(error["type"], "error", "{message}");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{message}: {error}");
+        assert_ne!(error["error"], "internal_error", "{message}");
+    }
+    client.socket.send(Frame::binary(&b"\x00\x01"[..])).await.unwrap();
+    assert!(client.message().await["message"].as_str().unwrap().contains("binary"));
+    client.send_text("[".repeat(100_000)).await;
+    assert!(client.message().await["message"].as_str().unwrap().contains("not JSON"));
+    let long = json!({"type": "config", "prompt": "word ".repeat(9000)});
+    client.send(&long).await;
+    let error = client.message().await;
+    assert_eq!(
+        (&error["error"], &error["recovery_action"]),
+        (&json!("context_length_exceeded"), &json!("reduce_prompt"))
+    );
+    assert!(error["n_prompt_tokens"].as_u64() > error["n_ctx"].as_u64());
+    let all: Vec<u32> = (0..640).collect();
+    let banned = json!({"type": "config", "prompt": "x", "parameters": {"banned_tokens": all}});
+    let error = client.run(&banned).await.pop().unwrap();
+    assert!(error["message"].as_str().unwrap().contains("no token can be drawn"), "{error}");
+    let last = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    assert_eq!(last.last().unwrap()["type"], "completion");
+}
+
+/// A connection whose frames are written by hand.
+async fn raw(server: &Server) -> TcpStream {
+    let mut stream = TcpStream::connect(server.base.trim_start_matches("http://")).await.unwrap();
+    let host = server.base.trim_start_matches("http://");
+    let request = format!(
+        "GET /generate HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    assert!(head.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&head));
+    assert!(String::from_utf8_lossy(&head).contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+    stream
+}
+
+#[tokio::test]
+async fn frames_that_break_the_rules_close_the_connection() {
+    let server = server().await;
+    let masked = |first: u8, payload: &[u8]| {
+        let mut frame = vec![first, 0x80 | payload.len() as u8, 0, 0, 0, 0];
+        frame.extend_from_slice(payload);
+        frame
+    };
+    for (what, bytes, code) in [
+        ("not masked", vec![0x81, 0x02, b'h', b'i'], Some(1002)),
+        ("a reserved bit", masked(0xa1, b"x"), Some(1002)),
+        ("an unknown opcode", masked(0x83, b"x"), Some(1003)),
+        ("a continuation of nothing", masked(0x80, b"x"), Some(1002)),
+        ("a ping in pieces", masked(0x09, b"x"), Some(1002)),
+        ("no UTF-8", masked(0x81, b"\xff\xfe"), Some(1007)),
+        ("a frame of 2^62 bytes", vec![0x81, 0xff, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], Some(1009)),
+        ("a close frame of one byte", masked(0x88, b"x"), Some(1002)),
+    ] {
+        let mut stream = raw(server).await;
+        stream.write_all(&bytes).await.unwrap();
+        let mut answer = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await;
+        let at = answer.iter().rposition(|&byte| byte == 0x88);
+        let told = at.and_then(|at| Some(u16::from_be_bytes([*answer.get(at + 2)?, *answer.get(at + 3)?])));
+        assert!(read.is_ok(), "{what}: the connection stays open");
+        assert_eq!(told, code, "{what}: {answer:?}");
+    }
+    // Nothing but noise.
+    let mut stream = raw(server).await;
+    let noise: Vec<u8> = (0..4000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let _ = stream.write_all(&noise).await;
+    drop(stream);
+    // A message in very small pieces is a message.
+    let mut stream = raw(server).await;
+    let config = br#"{"type":"config","prompt":"Once","parameters":{"max_tokens":2}}"#;
+    for (index, byte) in config.iter().enumerate() {
+        let opcode = if index == 0 { 0x01 } else { 0x00 };
+        let fin = if index + 1 == config.len() { 0x80 } else { 0 };
+        stream.write_all(&masked(fin | opcode, &[*byte])).await.unwrap();
+    }
+    let mut first = [0; 40];
+    stream.read_exact(&mut first).await.unwrap();
+    assert!(String::from_utf8_lossy(&first).contains("\"type\":\"init\""));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_disturbs_nobody() {
+    let server = Server::start(&["--stream-keep", "0", "--parallel", "1"]);
+    server.wait_ready().await;
+    for _ in 0..3 {
+        let mut client = Client::connect(&server).await;
+        client.send(&endless()).await;
+        client.until(|message| message["index"] == 2).await;
+        // Without a word.
+        drop(client);
+    }
+    // The only slot is free again.
+    let answer = server.answer("/v1/generate", &json!({"prompt": "Once", "max_tokens": 3})).await;
+    assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0);
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_makes_its_run_wait_and_nobody_else() {
+    let server = Server::start(&["--parallel", "2"]);
+    server.wait_ready().await;
+    let mut slow = Client::connect(&server).await;
+    slow.send(&endless()).await;
+    let id = slow.message().await["request_id"].as_str().unwrap().to_owned();
+    let generated = async || {
+        server
+            .get("/slots")
+            .await
+            .1
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|slot| slot["next_token"][0]["n_decoded"].as_u64().unwrap_or(0))
+            .max()
+            .unwrap()
+    };
+    let mut before = 0;
+    let mut still = 0;
+    while still < 10 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = generated().await;
+        still = if now == before && now > 0 { still + 1 } else { 0 };
+        before = now;
+    }
+    assert!(before < 3900, "all {before} tokens were generated, though nobody reads them");
+    let other = server.answer("/v1/generate", &json!({"prompt": "Other", "max_tokens": 20, "ignore_eos": true})).await;
+    assert_eq!(other["usage"]["completion_tokens"], 20);
+    // It goes on where it was.
+    let end = slow.to_end().await.pop().unwrap();
+    assert_eq!((&end["type"], &end["request_id"]), (&json!("completion"), &json!(id)), "{end}");
+    assert_eq!(end["usage"]["completion_tokens"], 3900);
+}
+
+#[tokio::test]
+async fn a_thousand_idle_connections_cost_little() {
+    let server = Server::start(&[]);
+    server.wait_ready().await;
+    let resident = || -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    let mut warm = Client::connect(&server).await;
+    warm.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    let before = resident();
+    let mut idle = Vec::new();
+    for _ in 0..1000 {
+        // Plain connections of this process, so that its own limits are not met first.
+        idle.push(raw(&server).await);
+    }
+    let each = resident().saturating_sub(before) as f64 / 1000.0;
+    println!("an idle connection takes {each:.1} KiB");
+    assert!(each < 40.0, "an idle connection takes {each:.1} KiB");
+    let last = warm.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    assert_eq!(last.last().unwrap()["type"], "completion");
+}

@@ -1,0 +1,184 @@
+//! Keys, origins, sizes and rates.
+
+use super::Client;
+use super::client::Next;
+use crate::harness::{self, Server};
+use serde_json::{Value, json};
+
+fn short() -> Value {
+    json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})
+}
+
+#[tokio::test]
+async fn a_key_comes_as_a_header_or_with_the_first_message() {
+    let server = Server::start(&["--api-key", "secret", "--cors-origin", "https://app.example"]);
+    server.wait_ready().await;
+    let mut client = Client::connect_with(&server, &[("authorization", "Bearer secret")]).await.unwrap();
+    assert_eq!(client.run(&short()).await.last().unwrap()["type"], "completion");
+    assert!(Client::connect_with(&server, &[("authorization", "Bearer wrong")]).await.is_err());
+
+    let mut client = Client::connect(&server).await;
+    client.send(&json!({"type": "auth", "api_key": "secret"})).await;
+    let messages = client.run(&short()).await;
+    let run = server.finished(messages[0]["run_id"].as_str().unwrap()).await;
+    assert!(run["run"]["user_label"].as_str().unwrap().starts_with("key-"), "{}", run["run"]);
+
+    let mut config = short();
+    config["api_key"] = "secret".into();
+    let mut client = Client::connect(&server).await;
+    assert_eq!(client.run(&config).await.last().unwrap()["type"], "completion");
+
+    for first in [short(), json!({"type": "auth", "api_key": "wrong"})] {
+        let mut client = Client::connect(&server).await;
+        client.send(&first).await;
+        let error = client.message().await;
+        assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unauthorized"), &json!("authenticate")));
+        assert!(matches!(client.next().await, Next::Closed(Some(1008))));
+    }
+    // The address is no place for a key, and other paths do not become public by pretending.
+    let path = "/generate?api_key=secret";
+    let pretending = reqwest::Client::new().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
+    assert_eq!(pretending.send().await.unwrap().status(), 401);
+    let plain = reqwest::Client::new().get(format!("{}{path}", server.base)).send().await.unwrap();
+    assert_eq!(plain.status(), 401);
+
+    let origin = |origin| [("authorization", "Bearer secret"), ("origin", origin)];
+    assert!(Client::connect_with(&server, &origin("https://evil.example")).await.is_err());
+    assert!(Client::connect_with(&server, &origin("https://app.example")).await.is_ok());
+}
+
+#[tokio::test]
+async fn too_large_a_message_is_refused_with_a_reason() {
+    let server = Server::start(&["--max-message", "4K"]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    client.run(&short()).await;
+    client.send(&json!({"type": "config", "prompt": "x".repeat(5000)})).await;
+    let error = client.message().await;
+    assert!(error["message"].as_str().unwrap().contains("a message may have 4096 bytes"), "{error}");
+    assert!(matches!(client.next().await, Next::Closed(Some(1009))));
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_and_one_with_a_run_is_not() {
+    let server = Server::start(&["--socket-idle", "1", "--run-timeout", "3"]);
+    server.wait_ready().await;
+    let (mut idle, mut busy) = (Client::connect(&server).await, Client::connect(&server).await);
+    busy.send(&super::endless()).await;
+    busy.until(|message| message["index"] == 1).await;
+    busy.send(&json!({"type": "control", "action": "pause"})).await;
+    busy.until_status("pause").await;
+    idle.run(&short()).await;
+    assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
+    busy.send(&json!({"type": "control", "action": "resume"})).await;
+    busy.until_status("resume").await;
+    let end = busy.to_end().await.pop().unwrap();
+    assert!(end["type"] == "completion" || end["error"] == "timeout", "{end}");
+    assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
+}
+
+#[tokio::test]
+async fn too_many_runs_are_refused_on_every_route() {
+    let server = Server::start(&["--api-key", "one,two", "--rate-limit", "4"]);
+    server.wait_ready().await;
+    let post = async |path: &str, key: &str, body: Value| {
+        let request = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
+        request.send().await.unwrap()
+    };
+    let mut client = Client::connect_with(&server, &[("x-api-key", "one")]).await.unwrap();
+    client.run(&short()).await;
+    let body = json!({"prompt": "Once", "max_tokens": 1});
+    for path in ["/v1/generate", "/v1/completions", "/completion"] {
+        assert_eq!(post(path, "one", body.clone()).await.status(), 200, "{path}");
+    }
+    let error = client.run(&short()).await.pop().unwrap();
+    assert_eq!((&error["error"], &error["recoverable"]), (&json!("rate_limited"), &json!(true)), "{error}");
+    assert!(error["retry_after_seconds"].as_u64().unwrap() > 0);
+    for path in
+        ["/v1/generate", "/v1/completions", "/v1/chat/completions", "/completion", "/v1/messages", "/v1/responses"]
+    {
+        let refused = post(path, "one", body.clone()).await;
+        assert_eq!(refused.status(), 429, "{path}");
+        let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!((1..=60).contains(&wait), "{path}");
+    }
+    assert_eq!(post("/v1/generate", "two", body).await.status(), 200, "another key has its own count");
+}
+
+#[tokio::test]
+async fn a_model_that_loads_is_waited_for_with_a_status() {
+    let server = Server::start(&[]);
+    // It is starting; connecting may still be refused.
+    let mut client = loop {
+        match Client::connect_with(&server, &[]).await {
+            Ok(client) => break client,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+        }
+    };
+    let messages = client.run(&short()).await;
+    assert_eq!(messages.last().unwrap()["type"], "completion", "{messages:?}");
+    for status in messages.iter().filter(|message| message["type"] == "status") {
+        assert_eq!(status["operation"], "model_loading");
+        assert!(status["progress"].as_u64().unwrap() <= 100 && status["message"].is_string(), "{status}");
+    }
+    assert_eq!(messages[0]["type"], "status", "starting takes longer than a connection: {messages:?}");
+}
+
+#[tokio::test]
+async fn another_model_is_loaded_on_the_way_or_said_to_be_broken() {
+    let models = harness::folder();
+    std::fs::copy(harness::model(), models.join("other.gguf")).unwrap();
+    std::fs::write(models.join("broken.gguf"), b"GGUF, but nothing else").unwrap();
+    let server = Server::start(&["--models-dir", models.to_str().unwrap()]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    let mut config = short();
+    config["model"] = "other".into();
+    let messages = client.run(&config).await;
+    let init = messages.iter().find(|message| message["type"] == "init").expect("an init");
+    assert_eq!(init["model"], "other");
+    assert_eq!(messages.last().unwrap()["type"], "completion");
+    config["model"] = "broken".into();
+    let error = client.run(&config).await.pop().unwrap();
+    assert_eq!(error["error"], "model_loading_error", "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_stops_lets_runs_end_and_says_goodbye() {
+    let server = Server::start(&["--shutdown-grace", "20"]);
+    server.wait_ready().await;
+    let (mut busy, mut idle) = (Client::connect(&server).await, Client::connect(&server).await);
+    idle.run(&short()).await;
+    busy.send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 800, "ignore_eos": true},
+                      "options": {"generated_text": "delta"}}))
+        .await;
+    busy.until(|message| message["index"] == 1).await;
+    let stopped = server.stop("TERM");
+    let heard = async {
+        assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
+        assert_eq!(busy.to_end().await.last().unwrap()["usage"]["completion_tokens"], 800);
+        assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
+    };
+    let (code, ()) = tokio::join!(stopped, heard);
+    assert_eq!(code, Some(0), "{}", server.log());
+}
+
+#[tokio::test]
+async fn a_run_that_a_stopping_server_cuts_off_says_what_it_had() {
+    let server = Server::start(&["--shutdown-grace", "1"]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    client.send(&super::endless()).await;
+    let mut messages = client.until(|message| message["index"] == 3).await;
+    client.send(&json!({"type": "control", "action": "pause"})).await;
+    messages.extend(client.until_status("pause").await);
+    let heard = async {
+        messages.extend(client.to_end().await);
+        let error = messages.last().unwrap();
+        assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unavailable"), &json!("retry")), "{error}");
+        assert_eq!(error["generated_text"], super::followed(&messages));
+        assert!(matches!(client.next().await, Next::Closed(Some(1001))));
+    };
+    let (code, ()) = tokio::join!(server.stop("TERM"), heard);
+    assert_eq!(code, Some(0), "{}", server.log());
+}

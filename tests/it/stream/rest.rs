@@ -1,0 +1,85 @@
+//! `POST /v1/generate`.
+
+use super::followed;
+use crate::harness::server;
+use serde_json::{Value, json};
+
+/// The events of a stream: name and data.
+async fn events(body: &Value) -> Vec<(String, Value)> {
+    let response = server().await.request(reqwest::Method::POST, "/v1/generate").json(body).send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let text = response.text().await.unwrap();
+    let field = |event: &str, name: &str| {
+        event.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim_start_matches(": ").to_owned())
+    };
+    let event = |event: &str| Some((field(event, "event")?, serde_json::from_str(&field(event, "data")?).unwrap()));
+    text.split("\n\n").filter_map(event).collect()
+}
+
+#[tokio::test]
+async fn the_example_of_the_contract_is_answered() {
+    let answer = server()
+        .await
+        .answer(
+            "/v1/generate",
+            &json!({"prompt": "Write a short story about a robot learning to paint.", "max_tokens": 20,
+                                        "temperature": 0.7, "stream": false}),
+        )
+        .await;
+    assert!(answer["id"].as_str().unwrap().starts_with("gen_"));
+    assert_eq!(answer["model"], "tiny");
+    assert!(answer["generated_text"].is_string() && answer["finish_reason"].is_string());
+    let usage = &answer["usage"];
+    let sum = usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap();
+    assert_eq!(usage["total_tokens"], sum);
+    let run = server().await.finished(answer["id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["surface"], "websocket");
+}
+
+#[tokio::test]
+async fn a_stream_is_the_messages_of_the_protocol() {
+    let body = json!({"prompt": "Once", "max_tokens": 15, "ignore_eos": true, "stream": true, "include_timing": true});
+    let events = events(&body).await;
+    let kinds: Vec<&str> = events.iter().map(|(kind, _)| kind.as_str()).collect();
+    assert_eq!((kinds[0], kinds[1], kinds[16]), ("init", "token", "completion"));
+    let messages: Vec<Value> = events.iter().map(|(_, message)| message.clone()).collect();
+    assert!(events.iter().all(|(kind, message)| message["type"] == *kind));
+    assert_eq!(messages[16]["generated_text"], followed(&messages));
+    assert!(messages[16]["timing"]["total_ms"].is_number());
+}
+
+#[tokio::test]
+async fn sections_of_the_protocol_are_taken_too() {
+    let server = server().await;
+    let nested =
+        json!({"prompt": "Once", "parameters": {"max_tokens": 7, "seed": 4}, "options": {"echo_prompt": true}});
+    let answer = server.answer("/v1/generate", &nested).await;
+    assert!(answer["generated_text"].as_str().unwrap().starts_with("Once"));
+    let flat = json!({"prompt": "Once", "max_tokens": 7, "seed": 4, "echo_prompt": true});
+    assert_eq!(server.answer("/v1/generate", &flat).await["generated_text"], answer["generated_text"]);
+}
+
+#[tokio::test]
+async fn errors_have_a_status_and_the_shape_of_the_protocol() {
+    let server = server().await;
+    for (body, status, kind, expected) in [
+        (json!({}), 400, "invalid_request", "prompt is missing"),
+        (json!({"prompt": "x", "temperature": "hot"}), 400, "invalid_request", "temperature must be a number"),
+        (json!({"prompt": "x", "model": "nobody"}), 404, "invalid_request", "there is no model"),
+        (json!({"prompt": "word ".repeat(9000)}), 400, "context_length_exceeded", "the prompt has"),
+        (json!({"prompt": "x", "mods": ["refuse_late"], "ignore_eos": true}), 422, "content_filter", "enough"),
+        (
+            json!({"prompt": "x", "timeout_ms": 1, "max_tokens": 3000, "ignore_eos": true}),
+            504,
+            "timeout",
+            "longer than the 1 ms",
+        ),
+    ] {
+        let (answered, error) = server.post("/v1/generate", &body).await;
+        assert_eq!((answered, &error["error"]), (status, &json!(kind)), "{error}");
+        assert_eq!(error["type"], "error");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
+    }
+    let (status, error) = server.get("/v1/generate").await;
+    assert_eq!((status, &error["error"]), (405, &json!("invalid_request")));
+}

@@ -1,0 +1,92 @@
+//! Clients that come back.
+
+use super::{Client, endless, followed, of_type};
+use crate::harness::{Server, server};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_client_that_comes_back_misses_nothing_and_hears_nothing_twice() {
+    let server = server().await;
+    let mut config = endless();
+    config["parameters"]["max_tokens"] = 600.into();
+    config["options"]["generated_text"] = "delta".into();
+    let mut client = Client::connect(server).await;
+    client.send(&config).await;
+    let mut messages = client.until(|message| message["index"] == 40).await;
+    let id = messages[0]["request_id"].clone();
+    drop(client);
+    let mut client = Client::connect(server).await;
+    client.send(&json!({"type": "resume", "request_id": id, "after": 40})).await;
+    let rest = client.to_end().await;
+    let init = &rest[0];
+    assert_eq!((&init["type"], &init["resumed"], &init["index"]), (&json!("init"), &json!(true), &json!(40)), "{init}");
+    assert_eq!(init["generated_text"], followed(&messages));
+    messages.extend(rest);
+    let indices: Vec<u64> = of_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, (1..=600).collect::<Vec<_>>());
+    assert_eq!(messages.last().unwrap()["generated_text"], followed(&messages));
+    // Once more, from the beginning, after its end; a configuration without a prompt says the same.
+    client.send(&json!({"type": "config", "request_id": id})).await;
+    let again = client.to_end().await;
+    assert_eq!(of_type(&again, "token").count(), 600);
+    assert_eq!(again.last().unwrap()["generated_text"], messages.last().unwrap()["generated_text"]);
+}
+
+#[tokio::test]
+async fn control_works_after_coming_back_and_the_first_connection_is_told() {
+    let server = server().await;
+    let mut first = Client::connect(server).await;
+    first.send(&endless()).await;
+    let id = first.message().await["request_id"].clone();
+    first.until(|message| message["index"] == 3).await;
+    let mut second = Client::connect(server).await;
+    second.send(&json!({"type": "resume", "request_id": id, "after": 3})).await;
+    second.until(|message| message["index"] == 4).await;
+    first.until_status("moved").await;
+    second.send(&json!({"type": "control", "action": "stop"})).await;
+    assert_eq!(second.to_end().await.last().unwrap()["stopped_by"], "client");
+}
+
+#[tokio::test]
+async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
+    let server = Server::start(&["--stream-keep", "1"]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    let short =
+        client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 9, "seed": 1}})).await;
+    client
+        .send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 4000, "ignore_eos": true}}))
+        .await;
+    let deserted = client.message().await["request_id"].as_str().unwrap().to_owned();
+    client.until(|message| message["index"] == 3).await;
+    // What is not read makes it wait, so that it cannot end by itself before it is given up.
+    client.send(&json!({"type": "control", "action": "pause"})).await;
+    client.until_status("pause").await;
+    drop(client);
+    assert_eq!(server.finished(&deserted).await["run"]["status"], "cancelled");
+    // Both are known to the database only, by now.
+    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    let mut client = Client::connect(&server).await;
+    let id = short[0]["request_id"].clone();
+    client.send(&json!({"type": "resume", "request_id": id, "after": 2})).await;
+    let stored: Vec<Value> = client.to_end().await;
+    assert_eq!(stored.len(), 2);
+    assert_eq!((&stored[0]["stored"], &stored[1]["stored"]), (&json!(true), &json!(true)), "{stored:?}");
+    let (told, kept) = (short.last().unwrap(), &stored[1]);
+    assert_eq!(kept["generated_text"], told["generated_text"]);
+    assert_eq!((&kept["usage"], &kept["finish_reason"]), (&told["usage"], &told["finish_reason"]));
+    client.send(&json!({"type": "resume", "request_id": "nobody"})).await;
+    assert!(client.message().await["message"].as_str().unwrap().contains("there is no run 'nobody'"));
+}
+
+#[tokio::test]
+async fn a_request_id_names_one_run() {
+    let server = server().await;
+    let mut client = Client::connect(server).await;
+    let id = format!("mine-{}", uuid::Uuid::now_v7());
+    let config = json!({"type": "config", "request_id": id, "prompt": "Once", "parameters": {"max_tokens": 3}});
+    assert_eq!(client.run(&config).await[0]["request_id"], id);
+    let error = client.run(&config).await.pop().unwrap();
+    assert!(error["message"].as_str().unwrap().contains("belongs to another run"), "{error}");
+    assert_eq!(error["parameter"], "request_id");
+}
