@@ -174,6 +174,22 @@ fn answer(loaded: &Loaded, fields: Fields<'_>, dialect: Dialect, prompt: &[Token
     })
 }
 
+/// Lets a run take the client's name for the request, unless an earlier run has it: on this API a name is for those who listen, and
+/// a client may begin at 1 each time.
+///
+/// # Errors
+/// 503 while the database is being started.
+pub(in crate::api) async fn free_ids(app: &App, requests: &mut [Request]) -> Result<(), ApiError> {
+    for request in requests {
+        if let Some(id) = &request.request_id
+            && matches!(app.store()?.find(id).await, Ok(Some(_)))
+        {
+            request.request_id = None;
+        }
+    }
+    Ok(())
+}
+
 /// `logprobs: true`, and `top_logprobs`, how many alternatives; or `logprobs` as that number.
 fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
     let top = fields.integer("top_logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize);

@@ -17,7 +17,7 @@ mod socket;
 mod telling;
 mod text;
 
-pub(super) use ask::{Asked, Dialect, in_their_words, read, renamed, token_ids};
+pub(super) use ask::{Asked, Dialect, free_ids, in_their_words, read, renamed, token_ids};
 pub(super) use describe::describe;
 pub use error::AttentionError;
 pub(super) use event::{Carrier, Writer};

@@ -117,6 +117,7 @@ async fn answer(
     for request in &mut asked.requests {
         generation::note_client(request, headers, caller.clone());
     }
+    ask::free_ids(&app, &mut asked.requests).await?;
     let runs = Runs::begin(app, &loaded, asked.requests).await?;
     let telling = Telling::new(runs, asked.answer);
     let run_id = telling.run_id();

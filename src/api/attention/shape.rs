@@ -299,7 +299,9 @@ fn weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
 fn weights_of(given: Option<&[f32]>, layer_ids: &[u16], layers: usize) -> Result<Vec<f32>, ApiError> {
     let weights: Vec<f32> = match given {
         None => layer_ids.iter().map(|&layer| f32::from(layer) + 1.0).collect(),
-        Some(given) if given.len() == layers => layer_ids.iter().map(|&layer| given[usize::from(layer)]).collect(),
+        Some(given) if given.len() == layers => {
+            layer_ids.iter().map(|&layer| given.get(usize::from(layer)).copied().unwrap_or(0.0)).collect()
+        }
         Some(given) => {
             let message =
                 format!("layer_weights must have one number for each of the {layers} layers, got {}", given.len());

@@ -19,6 +19,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -31,6 +32,7 @@ const MOST_REQUESTS: usize = 64;
 struct Connection {
     app: App,
     caller: Option<Caller>,
+    address: Option<SocketAddr>,
     outgoing: Outgoing,
     history: History,
     /// Of each request under way, by the client's name for it: the way to cancel it.
@@ -65,8 +67,9 @@ fn written(error: &ApiError) -> String {
 }
 
 async fn talk(app: App, socket: Socket) -> Close {
-    let Socket { caller, mut incoming, outgoing, .. } = socket;
-    let connection = Connection { app, caller, outgoing, history: History::default(), requests: Arc::default() };
+    let Socket { caller, address, mut incoming, outgoing } = socket;
+    let connection =
+        Connection { app, caller, address, outgoing, history: History::default(), requests: Arc::default() };
     // Dropped with this task when the client goes, and the runs with it.
     let mut tasks = JoinSet::new();
     loop {
@@ -180,6 +183,7 @@ impl Connection {
         id: &str,
         mut cancelled: watch::Receiver<bool>,
     ) -> Result<(), ApiError> {
+        self.app.rates().check(self.caller.as_ref(), self.address)?;
         let fields = Fields::new(body)?;
         let loaded = self.app.loaded(fields.text("model")?).await?;
         let dialect = if carrier == Carrier::Packed { Dialect::Packed } else { Dialect::Socket };
@@ -188,8 +192,8 @@ impl Connection {
             if let Some(caller) = &self.caller {
                 request.user_label.get_or_insert_with(|| caller.label.clone());
             }
-            request.request_id = self.free_id(request.request_id.take()).await?;
         }
+        ask::free_ids(&self.app, &mut asked.requests).await?;
         let writer = Writer::new(carrier, id, &asked.answer);
         let samples = asked.answer.samples;
         let mut over = vec![false; samples];
@@ -234,14 +238,6 @@ impl Connection {
             }
         }
         Ok(())
-    }
-
-    /// The run takes the client's name for the request, unless an earlier run has it: on this API a name is the connection's, and
-    /// a client may begin at 1 each time.
-    async fn free_id(&self, id: Option<String>) -> Result<Option<String>, ApiError> {
-        let Some(id) = id else { return Ok(None) };
-        let taken = matches!(self.app.store()?.find(&id).await, Ok(Some(_)));
-        Ok((!taken).then_some(id))
     }
 
     /// Sends an error. `false` when the client has gone.

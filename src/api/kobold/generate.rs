@@ -10,7 +10,6 @@ use crate::engine::{Delta, Output};
 use crate::events::{FinishReason, RunEnd, Usage};
 use crate::model::Vocabulary;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -65,6 +64,8 @@ pub(super) struct Generation {
     pub(super) entry: Entry,
     vocabulary: Arc<Vocabulary>,
     render_special: bool,
+    /// Whether each token is told, or only text behind which no stop string can begin.
+    each_token: bool,
     /// Characters of each token that was told of, where each is.
     told: Vec<usize>,
 }
@@ -91,12 +92,13 @@ pub(super) async fn begin(
     let Asked { mut request, genkey, render_special } = ask::read(&app, &loaded, fields)?;
     generation::note_client(&mut request, headers, caller);
     let entry = genkeys.enter(&genkey);
+    let each_token = request.report.each_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
     let runs = Runs::begin(app, &loaded, vec![request]).await?;
     if let Some(error) = runs.failed_at_once() {
         return Err(error);
     }
-    Ok(Generation { runs, entry, vocabulary, render_special, told: Vec::new() })
+    Ok(Generation { runs, entry, vocabulary, render_special, each_token, told: Vec::new() })
 }
 
 impl Generation {
@@ -134,6 +136,9 @@ impl Generation {
             let gone = self.told.split_off(self.told.len().saturating_sub(delta.taken_back));
             return Piece::Retract(gone.iter().sum());
         }
+        if !self.each_token {
+            return Piece::Text(delta.text);
+        }
         let mut text = String::new();
         for (measure, _) in &delta.tokens {
             let shown = self.render_special || !self.vocabulary.is_control(measure.token);
@@ -141,9 +146,7 @@ impl Generation {
             self.told.push(piece.chars().count());
             text.push_str(piece);
         }
-        // Where not each token is told, the text may have less than its tokens: a stop string is cut off.
-        let trimmed = !delta.rows.is_empty() || delta.text.len() >= text.len();
-        Piece::Text(if trimmed { text } else { delta.text })
+        Piece::Text(text)
     }
 }
 
@@ -168,7 +171,6 @@ pub(super) async fn check(
     request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
     responses((status = 200, description = "`{success: \"true\" | \"false\", done: \"true\" | \"false\"}`")))]
 pub(super) async fn abort(
-    State(_app): State<App>,
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {

@@ -98,6 +98,7 @@ async fn tokens(
     for request in &mut requests {
         generation::note_client(request, headers, caller.clone());
     }
+    attention::free_ids(&app, &mut requests).await?;
     let entry = genkeys.enter(fields.text("genkey")?.unwrap_or_default());
     let runs = Runs::begin(app, &loaded, requests).await?;
     if let Some(error) = runs.failed_at_once() {
