@@ -284,9 +284,7 @@ async fn stopped(app: &App, outgoing: &Outgoing) {
     let mut work = outgoing.work();
     tokio::select! {
         _ = work.wait_for(|&count| count == 0) => {}
-        () = app.stopped() => {
-            // What is cut off still says so.
-            let _ = timeout(LAST_WORDS, work.wait_for(|&count| count == 0)).await;
-        }
+        // What is cut off still says so.
+        () = async { app.stopped().await; sleep(LAST_WORDS).await } => {}
     }
 }
