@@ -41,7 +41,7 @@ pub(super) struct Watch {
 
 /// A sentence that could go.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Prunable {
+pub(in crate::api) struct Prunable {
     turn_id: i64,
     sentence_id: i64,
     /// The largest attention that one of its tokens got at any step of this answer, and of the last ones on this connection:

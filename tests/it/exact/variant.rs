@@ -113,8 +113,8 @@ fn weights(kind: Kind) -> Weights {
     add("output.weight".into(), vocabulary().len(), WIDTH, 3.0);
     for layer in 0..LAYERS {
         let at = |name: &str| format!("blk.{layer}.{name}");
-        add(at("attn_q.weight"), WIDTH, WIDTH, 2.0);
-        add(at("attn_k.weight"), kv, WIDTH, 2.0);
+        add(at("attn_q.weight"), WIDTH, WIDTH, 1.1);
+        add(at("attn_k.weight"), kv, WIDTH, 1.1);
         add(at("attn_v.weight"), kv, WIDTH, 1.0);
         add(at("attn_output.weight"), WIDTH, WIDTH, 1.0);
         add(at("ffn_gate.weight"), HIDDEN, WIDTH, 1.0);
