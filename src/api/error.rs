@@ -241,6 +241,32 @@ impl ApiError {
         self.code("context_length_exceeded")
     }
 
+    /// The field or place that was wrong.
+    #[must_use]
+    pub fn pointer(&self) -> Option<&str> {
+        self.pointer.as_deref()
+    }
+
+    /// The word for programs.
+    #[must_use]
+    pub const fn coded(&self) -> Option<&'static str> {
+        self.code
+    }
+
+    /// Tokens of a prompt that does not fit, and of the context.
+    #[must_use]
+    pub const fn exceeded(&self) -> Option<(u32, u32)> {
+        self.exceeded
+    }
+
+    /// The same error of a field that this dialect's clients call otherwise.
+    #[must_use]
+    pub fn renamed(mut self, ours: &str, theirs: &str) -> Self {
+        self.detail = self.detail.replace(ours, theirs);
+        self.pointer = Some(theirs.to_owned());
+        self
+    }
+
     /// What sort it is.
     #[must_use]
     pub const fn kind(&self) -> Kind {
@@ -254,7 +280,7 @@ impl ApiError {
     }
 
     /// The detail as a client may see it; the cause of an internal error is logged in its stead.
-    fn public_detail(&self) -> String {
+    pub(in crate::api) fn public_detail(&self) -> String {
         if self.kind != Kind::Internal {
             return self.detail.clone();
         }
@@ -360,7 +386,7 @@ impl ApiError {
         }
     }
 
-    fn respond(&self, content_type: &'static str, body: Vec<u8>) -> Response {
+    pub(in crate::api) fn respond(&self, content_type: &'static str, body: Vec<u8>) -> Response {
         let mut response = (self.status(), body).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));

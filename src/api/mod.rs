@@ -7,6 +7,7 @@
 mod anthropic;
 mod app;
 mod asyncapi;
+mod attention;
 mod catalogue;
 mod chat;
 mod error;
@@ -14,6 +15,7 @@ pub mod extract;
 mod generation;
 mod health;
 mod ingest;
+mod kobold;
 mod llama;
 mod mods;
 mod native;
@@ -28,11 +30,13 @@ mod stream;
 mod wire;
 
 pub use app::{App, State};
+pub use attention::AttentionError;
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
 pub use error::{
     AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, StreamError, request_id, with_request_id,
 };
 pub use health::Health;
+pub use kobold::KoboldError;
 pub use mods::load_uploaded;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
@@ -73,6 +77,7 @@ pub fn router(app: &App) -> Router {
         .merge(anthropic::router())
         .merge(responses::router())
         .merge(llama::router())
+        .merge(attention::router().merge(kobold::router()).layer(axum::Extension(kobold::Genkeys::default())))
         .merge(stream::router())
         .split_for_parts();
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());

@@ -6,8 +6,8 @@
 //! gate.
 
 use super::{
-    AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, StreamError, anthropic, llama, openai, session,
-    socket, stream,
+    AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, StreamError, anthropic,
+    attention, kobold, llama, openai, session, socket, stream,
 };
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
@@ -51,6 +51,10 @@ pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
         StreamError(error).into_response()
     } else if anthropic::owns(path) {
         AnthropicError(error).into_response()
+    } else if attention::owns(path) {
+        AttentionError(error).into_response()
+    } else if kobold::owns(path) {
+        KoboldError(error).into_response()
     } else if openai::owns(path) && !llama::owns(path) {
         OpenAiError(error).into_response()
     } else if OURS.iter().any(below) {

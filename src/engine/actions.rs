@@ -65,6 +65,7 @@ impl Run {
                 self.cut_at_end(&mut tokens);
                 self.take_back(self.sequence.len() - self.prompt_len, 0);
                 self.sequence.extend_from_slice(&tokens);
+                self.rows.forget_drawn();
                 if !tokens.is_empty() {
                     let unmeasured = tokens.iter().map(|&token| unmeasured(token)).collect();
                     self.added(unmeasured, Vec::new(), true, step);
@@ -110,6 +111,10 @@ impl Run {
             return self.finish(FinishReason::Length, None, None);
         }
         let start = self.sequence.len();
+        self.rows.forget_drawn();
+        if self.kept_valid {
+            self.rows.drawn_with(self.attention.take());
+        }
         let first = self.kept_valid.then(|| {
             let distribution = self.distribution.unwrap_or_else(|| Distribution::of(&self.kept));
             self.measure(distribution, &self.kept, tokens[0])
@@ -140,6 +145,8 @@ impl Run {
         let generated = self.generated();
         let unsent_from = before - self.unsent.len();
         self.unsent.truncate(generated.saturating_sub(unsent_from));
+        self.rows.truncate(self.unsent.len());
+        self.tell_taken_back(unsent_from.saturating_sub(generated));
         let gone = self.answer.truncate(generated);
         if gone > 0 {
             self.outbox.push_back(Output::Retract { chars: gone });

@@ -4,6 +4,7 @@ use super::conversation::Memory;
 use super::scheduler::{Live, Scheduler, done};
 use crate::events::FinishReason;
 use crate::model::ShiftError;
+use std::sync::Arc;
 
 /// Runs whose next decode is at most this long count as generating: they go before prompts.
 const SHORT: usize = 16;
@@ -119,6 +120,10 @@ impl Scheduler<'_> {
                     for range in cut.ranges.iter().rev() {
                         self.slots[index].cache.drain(range.clone());
                     }
+                    // Closing the gap leaves layers with a window only what is in it, at other cells than its positions.
+                    if live.run.request.attention && !self.context.rows_exact(index as i32) {
+                        live.run.cached = 0;
+                    }
                 }
                 Err(ShiftError::Fixed(_)) => {
                     let untouched = cut.ranges.first().map_or(0, |range| range.start);
@@ -140,7 +145,7 @@ impl Scheduler<'_> {
         let mut outputs = Vec::new();
         for position in from..upto {
             let output = position >= outputs_from;
-            let capture = run.request.attention && position + 1 == run.sequence.len();
+            let capture = run.captures(position, output);
             match self.context.add(run.sequence[position], position as u32, index as i32, output, capture) {
                 Ok(at) if output => outputs.push((at, position)),
                 Ok(_) => {}
@@ -169,7 +174,7 @@ impl Scheduler<'_> {
             let commands = &self.commands;
             for (index, position) in part.outputs {
                 if let Some(row) = captured.next_if(|row| row.index == index) {
-                    live.run.attention = Some(row);
+                    live.run.attention = Some(Arc::new(row));
                 }
                 let logits = self.context.logits(index);
                 live.run.on_logits(position, logits, &mut self.candidates, &|id, call| done(commands, id, call));

@@ -10,6 +10,9 @@ use tokio::sync::mpsc;
 /// Rows that may wait to be coded; a run whose rows find no place is left out of the batch.
 const QUEUE: usize = 64;
 
+/// Bytes of such rows; one row always has a place.
+const QUEUE_BYTES: usize = 128 << 20;
+
 /// Largest deviation of a row's sum from 1 that is taken for rounding. Layers with attention sinks sum to less and are
 /// recorded as they are; a sum above 1 cannot be a distribution.
 const SUM_TOLERANCE: f32 = 0.02;
@@ -19,7 +22,7 @@ const SUM_TOLERANCE: f32 = 0.02;
 pub type AttentionCoder = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
 
 enum Job {
-    Row(RunId, i32, Captured),
+    Row(RunId, i32, Arc<Captured>),
     Pass(Signal),
 }
 
@@ -27,6 +30,7 @@ enum Job {
 pub(super) struct Capture {
     jobs: SyncSender<Job>,
     waiting: Arc<AtomicUsize>,
+    waiting_bytes: Arc<AtomicUsize>,
 }
 
 impl Capture {
@@ -35,21 +39,24 @@ impl Capture {
         // Twice the rows, so that a final signal always finds a place.
         let (jobs, queue) = sync_channel(2 * QUEUE);
         let waiting = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&waiting);
+        let waiting_bytes = Arc::new(AtomicUsize::new(0));
+        let (counter, bytes) = (Arc::clone(&waiting), Arc::clone(&waiting_bytes));
         std::thread::Builder::new()
             .name("thunder-attention".into())
-            .spawn(move || code_rows(&queue, coder, &recorder, &counter))?;
-        Ok(Self { jobs, waiting })
+            .spawn(move || code_rows(&queue, coder, &recorder, &counter, &bytes))?;
+        Ok(Self { jobs, waiting, waiting_bytes })
     }
 
     /// Whether `rows` more rows have a place.
     pub fn has_room(&self, rows: usize) -> bool {
-        self.waiting.load(Ordering::Acquire) + rows <= QUEUE
+        let waiting = self.waiting.load(Ordering::Acquire);
+        waiting + rows <= QUEUE && self.waiting_bytes.load(Ordering::Acquire) < QUEUE_BYTES
     }
 
     /// Hands over the attention of the step whose `ForwardPass` has this number.
-    pub fn row(&self, run: RunId, sequence_order: i32, captured: Captured) {
+    pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<Captured>) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
+        self.waiting_bytes.fetch_add(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
         // The thread is gone only when the recorder is, and then nothing is recorded any more.
         let _ = self.jobs.send(Job::Row(run, sequence_order, captured));
     }
@@ -60,13 +67,20 @@ impl Capture {
     }
 }
 
-fn code_rows(queue: &Receiver<Job>, coder: AttentionCoder, recorder: &mpsc::Sender<Signal>, waiting: &AtomicUsize) {
+fn code_rows(
+    queue: &Receiver<Job>,
+    coder: AttentionCoder,
+    recorder: &mpsc::Sender<Signal>,
+    waiting: &AtomicUsize,
+    waiting_bytes: &AtomicUsize,
+) {
     for job in queue {
         let signal = match job {
             Job::Pass(signal) => Some(signal),
             Job::Row(run, sequence_order, captured) => {
                 let step = code(coder, sequence_order, &captured);
                 waiting.fetch_sub(1, Ordering::AcqRel);
+                waiting_bytes.fetch_sub(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
                 step.map(|step| Signal::Items(run, Arc::new(vec![Item::Attention(step)])))
             }
         };

@@ -22,6 +22,7 @@ mod overflow;
 mod pipeline;
 mod promise;
 mod request;
+mod rows;
 mod run;
 mod scheduler;
 mod ses1;
@@ -31,7 +32,8 @@ mod status;
 mod steps;
 mod thinking;
 
-pub use crate::model::llama::{Sampling, Stage};
+pub use crate::model::OUT_OF_MEMORY;
+pub use crate::model::llama::{Captured, Sampling, Stage};
 pub use capture::AttentionCoder;
 pub use control::{Activity, Control, RunOver, Standing};
 pub use journal::Clock;
@@ -126,6 +128,12 @@ pub struct Delta {
     pub text: String,
     /// The tokens, with the most probable alternatives of the model for each; the list is empty for forced tokens.
     pub tokens: Vec<(TokenMeasure, Vec<Alternative>)>,
+    /// The attention that each of `tokens` was drawn with, where it was asked for; `None` for a token that a mod put there
+    /// without a decode of its own.
+    pub rows: Vec<Option<Arc<Captured>>>,
+    /// Tokens of earlier deltas that a mod took back, the newest first, where each token was asked for; they went before
+    /// `tokens` came.
+    pub taken_back: usize,
     /// Why the run ends with this, where that is known already.
     pub last: Option<FinishReason>,
 }
@@ -441,7 +449,8 @@ impl Engine {
             mods: mods.iter().map(|active| active.name.clone()).collect(),
             prompt_preview: request.prompt_preview.clone(),
         }));
-        let (client, output) = mpsc::channel(CLIENT_CHANNEL);
+        let places = rows::places(&request.report, model, options.ctx_size);
+        let (client, output) = mpsc::channel(places);
         let blank = promise::blank(journal.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
         let promise = promises.as_ref().filter(|_| required).map(|promises| promises.make(id));
@@ -458,7 +467,7 @@ impl Engine {
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
         let output = match promise {
-            Some(promise) => promise::keep(output, promise, blank),
+            Some(promise) => promise::keep(output, promise, blank, places),
             None => output,
         };
         let control = Control::new(id, commands.clone(), Arc::clone(model.vocabulary()));

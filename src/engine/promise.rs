@@ -12,8 +12,13 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Passes a run's outputs on, its end only when the run is kept. One that cannot be kept is broken off.
-pub(super) fn keep(output: mpsc::Receiver<Output>, promise: Promise, blank: RunEnd) -> mpsc::Receiver<Output> {
-    let (client, kept) = mpsc::channel(super::CLIENT_CHANNEL);
+pub(super) fn keep(
+    output: mpsc::Receiver<Output>,
+    promise: Promise,
+    blank: RunEnd,
+    places: usize,
+) -> mpsc::Receiver<Output> {
+    let (client, kept) = mpsc::channel(places);
     tokio::spawn(pass(output, promise, blank, client));
     kept
 }

@@ -130,6 +130,11 @@ pub struct Report {
     pub progress: bool,
     /// Alternatives as they stood after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,
+    /// Every token as soon as it stands, those of a stop string included, instead of the text of the answer. What a mod
+    /// takes back is told as [`super::Delta::taken_back`].
+    pub each_token: bool,
+    /// With each token the attention that it was drawn with, in [`super::Delta::rows`]. Needs `attention` and `each_token`.
+    pub attention_rows: bool,
 }
 
 /// When a run ends.

@@ -8,6 +8,7 @@ use super::measure::{self, Distribution};
 use super::overflow::{Cut, Gone};
 use super::pipeline::{ActiveMod, Passage};
 use super::promise::LastWill;
+use super::rows::Rows;
 use super::status::{Meter, PromptDone};
 use super::thinking::Thinking;
 use super::{Output, Progress, Request};
@@ -52,10 +53,12 @@ pub(super) struct Run {
     pub cached: usize,
     /// Tokens of the prompt whose KV state was reused.
     pub reused: usize,
-    /// Attention of the decode that led to the current logits, until its event has a number.
-    pub attention: Option<Captured>,
+    /// Attention of the decode that led to the current logits.
+    pub attention: Option<Arc<Captured>>,
     /// Attention whose event is known.
-    pub attention_ready: Option<(i32, Captured)>,
+    pub attention_ready: Option<(i32, Arc<Captured>)>,
+    /// Attention on its way to the client.
+    pub(super) rows: Rows,
     /// Counts calls that were handed to a worker, so that a late answer is not taken for another.
     pub awaited_call: u64,
     pub outbox: VecDeque<Output>,
@@ -142,6 +145,7 @@ impl Run {
             reused: 0,
             attention: None,
             attention_ready: None,
+            rows: Rows::new(request.report),
             awaited_call: 0,
             outbox: VecDeque::new(),
             end: None,
@@ -226,6 +230,7 @@ impl Run {
                 self.prompt_measures.push((measure, top));
             } else if let Some((_, measures)) = &mut self.forced {
                 measures.push(measure);
+                self.rows.drawn_with(self.attention.take());
             }
             return;
         }

@@ -80,8 +80,11 @@ impl Run {
                 ..Measured::default()
             }));
         });
-        if let Some(captured) = self.attention.take() {
-            self.attention_ready = Some((order, captured));
+        // Where a mod took back a drawn token, the same row leads to the next one; it stays with the event that came first.
+        if self.attention_ready.is_none()
+            && let Some(captured) = &self.attention
+        {
+            self.attention_ready = Some((order, Arc::clone(captured)));
         }
         self.state = State::Passing(Passage::new(EventType::ForwardPass, order, self.step));
     }
@@ -173,6 +176,7 @@ impl Run {
     fn append_drawn(&mut self) {
         let Some(drawn) = self.drawn.take() else { return self.continue_from_end() };
         self.kept_valid = false;
+        self.rows.drawn_with(self.attention.take());
         self.sequence.push(drawn.token);
         let top = std::mem::take(&mut self.top);
         self.added(vec![drawn], vec![top], false, self.step);
@@ -219,6 +223,7 @@ impl Run {
             self.newly_logprobs.clear();
             self.newly_logprobs.extend(tokens.iter().map(|measured| measured.logprob));
         }
+        self.rows.added(tokens.len());
         let mut tops = tops.into_iter();
         self.unsent.extend(tokens.into_iter().map(|measured| (measured, tops.next().unwrap_or_default())));
         self.state = State::Passing(Passage::new(EventType::Added, order, step));
@@ -261,6 +266,9 @@ impl Run {
     pub(super) fn send_text(&mut self) {
         // Asked each time: a mod may know that what it watches for can no longer begin in what was said.
         let holdback = self.mods.iter().map(|active| active.session.holdback()).max().unwrap_or(0);
+        if self.request.report.each_token {
+            return self.send_tokens(holdback);
+        }
         let text = self.answer.take_sendable(holdback);
         self.send(text);
     }
@@ -270,7 +278,7 @@ impl Run {
         let count = self.answer.sent_tokens().saturating_sub(unsent_from);
         let tokens: Vec<_> = self.unsent.drain(..count.min(self.unsent.len())).collect();
         if !text.is_empty() || !tokens.is_empty() {
-            self.outbox.push_back(Output::Text(Delta { text, tokens, last: None }));
+            self.outbox.push_back(Output::Text(Delta { text, tokens, ..Delta::default() }));
         }
     }
 
@@ -306,8 +314,12 @@ impl Run {
         message: Option<String>,
         tool_calls: Option<serde_json::Value>,
     ) {
-        let rest = self.answer.take_rest();
-        self.send(rest);
+        if self.request.report.each_token {
+            self.send_last_tokens();
+        } else {
+            let rest = self.answer.take_rest();
+            self.send(rest);
+        }
         let ends_hidden =
             self.sequence.last().is_some_and(|&token| self.generated() > 0 && self.ends_generation(token));
         let prompt_us = self.prompt_us.unwrap_or(0);

@@ -11,6 +11,9 @@ mod vocabulary;
 pub use llama::Model;
 pub use vocabulary::{FillIn, Special, Vocabulary, complete_prefix, printable};
 
+/// What an error says where memory is what was missing.
+pub const OUT_OF_MEMORY: &str = "out of memory";
+
 /// Why a model or its context could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -70,6 +73,9 @@ pub enum Error {
         /// `write` or `read`.
         doing: &'static str,
     },
+    /// A decode found no memory.
+    #[error("llama.cpp cannot decode: {OUT_OF_MEMORY}; a smaller --ctx-size, --parallel or --ubatch-size needs less")]
+    OutOfMemory,
     /// A decode failed.
     #[error("llama.cpp cannot decode: {0}")]
     Decode(String),

@@ -29,6 +29,8 @@ pub struct Special {
     pub eos: Option<TokenId>,
     /// Ends a turn of a conversation, where that is another token than `eos`.
     pub eot: Option<TokenId>,
+    /// Fills batches up.
+    pub pad: Option<TokenId>,
     /// Whether `bos` stands before every prompt.
     pub add_bos: bool,
     /// What filling in between two texts takes; `None` when the model was not trained for it.

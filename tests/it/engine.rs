@@ -38,6 +38,10 @@ pub async fn bench(parallel: u32, attention: bool) -> Bench {
 }
 
 pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
+    bench_of(model(), parallel, attention, change).await
+}
+
+pub async fn bench_of(model: Arc<Model>, parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
     let (recorder, signals) = mpsc::channel(100_000);
     let mut options = Options {
         ctx_size: CONTEXT,
@@ -56,7 +60,7 @@ pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut
         clock: chrono::Utc::now,
     };
     change(&mut options);
-    Bench { engine: Engine::start(model(), options, recorder).await.unwrap(), signals }
+    Bench { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {

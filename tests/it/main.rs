@@ -3,6 +3,7 @@
 
 mod anthropic;
 mod architecture;
+mod attention;
 mod broken;
 mod browser;
 mod builtins;
@@ -10,9 +11,11 @@ mod chat;
 mod cli;
 mod constraints;
 mod engine;
+mod exact;
 mod harness;
 mod health;
 mod ingest;
+mod kobold;
 mod llama;
 mod models;
 mod mods;

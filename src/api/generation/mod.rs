@@ -6,7 +6,7 @@ pub(super) mod stream;
 pub(in crate::api) use runs::{Runs, Told};
 
 use super::{ApiError, App, Caller, Kind};
-use crate::engine::{Request, SubmitError};
+use crate::engine::{OUT_OF_MEMORY, Request, SubmitError};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
 use axum::Extension;
@@ -39,6 +39,9 @@ pub(in crate::api) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
         }
         FinishReason::Error => {
             let message = message.unwrap_or_else(|| format!("run {run} failed"));
+            if message.contains(OUT_OF_MEMORY) {
+                return Some(ApiError::new(Kind::NoRoom, message).code("out_of_memory"));
+            }
             Some(ApiError::new(Kind::Unprocessable, message).code("run_failed"))
         }
     }
@@ -104,7 +107,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
-            SubmitError::AttentionOff => Self::invalid("attention", message),
+            SubmitError::AttentionOff => Self::invalid("attention", message).code("attention_unavailable"),
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
             SubmitError::Constraint { error: grammar::Error::Busy, .. } => {
                 Self::new(Kind::Busy, message).retry_after(1)

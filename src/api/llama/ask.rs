@@ -148,6 +148,7 @@ fn request(
             prompt_probabilities: false,
             progress: answer.return_progress && answer.stream,
             after_sampler: answer.post_sampling && answer.n_probs > 0,
+            ..Report::default()
         },
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,

@@ -94,7 +94,7 @@ impl Log {
 
     /// Adds what was appended. Tokens that only end the run are not told.
     pub(super) fn add(&mut self, delta: Delta, vocabulary: &Vocabulary) {
-        let Delta { mut text, tokens, last } = delta;
+        let Delta { mut text, tokens, last, .. } = delta;
         let shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
         let mut told = Vec::with_capacity(tokens.len());
         for (measure, alternatives) in tokens {

@@ -5,6 +5,7 @@ use super::state::Layout;
 use super::ubatch;
 use super::{Error, ShiftError};
 use crate::events::TokenId;
+use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
@@ -13,6 +14,9 @@ use llama_cpp_2::model::{LlamaModel, RopeType};
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 use std::ops::Range;
+
+/// What `llama_decode` says when the memory for a graph cannot be had.
+const NO_MEMORY: i32 = -2;
 
 /// How a context is set up.
 #[derive(Debug, Clone)]
@@ -88,7 +92,7 @@ impl<'model> Context<'model> {
             return Err(Error::QuantisedValues { cache_type: options.cache_type_v.as_str() });
         }
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
-        let tap = options.attention.then(Box::<Tap>::default);
+        let tap = options.attention.then(|| Box::new(Tap::new(model.n_layer() as usize)));
         let mut params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(n_ctx))
             .with_n_batch(options.batch_size)
@@ -191,7 +195,10 @@ impl<'model> Context<'model> {
         self.sequences.clear();
         let wanted = std::mem::take(&mut self.wanted);
         let rows = self.tap.as_mut().map(|tap| tap.take()).unwrap_or_default();
-        result.map_err(|error| Error::Decode(error.to_string()))?;
+        result.map_err(|error| match error {
+            DecodeError::Unknown(NO_MEMORY) => Error::OutOfMemory,
+            other => Error::Decode(other.to_string()),
+        })?;
         Ok(wanted
             .into_iter()
             .zip(rows)

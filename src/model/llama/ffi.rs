@@ -55,6 +55,7 @@ struct State {
     captured: Vec<CapturedRow>,
     ubatch: u32,
     last_layer: Option<u16>,
+    layers: usize,
 }
 
 /// Reads wanted attention rows while llama.cpp decodes. Its address is given to llama.cpp and must outlive the context.
@@ -62,6 +63,11 @@ struct State {
 pub struct Tap(UnsafeCell<State>);
 
 impl Tap {
+    /// For a model of so many layers.
+    pub fn new(layers: usize) -> Self {
+        Self(UnsafeCell::new(State { layers, ..State::default() }))
+    }
+
     /// Says which rows the next decode shall capture.
     pub fn want(&mut self, wanted: Vec<WantedRow>) {
         let state = self.0.get_mut();
@@ -142,6 +148,9 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
             continue;
         }
         let start = captured.values.len();
+        if start == 0 {
+            captured.values.reserve_exact(state.layers * n_head * row_len);
+        }
         captured.values.resize(start + n_head * row_len, 0.0);
         for (head, target) in captured.values[start..].chunks_exact_mut(row_len).enumerate() {
             let offset = token * nb[1] + head * nb[2] + stream * nb[3];

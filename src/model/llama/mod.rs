@@ -120,6 +120,12 @@ pub struct Card {
     pub layers: u32,
     /// Attention heads per layer.
     pub heads: u32,
+    /// Heads of keys and values per layer.
+    pub kv_heads: u32,
+    /// Base of the rotary positions.
+    pub rope_base: Option<f32>,
+    /// Width of the attention window of some layers.
+    pub window: Option<u32>,
     /// Width of the hidden state.
     pub embedding: u32,
     /// Quantisation of the file, e.g. `Q8_0`.
@@ -180,6 +186,9 @@ impl Model {
             vocabulary: vocabulary.len(),
             layers: llama.n_layer(),
             heads: llama.n_head(),
+            kv_heads: llama.n_head_kv(),
+            rope_base: parameter(&llama, "rope.freq_base"),
+            window: parameter(&llama, "attention.sliding_window").filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::loading::file_type(&llama),
             tokenizer: kind,
@@ -247,6 +256,12 @@ impl Model {
     }
 }
 
+/// A number of the file's metadata, e.g. `rope.freq_base`.
+fn parameter<T: std::str::FromStr>(llama: &LlamaModel, key: &str) -> Option<T> {
+    let architecture = llama.meta_val_str("general.architecture").ok()?;
+    llama.meta_val_str(&format!("{architecture}.{key}")).ok()?.parse().ok()
+}
+
 /// llama.cpp's sorts of tokenizer, by their numbers.
 const TOKENIZERS: [&str; 7] = ["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"];
 
@@ -286,6 +301,7 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
         bos: valid(vocab.bos()),
         eos: valid(vocab.eos()),
         eot: valid(vocab.eot()),
+        pad: valid(vocab.pad()),
         add_bos: vocab.should_add_bos(),
         fill_in,
     };

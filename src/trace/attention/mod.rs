@@ -13,8 +13,10 @@
 
 mod encode;
 mod reduce;
+mod view;
 
 pub use encode::Encoder;
+pub use view::{Rows, Statistics, Strong};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;

@@ -25,6 +25,18 @@ pub fn scale(row: &mut [f32], factor: f32) {
     }
 }
 
+/// The sum of a row.
+pub fn sum(row: &[f32]) -> f32 {
+    let (blocks, rest) = row.as_chunks::<LANES>();
+    let mut lanes = [0.0_f32; LANES];
+    for block in blocks {
+        for (lane, value) in lanes.iter_mut().zip(block) {
+            *lane += value;
+        }
+    }
+    lanes.iter().chain(rest).sum()
+}
+
 /// The largest value; 0 for an empty row.
 pub fn largest(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();

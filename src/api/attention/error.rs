@@ -1,0 +1,81 @@
+//! Errors as this API's clients read them: `{"type": "error", "error": text, "error_code": WORD, …}`.
+
+use crate::api::{ApiError, Kind};
+use crate::model::llama::devices;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+/// An [`ApiError`] in this API's shape.
+#[derive(Debug, Clone)]
+pub struct AttentionError(pub ApiError);
+
+impl<E: Into<ApiError>> From<E> for AttentionError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for AttentionError {
+    fn into_response(self) -> Response {
+        let body = Value::Object(fields(&self.0)).to_string();
+        self.0.respond("application/json", body.into_bytes())
+    }
+}
+
+/// The fields of an error; a message on a WebSocket has `request_id` besides.
+pub(super) fn fields(error: &ApiError) -> Map<String, Value> {
+    let code = code(error);
+    let mut fields = Map::new();
+    fields.insert("type".into(), "error".into());
+    fields.insert("error".into(), error.public_detail().into());
+    fields.insert("error_code".into(), code.as_str().into());
+    if let Some(pointer) = error.pointer() {
+        fields.insert("field".into(), pointer.into());
+    }
+    if let Some((tokens, context)) = error.exceeded() {
+        fields.insert("token_count".into(), tokens.into());
+        fields.insert("context_length".into(), context.into());
+    }
+    if code == "OOM" {
+        fields.extend(memory());
+    }
+    fields
+}
+
+/// The word for programs.
+fn code(error: &ApiError) -> String {
+    match error.coded() {
+        Some("out_of_memory") => return "OOM".into(),
+        Some("model_not_loaded") => return "NO_MODEL".into(),
+        Some(code) => return code.to_ascii_uppercase(),
+        None => {}
+    }
+    let word = match error.kind() {
+        Kind::BadRequest | Kind::UnsupportedMediaType => "INVALID_REQUEST",
+        Kind::Unauthorized => "UNAUTHORIZED",
+        Kind::Forbidden => "FORBIDDEN",
+        Kind::NotFound => "NOT_FOUND",
+        Kind::MethodNotAllowed => "METHOD_NOT_ALLOWED",
+        Kind::Conflict => "CONFLICT",
+        Kind::TooLarge => "TOO_LARGE",
+        Kind::Unprocessable => "RUN_FAILED",
+        Kind::NoRoom => "OOM",
+        Kind::Busy => "BUSY",
+        Kind::Internal => "INTERNAL",
+        Kind::NotSupported => "NOT_SUPPORTED",
+        Kind::Unavailable => "NO_MODEL",
+    };
+    word.into()
+}
+
+/// Memory of the GPUs, where there are any.
+fn memory() -> Vec<(String, Value)> {
+    let gpus: Vec<_> = devices().into_iter().filter(|device| device.gpu && device.memory_bytes > 0).collect();
+    if gpus.is_empty() {
+        return Vec::new();
+    }
+    let total: u64 = gpus.iter().map(|gpu| gpu.memory_bytes).sum();
+    let free: u64 = gpus.iter().map(|gpu| gpu.free_bytes).sum();
+    let mebibytes = |bytes: u64| json!(bytes >> 20);
+    vec![("vram_used_mb".into(), mebibytes(total.saturating_sub(free))), ("vram_total_mb".into(), mebibytes(total))]
+}

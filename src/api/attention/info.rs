@@ -1,0 +1,145 @@
+//! `/api/v1/model/info`: what a client must know of the model to read its attention.
+
+use super::AttentionError;
+use crate::api::extract::Query;
+use crate::api::{App, Loaded};
+use crate::events::TokenId;
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::{IntoParams, ToSchema};
+
+/// Which model.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ShowModel {
+    /// Its name; the default model when absent.
+    model: Option<String>,
+}
+
+/// A model, in the terms of its publisher.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelInfo {
+    /// What it is called.
+    model_name: String,
+    /// The class that the model has in the Transformers library, e.g. `Qwen2ForCausalLM`; llama.cpp's word where that is not known.
+    architecture: String,
+    /// Tokens of the vocabulary.
+    vocab_size: usize,
+    /// Layers; the first extent of a row of attention.
+    num_layers: u32,
+    /// Attention heads of each layer; the second extent.
+    num_attention_heads: u32,
+    /// Heads of keys and values, each shared by as many heads as needed.
+    num_key_value_heads: u32,
+    /// Width of the hidden state.
+    hidden_size: u32,
+    /// Context the model was trained with, in tokens.
+    max_position_embeddings: u32,
+    /// Base of the rotary positions.
+    rope_theta: Option<f32>,
+    /// Begins a sequence.
+    bos_token_id: Option<TokenId>,
+    /// Ends a sequence.
+    eos_token_id: Option<TokenId>,
+    /// Texts and ids of tokens with a role: `bos_token`, `eos_token`, `pad_token`, and `im_start_id`, `im_end_id` where there
+    /// are such tokens.
+    #[schema(value_type = Object)]
+    special_tokens: Map<String, Value>,
+    /// The chat template, as Jinja.
+    chat_template: Option<String>,
+    /// Type of the weights, in llama.cpp's words, e.g. `F16` or `Q4_K - Medium`.
+    torch_dtype: String,
+    /// Tokens that one request can have here, prompt and answer together.
+    context_length: u32,
+    /// Width of the attention window that some layers have; `null` where all see everything.
+    sliding_window: Option<u32>,
+    /// Whether requests can ask for attention.
+    attention_available: bool,
+}
+
+/// Shows the model.
+#[utoipa::path(get, path = "/api/v1/model/info", tag = "attention", params(ShowModel), responses(
+    (status = 200, body = ModelInfo),
+    (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
+pub(super) async fn show(
+    State(app): State<App>,
+    Query(query): Query<ShowModel>,
+) -> Result<Json<ModelInfo>, AttentionError> {
+    let loaded = app.loaded(query.model.as_deref()).await?;
+    Ok(Json(describe(&loaded)))
+}
+
+fn describe(loaded: &Loaded) -> ModelInfo {
+    let card = loaded.model().card();
+    let (vocabulary, engine) = (loaded.vocabulary(), loaded.engine());
+    let special = vocabulary.special();
+    let mut named = Map::new();
+    let roles = [("bos_token", special.bos), ("eos_token", special.eos), ("pad_token", special.pad)];
+    for (name, token) in roles {
+        let text = token.map(|token| vocabulary.decode(&[token]));
+        named.insert(name.into(), text.map_or(Value::Null, Value::from));
+    }
+    for (name, literal) in [("im_start_id", "<|im_start|>"), ("im_end_id", "<|im_end|>")] {
+        // A vocabulary without that token spells it out in several.
+        if let [token] = vocabulary.encode(literal, false, true)[..] {
+            named.insert(name.into(), token.into());
+        }
+    }
+    ModelInfo {
+        model_name: loaded.name().to_owned(),
+        architecture: class_of(&card.architecture).map_or_else(|| card.architecture.clone(), str::to_owned),
+        vocab_size: card.vocabulary,
+        num_layers: card.layers,
+        num_attention_heads: card.heads,
+        num_key_value_heads: card.kv_heads,
+        hidden_size: card.embedding,
+        max_position_embeddings: card.context_train,
+        rope_theta: card.rope_base,
+        bos_token_id: special.bos,
+        eos_token_id: special.eos,
+        special_tokens: named,
+        chat_template: loaded.template().ok().map(|template| template.source().to_owned()),
+        torch_dtype: card.file_type.clone(),
+        context_length: engine.context_per_slot(),
+        sliding_window: card.window,
+        attention_available: engine.attention(),
+    }
+}
+
+/// The class in the Transformers library that converts to this architecture of llama.cpp.
+fn class_of(architecture: &str) -> Option<&'static str> {
+    const CLASSES: [(&str, &str); 28] = [
+        ("cohere2", "Cohere2ForCausalLM"),
+        ("command-r", "CohereForCausalLM"),
+        ("deepseek2", "DeepseekV2ForCausalLM"),
+        ("exaone4", "Exaone4ForCausalLM"),
+        ("falcon", "FalconForCausalLM"),
+        ("gemma", "GemmaForCausalLM"),
+        ("gemma2", "Gemma2ForCausalLM"),
+        ("gemma3", "Gemma3ForCausalLM"),
+        ("glm4", "Glm4ForCausalLM"),
+        ("gpt-oss", "GptOssForCausalLM"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("granite", "GraniteForCausalLM"),
+        ("internlm2", "InternLM2ForCausalLM"),
+        ("llama", "LlamaForCausalLM"),
+        ("llama4", "Llama4ForConditionalGeneration"),
+        ("mistral3", "Mistral3ForConditionalGeneration"),
+        ("nemotron", "NemotronForCausalLM"),
+        ("olmo2", "Olmo2ForCausalLM"),
+        ("phi2", "PhiForCausalLM"),
+        ("phi3", "Phi3ForCausalLM"),
+        ("qwen2", "Qwen2ForCausalLM"),
+        ("qwen2moe", "Qwen2MoeForCausalLM"),
+        ("qwen3", "Qwen3ForCausalLM"),
+        ("qwen3moe", "Qwen3MoeForCausalLM"),
+        ("smollm3", "SmolLM3ForCausalLM"),
+        ("stablelm", "StableLmForCausalLM"),
+        ("starcoder2", "Starcoder2ForCausalLM"),
+        ("seed_oss", "SeedOssForCausalLM"),
+    ];
+    CLASSES.iter().find(|(name, _)| *name == architecture).map(|(_, class)| *class)
+}

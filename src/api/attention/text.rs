@@ -1,0 +1,81 @@
+//! `/api/v1/tokenize` and `/api/v1/detokenize`. The body is read as JSON whatever its content type: a page that sends it as text
+//! is spared the browser's preflight.
+
+use super::AttentionError;
+use super::ask::token_ids;
+use crate::api::wire::{self, Fields};
+use crate::api::{ApiError, App};
+use crate::events::TokenId;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// A token and its text.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Token {
+    /// Its id.
+    token_id: TokenId,
+    /// Its text; a special token's is its literal, and that of an incomplete piece of UTF-8 is "", its bytes stand at the start of
+    /// the next one's.
+    text: String,
+}
+
+/// A text in tokens.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Tokens {
+    /// Ids with their texts.
+    tokens: Vec<Token>,
+    /// The ids alone.
+    token_ids: Vec<TokenId>,
+    /// How many they are.
+    token_count: usize,
+}
+
+/// Tokens as text.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Text {
+    /// The text, special tokens as their literals.
+    text: String,
+}
+
+/// The tokens of `text`. Literals of special tokens are those tokens; `add_special_tokens` (false) puts BOS and EOS around
+/// it as the model wants them.
+#[utoipa::path(post, path = "/api/v1/tokenize", tag = "attention",
+    request_body(content = serde_json::Value, content_type = "application/json", description = "`{text, add_special_tokens?, model?}`"),
+    responses((status = 200, body = Tokens), (status = 400, description = "A field is wrong; the message names it"),
+              (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
+pub(super) async fn tokenize(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Tokens>, AttentionError> {
+    let body = wire::json(&body?)?;
+    let fields = Fields::new(&body)?;
+    let text = fields.text("text")?.ok_or_else(|| ApiError::invalid("text", "text is missing"))?;
+    let add_special = fields.flag("add_special_tokens")?.unwrap_or(false);
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let vocabulary = loaded.vocabulary();
+    let token_ids = vocabulary.encode(text, add_special, true);
+    let texts = vocabulary.texts(&token_ids);
+    let tokens = token_ids.iter().zip(texts).map(|(&token_id, text)| Token { token_id, text }).collect();
+    Ok(Json(Tokens { tokens, token_count: token_ids.len(), token_ids }))
+}
+
+/// The text of `token_ids`.
+#[utoipa::path(post, path = "/api/v1/detokenize", tag = "attention",
+    request_body(content = serde_json::Value, content_type = "application/json", description = "`{token_ids, model?}`"),
+    responses((status = 200, body = Text), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
+              (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
+pub(super) async fn detokenize(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Text>, AttentionError> {
+    let body = wire::json(&body?)?;
+    let fields = Fields::new(&body)?;
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let tokens = token_ids(fields, "token_ids", loaded.vocabulary())?
+        .ok_or_else(|| ApiError::invalid("token_ids", "token_ids is missing"))?;
+    Ok(Json(Text { text: loaded.vocabulary().decode(&tokens) }))
+}

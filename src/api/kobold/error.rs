@@ -1,0 +1,36 @@
+//! Errors as `KoboldCPP`'s clients read them: `{"detail": {"msg": text, "type": word}}`.
+
+use crate::api::{ApiError, Kind};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// An [`ApiError`] in `KoboldCPP`'s shape.
+#[derive(Debug, Clone)]
+pub struct KoboldError(pub ApiError);
+
+impl<E: Into<ApiError>> From<E> for KoboldError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for KoboldError {
+    fn into_response(self) -> Response {
+        let body = shape(&self.0).to_string();
+        self.0.respond("application/json", body.into_bytes())
+    }
+}
+
+/// The body of an error.
+pub(super) fn shape(error: &ApiError) -> Value {
+    let word = match error.kind() {
+        Kind::Unauthorized => "unauthorized",
+        Kind::Forbidden => "forbidden",
+        Kind::NotFound => "not_found",
+        Kind::Busy | Kind::Unavailable | Kind::NoRoom => "service_unavailable",
+        Kind::Internal => "server_error",
+        Kind::NotSupported => "not_supported",
+        _ => "bad_input",
+    };
+    json!({ "detail": { "msg": error.public_detail(), "type": word } })
+}

@@ -1,0 +1,103 @@
+//! The small routes that `KoboldCPP`'s clients look at first.
+
+use super::ask::MAX_LENGTH;
+use super::error::KoboldError;
+use crate::api::App;
+use axum::Json;
+use axum::extract::State;
+use axum::routing::get;
+use serde_json::{Value, json};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Version of `KoboldAI`'s API that is spoken.
+const API_VERSION: &str = "1.2.5";
+/// The version of `KoboldCPP` whose routes these are; clients switch features on by it.
+const SPEAKS_LIKE: &str = "1.82.4";
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(model))
+        .routes(routes!(version))
+        .routes(routes!(max_context_length))
+        .routes(routes!(true_max_context_length))
+        .routes(routes!(max_length))
+        .routes(routes!(api_version))
+        .routes(routes!(perf))
+        .route("/api/latest/model", get(model))
+        .route("/api/latest/config/max_context_length", get(max_context_length))
+        .route("/api/latest/config/max_length", get(max_length))
+        .route("/api/latest/info/version", get(api_version))
+}
+
+/// The model's name and context.
+#[utoipa::path(get, path = "/api/v1/model", tag = "KoboldCPP",
+    responses((status = 200, description = "`{result: \"thunder/NAME\", model_name, max_context_length}`"),
+              (status = 503, description = "No model is loaded")))]
+async fn model(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
+    let loaded = app.loaded(None).await?;
+    Ok(Json(json!({
+        "result": format!("thunder/{}", loaded.name()),
+        "model_name": loaded.name(),
+        "max_context_length": loaded.engine().context_per_slot(),
+    })))
+}
+
+/// What speaks here, and what it can do.
+#[utoipa::path(get, path = "/api/extra/version", tag = "KoboldCPP",
+    responses((status = 200, description = "`{result: \"KoboldCpp\", version, protected, …, thunder}`")))]
+async fn version(State(app): State<App>) -> Json<Value> {
+    let protected = !app.config().server.security.keys.is_empty();
+    Json(json!({
+        "result": "KoboldCpp",
+        "version": SPEAKS_LIKE,
+        "protected": protected,
+        "txt2img": false,
+        "vision": false,
+        "transcribe": false,
+        "multiplayer": false,
+        "websearch": false,
+        "tts": false,
+        "thunder": env!("CARGO_PKG_VERSION"),
+    }))
+}
+
+/// Tokens of context that a request has.
+#[utoipa::path(get, path = "/api/v1/config/max_context_length", tag = "KoboldCPP",
+    responses((status = 200, description = "`{value}`"), (status = 503, description = "No model is loaded")))]
+async fn max_context_length(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
+    Ok(Json(json!({ "value": app.loaded(None).await?.engine().context_per_slot() })))
+}
+
+/// The same.
+#[utoipa::path(get, path = "/api/extra/true_max_context_length", tag = "KoboldCPP",
+    responses((status = 200, description = "`{value}`"), (status = 503, description = "No model is loaded")))]
+async fn true_max_context_length(app: State<App>) -> Result<Json<Value>, KoboldError> {
+    max_context_length(app).await
+}
+
+/// Tokens of an answer to a request that does not say.
+#[utoipa::path(get, path = "/api/v1/config/max_length", tag = "KoboldCPP", responses((status = 200, description = "`{value}`")))]
+async fn max_length() -> Json<Value> {
+    Json(json!({ "value": MAX_LENGTH }))
+}
+
+/// The version of `KoboldAI`'s API.
+#[utoipa::path(get, path = "/api/v1/info/version", tag = "KoboldCPP", responses((status = 200, description = "`{result}`")))]
+async fn api_version() -> Json<Value> {
+    Json(json!({ "result": API_VERSION }))
+}
+
+/// What the server is doing.
+#[utoipa::path(get, path = "/api/extra/perf", tag = "KoboldCPP",
+    responses((status = 200, description = "`{queue, idle, uptime, total_gens}`"), (status = 503, description = "No model is loaded")))]
+async fn perf(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
+    let engine = app.loaded(None).await?.engine().clone();
+    let under_way = engine.runs();
+    let uptime_s = (app.now() - app.started_at()).num_milliseconds() as f64 / 1e3;
+    Ok(Json(json!({
+        "queue": under_way.saturating_sub(engine.slots() as usize),
+        "idle": u8::from(under_way == 0),
+        "uptime": uptime_s,
+    })))
+}

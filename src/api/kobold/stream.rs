@@ -1,0 +1,169 @@
+//! `POST /api/extra/generate/stream`: server-sent events. A body with `input_ids` is told as the attention API's WebSocket does, one
+//! `data:` line a token; one with a `prompt` as `KoboldCPP` does.
+
+use super::error::{self, KoboldError};
+use super::generate::{Generation, Piece, begin, reason};
+use super::genkeys::{Entry, Genkeys};
+use crate::api::attention::{self, Asked, Carrier, Dialect, Said, Telling, Writer};
+use crate::api::generation::{self, Runs};
+use crate::api::socket::Message;
+use crate::api::wire::{self, Fields};
+use crate::api::{ApiError, App, Caller};
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::HeaderMap;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures::stream::{self, Stream};
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::time::Duration;
+
+/// After so much silence a comment is sent, so that proxies keep the connection.
+const PING: Duration = Duration::from_secs(15);
+
+/// Streams the answer to a `prompt`, as `event: message` with `{token, finish_reason}`; or to `input_ids`, as `{type: token, …}` with
+/// the attention of each token, and `{type: done, …}`.
+#[utoipa::path(post, path = "/api/extra/generate/stream", tag = "KoboldCPP",
+    request_body(content = Value, content_type = "application/json",
+        description = "`{prompt | input_ids, max_length?, temperature?, top_p?, top_k?, rep_pen?, sampler_seed?, stop_sequence?, \
+                       genkey?, output_attentions?, attention_format?, request_id?}`"),
+    responses((status = 200, description = "Server-sent events"),
+              (status = 400, description = "A field is wrong; nothing was streamed"),
+              (status = 503, description = "No model is loaded")))]
+pub(super) async fn open(
+    State(app): State<App>,
+    caller: Option<Extension<Caller>>,
+    genkeys: Extension<Genkeys>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, KoboldError> {
+    let body = wire::json(&body?)?;
+    let response = if body.get("input_ids").is_some() {
+        tokens(app, &genkeys, caller, &headers, &body).await?
+    } else {
+        text(app, &genkeys, caller, &headers, &body).await?
+    };
+    Ok(response)
+}
+
+async fn text(
+    app: App,
+    genkeys: &Genkeys,
+    caller: Option<Extension<Caller>>,
+    headers: &HeaderMap,
+    body: &Value,
+) -> Result<Response, ApiError> {
+    let generation = begin(app, genkeys, caller, headers, body).await?;
+    let run_id = generation.runs.begun[0].id;
+    let events = stream::unfold(Some(generation), |generation| async move {
+        let mut generation = generation?;
+        let (data, over) = told(&mut generation).await?;
+        Some((Ok(Event::default().event("message").data(data.to_string())), (!over).then_some(generation)))
+    });
+    Ok(generation::with_run_id(respond(events), run_id))
+}
+
+/// The next event of a text, and whether it is the last.
+async fn told(generation: &mut Generation) -> Option<(Value, bool)> {
+    let (token, finish_reason) = match generation.next().await {
+        Ok(Some(Piece::Text(text))) => (text, None),
+        // A client of this dialect has no word for it; ours may know this one.
+        Ok(Some(Piece::Retract(chars))) => {
+            return Some((
+                json!({ "token": "", "finish_reason": null, "thunder": { "retract": { "chars": chars } } }),
+                false,
+            ));
+        }
+        Ok(Some(Piece::Ended(end))) => (String::new(), Some(reason(&end))),
+        Ok(Some(Piece::Aborted)) => (String::new(), Some("abort")),
+        Ok(None) => return None,
+        Err(error) => return Some((error::shape(&error), true)),
+    };
+    Some((json!({ "token": token, "finish_reason": finish_reason }), finish_reason.is_some()))
+}
+
+async fn tokens(
+    app: App,
+    genkeys: &Genkeys,
+    caller: Option<Extension<Caller>>,
+    headers: &HeaderMap,
+    body: &Value,
+) -> Result<Response, ApiError> {
+    let fields = Fields::new(body)?;
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let Asked { mut requests, answer } = attention::read(&app, &loaded, fields, Dialect::Events)?;
+    for request in &mut requests {
+        generation::note_client(request, headers, caller.clone());
+    }
+    attention::free_ids(&app, &mut requests).await?;
+    let entry = genkeys.enter(fields.text("genkey")?.unwrap_or_default());
+    let runs = Runs::begin(app, &loaded, requests).await?;
+    if let Some(error) = runs.failed_at_once() {
+        return Err(error);
+    }
+    let telling = Telling::new(runs, answer);
+    let run_id = telling.run_id();
+    let named = telling.answer.request_id.clone().or_else(|| run_id.map(|id| id.to_string())).unwrap_or_default();
+    let writer = Writer::new(Carrier::Json, &named, &telling.answer);
+    let sending = Sending { telling, writer, entry };
+    let events = stream::unfold(Some(sending), |sending| async move {
+        let mut sending = sending?;
+        let (data, goes_on) = sending.next().await?;
+        Some((Ok(Event::default().data(data)), goes_on.then_some(sending)))
+    });
+    let response = respond(events);
+    Ok(match run_id {
+        Some(run_id) => generation::with_run_id(response, run_id),
+        None => response,
+    })
+}
+
+struct Sending {
+    telling: Telling,
+    writer: Writer,
+    entry: Entry,
+}
+
+impl Sending {
+    /// The data of the next event, and whether more may follow.
+    async fn next(&mut self) -> Option<(String, bool)> {
+        let said = tokio::select! {
+            said = self.telling.next() => said,
+            () = self.entry.aborted() => {
+                let done = self.writer.write(Said::Done(self.telling.cancelled(0))).await;
+                return Some((text_of(done), false));
+            }
+        };
+        match said {
+            Ok(None) => None,
+            Ok(Some(said)) => {
+                if let Some(text) = said.text() {
+                    self.entry.add(text);
+                }
+                match self.writer.write(said).await {
+                    Ok(message) => Some((text_of(Ok(message)), true)),
+                    Err(error) => Some((text_of(self.writer.error(&error, None)), false)),
+                }
+            }
+            Err(error) => Some((text_of(self.writer.error(&error, None)), false)),
+        }
+    }
+}
+
+/// JSON is text; what cannot be written is not.
+fn text_of(message: Result<Message, ApiError>) -> String {
+    match message {
+        Ok(Message::Text(text)) => text,
+        Ok(Message::Binary(_)) => String::new(),
+        Err(error) => error::shape(&error).to_string(),
+    }
+}
+
+fn respond(events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Response {
+    let sse = Sse::new(events).keep_alive(KeepAlive::new().interval(PING));
+    // nginx would otherwise hold tokens back until its buffer is full.
+    ([("x-accel-buffering", "no")], sse).into_response()
+}

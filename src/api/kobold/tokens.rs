@@ -1,0 +1,45 @@
+//! `/api/extra/tokencount` and `/api/extra/detokenize`.
+
+use super::error::KoboldError;
+use crate::api::wire::{self, Fields};
+use crate::api::{ApiError, App, attention};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use serde_json::{Value, json};
+
+/// The tokens of a `prompt`; `special` (true) puts BOS before it where the model wants it.
+#[utoipa::path(post, path = "/api/extra/tokencount", tag = "KoboldCPP",
+    request_body(content = Value, content_type = "application/json", description = "`{prompt, special?}`"),
+    responses((status = 200, description = "`{value: number of tokens, ids: [token ids]}`"),
+              (status = 400, description = "A field is wrong; the message names it")))]
+pub(super) async fn count(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, KoboldError> {
+    let body = wire::json(&body?)?;
+    let fields = Fields::new(&body)?;
+    let text = fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let special = fields.flag("special")?.unwrap_or(true);
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let ids = loaded.vocabulary().encode(text, special, true);
+    Ok(Json(json!({ "value": ids.len(), "ids": ids })))
+}
+
+/// The text of `ids`.
+#[utoipa::path(post, path = "/api/extra/detokenize", tag = "KoboldCPP",
+    request_body(content = Value, content_type = "application/json", description = "`{ids}`"),
+    responses((status = 200, description = "`{result: text, success: true}`"),
+              (status = 400, description = "A field is wrong; the message names it")))]
+pub(super) async fn text(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, KoboldError> {
+    let body = wire::json(&body?)?;
+    let fields = Fields::new(&body)?;
+    let loaded = app.loaded(fields.text("model")?).await?;
+    let ids = attention::token_ids(fields, "ids", loaded.vocabulary())?
+        .ok_or_else(|| ApiError::invalid("ids", "ids is missing"))?;
+    Ok(Json(json!({ "result": loaded.vocabulary().decode(&ids), "success": true })))
+}

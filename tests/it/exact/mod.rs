@@ -1,0 +1,283 @@
+//! Captured attention against an independent forward pass in 64-bit floats: every row, head and layer, however the tokens came into
+//! the cache. Rows are indexed by `input_ids`, whatever the cells are.
+
+mod reference;
+mod variant;
+
+use crate::engine::{Bench, Told, added_at, bench_of, request_tokens, with_mod};
+use reference::Reference;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use thunder::engine::{Options, Output, Overflow, Report, Request, Sampling};
+use thunder::events::{EventType, Item, TokenId};
+use thunder::model::llama::CacheType;
+use thunder::mods::Action;
+use variant::{HEADS, Kind, LAYERS, Variant};
+
+/// Least and most that a value may be off, with a cache of 16 and of 32 bits.
+const CLOSE: [(CacheType, f64); 2] = [(CacheType::F16, 2e-3), (CacheType::F32, 2e-4)];
+
+/// A sequence without a pattern, of byte tokens.
+fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
+    (0..len as i32).map(|index| 3 + (seed * 31 + index * index * 7 + 13 * index) % 250).collect()
+}
+
+fn asked(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
+    Request { attention: true, ..request_tokens(prompt, max_tokens) }
+}
+
+async fn bench(variant: &Variant, parallel: u32, cache: CacheType) -> Bench {
+    bench_of(variant.model(), parallel, true, |options: &mut Options| {
+        options.batch_size = 64;
+        options.ubatch_size = 32;
+        options.cache_type_k = cache;
+        options.cache_type_v = cache;
+    })
+    .await
+}
+
+/// Compares every row of a run with the reference; returns how many there are.
+fn compare(told: &Told, prompt: &[TokenId], reference: &mut Reference, close: f64, moves: bool) -> usize {
+    let mut rows: BTreeMap<i32, Vec<f32>> = BTreeMap::new();
+    for item in &told.items {
+        if let Item::Attention(step) = item {
+            assert_eq!(step.layer_ids.len(), LAYERS, "every layer has attention");
+            rows.insert(step.sequence_order, floats(&step.t0));
+        }
+    }
+    let count = rows.len();
+    let mut sequence = prompt.to_vec();
+    for item in &told.items {
+        match item {
+            Item::Event(event) => {
+                let evicted = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref());
+                for &(start, end) in evicted.into_iter().flat_map(|evicted| evicted.ranges.iter().rev()) {
+                    sequence.drain(start as usize..end as usize);
+                    if moves {
+                        reference.cut(start as usize..end as usize);
+                    }
+                }
+                if event.event_type == EventType::ForwardPass
+                    && let Some(row) = rows.remove(&event.sequence_order)
+                {
+                    close_to(&row, reference.row(&sequence), sequence.len(), close);
+                }
+                sequence.extend(event.added_tokens.iter().flatten());
+            }
+            Item::Action(action) => {
+                let details = action.details.as_ref().map(|details| details.get().to_owned()).unwrap_or_default();
+                let details: serde_json::Value = serde_json::from_str(&details).unwrap_or_default();
+                if let Some(removed) = details["removed"].as_u64() {
+                    sequence.truncate(sequence.len() - removed as usize);
+                }
+            }
+            _ => {}
+        }
+    }
+    assert!(rows.is_empty(), "rows without a step: {:?}", rows.keys());
+    count
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+fn close_to(row: &[f32], expected: &[f64], len: usize, close: f64) {
+    assert_eq!((row.len(), expected.len()), (LAYERS * HEADS * len, LAYERS * HEADS * len));
+    for (index, (row, expected)) in row.chunks_exact(len).zip(expected.chunks_exact(len)).enumerate() {
+        let sum: f64 = row.iter().map(|&value| f64::from(value)).sum();
+        assert!((sum - 1.0).abs() < 1e-4, "a row of {len} sums to {sum}");
+        for (position, (&value, expected)) in row.iter().zip(expected).enumerate() {
+            let off = (f64::from(value) - expected).abs();
+            assert!(
+                off < close,
+                "row of {len}, layer {}, head {}, position {position}: {value} instead of {expected}",
+                index / HEADS,
+                index % HEADS
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn rows_equal_a_forward_pass_in_64_bit_floats() {
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        let mut reference = Reference::new(&variant);
+        for (cache, close) in CLOSE {
+            // The prompt takes several physical batches; later tokens one each.
+            let mut bench = bench(&variant, 1, cache).await;
+            let prompt = tokens(1, 150);
+            let told = bench.tell(asked(prompt.clone(), 10)).await;
+            assert_eq!(compare(&told, &prompt, &mut reference, close, false), 10, "{kind:?}");
+            // The beginning is found in the cache.
+            let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
+            let told = bench.tell(asked(next.clone(), 5)).await;
+            assert!(told.end.finish.usage.cached_tokens > 0 || kind == Kind::Gemma3, "{kind:?}");
+            assert_eq!(compare(&told, &next, &mut reference, close, false), 5);
+            // A single token is a prompt too.
+            let told = bench.tell(asked(vec![77], 3)).await;
+            assert_eq!(compare(&told, &[77], &mut reference, close, false), 3);
+        }
+    }
+}
+
+#[tokio::test]
+async fn rows_are_right_beside_other_runs_and_after_a_backtrack() {
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        let mut reference = Reference::new(&variant);
+        for (cache, close) in CLOSE {
+            let mut bench = bench(&variant, 3, cache).await;
+            let others: Vec<_> = [tokens(5, 90), tokens(6, 7)].into_iter().map(|prompt| asked(prompt, 100)).collect();
+            let mut running = Vec::new();
+            for other in others {
+                running.push(bench.engine.submit(other).await.unwrap());
+            }
+            let once = Mutex::new(false);
+            let prompt = tokens(3, 70);
+            let request = with_mod(asked(prompt.clone(), 14), false, move |call| {
+                if added_at(call, 5) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+                    Action::Backtrack { n: 3, tokens: vec![90, 91] }
+                } else {
+                    Action::Noop
+                }
+            });
+            let told = bench.tell(request).await;
+            assert!(compare(&told, &prompt, &mut reference, close, false) >= 14, "{kind:?}");
+            drop(running);
+        }
+    }
+}
+
+#[tokio::test]
+async fn rows_are_right_after_a_context_shift() {
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        for (cache, close) in CLOSE {
+            let mut reference = Reference::new(&variant);
+            let mut bench = bench_of(variant.model(), 1, true, |options| {
+                options.ctx_size = 256;
+                options.cache_type_k = cache;
+                options.cache_type_v = cache;
+            })
+            .await;
+            let prompt = tokens(4, 245);
+            let mut request = asked(prompt.clone(), 25);
+            request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
+            let told = bench.tell(request).await;
+            assert_eq!(told.end.finish.evicted_tokens, 100, "{:?}", told.end.finish);
+            // What a window left behind cannot be moved with exact rows: the rest is computed again.
+            let moves = kind != Kind::Gemma3;
+            assert_eq!(compare(&told, &prompt, &mut reference, close, moves), 25, "{kind:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn rows_are_right_behind_a_restored_state() {
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        for (cache, close) in CLOSE {
+            let mut reference = Reference::new(&variant);
+            let mut first = bench(&variant, 1, cache).await;
+            first.tell(asked(tokens(8, 80), 4)).await;
+            let held = first.engine.slot_tokens(0).await.unwrap().tokens;
+            let saved = first.engine.save_slot(0).await.unwrap();
+            let mut second = bench(&variant, 2, cache).await;
+            second.engine.restore_slot(1, saved.block).await.unwrap();
+            let prompt = [held, tokens(9, 9)].concat();
+            let mut request = asked(prompt.clone(), 6);
+            request.slot = Some(1);
+            let told = second.tell(request).await;
+            assert!(told.end.finish.usage.cached_tokens > 0 || kind == Kind::Gemma3, "{kind:?}");
+            assert_eq!(compare(&told, &prompt, &mut reference, close, false), 6, "{kind:?}");
+        }
+    }
+}
+
+/// Every token with its row, as a client has them at the end.
+async fn told_to_client(bench: &Bench, mut request: Request) -> Vec<(TokenId, Option<Vec<f32>>)> {
+    request.report = Report { each_token: true, attention_rows: true, ..Report::default() };
+    let mut output = bench.engine.submit(request).await.unwrap().output;
+    let mut tokens = Vec::new();
+    while let Some(output) = output.recv().await {
+        match output {
+            Output::Text(delta) => {
+                tokens.truncate(tokens.len() - delta.taken_back);
+                assert_eq!(delta.tokens.len(), delta.rows.len());
+                let rows = delta.rows.into_iter().map(|row| row.map(|row| row.values.clone()));
+                tokens.extend(delta.tokens.into_iter().map(|(measure, _)| measure.token).zip(rows));
+            }
+            Output::Ended(_) => return tokens,
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("no end");
+}
+
+#[tokio::test]
+async fn a_client_gets_each_token_with_its_row_forced_ones_too() {
+    let variant = Variant::new(Kind::Qwen2);
+    let mut reference = Reference::new(&variant);
+    let bench = bench(&variant, 1, CacheType::F32).await;
+    let prompt = tokens(3, 40);
+    let taken = Mutex::new(0);
+    let request = with_mod(asked(prompt.clone(), 12), false, move |call| {
+        let mut taken = taken.lock().unwrap();
+        if added_at(call, 4) && *taken == 0 {
+            *taken += 1;
+            return Action::Backtrack { n: 2, tokens: vec![90, 91, 92] };
+        }
+        Action::Noop
+    });
+    let told = told_to_client(&bench, request).await;
+    assert_eq!(told.len(), 12);
+    assert_eq!(told[2..5].iter().map(|(token, _)| *token).collect::<Vec<_>>(), [90, 91, 92]);
+    let mut sequence = prompt;
+    for (token, row) in told {
+        // The token before the forced ones was decoded already when it was drawn: its row went with what was taken back.
+        if let Some(row) = row {
+            close_to(&row, reference.row(&sequence), sequence.len(), 2e-4);
+        } else {
+            assert_eq!(token, 90);
+        }
+        sequence.push(token);
+    }
+}
+
+#[tokio::test]
+async fn a_stop_string_stays_and_an_end_token_does_not() {
+    let variant = Variant::new(Kind::Llama);
+    let mut bench = bench(&variant, 1, CacheType::F16).await;
+    let plain = bench.tell(asked(tokens(3, 20), 10)).await.generated();
+    let vocabulary = variant.model().vocabulary().clone();
+    let mut stops = asked(tokens(3, 20), 10);
+    stops.limits.stop_tokens = vec![plain[4]];
+    let at = plain.iter().position(|&token| token == plain[4]).unwrap();
+    let told = told_to_client(&bench, stops).await;
+    assert_eq!(told.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..at]);
+    let readable = plain.iter().position(|&token| token >= 3 && vocabulary.piece(token).is_ascii()).unwrap();
+    let mut stops = asked(tokens(3, 20), 10);
+    stops.limits.stop = vec![vocabulary.decode(&[plain[readable]])];
+    let told = told_to_client(&bench, stops).await;
+    assert_eq!(told.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..=readable]);
+}
+
+#[tokio::test]
+async fn capture_never_changes_a_token() {
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        let mut bench = bench(&variant, 1, CacheType::F16).await;
+        let mut plain = request_tokens(tokens(11, 90), 40);
+        plain.sampling = Sampling { seed: 5, temperature: 1.0, ..Sampling::default() };
+        plain.cache_prompt = false;
+        let mut captured = plain.clone();
+        captured.attention = true;
+        let expected = bench.tell(plain).await.generated();
+        assert_eq!(expected.len(), 40);
+        assert_eq!(bench.tell(captured.clone()).await.generated(), expected, "{kind:?}");
+        let told = told_to_client(&bench, captured).await;
+        assert_eq!(told.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected, "{kind:?}");
+    }
+}
