@@ -10,6 +10,7 @@ mod export;
 mod ingest;
 mod llama_server;
 mod local;
+mod mod_worker;
 mod place;
 mod printer;
 mod probe;
@@ -42,6 +43,8 @@ enum Command {
     Export(export::Args),
     #[command(hide = true)]
     Probe(probe::Args),
+    #[command(hide = true, name = crate::mods::python::sandbox::COMMAND)]
+    ModWorker(mod_worker::Args),
 }
 
 /// Runs the program.
@@ -56,6 +59,10 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
+    // While there is one thread: it restricts itself and becomes Python.
+    if let Command::ModWorker(args) = &cli.command {
+        return mod_worker::become_worker(args);
+    }
     log(&cli);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -69,6 +76,7 @@ pub fn main() -> ExitCode {
             Command::Ingest(args) => ingest::ingest(args).await,
             Command::Export(args) => export::export(args).await,
             Command::Probe(args) => Ok(probe::probe(&args)),
+            Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),
         }
     });
     // A blocking task that hangs, e.g. a read of standard input, must not keep the program.

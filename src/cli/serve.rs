@@ -80,6 +80,7 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<()> {
     let store = startup::open_store(&config.data, progress).await?;
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
+    startup::tell_sandbox(&startup::python_mods(&config.engine.mods)).await;
     startup::register_mods(app.registry(), config, progress).await?;
     match std::env::current_exe() {
         Ok(program) => app.models().try_with(program),

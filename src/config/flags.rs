@@ -3,7 +3,7 @@
 
 use super::cache::CacheFlags;
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{EncoderFlags, Security, Size};
+use super::{EncoderFlags, ModFlags, Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -74,15 +74,15 @@ pub struct EngineFlags {
     /// File with such a template
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE_FILE", value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// Folder of Python mods, registered at start
-    #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
-    pub mods_dir: Option<PathBuf>,
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
     /// Embeddings and scores.
     #[command(flatten)]
     pub encoder: EncoderFlags,
+    /// Mods.
+    #[command(flatten)]
+    pub mods: ModFlags,
 }
 
 /// Where things are kept.

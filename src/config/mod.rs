@@ -8,6 +8,7 @@ mod defaults;
 mod encoder;
 pub mod flags;
 pub mod llama_server;
+mod mods;
 
 use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
 use serde_json::{Map, Value};
@@ -21,6 +22,7 @@ pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use llama_server::RouteConfig;
+pub use mods::{ModFlags, ModSandbox, ModsConfig};
 
 /// Port of the server.
 pub const DEFAULT_PORT: u16 = 6767;
@@ -83,12 +85,12 @@ pub struct EngineConfig {
     pub attention: bool,
     /// Chat template that is used instead of the model's own.
     pub chat_template: Option<String>,
-    /// Folder of Python mods.
-    pub mods_dir: Option<PathBuf>,
     /// The KV cache.
     pub cache: CacheConfig,
     /// Embeddings and scores.
     pub encoder: EncoderFlags,
+    /// What mods may use, and where they run.
+    pub mods: ModsConfig,
 }
 
 /// Where things are kept.
@@ -435,9 +437,6 @@ impl TryFrom<EngineFlags> for EngineConfig {
         if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
             return Err(Error::NoModel { path: path.display().to_string() });
         }
-        if let Some(path) = flags.mods_dir.as_ref().filter(|path| !path.is_dir()) {
-            return Err(Error::NoModsDir { path: path.display().to_string() });
-        }
         let parallel = within("--parallel", flags.parallel, 1, 256, "between 1 and 256")?;
         // llama-server reads 0 as "ask the model", and scripts written for it say so.
         let ctx_size = flags.ctx_size.filter(|&size| size > 0);
@@ -469,9 +468,9 @@ impl TryFrom<EngineFlags> for EngineConfig {
             mlock: flags.mlock,
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
-            mods_dir: flags.mods_dir,
             cache: flags.cache.config(attention)?,
             encoder: flags.encoder,
+            mods: flags.mods.try_into()?,
         })
     }
 }

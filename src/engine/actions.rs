@@ -15,10 +15,10 @@ impl Run {
     /// Records a reply, applies an edit of prompt or logits, and notes a change of control.
     pub(super) fn settle(&mut self, index: usize, reply: Reply) {
         let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return };
-        let mods = std::mem::take(&mut self.mods);
+        let mut mods = std::mem::take(&mut self.mods);
         let (vocabulary, context) = (self.view.vocabulary.len(), self.context);
         let settled =
-            passage.settle(&mods[index], reply, &mut self.journal, |action| problem(action, vocabulary, context));
+            passage.settle(&mut mods[index], reply, &mut self.journal, |action| problem(action, vocabulary, context));
         let effect = self.effect(passage.event, &settled.action);
         let view = std::sync::Arc::clone(&self.view);
         pipeline::record_action(&settled, &mods[index], &view.vocabulary, &effect, &mut self.journal);

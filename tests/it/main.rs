@@ -15,6 +15,7 @@ mod ingest;
 mod llama;
 mod models;
 mod mods;
+mod mods_faults;
 mod native;
 mod openai;
 mod responses;

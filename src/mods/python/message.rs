@@ -50,6 +50,11 @@ pub enum ToWorker<'a> {
     },
 }
 
+/// Headers of ours always are JSON.
+pub fn to_json(message: &ToWorker<'_>) -> Vec<u8> {
+    serde_json::to_vec(message).unwrap_or_default()
+}
+
 /// What a worker knows of a vocabulary before it asks.
 #[derive(Serialize)]
 pub struct VocabularyHead<'a> {
@@ -118,6 +123,9 @@ pub struct Handler {
     pub config: Option<serde_json::Map<String, Value>>,
     /// Most tokens it takes back.
     pub holdback: usize,
+    /// How many workers may serve it, where it says.
+    #[serde(default)]
+    pub workers: Option<usize>,
     /// What the module calls it.
     pub entrypoint: String,
 }

@@ -580,3 +580,27 @@ fn fixture_temperature_by_entropy() {
     let expected = 0.2 + 0.8 * (0.8113 - 0.5) / 3.5;
     assert!((temperature - expected).abs() < 1e-3, "{temperature}");
 }
+
+#[test]
+#[ignore = "measures"]
+fn measure_round_trips() {
+    let factory = load("@mod\ndef quiet(event, actions):\n    return actions.noop()\n");
+    let mut scene = scene(&factory);
+    let logits = vec![0.5_f32; 32_000];
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let (mut forward, mut elapsed) = (Duration::ZERO, Duration::ZERO);
+        for index in 0..1000 {
+            let at = Instant::now();
+            elapsed += scene.forward(&logits).elapsed;
+            forward += at.elapsed();
+            elapsed += scene.add(65 + index % 3).elapsed;
+        }
+        eprintln!(
+            "a token {:?}, of it forward {:?}, in Python {:?}",
+            begun.elapsed() / 1000,
+            forward / 1000,
+            elapsed / 1000
+        );
+    }
+}
