@@ -14,7 +14,7 @@ const TOKENS: usize = 8;
 
 fn start(further: &[&str]) -> Server {
     // The import of a worker has its own time; a call has enough for a machine that does other things as well.
-    let arguments = ["--mods-dir", FAULTS, "--mod-timeout", "2000", "--mod-memory", "768M", "--ctx-size", "2048"];
+    let arguments = ["--mods-dir", FAULTS, "--mod-timeout", "2000", "--mod-memory", "256M", "--ctx-size", "2048"];
     Server::start(&[&arguments, further].concat())
 }
 
@@ -207,6 +207,23 @@ async fn a_run_that_hangs_its_mod_does_not_take_it_from_other_runs_for_long() {
     // Its calls wait for the hanging one's deadline, and are answered; what falls into the pause between two lost
     // workers fails at once.
     assert!(good.logs.len() + good.exceptions.len() >= TOKENS && !good.logs.is_empty(), "{:?}", good.exceptions);
+}
+
+#[tokio::test]
+async fn a_slow_mod_holds_up_only_its_own_run() {
+    let server = free().await;
+    let slow = tell(server, "naps", TOKENS);
+    // Three times as many tokens: were the others to wait for the mod, they would be the last.
+    let others = async {
+        for _ in 0..2 {
+            other(server).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        told = slow => panic!("the slow one was first: {:?}", told.exceptions),
+        () = others => {}
+    }
 }
 
 #[tokio::test]

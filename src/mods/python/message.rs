@@ -261,10 +261,14 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
             })
         }
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
-            if let Some((token, value)) = values.iter().enumerate().find(|(_, value)| !usable(**value)) {
-                return Err(format!("the logit of token {token} cannot be {value}"));
+            // Without an early end, so that it is done many at a time.
+            let (unusable, possible) = values.iter().fold((false, false), |(unusable, possible), &value| {
+                (unusable | !usable(value), possible | (value > f32::NEG_INFINITY))
+            });
+            if let (true, Some(token)) = (unusable, values.iter().position(|&value| !usable(value))) {
+                return Err(format!("the logit of token {token} cannot be {}", values[token]));
             }
-            if values.iter().all(|value| *value == f32::NEG_INFINITY) {
+            if !possible {
                 return Err("all tokens are banned: every logit is -inf".into());
             }
             Ok(())

@@ -154,16 +154,17 @@ const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA]
 /// # Errors
 /// The kernel has no such filters, or not for this architecture.
 pub fn install() -> Result<(), Error> {
+    programs()?.iter().try_for_each(|program| apply_filter(program))
+}
+
+/// What refuses `clone3`, then the rest.
+fn programs() -> Result<[BpfProgram; 2], Error> {
     let arch = std::env::consts::ARCH.try_into()?;
     let refused = |errno: i32| SeccompAction::Errno(errno.cast_unsigned());
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let clone3 = SeccompFilter::new(clone3, SeccompAction::Allow, refused(libc::ENOSYS), arch)?;
     let rest = SeccompFilter::new(rules()?, refused(libc::EPERM), SeccompAction::Allow, arch)?;
-    for filter in [clone3, rest] {
-        let program: BpfProgram = filter.try_into()?;
-        apply_filter(&program)?;
-    }
-    Ok(())
+    Ok([clone3.try_into()?, rest.try_into()?])
 }
 
 fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
@@ -196,4 +197,13 @@ fn one_of(
         SeccompRule::new(vec![SeccompCondition::new(argument, length.clone(), SeccompCmpOp::Eq, value)?])
     };
     values.iter().map(rule).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_filters_fit_into_the_kernel() {
+        // BPF_MAXINSNS
+        assert!(super::programs().unwrap().iter().all(|program| program.len() <= 4096));
+    }
 }

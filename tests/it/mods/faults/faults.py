@@ -42,7 +42,7 @@ def spin():
 def eat():
     held = []
     while True:
-        held.append(bytearray(1 << 24))
+        held.append(bytearray(1 << 25))
 
 
 def flood():
@@ -71,11 +71,11 @@ def write():
 
 
 def grow():
-    """Makes the memory that the server shares with this process as large as it can."""
+    """Makes the memory that the server shares with this process larger."""
     for descriptor in range(3, 64):
         try:
             if "memfd" in os.readlink("/proc/self/fd/%d" % descriptor):
-                os.ftruncate(descriptor, 1 << 33)
+                os.ftruncate(descriptor, 1 << 27)
                 return "grown"
         except FileNotFoundError:
             pass
@@ -133,6 +133,12 @@ def busy_behind():
 
 
 computes_between_calls = at_second_token("computes_between_calls", busy_behind)
+
+@mod(events=[Added])
+def naps(event, actions):
+    """Takes its time for every token."""
+    time.sleep(0.4)
+
 
 state = {}
 
