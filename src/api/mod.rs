@@ -14,6 +14,7 @@ mod generation;
 mod health;
 mod ingest;
 mod llama;
+mod mods;
 mod native;
 pub mod openai;
 mod responses;
@@ -28,6 +29,7 @@ pub use app::{App, State};
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
 pub use error::{AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, request_id, with_request_id};
 pub use health::Health;
+pub use mods::load_uploaded;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 
@@ -62,6 +64,7 @@ pub fn router(app: &App) -> Router {
         .merge(health::router())
         .merge(ingest::router())
         .merge(native::router())
+        .merge(mods::router())
         .merge(openai::router())
         .merge(anthropic::router())
         .merge(responses::router())

@@ -20,10 +20,12 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 pub struct Caller {
     /// A name for the key that does not give it away.
     pub label: String,
+    /// Whether they may register, switch and remove mods.
+    pub may_change_mods: bool,
 }
 
 /// Paths of our own, with everything below them; their errors are problems.
-const OURS: [&str; 10] = [
+const OURS: [&str; 11] = [
     "/api",
     "/ingest",
     "/v1/ingest",
@@ -31,6 +33,7 @@ const OURS: [&str; 10] = [
     "/generate",
     "/runs",
     "/playground",
+    "/mods",
     "/compare",
     "/assets",
     session::PATH,
@@ -39,7 +42,9 @@ const OURS: [&str; 10] = [
 /// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if anthropic::owns(path) {
+    if below(&"/v1/mods") {
+        error.into_response()
+    } else if anthropic::owns(path) {
         AnthropicError(error).into_response()
     } else if openai::owns(path) && !llama::owns(path) {
         OpenAiError(error).into_response()
@@ -191,7 +196,7 @@ fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, Ap
         None => session::known(security, headers),
     };
     match known {
-        Some(key) => Ok(Some(Caller { label: key.label() })),
+        Some(key) => Ok(Some(Caller { label: key.label(), may_change_mods: key.may_change_mods() })),
         None => Err(ApiError::new(
             Kind::Unauthorized,
             "this server needs an API key, sent as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",

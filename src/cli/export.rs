@@ -1,4 +1,4 @@
-use super::client::ServerArgs;
+use super::client::{Server, ServerArgs};
 use super::progress::Progress;
 use super::startup;
 use crate::config::DataConfig;
@@ -27,20 +27,7 @@ pub struct Args {
 
 /// Reads the run from the running server, else from the database.
 pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
-    let own_database = args.data.data_dir.is_some();
-    let server = if own_database { None } else { args.server.find().await? };
-    let document = match server {
-        Some(server) => {
-            let mut path = reqwest::Url::parse(server.base())?;
-            // As a segment, so that an id with a slash or a question mark stays one.
-            path.path_segments_mut()
-                .map_err(|()| anyhow::anyhow!("{} is no address", server.base()))?
-                .extend(["api", "v1", "runs", &args.id]);
-            let response = server.send(server.request(Method::GET, path.path())).await?;
-            Document::parse(&response.bytes().await?).context("the server's answer is not a run")?
-        }
-        None => from_database(&args.id, DataConfig::try_from(args.data)?).await?,
-    };
+    let document = document(&args.id, &args.server, args.data).await?;
     let payload = document.write();
     match args.output {
         Some(path) => {
@@ -50,6 +37,28 @@ pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
         None => std::io::stdout().lock().write_all(&payload)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A recorded run: from the running server, else from the database.
+pub async fn document(id: &str, server: &ServerArgs, data: DataFlags) -> anyhow::Result<Document> {
+    let own_database = data.data_dir.is_some();
+    let server = if own_database { None } else { server.find().await? };
+    match server {
+        Some(server) => {
+            let bytes = server.send(server.request(Method::GET, &run_path(&server, id)?)).await?.bytes().await?;
+            Document::parse(&bytes).context("the server's answer is not a run")
+        }
+        None => from_database(id, DataConfig::try_from(data)?).await,
+    }
+}
+
+/// Where a server shows a run. The id is a segment, so that one with a slash or a question mark stays one.
+pub fn run_path(server: &Server, id: &str) -> anyhow::Result<String> {
+    let mut path = reqwest::Url::parse(server.base())?;
+    path.path_segments_mut()
+        .map_err(|()| anyhow::anyhow!("{} is no address", server.base()))?
+        .extend(["api", "v1", "runs", id]);
+    Ok(path.path().to_owned())
 }
 
 async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document> {

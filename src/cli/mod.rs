@@ -11,10 +11,12 @@ mod ingest;
 mod llama_server;
 mod local;
 mod mod_worker;
+mod mods;
 mod place;
 mod printer;
 mod probe;
 mod progress;
+mod replay;
 mod run;
 mod serve;
 mod startup;
@@ -41,6 +43,8 @@ enum Command {
     Chat(chat::Args),
     Ingest(ingest::Args),
     Export(export::Args),
+    Mods(Box<mods::Args>),
+    Replay(Box<replay::Args>),
     #[command(hide = true)]
     Probe(probe::Args),
     #[command(hide = true, name = crate::mods::python::sandbox::COMMAND)]
@@ -75,6 +79,8 @@ pub fn main() -> ExitCode {
             Command::Chat(args) => chat::chat(args, |id| said(&matches, "chat", id)).await,
             Command::Ingest(args) => ingest::ingest(args).await,
             Command::Export(args) => export::export(args).await,
+            Command::Mods(args) => mods::mods(*args).await,
+            Command::Replay(args) => replay::replay(*args, |id| said(&matches, "replay", id)).await,
             Command::Probe(args) => Ok(probe::probe(&args)),
             Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),
         }

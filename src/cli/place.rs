@@ -1,12 +1,16 @@
 //! Where runs take place: on a server, or in this process; and where their replays are then.
 
 use super::client::{Server, ServerArgs};
+use super::export::run_path;
 use super::local::{Local, Record};
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, DEFAULT_ADDRESS};
 use crate::mods::Registry;
-use anyhow::Context;
+use crate::trace::document::Document;
+use anyhow::{Context, bail};
 use reqwest::Method;
+use serde_json::Value;
+use std::time::{Duration, Instant};
 
 /// Where runs take place.
 pub struct Place {
@@ -68,10 +72,41 @@ impl Place {
         Ok(Some(owner.replay(&document.request.request_id)))
     }
 
+    /// The server that has the recorded runs.
+    pub fn archive(&self) -> &Server {
+        self.owner.as_ref().unwrap_or(&self.server)
+    }
+
+    /// A run that has ended here, as it was recorded.
+    pub async fn document(&mut self, run_id: &str) -> anyhow::Result<Document> {
+        if let (Some(_), Some(local)) = (&self.owner, &mut self.local) {
+            return local.document().await.context("the run was not recorded");
+        }
+        finished(&self.server, run_id).await.map(|(document, _)| document)
+    }
+
     /// Stops the engine, where it is in this process.
     pub async fn close(self) {
         if let Some(local) = self.local {
             local.finish().await;
         }
+    }
+}
+
+/// A run that is over, or about to be, from the server that has it; with what the server says about it.
+pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let (path, began) = (run_path(server, run_id)?, Instant::now());
+    loop {
+        let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
+        let mut shown: Value = serde_json::from_slice(&bytes).context("the server's answer is not a run")?;
+        if shown["run"]["status"] != "running" {
+            let document = Document::parse(&bytes).context("the server's answer is not a run")?;
+            return Ok((document, shown["run"].take()));
+        }
+        if began.elapsed() > PATIENCE {
+            bail!("run {run_id} is still running");
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -1,9 +1,9 @@
 use super::progress::Progress;
 use super::startup;
-use crate::api::{App, Listeners, State};
+use crate::api::{App, Listeners, State, load_uploaded};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::mods::Registry;
+use crate::mods::{Registry, Watch};
 use chrono::Utc;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -69,24 +69,34 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         close(&app).await;
     };
     tokio::select! {
-        () = stopped => started.map(|()| ExitCode::SUCCESS),
+        () = stopped => started.map(|_watched| ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::from(130)),
         _ = terminate.recv() => Ok(ExitCode::from(143)),
     }
 }
 
-async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<()> {
+/// Brings everything up; the folder of mods is watched for as long as what it returns is kept.
+async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Watch>> {
     let config = app.config();
     let store = startup::open_store(&config.data, progress).await?;
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
-    startup::tell_sandbox(&startup::python_mods(&config.engine.mods)).await;
-    startup::register_mods(app.registry(), config, progress).await?;
+    let folder = startup::register_mods(app.registry(), config, progress).await?;
+    startup::tell_sandbox(app.registry()).await;
+    load_uploaded(app).await?;
+    let watch = folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {
+        Ok(watch) => Some(watch),
+        Err(error) => {
+            tracing::warn!(%error, "the folder of mods is not watched: changes are seen at the next start");
+            None
+        }
+    });
     match std::env::current_exe() {
         Ok(program) => app.models().try_with(program),
         Err(error) => tracing::warn!(%error, "files of models cannot be tried in a process of their own"),
     }
-    startup::load_default(app, recorder, progress).await
+    startup::load_default(app, recorder, progress).await?;
+    Ok(watch)
 }
 
 /// Ends the runs, then the recorder, then the database: each has what it needs until the one before is done.

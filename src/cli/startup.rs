@@ -6,10 +6,11 @@ use crate::config::flags::GpuLayers;
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
 use crate::model::llama::{Device, devices};
-use crate::mods::Registry;
 use crate::mods::python::sandbox::{self, Policy};
 use crate::mods::python::{Limits, LoadError, PythonMods};
+use crate::mods::{Folder, Registry, SourceText, Sourced};
 use crate::store::{Database, Retention, Store};
+use anyhow::Context;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -97,7 +98,8 @@ pub fn python_mods(config: &ModsConfig) -> PythonMods {
 }
 
 /// Finds out what this system can keep mods in, and says it.
-pub async fn tell_sandbox(mods: &PythonMods) {
+pub async fn tell_sandbox(registry: &Registry) {
+    let mods = registry.python();
     let Some(launcher) = mods.launcher.clone() else {
         return tracing::warn!("there is no sandbox for mods: this program does not know where it is");
     };
@@ -114,37 +116,41 @@ pub async fn tell_sandbox(mods: &PythonMods) {
     }
 }
 
-/// Registers the mods of the configured folder. One that cannot be loaded is told, and keeps nothing else away.
-pub async fn register_mods(registry: &Registry, config: &Config, progress: &Progress) -> anyhow::Result<()> {
-    let mods = python_mods(&config.engine.mods);
-    let Some(dir) = config.engine.mods.dir.clone() else { return Ok(()) };
+/// Registers the mods of the configured folder, and returns it for who wants to watch it. One that cannot be loaded is
+/// told, and keeps nothing else away.
+pub async fn register_mods(
+    registry: &Arc<Registry>,
+    config: &Config,
+    progress: &Progress,
+) -> anyhow::Result<Option<Folder>> {
+    registry.run_python(python_mods(&config.engine.mods));
+    let Some(dir) = config.engine.mods.dir.clone() else { return Ok(None) };
     progress.begin("loading mods");
-    let found = tokio::task::spawn_blocking(move || mods.dir(dir)).await??;
-    for error in found.failed {
-        tracing::error!("{}", described(&error));
-    }
-    for factory in found.mods {
-        registry.insert(factory);
-    }
-    Ok(())
+    let mut folder = Folder::new(dir, registry.python());
+    let registry = Arc::clone(registry);
+    let look = move || folder.sync(&registry).map(|()| folder);
+    Ok(Some(tokio::task::spawn_blocking(look).await??))
 }
 
 /// Registers the mods of a file and returns their names, in the order of the file.
 pub async fn register_file(registry: &Registry, config: &ModsConfig, file: &Path) -> anyhow::Result<Vec<String>> {
-    let (mods, path) = (python_mods(config), file.to_owned());
-    let found = tokio::task::spawn_blocking(move || mods.file(path)).await?;
+    registry.run_python(python_mods(config));
+    let (python, path) = (registry.python(), file.to_owned());
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let found = tokio::task::spawn_blocking(move || python.file(path)).await?;
     let found = found.map_err(|error| anyhow::anyhow!(described(&error)))?;
     Ok(found
         .into_iter()
         .map(|factory| {
             let name = factory.describe().name;
-            registry.insert(factory);
+            registry.insert(Sourced::new(factory, SourceText::Text(text.clone())));
             name
         })
         .collect())
 }
 
-fn described(error: &LoadError) -> String {
+/// The error with Python's traceback, where there is one.
+pub fn described(error: &LoadError) -> String {
     match error.traceback() {
         Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
         None => error.to_string(),

@@ -3,7 +3,7 @@
 
 use super::cache::CacheFlags;
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{EncoderFlags, LimitFlags, ModFlags, Security, Size};
+use super::{EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -125,9 +125,22 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub api_keys: Vec<Secret>,
-    /// File with such keys, one a line, so that they do not show in the list of processes
+    /// File with such keys, one a line, so that they do not show in the list of processes; behind a key may stand mods, if
+    /// its owner may change mods, and name=NAME
     #[arg(long, env = "THUNDER_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Such a key whose owner may also upload mods, switch them off and remove them, again for more
+    #[arg(
+        long = "mod-key",
+        env = "THUNDER_MOD_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub mod_keys: Vec<Secret>,
+    /// Take mods that are uploaded to /v1/mods with such a key, and run those taken before
+    #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD")]
+    pub allow_mod_upload: bool,
     /// Serve other machines without a key
     #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED")]
     pub allow_unauthenticated: bool,
@@ -317,22 +330,26 @@ impl ServerFlags {
 
     /// Who may do what.
     pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<Security, super::Error> {
-        let mut keys: Vec<String> = self.api_keys.iter().map(|key| key.0.clone()).collect();
+        if self.api_keys.iter().chain(&self.mod_keys).any(|key| key.0.trim().is_empty()) {
+            return Err(super::Error::EmptyKey);
+        }
+        let mut keys: Vec<KeyHash> = self.mod_keys.iter().map(|key| KeyHash::of(&key.0).with_mods()).collect();
+        keys.extend(self.api_keys.iter().map(|key| KeyHash::of(&key.0)));
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
                 .map_err(|source| super::Error::KeyFile { path: path.display().to_string(), source })?;
-            keys.extend(
-                text.lines()
-                    .map(str::trim)
-                    .filter(|line| !line.is_empty() && !line.starts_with('#'))
-                    .map(str::to_owned),
-            );
-            if keys.is_empty() {
+            let before = keys.len();
+            let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
+            for (line, text) in lines.filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
+                let path = path.display().to_string();
+                keys.push(KeyHash::from_line(text).map_err(|word| super::Error::KeyLine { path, line, word })?);
+            }
+            if keys.len() == before {
                 return Err(super::Error::NoKeyInFile { path: path.display().to_string() });
             }
         }
-        if keys.iter().any(|key| key.trim().is_empty()) {
-            return Err(super::Error::EmptyKey);
+        if self.allow_mod_upload && !keys.iter().any(KeyHash::may_change_mods) {
+            return Err(super::Error::NoModKey);
         }
         if keys.is_empty()
             && !self.allow_unauthenticated
@@ -350,7 +367,7 @@ impl ServerFlags {
             }
         }
         Ok(Security {
-            keys: keys.iter().map(|key| super::KeyHash::of(key)).collect(),
+            keys,
             cors_origins: self.cors_origins.clone(),
             trusted_hosts: self.trusted_hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
         })

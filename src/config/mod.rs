@@ -129,6 +129,8 @@ pub struct ServerConfig {
     pub request_defaults: Map<String, Value>,
     /// llama-server's routes.
     pub routes: RouteConfig,
+    /// Whether clients with the right may upload mods, and uploaded ones are run.
+    pub allow_mod_upload: bool,
 }
 
 /// Models besides the default one.
@@ -153,28 +155,61 @@ pub struct Security {
     pub trusted_hosts: Vec<String>,
 }
 
-/// SHA-256 of an API key; the key itself is not kept.
+/// SHA-256 of an API key, and what its owner may do; the key itself is not kept.
 #[derive(Clone)]
-pub struct KeyHash([u8; 32]);
+pub struct KeyHash {
+    hash: [u8; 32],
+    name: Option<String>,
+    mods: bool,
+}
 
 impl KeyHash {
-    /// The hash of a key.
+    /// The hash of a key without a name and without rights beyond everybody's.
     #[must_use]
     pub fn of(key: &str) -> Self {
-        Self(Sha256::digest(key.as_bytes()).into())
+        Self { hash: Sha256::digest(key.as_bytes()).into(), name: None, mods: false }
+    }
+
+    /// The same key, whose owner may register, switch and remove mods.
+    #[must_use]
+    pub fn with_mods(self) -> Self {
+        Self { mods: true, ..self }
+    }
+
+    /// A line of a key file: the key, then `mods` if its owner may change mods, then `name=` and what it is called.
+    ///
+    /// # Errors
+    /// The word that is neither.
+    fn from_line(line: &str) -> Result<Self, String> {
+        let mut words = line.split_whitespace();
+        let mut key = Self::of(words.next().unwrap_or_default());
+        for word in words {
+            match word.strip_prefix("name=") {
+                Some(name) if !name.is_empty() && name.len() <= 64 => key.name = Some(name.to_owned()),
+                None if word == "mods" => key.mods = true,
+                _ => return Err(word.to_owned()),
+            }
+        }
+        Ok(key)
     }
 
     /// The hash.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
+        &self.hash
+    }
+
+    /// Whether its owner may register, switch and remove mods.
+    #[must_use]
+    pub const fn may_change_mods(&self) -> bool {
+        self.mods
     }
 
     /// A name for the key that does not give it away.
     #[must_use]
     pub fn label(&self) -> String {
-        let [a, b, c, ..] = self.0;
-        format!("key-{a:02x}{b:02x}{c:02x}")
+        let [a, b, c, ..] = self.hash;
+        self.name.clone().unwrap_or_else(|| format!("key-{a:02x}{b:02x}{c:02x}"))
     }
 }
 
@@ -192,7 +227,7 @@ impl Security {
     pub fn known(&self, sent: &str) -> Option<&KeyHash> {
         let sent = KeyHash::of(sent);
         // Every hash is compared, so that the time does not tell which key came close.
-        self.keys.iter().fold(None, |found, key| if bool::from(key.0.ct_eq(&sent.0)) { Some(key) } else { found })
+        self.keys.iter().fold(None, |found, key| if bool::from(key.hash.ct_eq(&sent.hash)) { Some(key) } else { found })
     }
 }
 
@@ -356,6 +391,21 @@ pub enum Error {
         /// Path given.
         path: String,
     },
+    /// A line of the key file says something unknown.
+    #[error("{path}, line {line}: '{word}' is not known; behind a key may stand mods, and name=NAME")]
+    KeyLine {
+        /// Path given.
+        path: String,
+        /// Counted from 1.
+        line: usize,
+        /// The word.
+        word: String,
+    },
+    /// Nobody could upload.
+    #[error(
+        "--allow-mod-upload needs a key whose owner may do so: give one with --mod-key KEY, or write mods behind one in the key file"
+    )]
+    NoModKey,
     /// An empty key would let everybody in.
     #[error("an API key must not be empty")]
     EmptyKey,
@@ -424,6 +474,7 @@ impl Config {
                 sockets: server.limits.sockets(),
                 request_defaults,
                 routes: server.routes.config()?,
+                allow_mod_upload: server.allow_mod_upload,
             },
         })
     }

@@ -144,3 +144,22 @@ fn what_a_full_context_does_is_a_default_of_requests() {
     let reuse = config(&["--cache-reuse", "64", "--cache-prompt=off"]).unwrap().server.request_defaults;
     assert_eq!((&reuse["n_cache_reuse"], &reuse["cache_prompt"]), (&serde_json::json!(64), &serde_json::json!(false)));
 }
+
+#[test]
+fn a_line_of_a_key_file_says_what_its_owner_may_do() {
+    let key = |line| super::KeyHash::from_line(line).unwrap();
+    assert!(!key("secret").may_change_mods());
+    assert!(key("secret mods name=ann").may_change_mods());
+    assert_eq!(key("secret name=ann mods").label(), "ann");
+    assert_eq!(key("secret").label(), super::KeyHash::of("secret").label());
+    for (line, word) in [("secret admin", "admin"), ("secret name=", "name="), ("secret  Mods", "Mods")] {
+        assert_eq!(super::KeyHash::from_line(line).unwrap_err(), word);
+    }
+}
+
+#[test]
+fn uploads_need_somebody_who_may() {
+    assert!(config(&["--allow-mod-upload", "--api-key", "k"]).unwrap_err().contains("--mod-key"));
+    let security = config(&["--allow-mod-upload", "--mod-key", "k"]).unwrap().server.security;
+    assert!(security.known("k").unwrap().may_change_mods());
+}

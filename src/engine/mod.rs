@@ -41,7 +41,7 @@ use crate::events::{Alternative, Promises, Recorder, RunEnd, RunId, RunStart, Si
 use crate::model::Model;
 use crate::model::grammar::{self, Follower};
 use crate::model::llama::{CacheType, ContextOptions, Layout, Sampler};
-use crate::mods::RunView;
+use crate::mods::{Chosen, RunView};
 use capture::Capture;
 use host_cache::HostCache;
 use journal::Journal;
@@ -393,8 +393,13 @@ impl Engine {
                 "sampling": request.sampling,
                 "constraint": request.constraint,
                 "limits": request.limits,
-                "mods": request.mods.iter().map(|chosen| &chosen.mod_ref).collect::<Vec<_>>(),
+                "mods": request.mods.iter().map(Chosen::recorded).collect::<Vec<_>>(),
                 "attention": request.attention,
+                "visible": request.visible,
+                "overflow": request.overflow,
+                "alternatives": request.alternatives,
+                "model": { "name": model.name(), "fingerprint": format!("{:032x}", model.fingerprint()) },
+                "release": env!("CARGO_PKG_VERSION"),
             }),
             seed: request.sampling.seed,
             grammars: Arc::clone(model.grammars()),

@@ -2,7 +2,7 @@ use crate::events::{Span, Surface, TokenId};
 use crate::model::grammar::Constraint;
 use crate::model::llama::Sampling;
 use crate::mods::Chosen;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ impl Request {
 }
 
 /// What happens when the context is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Overflow {
     /// The run ends.

@@ -155,6 +155,18 @@ impl Done {
         }
     }
 
+    /// The same duty; `look` sees the reply on its way.
+    #[must_use]
+    pub fn observed(mut self, look: impl FnOnce(&Reply) + Send + 'static) -> Self {
+        match self.0.take() {
+            Some(deliver) => Self::new(move |reply| {
+                look(&reply);
+                deliver(reply);
+            }),
+            None => Self(None),
+        }
+    }
+
     /// Gives up the duty to answer, because the call was answered at once.
     pub fn disarm(mut self) {
         self.0 = None;

@@ -16,7 +16,10 @@ mod registry;
 
 pub use action::{Action, LogitEdit};
 pub use call::{Call, CallEvent, Done, EventSet, Exception, Log, Reply, RunView};
-pub use registry::{Chosen, Description, ModRef, Origin, Registry, UnknownMod, Version};
+pub use registry::{
+    Chosen, Description, Failure, Folder, ModRef, Origin, Problem, Record, Registry, Shown, SourceText, Sourced, Taken,
+    UnknownMod, Upload, Version, Watch, WrongUpload, version_of,
+};
 
 use serde_json::Value;
 use std::sync::Arc;
@@ -25,6 +28,16 @@ use std::sync::Arc;
 pub trait Factory: Send + Sync {
     /// Name, description, language, version.
     fn describe(&self) -> Description;
+
+    /// SHA-256 of its source in hexadecimal, where it has one that can be shown.
+    fn source_hash(&self) -> Option<String> {
+        None
+    }
+
+    /// Its source: a text, or an object from path to text.
+    fn source_text(&self) -> Option<Value> {
+        None
+    }
 
     /// Begins the mod's part in one run.
     ///

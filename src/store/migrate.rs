@@ -18,6 +18,7 @@ const DAYS_AHEAD: i32 = 3;
 const MIGRATIONS: &[(&str, &str)] = &[
     ("V1__runs", include_str!("../../migrations/V1__runs.sql")),
     ("V2__retention", include_str!("../../migrations/V2__retention.sql")),
+    ("V4__mods", include_str!("../../migrations/V4__mods.sql")),
 ];
 
 /// Applies what is missing; safe when several processes do it at once.

@@ -17,6 +17,7 @@ mod ingest;
 mod live;
 mod measured;
 mod migrate;
+mod mods;
 mod outline;
 mod read;
 mod recorder;
@@ -32,6 +33,7 @@ pub use connect::Database;
 pub use error::{BadFilter, EmbeddedError, Error, IngestError};
 pub use ingest::Ingested;
 pub use live::{Live, LiveUpdate, RunChange};
+pub use mods::{ModState, ModVersion};
 pub use retention::Retention;
 pub use runs::{MAX_PAGE, RunPage, RunQuery, RunSummary};
 

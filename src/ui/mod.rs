@@ -9,6 +9,7 @@ mod assets;
 mod checks;
 mod compare;
 mod error;
+mod mods;
 mod playground;
 mod replay;
 mod replay_text;
@@ -38,6 +39,7 @@ pub fn router() -> Router<App> {
         .route("/runs/{id}/newer", get(replay::newer))
         .route("/compare", get(compare::page))
         .route("/playground", get(playground::page))
+        .route("/mods", get(mods::page))
         .route("/assets/{version}/{*path}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))
         .layer(axum::middleware::map_response(guard))

@@ -18,6 +18,8 @@ mod mods;
 mod mods_faults;
 mod native;
 mod openai;
+mod registry;
+mod regression;
 mod responses;
 mod security;
 mod slots;

@@ -288,3 +288,54 @@ async fn a_thousand_runs_leave_nothing_behind() {
     assert!(late.0 <= early.0 + 8, "the worker grows: {seen:?}");
     assert!(late.1 <= early.1 + 48, "the server grows: {seen:?}");
 }
+
+/// A server that takes uploads, and one mod uploaded to it: `faults.py`, `entrypoint` of it.
+async fn uploaded(server: &Server, entrypoint: &str) {
+    let source = std::fs::read_to_string(std::path::Path::new(FAULTS).join("faults.py")).unwrap();
+    let body = json!({"name": entrypoint, "language": "python", "entrypoint": entrypoint, "source": source});
+    let request = server.request(reqwest::Method::POST, "/v1/mods").bearer_auth("boss").json(&body);
+    let answer = request.send().await.unwrap();
+    assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap());
+}
+
+#[tokio::test]
+async fn what_is_uploaded_runs_in_the_sandbox_and_a_run_outlives_its_removal() {
+    if !sandboxed().await {
+        return;
+    }
+    let server = Server::start(&["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload"]);
+    server.wait_ready().await;
+    for name in ["opens_sockets", "reads_files", "writes_files", "forks", "signals"] {
+        uploaded(&server, name).await;
+        assert_eq!(harmless(&server, name).await.logs, ["refused PermissionError"], "{name}");
+    }
+    uploaded(&server, "naps").await;
+    let slow = tell(&server, "naps", TOKENS);
+    let remove = async {
+        // The run has begun when its worker has.
+        while server.get("/slots").await.1.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false) {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let request = server.request(reqwest::Method::DELETE, "/v1/mods/naps").bearer_auth("boss");
+        assert!(request.send().await.unwrap().status().is_success());
+    };
+    let (told, ()) = tokio::join!(slow, remove);
+    assert_eq!(told.exceptions, Vec::<String>::new());
+    let body = json!({"prompt": "Once", "mods": ["naps"]});
+    assert_eq!(server.post("/v1/completions", &body).await.0, 400, "nobody can name it any more");
+}
+
+#[tokio::test]
+async fn where_there_is_no_sandbox_uploads_are_refused_unless_a_flag_says_otherwise() {
+    let body = json!({"name": "calm", "entrypoint": "calm",
+        "source": "from thunder_mods import mod\n@mod\ndef calm(event, actions):\n    import socket\n    socket.socket()\n    open('/etc/passwd')\n"});
+    let off = ["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload", "--mod-sandbox", "off"];
+    let server = Server::start(&off);
+    server.wait_ready().await;
+    let answer =
+        server.request(reqwest::Method::POST, "/v1/mods").bearer_auth("boss").json(&body).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    assert_eq!(tell(&server, "calm", 2).await.exceptions, Vec::<String>::new());
+    assert!(server.log().contains("run with the rights of the server"), "{}", server.log());
+    assert_eq!(server.get("/props").await.1["mod_sandbox"]["policy"], "off");
+}

@@ -52,6 +52,7 @@ async fn every_page_keeps_the_rules_and_its_links_lead_somewhere() {
         format!("/runs/{run}?view=text"),
         format!("/compare?a={run}&b={other}"),
         "/playground".to_owned(),
+        "/mods".to_owned(),
     ];
     let mut links = BTreeSet::new();
     for path in &pages {

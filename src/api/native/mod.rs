@@ -1,8 +1,9 @@
-//! The native routes under `/api/v1`: runs and everything recorded of them, and the mods that runs can name.
+//! The native routes under `/api/v1`: runs and everything recorded of them.
 //!
 //! One file a resource. Each route reads the store, or the hub of running runs, and writes what it found; nothing is
 //! kept here. A run is named by its `run_id` or by the client's `request_id`.
 
+mod again;
 mod alternatives;
 mod attention;
 mod columns;
@@ -11,7 +12,6 @@ mod failure;
 mod follow;
 mod live;
 mod map;
-mod mods;
 mod runs;
 
 use super::{ApiError, App};
@@ -26,13 +26,13 @@ use utoipa_axum::routes;
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(runs::list))
+        .routes(routes!(again::run))
         .routes(routes!(live::changes))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(columns::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))
         .routes(routes!(attention::show))
-        .routes(routes!(mods::list))
 }
 
 /// How long a run that has just begun may take to be stored.

@@ -14,7 +14,7 @@ pub(in crate::api) fn chosen(
     loaded: &Loaded,
     registry: &Registry,
 ) -> Result<Vec<Chosen>, ApiError> {
-    let known = |name: &str| registry.list().iter().any(|found| found.name == name);
+    let known = |name: &str| registry.show(name).is_some();
     let mut refs = Vec::new();
     if let Some(asked) = fields.text("model")? {
         refs.extend(
@@ -59,7 +59,8 @@ fn mod_ref(entry: &Value) -> Result<ModRef, ApiError> {
 
 fn unknown(error: &UnknownMod, at: Option<usize>, from_model: usize) -> ApiError {
     let param = if at.is_some_and(|index| index < from_model) { "model" } else { "mods" };
-    ApiError::invalid(param, error.to_string()).code("unknown_mod")
+    let code = if error.disabled { "mod_disabled" } else { "unknown_mod" };
+    ApiError::invalid(param, error.to_string()).code(code)
 }
 
 #[cfg(test)]

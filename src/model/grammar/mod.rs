@@ -21,11 +21,11 @@ pub use follower::{Accepted, Follower, Mask};
 pub use tokens::token_reference;
 
 use crate::events::TokenId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// A grammar, in one of the languages that people write them in.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "source", rename_all = "snake_case")]
 pub enum Source {
     /// JSON that is valid against this schema.
@@ -48,7 +48,7 @@ pub enum Source {
 /// let later = Constraint::new("tools", Source::JsonObject).lazy(Trigger::text("<tool_call>"));
 /// assert!(at_once.trigger.is_none() && later.trigger.is_some());
 /// ```
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constraint {
     /// The request's field that it came from, which an error names.
     pub field: String,
@@ -56,7 +56,7 @@ pub struct Constraint {
     #[serde(flatten)]
     pub source: Source,
     /// What must have been generated before the grammar holds; `None`: it holds from the first token on.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trigger: Option<Trigger>,
 }
 
@@ -76,7 +76,8 @@ impl Constraint {
 }
 
 /// What makes a lazy constraint begin, whichever comes first.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Trigger {
     /// Any of these tokens.
     pub tokens: Vec<TokenId>,

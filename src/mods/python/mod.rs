@@ -72,6 +72,7 @@ use super::{Description, Factory, Origin};
 pub use limits::Limits;
 use memory::SharedMemory;
 use message::Handler;
+pub use process::unpack_sdk;
 use recipe::Recipe;
 use sandbox::{Launcher, Policy};
 use serde_json::Value;
@@ -243,6 +244,9 @@ impl PythonMods {
     pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn Factory>, LoadError> {
         let source = Arc::new(Source::new(format!("{name}.py"), source.to_owned()));
         let (recipe, mut handlers) = self.discover(&source, entrypoint)?;
+        if handlers.iter().any(|handler| handler.name == name) {
+            handlers.retain(|handler| handler.name == name);
+        }
         match (handlers.pop(), handlers.as_slice()) {
             (Some(mut only), []) => {
                 name.clone_into(&mut only.name);
@@ -294,6 +298,14 @@ impl PythonMods {
             }
         }
         Ok(directory)
+    }
+
+    /// The interpreter that workers run on.
+    ///
+    /// # Errors
+    /// [`LoadError::NoPython`]
+    pub fn interpreter(&self) -> Result<PathBuf, LoadError> {
+        interpreter::find(self.python.as_deref())
     }
 
     /// Imports the source once, in a worker that is then ended.

@@ -263,18 +263,26 @@ impl Home {
         lock.lock()?;
         let home = Self { path, _lock: lock };
         fs::create_dir(home.path.join("work"))?;
-        let sdk = home.path.join("sdk");
-        for name in Sdk::iter().filter(|name| is_source(name)) {
-            let file = sdk.join(&*name);
-            if let Some(folder) = file.parent() {
-                fs::create_dir_all(folder)?;
-            }
-            if let Some(content) = Sdk::get(&name) {
-                fs::write(file, content.data)?;
-            }
-        }
+        unpack_sdk(&home.path.join("sdk"))?;
         Ok(home)
     }
+}
+
+/// Writes the SDK into a folder, which Python can then import it from.
+///
+/// # Errors
+/// A file could not be written.
+pub fn unpack_sdk(folder: &Path) -> io::Result<()> {
+    for name in Sdk::iter().filter(|name| is_source(name)) {
+        let file = folder.join(&*name);
+        if let Some(parent) = file.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        if let Some(content) = Sdk::get(&name) {
+            fs::write(file, content.data)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a file of the SDK's folder is part of the SDK, and not of how it is packaged.

@@ -1,0 +1,50 @@
+//! `/v1/mods`: the mods that runs can name. Anybody may look; changing them needs a key with that right, where keys are set,
+//! and uploading needs one in any case and `--allow-mod-upload`.
+
+mod change;
+mod show;
+mod upload;
+
+pub(in crate::api) use upload::import;
+pub use upload::load_uploaded;
+
+use super::{ApiError, App, Caller, Kind};
+use axum::Extension;
+use axum::extract::DefaultBodyLimit;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Most bytes of a request: a source of the longest kind, with every character escaped.
+const MOST_BYTES: usize = 8 << 20;
+
+/// The routes.
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(show::list, upload::register))
+        .routes(routes!(show::list_native))
+        .routes(routes!(show::show, change::remove))
+        .routes(routes!(show::versions))
+        .routes(routes!(show::source))
+        .routes(routes!(change::enable))
+        .routes(routes!(change::disable))
+        .layer(DefaultBodyLimit::max(MOST_BYTES))
+}
+
+/// The label of whoever may change mods.
+fn changer(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
+    match caller {
+        Some(Extension(caller)) if caller.may_change_mods => Ok(Some(caller.label)),
+        None if app.config().server.security.keys.is_empty() => Ok(None),
+        _ => Err(ApiError::new(
+            Kind::Forbidden,
+            "this key may not change mods; one that may is given with --mod-key, or marked mods in the key file",
+        )),
+    }
+}
+
+/// There is no such mod.
+fn unknown(app: &App, name: &str) -> ApiError {
+    let known: Vec<String> = app.registry().shown().into_iter().map(|shown| shown.description.name).collect();
+    let name: String = name.chars().take(100).collect();
+    ApiError::new(Kind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
+}

@@ -1,0 +1,148 @@
+use super::unknown;
+use crate::api::extract::{Path, Query};
+use crate::api::{ApiError, App, Kind, Problem};
+use crate::mods::{self, Origin, Shown, SourceText, Version};
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+/// Every mod, with what is known of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModList {
+    /// By name: `name`, `description`, `language`, `version`, `hash`, `config`, `origin` (`builtin`, `file`, `uploaded`),
+    /// `enabled`, `registered_at`, `registered_by`, `earlier`, `calls`, `failures`, `mean_us`, `last_failure`, `problem`.
+    #[schema(value_type = Vec<Object>)]
+    mods: Vec<Shown>,
+    /// Sources that are not registered: `file`, `message`, `traceback`, `at`.
+    #[schema(value_type = Vec<Object>)]
+    problems: Vec<mods::Problem>,
+}
+
+/// The versions of a mod.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct VersionList {
+    /// The mod.
+    name: String,
+    /// The version that runs take; `null` for a mod that was removed.
+    current: Option<String>,
+    /// Newest first.
+    #[schema(value_type = Vec<Object>)]
+    versions: Vec<Version>,
+}
+
+/// Which source to show.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WhichSource {
+    /// The hash of the version, or at least 6 of its first digits; without it the one that runs take.
+    version: Option<String>,
+}
+
+fn all(app: &App) -> ModList {
+    ModList { mods: app.registry().shown(), problems: app.registry().problems() }
+}
+
+/// Lists the mods.
+#[utoipa::path(get, path = "/v1/mods", tag = "mods", responses((status = 200, body = ModList)))]
+pub async fn list(State(app): State<App>) -> Json<ModList> {
+    Json(all(&app))
+}
+
+/// Lists the mods; the same as `/v1/mods`.
+#[utoipa::path(get, path = "/api/v1/mods", tag = "mods", responses((status = 200, body = ModList)))]
+pub async fn list_native(State(app): State<App>) -> Json<ModList> {
+    Json(all(&app))
+}
+
+/// Shows one mod.
+#[utoipa::path(get, path = "/v1/mods/{name}", tag = "mods", params(("name" = String, Path, description = "Its name")),
+    responses((status = 200, description = "As in the list", body = Object), (status = 404, body = Problem)))]
+pub async fn show(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Shown>, ApiError> {
+    app.registry().show(&name).map(Json).ok_or_else(|| unknown(&app, &name))
+}
+
+/// Lists the versions of a mod: of an uploaded one all that are kept, of others those since the server's start.
+#[utoipa::path(get, path = "/v1/mods/{name}/versions", tag = "mods",
+    params(("name" = String, Path, description = "Its name")),
+    responses((status = 200, body = VersionList), (status = 404, body = Problem)))]
+pub async fn versions(State(app): State<App>, Path(name): Path<String>) -> Result<Json<VersionList>, ApiError> {
+    let shown = app.registry().show(&name);
+    let current = shown.as_ref().map(|shown| shown.current.hash.clone());
+    let known = match shown {
+        Some(shown) if shown.current.origin != Origin::Uploaded => {
+            let mut versions = shown.earlier;
+            versions.push(shown.current);
+            versions.reverse();
+            versions
+        }
+        _ => {
+            let stored = app.store()?.mod_versions(&name).await?;
+            let version = |stored: crate::store::ModVersion| Version {
+                hash: stored.hash,
+                origin: Origin::Uploaded,
+                registered_at: Some(stored.created_at),
+                registered_by: stored.created_by,
+            };
+            stored.into_iter().map(version).collect()
+        }
+    };
+    if known.is_empty() {
+        return Err(unknown(&app, &name));
+    }
+    Ok(Json(VersionList { name, current, versions: known }))
+}
+
+/// Shows a mod's source: a text, or for a package JSON, an object from path to text.
+#[utoipa::path(get, path = "/v1/mods/{name}/source", tag = "mods",
+    params(("name" = String, Path, description = "Its name"), WhichSource),
+    responses((status = 200, description = "The source", content_type = "text/x-python"),
+              (status = 400, body = Problem, description = "Several versions begin like that"), (status = 404, body = Problem)))]
+pub async fn source(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Query(which): Query<WhichSource>,
+) -> Result<Response, ApiError> {
+    let current = app.registry().get(&name);
+    let Some(wanted) = which.version else {
+        let factory = current.ok_or_else(|| unknown(&app, &name))?;
+        let text = factory.source_text();
+        let text = text.ok_or_else(|| ApiError::new(Kind::NotFound, format!("'{name}' is a built-in mod")))?;
+        return Ok(written(text));
+    };
+    if wanted.len() < 6 || !wanted.chars().all(|c| c.is_ascii_hexdigit()) {
+        return Err(ApiError::invalid("version", "version must be 6 to 64 hexadecimal digits"));
+    }
+    let is_wanted = |hash: &str| hash.starts_with(&wanted.to_ascii_lowercase());
+    if let Some(factory) = current.filter(|factory| is_wanted(&mods::version_of(&**factory)))
+        && let Some(text) = factory.source_text()
+    {
+        return Ok(written(text));
+    }
+    let mut stored = app.store()?.mod_versions(&name).await?;
+    stored.retain(|version| is_wanted(&version.hash));
+    match (stored.pop(), stored.len()) {
+        (Some(mut version), 0) => Ok(written(version.upload["source"].take())),
+        (Some(_), others) => {
+            let message = format!("{} versions of '{name}' begin with {wanted}; give more digits", others + 1);
+            Err(ApiError::invalid("version", message))
+        }
+        (None, _) => {
+            let detail = format!("no source of a version {wanted} of '{name}' is kept");
+            Err(ApiError::new(Kind::NotFound, detail))
+        }
+    }
+}
+
+/// Never as a page: a browser shows it and runs nothing.
+fn written(source: Value) -> Response {
+    match serde_json::from_value(source) {
+        Ok(SourceText::Text(text)) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
+        Ok(SourceText::Files(files)) => Json(files).into_response(),
+        Err(error) => ApiError::internal(error).into_response(),
+    }
+}

@@ -1,0 +1,138 @@
+use super::changer;
+use crate::api::extract::Json;
+use crate::api::{ApiError, App, Caller, Kind, Problem};
+use crate::mods::python::LoadError;
+use crate::mods::{self, Factory, Origin, Upload, Version};
+use crate::store::ModVersion;
+use axum::Extension;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use utoipa::ToSchema;
+
+/// Uploads that are imported at once; each takes a process.
+static CHECKS: Semaphore = Semaphore::const_new(2);
+/// Uploads that may wait for their turn.
+const MOST_WAITING: usize = 8;
+/// Mods that clients may have uploaded.
+const MOST_MODS: usize = 500;
+
+/// What became of an upload.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Registered {
+    /// What runs call it.
+    name: String,
+    /// Whether it takes the place of an earlier version.
+    replaced: bool,
+    /// One sentence.
+    description: String,
+    /// SHA-256 of the source.
+    hash: String,
+    /// Whether runs can name it: a new version of a mod that is switched off is off, too.
+    enabled: bool,
+}
+
+/// Registers a mod, or a new version of one: `{name, description?, language: "python", module?, entrypoint, source}`, where
+/// `source` is a text, or an object from path to text. It is imported in a sandbox before it is taken.
+#[utoipa::path(post, path = "/v1/mods", tag = "mods", request_body(content = Object, content_type = "application/json"),
+    responses((status = 200, body = Registered),
+              (status = 400, body = Problem, description = "A field is wrong, or Python's error with its traceback"),
+              (status = 403, body = Problem, description = "Uploading is off, or the key may not"),
+              (status = 409, body = Problem, description = "The name is a built-in mod's or a file's"),
+              (status = 413, body = Problem), (status = 429, body = Problem)))]
+pub async fn register(
+    State(app): State<App>,
+    caller: Option<Extension<Caller>>,
+    body: Result<Json<Upload>, ApiError>,
+) -> Result<axum::Json<Registered>, ApiError> {
+    if !app.config().server.allow_mod_upload {
+        let detail = "this server takes no mods from clients; it does when it is started with --allow-mod-upload";
+        return Err(ApiError::new(Kind::Forbidden, detail));
+    }
+    let by = changer(&app, caller)?;
+    let Json(upload) = body?;
+    upload.check().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?;
+    let name = upload.name().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?.to_owned();
+    let taken = |error: mods::Taken| ApiError::conflict(error.to_string()).at("name");
+    app.registry().may_take(&name, Origin::Uploaded, None).map_err(taken)?;
+    let uploaded = app.registry().shown().iter().filter(|shown| shown.current.origin == Origin::Uploaded).count();
+    if uploaded >= MOST_MODS && app.registry().show(&name).is_none() {
+        let detail = format!("{uploaded} mods are uploaded, and there may be no more; remove one first");
+        return Err(ApiError::new(Kind::NoRoom, detail));
+    }
+    let store = app.store()?;
+    let factory = import(&app, upload.clone()).await?;
+    let described = factory.describe();
+    let version = ModVersion {
+        name: name.clone(),
+        hash: mods::version_of(&*factory),
+        upload: serde_json::to_value(&upload).map_err(ApiError::internal)?,
+        created_at: app.now(),
+        created_by: by.clone(),
+    };
+    store.save_mod(&version).await?;
+    let hash = version.hash.clone();
+    let replaced = app.registry().register(factory, as_version(version.hash, version.created_at, by)).map_err(taken)?;
+    app.registry().note(&name, None);
+    tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "a mod was uploaded");
+    let enabled = app.registry().show(&name).is_some_and(|shown| shown.enabled);
+    Ok(axum::Json(Registered { name, replaced, description: described.description, hash, enabled }))
+}
+
+fn as_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> Version {
+    Version { hash, origin: Origin::Uploaded, registered_at: Some(at), registered_by: by }
+}
+
+/// Imports a source in a worker, as somebody else's.
+pub(in crate::api) async fn import(app: &App, upload: Upload) -> Result<Arc<dyn Factory>, ApiError> {
+    static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
+    let busy = || ApiError::new(Kind::Busy, "too many mods are being checked at the moment").retry_after(1);
+    let _waits = WAITING.try_acquire().map_err(|_| busy())?;
+    let _turn = CHECKS.acquire().await.map_err(|_| busy())?;
+    let python = mods::python::PythonMods { origin: Origin::Uploaded, ..app.registry().python() };
+    let loaded = tokio::task::spawn_blocking(move || upload.load(&python)).await.map_err(ApiError::internal)?;
+    loaded.map_err(|error| match &error {
+        LoadError::Failed { .. } => {
+            let detail = match error.traceback() {
+                Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
+                None => error.to_string(),
+            };
+            ApiError::invalid("source", detail).code("mod_failed")
+        }
+        // What is missing is the server's to have.
+        _ => ApiError::unavailable(error.to_string()),
+    })
+}
+
+/// Registers the mods that were uploaded in the past, where that is allowed, and switches off what was switched off. One
+/// that cannot be loaded any more is told, and keeps nothing else away.
+///
+/// # Errors
+/// The database failed.
+pub async fn load_uploaded(app: &App) -> Result<(), crate::store::Error> {
+    let Ok(store) = app.store() else { return Ok(()) };
+    if app.config().server.allow_mod_upload {
+        for stored in store.uploaded_mods().await? {
+            let name = stored.name.clone();
+            if let Err(message) = load_one(app, stored).await {
+                tracing::error!(mod.name = name, "an uploaded mod is not there: {message}");
+                let problem = mods::Problem { file: name.clone(), message, traceback: None, at: app.now() };
+                app.registry().note(&name, Some(problem));
+            }
+        }
+    }
+    for state in store.mod_states().await?.into_iter().filter(|state| !state.enabled) {
+        app.registry().enable(&state.name, false);
+    }
+    Ok(())
+}
+
+async fn load_one(app: &App, stored: ModVersion) -> Result<(), String> {
+    let upload: Upload = serde_json::from_value(stored.upload).map_err(|error| error.to_string())?;
+    let factory = import(app, upload).await.map_err(|error| error.problem().detail)?;
+    let version = as_version(stored.hash, stored.created_at, stored.created_by);
+    app.registry().register(factory, version).map_err(|taken| taken.to_string())?;
+    Ok(())
+}

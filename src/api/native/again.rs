@@ -1,0 +1,205 @@
+//! `/api/v1/runs/again`: a recorded run, run once more with the same seed, model, mods and parameters.
+
+use crate::api::extract::Json;
+use crate::api::generation::note_client;
+use crate::api::wire::fields::Fields;
+use crate::api::wire::parameters;
+use crate::api::{ApiError, App, Caller, Loaded, Problem, mods as registry};
+use crate::engine::{Limits, Output, Overflow, Request};
+use crate::events::{FinishReason, Prompt, RunId, Surface};
+use crate::model::grammar::Constraint;
+use crate::mods::{Chosen, ModRef, Upload, version_of};
+use axum::Extension;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// What to run.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Again {
+    /// The object `prompt` of the first event's `details`, as it was recorded.
+    #[schema(value_type = Object)]
+    prompt: Prompt,
+    /// Take the versions of mods that are there now, also where they are not those of the recorded run.
+    #[serde(default)]
+    any_version: bool,
+}
+
+/// The run that was made.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RanAgain {
+    /// Its id.
+    #[schema(value_type = String)]
+    run_id: RunId,
+    /// Why it ended.
+    #[schema(value_type = String)]
+    finish_reason: FinishReason,
+    /// The same in words, where the reason alone does not say it.
+    message: Option<String>,
+}
+
+/// Runs a recorded run once more and answers when it is over. The new run is recorded as any other.
+#[utoipa::path(post, path = "/api/v1/runs/again", tag = "runs", request_body = Again, responses(
+    (status = 200, body = RanAgain),
+    (status = 400, body = Problem, description = "What was recorded does not say enough, or not what this model takes"),
+    (status = 404, body = Problem, description = "The model is not here"),
+    (status = 409, body = Problem, description = "The model or a mod is another one than it was then")))]
+pub async fn run(
+    State(app): State<App>,
+    headers: HeaderMap,
+    caller: Option<Extension<Caller>>,
+    Json(again): Json<Again>,
+) -> Result<axum::Json<RanAgain>, ApiError> {
+    let recorded = again.prompt.parameters.clone().unwrap_or_default();
+    let loaded = app.loaded(recorded["model"]["name"].as_str()).await?;
+    let fingerprint = format!("{:032x}", loaded.model().fingerprint());
+    if let Some(then) = recorded["model"]["fingerprint"].as_str().filter(|&then| then != fingerprint) {
+        let detail = format!(
+            "the model {} is another file than the recorded run's (fingerprint {fingerprint}, then {then})",
+            loaded.name()
+        );
+        return Err(ApiError::conflict(detail).at("prompt.parameters.model"));
+    }
+    let mods = mods(&app, &recorded["mods"], again.any_version).await?;
+    let mut request = request(again.prompt, &recorded, &loaded)?;
+    request.mods = mods;
+    note_client(&mut request, &headers, caller);
+    let mut generation = loaded.engine().submit(request).await?;
+    loop {
+        let output = tokio::select! {
+            output = generation.output.recv() => output,
+            () = app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
+        };
+        match output {
+            Some(Output::Ended(end)) => {
+                let (finish_reason, message) = (end.finish.reason, end.finish.message.clone());
+                return Ok(axum::Json(RanAgain { run_id: generation.run_id, finish_reason, message }));
+            }
+            Some(_) => {}
+            None => return Err(ApiError::internal("the engine dropped a run")),
+        }
+    }
+}
+
+/// The recorded request; everything is checked as if a client had made it up, for a client may have.
+fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let (sampling, limits) = (&recorded["sampling"], &recorded["limits"]);
+    if prompt.tokens.is_empty() || !sampling.is_object() || !limits.is_object() {
+        let detail = "the recording lacks the prompt's tokens, sampling or limits: it is of another engine, or too old";
+        return Err(ApiError::invalid("prompt", detail));
+    }
+    if let Some(token) = prompt.tokens.iter().find(|&&token| !vocabulary.contains(token)) {
+        let detail = format!("{token} is not a token; the ids of {} are 0 to {}", loaded.name(), vocabulary.len() - 1);
+        return Err(ApiError::invalid("prompt.tokens", detail));
+    }
+    let mut plain = sampling.clone();
+    let biases = plain["logit_bias"].take();
+    let mut sampling = parameters::sampling(Fields::new(&plain)?, vocabulary)?;
+    // The wire has words for "choose one" among the seeds; a recorded seed is one.
+    sampling.seed = plain["seed"].as_u64().and_then(|seed| u32::try_from(seed).ok()).unwrap_or(sampling.seed);
+    let wire = Fields::new(limits)?;
+    let max_time: Option<std::time::Duration> = read(&limits["max_time"], "prompt.parameters.limits.max_time")?;
+    let limits = Limits {
+        min_indent: wire.integer("min_indent", 0..=1000)?.unwrap_or(0) as u32,
+        max_time,
+        ..parameters::limits_from(0, wire, vocabulary, i32::MAX as u32)?
+    };
+    // A ban is minus infinity, for which JSON has no number; those of ignore_eos are the engine's to make.
+    let biases = biases.as_array().into_iter().flatten().filter_map(|pair| {
+        let (token, bias) = (pair[0].clone(), pair[1].clone());
+        let is_end =
+            token.as_i64().is_some_and(|id| vocabulary.end_of_generation().iter().any(|&end| i64::from(end) == id));
+        match bias {
+            Value::Null if limits.ignore_eos && is_end => None,
+            Value::Null => Some(Value::from(vec![token, Value::Bool(false)])),
+            bias => Some(Value::from(vec![token, bias])),
+        }
+    });
+    sampling.logit_bias = parameters::logit_bias(&biases.collect::<Vec<_>>().into(), vocabulary, f32::MAX)?;
+    let constraint: Option<Constraint> = read(&recorded["constraint"], "prompt.parameters.constraint")?;
+    let overflow: Option<Overflow> = read(&recorded["overflow"], "prompt.parameters.overflow")?;
+    if let Some(Overflow::Shift { keep, discard }) = overflow
+        && keep.unwrap_or(0).max(discard) > i32::MAX as usize
+    {
+        return Err(ApiError::invalid("prompt.parameters.overflow", "overflow: keep and discard have at most 31 bits"));
+    }
+    check_spans(&prompt)?;
+    let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
+    Ok(Request {
+        spans: prompt.spans,
+        prompt_preview: parameters::preview(&vocabulary.decode(&prompt.tokens)),
+        conversation: prompt.conversation,
+        tools: prompt.tools,
+        sampling,
+        constraint,
+        limits,
+        visible: parameters::tokens(Fields::new(recorded)?, "visible", vocabulary)?,
+        alternatives: alternatives as usize,
+        overflow: overflow.unwrap_or_default(),
+        // What another request left in a slot was computed in other batches, and differs in its last digits.
+        cache_prompt: false,
+        ..Request::new(prompt.tokens, Surface::Openai)
+    })
+}
+
+fn check_spans(prompt: &Prompt) -> Result<(), ApiError> {
+    let mut behind = 0;
+    for span in &prompt.spans {
+        if span.start < behind || span.end < span.start || span.end as usize > prompt.tokens.len() {
+            let detail = "spans: they must lie within the prompt, one behind the other";
+            return Err(ApiError::invalid("prompt.spans", detail));
+        }
+        behind = span.end;
+    }
+    Ok(())
+}
+
+fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Option<T>, ApiError> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    T::deserialize(value).map(Some).map_err(|error| ApiError::invalid(place, format!("{place}: {error}")))
+}
+
+/// The mods of the recorded run, in the versions it ran with.
+async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Chosen>, ApiError> {
+    const PLACE: &str = "prompt.parameters.mods";
+    if !recorded.is_null() && !recorded.is_array() {
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: a list is expected")));
+    }
+    let mut chosen = Vec::new();
+    for entry in recorded.as_array().into_iter().flatten() {
+        let mod_ref: ModRef = read(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;
+        let then = entry["version"].as_str().filter(|_| !any_version);
+        let present = app.registry().choose(vec![mod_ref.clone()]);
+        let is_same = |found: &Chosen| then.is_none_or(|then| version_of(&*found.factory) == then);
+        match present {
+            Ok(mut found) if found.iter().all(is_same) => chosen.append(&mut found),
+            Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
+            Err(error) if then.is_none() => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
+            Ok(_) | Err(_) => chosen.push(stored(app, mod_ref, then.unwrap_or_default()).await?),
+        }
+    }
+    Ok(chosen)
+}
+
+/// An earlier version of an uploaded mod.
+async fn stored(app: &App, mod_ref: ModRef, hash: &str) -> Result<Chosen, ApiError> {
+    let versions = app.store()?.mod_versions(&mod_ref.name).await?;
+    let found = versions.into_iter().find(|version| version.hash == hash);
+    let Some(found) = found.filter(|_| app.config().server.allow_mod_upload) else {
+        let short: String = hash.chars().take(12).collect();
+        let now = match app.registry().show(&mod_ref.name) {
+            Some(shown) => format!("it is {} now", shown.description.version),
+            None => "there is no such mod now".to_owned(),
+        };
+        let detail = format!("the recorded run ran with version {short} of the mod '{}', and {now}", mod_ref.name);
+        return Err(ApiError::conflict(detail).at("prompt.parameters.mods"));
+    };
+    let upload: Upload = serde_json::from_value(found.upload).map_err(ApiError::internal)?;
+    Ok(Chosen { factory: registry::import(app, upload).await?, mod_ref })
+}

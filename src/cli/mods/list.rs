@@ -1,0 +1,71 @@
+use crate::cli::client::ServerArgs;
+use crate::mods::{Folder, Registry};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use unicode_width::UnicodeWidthStr;
+
+/// Lists the mods of the running server; without one, and with --mods-dir, those that are here
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder of Python mods to list, with the built-in ones, instead of a server's
+    #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR", conflicts_with = "server")]
+    mods_dir: Option<PathBuf>,
+    /// Print the list as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// Prints the list.
+pub async fn list(args: Args) -> anyhow::Result<ExitCode> {
+    let server = if args.mods_dir.is_some() { None } else { args.server.find().await? };
+    let list: Value = match server {
+        Some(server) => server.send(server.request(Method::GET, "/v1/mods")).await?.json().await?,
+        None => here(args.mods_dir).await?,
+    };
+    if args.json {
+        println!("{list}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rows: Vec<[String; 6]> = list["mods"].as_array().into_iter().flatten().map(row).collect();
+    let head = ["NAME", "ORIGIN", "VERSION", "STATE", "CALLS", "DESCRIPTION"].map(str::to_owned);
+    let width = |column: usize| rows.iter().chain([&head]).map(|row| row[column].width()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..head.len() - 1).map(width).collect();
+    for row in [&head].into_iter().chain(&rows) {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.width())));
+        println!("{}  {}", cells.collect::<Vec<_>>().join("  "), row[head.len() - 1]);
+    }
+    for problem in list["problems"].as_array().into_iter().flatten() {
+        eprintln!("thunder: {}", problem["message"].as_str().unwrap_or("?"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn here(dir: Option<PathBuf>) -> anyhow::Result<Value> {
+    let registry = Registry::with_builtin();
+    let list = move || {
+        if let Some(dir) = dir {
+            Folder::new(dir, registry.python()).sync(&registry)?;
+        }
+        Ok::<_, crate::mods::python::LoadError>(json!({ "mods": registry.shown(), "problems": registry.problems() }))
+    };
+    Ok(tokio::task::spawn_blocking(list).await??)
+}
+
+fn row(shown: &Value) -> [String; 6] {
+    let text = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
+    let calls = match (shown["calls"].as_u64().unwrap_or(0), shown["failures"].as_u64().unwrap_or(0)) {
+        (0, _) => String::new(),
+        (calls, 0) => calls.to_string(),
+        (calls, failures) => format!("{calls}, {failures} failed"),
+    };
+    let state = match (shown["enabled"].as_bool(), shown["problem"].is_object()) {
+        (Some(false), _) => "off",
+        (_, true) => "old: the newer source is broken",
+        _ => "on",
+    };
+    [text("name"), text("origin"), text("version"), state.to_owned(), calls, text("description")]
+}

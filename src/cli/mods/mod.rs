@@ -1,0 +1,42 @@
+//! `thunder mods`: a mod from its first line to a server.
+
+mod check;
+mod dry_run;
+mod list;
+mod new;
+mod push;
+mod test;
+
+use clap::Subcommand;
+use std::process::ExitCode;
+
+/// Writes, checks, tests and registers mods
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    New(new::Args),
+    Check(check::Args),
+    List(list::Args),
+    Push(push::Args),
+    Test(Box<test::Args>),
+}
+
+/// Runs one of the commands. Exit codes: 0 all is well, 1 it is not, 2 it could not be found out.
+pub async fn mods(args: Args) -> anyhow::Result<ExitCode> {
+    let done = match args.command {
+        Command::New(args) => new::new(&args),
+        Command::Check(args) => check::check(args).await,
+        Command::List(args) => list::list(args).await,
+        Command::Push(args) => push::push(args).await,
+        Command::Test(args) => test::test(*args).await,
+    };
+    done.or_else(|error| {
+        eprintln!("thunder: {error:#}");
+        Ok(ExitCode::from(2))
+    })
+}

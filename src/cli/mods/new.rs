@@ -1,0 +1,96 @@
+use anyhow::{Context, bail};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const MOD: &str = include_str!("template.py");
+const TESTS: &str = include_str!("template_tests.py");
+/// What stands in the templates for the mod's name.
+const NAME: &str = "mod_name";
+
+/// Words that cannot be names in Python, and modules that must stay what they are.
+const TAKEN: &[&str] = &[
+    "False",
+    "None",
+    "True",
+    "and",
+    "as",
+    "assert",
+    "async",
+    "await",
+    "break",
+    "class",
+    "continue",
+    "def",
+    "del",
+    "elif",
+    "else",
+    "except",
+    "finally",
+    "for",
+    "from",
+    "global",
+    "if",
+    "import",
+    "in",
+    "is",
+    "lambda",
+    "nonlocal",
+    "not",
+    "or",
+    "pass",
+    "raise",
+    "return",
+    "try",
+    "while",
+    "with",
+    "yield",
+    "mod",
+    "thunder_mods",
+    "thunder",
+    "quote_mod_sdk",
+    "shared",
+    "max",
+];
+
+/// Begins a mod: writes NAME.py and its tests, which pass
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The mod's name, and its function's
+    name: String,
+    /// Folder to write into
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+}
+
+/// Writes both files; none of them where one is there already.
+pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
+    let name = &args.name;
+    let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if name.is_empty() || name.len() > 64 || !plain || name.starts_with(|c: char| c.is_ascii_digit() || c == '_') {
+        bail!(
+            "'{name}' cannot be a mod's name here; it takes up to 64 letters, digits and '_', and begins with a letter"
+        );
+    }
+    if TAKEN.contains(&name.as_str()) || name.starts_with("test_") {
+        bail!("'{name}' means something else in Python; choose another name");
+    }
+    let files = [(format!("{name}.py"), MOD), (format!("test_{name}.py"), TESTS)];
+    if let Some((file, _)) = files.iter().find(|(file, _)| args.dir.join(file).exists()) {
+        bail!("{} is there already", args.dir.join(file).display());
+    }
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make the folder {}", args.dir.display()))?;
+    for (file, text) in &files {
+        let path = args.dir.join(file);
+        write(&path, &text.replace(NAME, name)).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{}", path.display());
+    }
+    let path = args.dir.join(&files[0].0);
+    let path = path.display();
+    eprintln!("test it with `thunder mods test {path}`, try it with `thunder run \"Hello!\" --mod {path}`");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    std::fs::File::create_new(path)?.write_all(text.as_bytes())
+}

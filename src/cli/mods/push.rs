@@ -1,0 +1,61 @@
+use super::check;
+use crate::cli::client::ServerArgs;
+use crate::cli::startup;
+use anyhow::bail;
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Registers the mods of Python files with a server, which must have been started with --allow-mod-upload
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The files
+    #[arg(required = true, value_name = "FILE.py")]
+    files: Vec<PathBuf>,
+    /// Another name, for a file with one mod
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Another description, for a file with one mod
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// Checks every file here, then sends each mod.
+pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
+    let Some(server) = args.server.find().await? else {
+        bail!("no server runs on {}; name one with --server", crate::config::DEFAULT_ADDRESS);
+    };
+    let mut uploads = Vec::new();
+    for file in &args.files {
+        match check::load(file).await? {
+            Ok((text, found)) => uploads.extend(found.iter().map(|factory| (factory.describe().name, text.clone()))),
+            Err(error) => {
+                eprintln!("thunder: {}", startup::described(&error));
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+    }
+    if uploads.len() != 1 && (args.name.is_some() || args.description.is_some()) {
+        bail!("--name and --description are for one mod; there are {}", uploads.len());
+    }
+    for (own, text) in uploads {
+        let name = args.name.as_ref().unwrap_or(&own);
+        let body = json!({ "name": name, "description": args.description, "language": "python", "source": text });
+        let request = server.request(Method::POST, "/v1/mods").json(&body);
+        let answer: Value = match server.send(request).await {
+            Ok(response) => response.json().await?,
+            Err(error) => {
+                eprintln!("thunder: {name}: {error:#}");
+                return Ok(ExitCode::FAILURE);
+            }
+        };
+        let hash: String = answer["hash"].as_str().unwrap_or_default().chars().take(12).collect();
+        let how = if answer["replaced"] == true { "a new version of a mod" } else { "a new mod" };
+        let off = if answer["enabled"] == false { "; it is switched off" } else { "" };
+        println!("{name} {hash}: {how} on {}{off}", server.base());
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,146 @@
+use super::client::ServerArgs;
+use super::place::{self, Place};
+use super::startup;
+use crate::config::ModsConfig;
+use crate::config::flags::{DataFlags, EngineFlags};
+use crate::mods::Registry;
+use crate::trace::difference::{self, Difference, Kind};
+use crate::trace::document::Document;
+use anyhow::{Context, bail};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Runs a recorded run again, with the same model, seed, parameters and mods, and tells the first difference
+///
+/// Exit codes: 0 the same, 1 a difference, 2 it cannot be run again, with the reason. Where it runs: as with `thunder run`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The run's id or `request_id`, or a file that `thunder export` wrote
+    #[arg(value_name = "RUN")]
+    run: String,
+    /// Compare the new run with the recorded one
+    #[arg(long, required = true)]
+    verify: bool,
+    /// Python file with a mod that the run names, again for more
+    #[arg(long = "mod", value_name = "FILE.py")]
+    mods: Vec<PathBuf>,
+    /// Run with the mods as they are now, also where they were others then
+    #[arg(long)]
+    any_version: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+}
+
+/// What came of it.
+struct Outcome {
+    again: String,
+    events: usize,
+    replay: Option<String>,
+    difference: Option<Difference>,
+}
+
+/// Runs it again. `said` tells whether a flag stood on the command line.
+pub async fn replay(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+    match verify(&args, said).await {
+        Ok(outcome) => {
+            let same = outcome.difference.is_none();
+            if args.json {
+                let again = &outcome.again;
+                println!(
+                    "{}",
+                    json!({ "same": same, "run": args.run, "again": again, "difference": outcome.difference })
+                );
+            } else {
+                tell(&args.run, &outcome);
+            }
+            Ok(ExitCode::from(u8::from(!same)))
+        }
+        Err(error) => {
+            eprintln!("thunder: {error:#}");
+            Ok(ExitCode::from(2))
+        }
+    }
+}
+
+fn tell(run: &str, outcome: &Outcome) {
+    match &outcome.difference {
+        None => println!("{run} ran again the same: {} events", outcome.events),
+        Some(found) => {
+            println!("{run} ran again with a difference, at step {} (event {}):", found.step, found.sequence_order);
+            println!("  recorded: {}", found.recorded);
+            println!("  now:      {}", found.now);
+        }
+    }
+    if let Some(replay) = &outcome.replay {
+        eprintln!("replay of the new run: {replay}");
+    }
+}
+
+async fn verify(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Outcome> {
+    let here = !args.mods.is_empty() || ["model", "data_dir", "database_url"].into_iter().any(&said);
+    if here && args.server.server.is_some() {
+        bail!(
+            "--mod, --model, --data-dir and --database-url are for an engine in this process and cannot be combined with --server"
+        );
+    }
+    let found = if here { None } else { args.server.find().await? };
+    let mut place = if let Some(server) = found {
+        Place::on(server)
+    } else {
+        let registry = Registry::with_builtin();
+        let config = ModsConfig::try_from(args.engine.mods.clone())?;
+        for file in &args.mods {
+            startup::register_file(&registry, &config, file).await?;
+        }
+        let own_database = said("data_dir") || said("database_url");
+        Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?
+    };
+    let outcome = run_again(&mut place, args).await;
+    place.close().await;
+    outcome
+}
+
+async fn run_again(place: &mut Place, args: &Args) -> anyhow::Result<Outcome> {
+    let (recorded, summary) = if Path::new(&args.run).is_file() {
+        let bytes = std::fs::read(&args.run).with_context(|| format!("cannot read {}", args.run))?;
+        (Document::parse(&bytes).with_context(|| args.run.clone())?, Value::Null)
+    } else {
+        place::finished(place.archive(), &args.run).await?
+    };
+    let first = recorded.events.first().and_then(|event| event.measured.as_ref());
+    let prompt = first.and_then(|measured| measured.prompt.as_ref());
+    let prompt = prompt.context("the run cannot be run again: its prompt is not recorded, it is of another engine")?;
+    let body = json!({ "prompt": prompt, "any_version": args.any_version });
+    let server = place.server().clone();
+    let answer = server.send(server.request(Method::POST, "/api/v1/runs/again").json(&body)).await?;
+    let answer: Value = answer.json().await.context("the server's answer is not JSON")?;
+    let again = answer["run_id"].as_str().context("the server's answer names no run")?.to_owned();
+    let now = place.document(&again).await?;
+    // A run that its client, or its server, broke off has no end to compare.
+    let whole = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
+    let difference = difference::first(&recorded, &now, whole).or_else(|| other_end(&summary, &answer, &recorded));
+    let replay = place.recorded(Some(&again)).await.unwrap_or_default();
+    Ok(Outcome { again, events: recorded.events.len(), replay, difference })
+}
+
+/// Both went the same way, and ended for different reasons.
+fn other_end(summary: &Value, answer: &Value, recorded: &Document) -> Option<Difference> {
+    let (then, now) = (summary["finish_reason"].as_str()?, answer["finish_reason"].as_str()?);
+    let last = recorded.events.last()?;
+    (then != now && then != "cancelled").then(|| Difference {
+        kind: Kind::End,
+        sequence_order: last.sequence_order,
+        step: last.step,
+        recorded: format!("ended by {then}"),
+        now: format!("ended by {now}"),
+    })
+}

@@ -1,0 +1,89 @@
+"""`python -m thunder_mods.testing FILE`: runs the tests of a mod without pytest.
+
+They are the functions `test_…` of the file and of `test_FILE` beside it. Exit codes: 0 all passed, 1 one failed, 2 there is
+none, or a file cannot be imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Dict, List
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("%s is no Python file" % path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(function: Any) -> Dict[str, Any]:
+    if any(parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values()):
+        return {"outcome": "skipped", "message": "it takes arguments, which pytest could give it"}
+    written, begun = io.StringIO(), time.perf_counter()
+    result: Dict[str, Any] = {"outcome": "passed", "message": None}
+    try:
+        with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+            function()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a mod may call sys.exit()
+        trace = error.__traceback__
+        lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
+        result = {"outcome": "failed", "message": "".join(lines).rstrip()}
+    return dict(result, output=written.getvalue(), elapsed_ms=round(1000 * (time.perf_counter() - begun), 3))
+
+
+def main(arguments: List[str]) -> int:
+    as_json = "--json" in arguments
+    names = [argument for argument in arguments if argument != "--json"]
+    if len(names) != 1:
+        print("usage: python -m thunder_mods.testing FILE [--json]", file=sys.stderr)
+        return 2
+    file = Path(names[0]).resolve()
+    beside = file.with_name("test_" + file.name)
+    sys.path.insert(0, str(file.parent))
+    results: List[Dict[str, Any]] = []
+    for path in [file] + ([beside] if beside.is_file() else []):
+        try:
+            module = _load(path)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            traceback.print_exc()
+            return 2
+        for name, value in list(vars(module).items()):
+            # What a file only imports is tested where it is.
+            if name.startswith("test_") and inspect.isfunction(value) and value.__module__ == module.__name__:
+                results.append(dict(_run(value), test="%s::%s" % (path.name, name)))
+    counts = {word: sum(result["outcome"] == word for result in results) for word in ("passed", "failed", "skipped")}
+    if as_json:
+        print(json.dumps(dict(counts, tests=results)))
+    else:
+        for result in results:
+            print("%-7s %s" % (result["outcome"], result["test"]))
+            if result["outcome"] == "failed":
+                print(result.get("output", "") + str(result["message"]))
+            elif result["outcome"] == "skipped":
+                print("        " + str(result["message"]))
+        print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % counts)
+    if counts["passed"] + counts["failed"] == 0:
+        print("%s has no test: a function test_… in it, or in %s" % (file.name, beside.name), file=sys.stderr)
+        return 2
+    return 1 if counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,184 @@
+//! A folder of Python files, kept in step with the registry.
+
+use super::{Origin, Problem, Registry, SourceText, Sourced, Version, version_of};
+use crate::mods::python::{LoadError, PythonMods};
+use chrono::Utc;
+use notify::event::{AccessKind, AccessMode, EventKind};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// An editor writes a file in several steps: what it does is looked at when it has been quiet for so long.
+const QUIET: Duration = Duration::from_millis(150);
+/// And after that time in any case.
+const AT_LATEST: Duration = Duration::from_secs(2);
+
+/// A folder of mods: every `.py` file in it, and each function with `@mod` in them.
+pub struct Folder {
+    path: PathBuf,
+    python: PythonMods,
+    files: BTreeMap<PathBuf, Known>,
+}
+
+/// A file as it was last looked at.
+struct Known {
+    /// Its text; `None` where it could not be read.
+    text: Option<String>,
+    /// The mods that are registered from it.
+    names: Vec<String>,
+}
+
+impl Folder {
+    /// A folder that nobody has looked into yet.
+    #[must_use]
+    pub fn new(path: PathBuf, python: PythonMods) -> Self {
+        Self { path, python: PythonMods { origin: Origin::File, ..python }, files: BTreeMap::new() }
+    }
+
+    /// Registers what is new or changed, and removes what is gone. A file that cannot be loaded keeps the mods that its
+    /// last good text had; the reason is in the log and in [`Registry::problems`]. Takes as long as the imports of what
+    /// changed.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn sync(&mut self, registry: &Registry) -> Result<(), LoadError> {
+        let paths = files(&self.path)?;
+        let gone: Vec<PathBuf> = self.files.keys().filter(|path| !paths.contains(path)).cloned().collect();
+        for path in gone {
+            let file = name_of(&path);
+            for name in self.files.remove(&path).map(|known| known.names).unwrap_or_default() {
+                registry.remove(&name);
+                tracing::info!(mod.name = name, mod.file = file, "the mod is gone with its file");
+            }
+            registry.note(&file, None);
+        }
+        for path in paths {
+            let text = std::fs::read_to_string(&path).ok();
+            if self.files.get(&path).is_some_and(|known| known.text == text && text.is_some()) {
+                continue;
+            }
+            self.load(path, text, registry);
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, path: PathBuf, text: Option<String>, registry: &Registry) {
+        let file = name_of(&path);
+        let source = SourceText::Text(text.clone().unwrap_or_default());
+        let known = self.files.entry(path.clone()).or_insert(Known { text: None, names: Vec::new() });
+        known.text = text;
+        let found = match self.python.file(&path) {
+            Ok(found) => found,
+            Err(error) => {
+                let kept = if known.names.is_empty() { "" } else { "; the version before it stays" };
+                match error.traceback() {
+                    Some(traceback) => tracing::error!("{error}{kept}\n{}", traceback.trim_end()),
+                    None => tracing::error!("{error}{kept}"),
+                }
+                let traceback = error.traceback().map(str::to_owned);
+                registry.note(&file, Some(problem(&file, error.to_string(), traceback)));
+                return;
+            }
+        };
+        let mut refused = None;
+        let mut names = Vec::new();
+        for factory in found {
+            let factory = Sourced::new(factory, source.clone());
+            let version = Version {
+                hash: version_of(&*factory),
+                origin: Origin::File,
+                registered_at: Some(Utc::now()),
+                registered_by: Some(file.clone()),
+            };
+            let (name, hash) = (factory.describe().name, version.hash.clone());
+            match registry.register(factory, version) {
+                Ok(replaced) => {
+                    let doing = if replaced { "a new version of the mod" } else { "the mod is registered" };
+                    tracing::info!(mod.name = name, mod.file = file, mod.version = &hash[..12.min(hash.len())], "{doing}");
+                    names.push(name);
+                }
+                Err(taken) => {
+                    let message = format!("{}: {taken}; rename one with @mod(name=\"…\")", path.display());
+                    tracing::error!("{message}");
+                    refused = Some(problem(&file, message, None));
+                }
+            }
+        }
+        for name in known.names.iter().filter(|name| !names.contains(name)) {
+            registry.remove(name);
+        }
+        known.names = names;
+        if refused.is_some() {
+            // Whoever has the name may go: it is tried again when anything changes.
+            known.text = None;
+        }
+        registry.note(&file, refused);
+    }
+
+    /// Keeps the registry in step from now on, until the watch is dropped.
+    ///
+    /// # Errors
+    /// The system cannot watch the folder.
+    pub fn watch(mut self, registry: Arc<Registry>) -> notify::Result<Watch> {
+        let (changed, changes) = mpsc::channel();
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // Looking is no change: we look ourselves.
+            let is_change = event.map_or(
+                true,
+                |event| !matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write)),
+            );
+            if is_change {
+                // The thread below ends only when this sender is gone.
+                let _ = changed.send(());
+            }
+        })?;
+        watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
+        std::thread::Builder::new().name("mods folder".into()).spawn(move || {
+            // What changed between the first look and the watch.
+            self.look(&registry);
+            while changes.recv().is_ok() {
+                let latest = Instant::now() + AT_LATEST;
+                while changes.recv_timeout(QUIET).is_ok() && Instant::now() < latest {}
+                self.look(&registry);
+            }
+        })?;
+        Ok(Watch { _watcher: watcher })
+    }
+
+    fn look(&mut self, registry: &Registry) {
+        if let Err(error) = self.sync(registry) {
+            tracing::error!("{error}; the mods of the folder stay as they are");
+        }
+    }
+}
+
+/// A folder that is watched for as long as this lives.
+pub struct Watch {
+    _watcher: RecommendedWatcher,
+}
+
+/// The Python files of a folder, in order; `__init__.py`, hidden files and the tests of a file beside them are no mods.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let unreadable = |source| LoadError::Unreadable { path: folder.display().to_string(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        let name = name_of(&path);
+        let is_test = name.strip_prefix("test_").is_some_and(|tested| folder.join(tested).is_file());
+        if path.extension().is_some_and(|kind| kind == "py") && !name.starts_with(['_', '.']) && !is_test {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn problem(file: &str, message: String, traceback: Option<String>) -> Problem {
+    Problem { file: file.to_owned(), message, traceback, at: Utc::now() }
+}

@@ -1,0 +1,188 @@
+//! A mod that can be switched off while runs use it, and that counts what its calls came to.
+
+use crate::events::RunId;
+use crate::mods::{Call, Description, Done, EventSet, Exception, Factory, Pending, Reply, RunView, Session};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Whether a mod is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// It is.
+    On,
+    /// Somebody switched it off.
+    Off,
+    /// Somebody removed it.
+    Removed,
+}
+
+/// What the calls of a mod came to.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Record {
+    /// How many.
+    pub calls: u64,
+    /// How many of them failed.
+    pub failures: u64,
+    /// What a call took on average, in microseconds; `None` before the first.
+    pub mean_us: Option<f64>,
+    /// The last one that failed.
+    pub last_failure: Option<Failure>,
+}
+
+/// A call that failed.
+#[derive(Debug, Clone, Serialize)]
+pub struct Failure {
+    /// One line.
+    pub message: String,
+    /// When.
+    pub at: DateTime<Utc>,
+    /// In which run.
+    pub run_id: RunId,
+}
+
+/// The switch of one version of a mod, shared by all its runs.
+pub(super) struct Switch {
+    name: String,
+    /// Shared by all versions of a name.
+    state: Arc<AtomicU8>,
+    calls: AtomicU64,
+    failures: AtomicU64,
+    busy_ns: AtomicU64,
+    last_failure: Mutex<Option<Failure>>,
+}
+
+impl Switch {
+    /// Of the first version of a mod.
+    pub fn new(name: &str) -> Arc<Self> {
+        Self::sharing(name, Arc::new(AtomicU8::new(State::On as u8)))
+    }
+
+    /// Of the next version: what is switched off stays so, and runs of earlier versions feel the same switch.
+    pub fn of_next_version(&self) -> Arc<Self> {
+        Self::sharing(&self.name, Arc::clone(&self.state))
+    }
+
+    fn sharing(name: &str, state: Arc<AtomicU8>) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            state,
+            calls: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
+            last_failure: Mutex::default(),
+        })
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == State::On as u8
+    }
+
+    pub fn set(&self, state: State) {
+        self.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    pub fn record(&self) -> Record {
+        let calls = self.calls.load(Ordering::Relaxed);
+        Record {
+            calls,
+            failures: self.failures.load(Ordering::Relaxed),
+            mean_us: (calls > 0).then(|| self.busy_ns.load(Ordering::Relaxed) as f64 / calls as f64 / 1e3),
+            last_failure: self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    fn count(&self, reply: &Reply, elapsed: Duration, run_id: RunId) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.busy_ns.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
+        if let Some(exception) = &reply.exception {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            let failure = Failure { message: exception.message.clone(), at: Utc::now(), run_id };
+            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        }
+    }
+
+    /// What the first call finds that is not made any more.
+    fn off(&self) -> Reply {
+        let what = if self.state.load(Ordering::Relaxed) == State::Removed as u8 { "removed" } else { "switched off" };
+        let message =
+            format!("the mod '{}' was {what} while the run was going on; it is not called any more", self.name);
+        Reply { exception: Some(Exception { message, traceback: None }), ..Reply::default() }
+    }
+}
+
+/// A mod with its switch.
+pub(super) struct Switched {
+    inner: Arc<dyn Factory>,
+    switch: Arc<Switch>,
+}
+
+impl Switched {
+    pub fn new(inner: Arc<dyn Factory>, switch: Arc<Switch>) -> Self {
+        Self { inner, switch }
+    }
+
+    pub fn switch(&self) -> &Switch {
+        &self.switch
+    }
+}
+
+impl Factory for Switched {
+    fn describe(&self) -> Description {
+        self.inner.describe()
+    }
+
+    fn source_hash(&self) -> Option<String> {
+        self.inner.source_hash()
+    }
+
+    fn source_text(&self) -> Option<Value> {
+        self.inner.source_text()
+    }
+
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        let inner = self.inner.start(config, run)?;
+        Ok(Box::new(SwitchedSession { inner, switch: Arc::clone(&self.switch), told: false }))
+    }
+}
+
+struct SwitchedSession {
+    inner: Box<dyn Session>,
+    switch: Arc<Switch>,
+    /// Whether the run knows that the mod is off.
+    told: bool,
+}
+
+impl Session for SwitchedSession {
+    fn handles(&self) -> EventSet {
+        if self.told && !self.switch.is_on() { EventSet::NONE } else { self.inner.handles() }
+    }
+
+    fn holdback(&self) -> usize {
+        if self.switch.is_on() { self.inner.holdback() } else { 0 }
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        if !self.switch.is_on() {
+            done.disarm();
+            self.told = true;
+            return Ok(self.switch.off());
+        }
+        self.told = false;
+        let (run_id, switch, begun) = (call.run.run_id, Arc::clone(&self.switch), Instant::now());
+        let took = move |reply: &Reply| if reply.elapsed.is_zero() { begun.elapsed() } else { reply.elapsed };
+        let done = done.observed(move |reply| switch.count(reply, took(reply), run_id));
+        let answer = self.inner.call(call, done);
+        if let Ok(reply) = &answer {
+            self.switch.count(reply, took(reply), run_id);
+        }
+        answer
+    }
+
+    fn finished(&mut self) {
+        self.inner.finished();
+    }
+}

@@ -1,0 +1,121 @@
+use super::{ModRef, Origin, Problem, Registry, Version};
+use crate::mods::builtin::testing::{Scene, run};
+use crate::mods::{Call, Description, Done, EventSet, Factory, Pending, Reply, RunView, Session};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+struct Named(&'static str, Origin);
+
+impl Factory for Named {
+    fn describe(&self) -> Description {
+        Description {
+            name: self.0.into(),
+            description: String::new(),
+            language: "python".into(),
+            version: "1".into(),
+            config: Value::Null,
+            origin: self.1,
+        }
+    }
+
+    fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        Ok(Box::new(Silent))
+    }
+}
+
+struct Silent;
+
+impl Session for Silent {
+    fn handles(&self) -> EventSet {
+        EventSet::ALL
+    }
+
+    fn call(&mut self, _: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        done.disarm();
+        Ok(Reply::noop())
+    }
+}
+
+fn version(hash: &str, origin: Origin, by: &str) -> Version {
+    Version { hash: hash.into(), origin, registered_at: None, registered_by: Some(by.into()) }
+}
+
+fn refs(name: &str) -> Vec<ModRef> {
+    vec![ModRef { name: name.into(), config: Value::Null }]
+}
+
+#[test]
+fn a_name_belongs_to_whoever_had_it_first() {
+    let registry = Registry::with_builtin();
+    let register = |name, origin, by| registry.register(Arc::new(Named(name, origin)), version("1", origin, by));
+    assert_eq!(register("ban-phrases", Origin::Uploaded, "key").unwrap_err().by, "a built-in mod");
+    assert_eq!(register("ban-phrases", Origin::File, "a.py").unwrap_err().by, "a built-in mod");
+    assert_eq!(register("own", Origin::File, "a.py"), Ok(false));
+    assert_eq!(register("own", Origin::File, "a.py"), Ok(true));
+    assert_eq!(register("own", Origin::File, "b.py").unwrap_err().by, "the file a.py");
+    assert_eq!(register("own", Origin::Uploaded, "key").unwrap_err().by, "a file of the server's own");
+    assert_eq!(register("sent", Origin::Uploaded, "key-1"), Ok(false));
+    assert_eq!(register("sent", Origin::Uploaded, "key-2"), Ok(true));
+    assert_eq!(register("sent", Origin::File, "sent.py").unwrap_err().by, "an uploaded mod");
+}
+
+#[test]
+fn earlier_versions_are_remembered_once() {
+    let registry = Registry::default();
+    for hash in ["a", "b", "a", "c", "c"] {
+        registry.register(Arc::new(Named("m", Origin::File)), version(hash, Origin::File, "m.py")).unwrap();
+    }
+    let shown = registry.show("m").unwrap();
+    let earlier: Vec<&str> = shown.earlier.iter().map(|version| version.hash.as_str()).collect();
+    assert_eq!((shown.current.hash.as_str(), &earlier[..]), ("c", &["b", "a"][..]));
+}
+
+#[test]
+fn what_cannot_be_had_is_told_with_what_can() {
+    let registry = Registry::default();
+    registry.insert(Arc::new(Named("one", Origin::File)));
+    registry.insert(Arc::new(Named("two", Origin::File)));
+    assert_eq!(registry.choose(refs("x")).unwrap_err().to_string(), "unknown mod 'x'; known mods: one, two");
+    assert!(registry.enable("one", false));
+    assert_eq!(
+        registry.choose(refs("one")).unwrap_err().to_string(),
+        "the mod 'one' is switched off; enabled mods: two"
+    );
+    let problem =
+        Problem { file: "x.py".into(), message: "SyntaxError: line 3".into(), traceback: None, at: chrono::Utc::now() };
+    registry.note("x.py", Some(problem));
+    assert_eq!(
+        registry.choose(refs("x")).unwrap_err().to_string(),
+        "there is no mod 'x', since x.py could not be loaded (SyntaxError: line 3); known mods: two"
+    );
+    assert!(!registry.enable("three", true));
+}
+
+#[test]
+fn a_mod_that_is_switched_off_fails_once_and_is_not_called_again() {
+    let registry = Registry::default();
+    registry.insert(Arc::new(Named("one", Origin::File)));
+    let factory = registry.get("one").unwrap();
+    let mut scene = Scene::new(&*factory, &json!(null));
+    assert!(scene.forward(&[0.0; 4]).exception.is_none());
+    registry.enable("one", false);
+    let exception = scene.forward(&[0.0; 4]).exception.unwrap();
+    assert!(exception.message.starts_with("the mod 'one' was switched off"), "{}", exception.message);
+    let mut session = factory.start(&Value::Null, &run()).unwrap();
+    assert_eq!(session.handles(), EventSet::ALL, "it has not been told yet");
+    session.finished();
+    registry.enable("one", true);
+    assert!(scene.forward(&[0.0; 4]).exception.is_none(), "at the next token it is there again");
+    assert!(registry.remove("one"));
+    assert!(scene.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
+    assert_eq!(registry.show("one").map(|shown| shown.record.calls), None);
+}
+
+#[test]
+fn a_new_version_of_a_mod_that_is_off_is_off() {
+    let registry = Registry::default();
+    registry.insert(Arc::new(Named("one", Origin::File)));
+    registry.enable("one", false);
+    registry.insert(Arc::new(Named("one", Origin::File)));
+    assert!(!registry.show("one").unwrap().enabled);
+}

@@ -1,0 +1,269 @@
+//! What a client sends to register a mod, checked before any of it is run.
+
+use super::Sourced;
+use crate::mods::Factory;
+use crate::mods::python::{LoadError, PythonMods};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Most bytes of a mod's source, all files together.
+const MOST_BYTES: usize = 1 << 20;
+/// Most files of it.
+const MOST_FILES: usize = 100;
+/// Longest name and path, in characters.
+const LONGEST_NAME: usize = 64;
+const LONGEST_PATH: usize = 200;
+/// Longest description, in characters.
+const LONGEST_DESCRIPTION: usize = 2000;
+
+/// A mod's source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum SourceText {
+    /// One file.
+    Text(String),
+    /// The files of a package, by path.
+    Files(BTreeMap<String, String>),
+}
+
+impl SourceText {
+    /// SHA-256 in hexadecimal: of the text, as `sha256sum` has it; of a package over path, length and text of each file, in
+    /// the order of the paths.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        let digest = match self {
+            Self::Text(text) => Sha256::digest(text.as_bytes()),
+            Self::Files(files) => {
+                let mut hash = Sha256::new();
+                for (path, text) in files {
+                    hash.update(format!("{path}\0{}\0", text.len()));
+                    hash.update(text);
+                }
+                hash.finalize()
+            }
+        };
+        digest.iter().fold(String::new(), |mut text, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+}
+
+/// A mod as a client sends it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Upload {
+    /// What runs will call it; without it the entrypoint's name.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// One sentence, in place of the source's own.
+    #[serde(default)]
+    pub description: Option<String>,
+    /// `python`.
+    #[serde(default)]
+    pub language: Option<String>,
+    /// The module with the entrypoint, where the source is a package.
+    #[serde(default)]
+    pub module: Option<String>,
+    /// The function; it can be left out where only one carries `@mod`.
+    #[serde(default)]
+    pub entrypoint: Option<String>,
+    /// The source: a text, or an object from path to text.
+    pub source: SourceText,
+}
+
+/// What is wrong with an upload.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct WrongUpload {
+    /// The field.
+    pub field: &'static str,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+fn wrong(field: &'static str, message: impl Into<String>) -> WrongUpload {
+    WrongUpload { field, message: message.into() }
+}
+
+impl Upload {
+    /// The name that it will have.
+    ///
+    /// # Errors
+    /// It has none, or none that can be had.
+    pub fn name(&self) -> Result<&str, WrongUpload> {
+        let name = self.name.as_deref().or(self.entrypoint.as_deref());
+        let name = name.ok_or_else(|| wrong("name", "name is missing: what runs will call the mod"))?;
+        let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        if name.is_empty()
+            || name.chars().count() > LONGEST_NAME
+            || !name.chars().all(right)
+            || name.starts_with(['.', '-'])
+        {
+            let shown: String = name.chars().take(LONGEST_NAME).collect();
+            return Err(wrong(
+                "name",
+                format!(
+                    "name must be 1 to {LONGEST_NAME} letters, digits, '_', '-' and '.', and begin with a letter, a \
+                     digit or '_', got {shown:?}"
+                ),
+            ));
+        }
+        Ok(name)
+    }
+
+    /// Looks at everything that can be known without running it.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn check(&self) -> Result<(), WrongUpload> {
+        self.name()?;
+        if let Some(language) = self.language.as_deref().filter(|language| *language != "python") {
+            return Err(wrong("language", format!("language must be \"python\", got {:?}", cut(language))));
+        }
+        if let Some(entrypoint) = self.entrypoint.as_deref().filter(|name| !is_identifier(name)) {
+            let message = format!("entrypoint must be the name of a function, got {:?}", cut(entrypoint));
+            return Err(wrong("entrypoint", message));
+        }
+        if self.description.as_ref().is_some_and(|text| text.chars().count() > LONGEST_DESCRIPTION || unprintable(text))
+        {
+            let message =
+                format!("description must have at most {LONGEST_DESCRIPTION} characters, none of them control ones");
+            return Err(wrong("description", message));
+        }
+        match &self.source {
+            SourceText::Text(text) => check_text(text.len(), text, "source"),
+            SourceText::Files(files) => self.check_files(files),
+        }
+    }
+
+    fn check_files(&self, files: &BTreeMap<String, String>) -> Result<(), WrongUpload> {
+        if files.is_empty() || files.len() > MOST_FILES {
+            return Err(wrong("source", format!("source must have 1 to {MOST_FILES} files, got {}", files.len())));
+        }
+        let total = files.values().map(String::len).sum();
+        for (path, text) in files {
+            let parts = path.strip_suffix(".py").map(|path| path.split('/').all(is_identifier));
+            if parts != Some(true) || path.chars().count() > LONGEST_PATH {
+                let message = format!(
+                    "source: a path must be relative, of names that Python can import, and end in .py, as in \
+                     \"my_mods/calm.py\", got {:?}",
+                    cut(path)
+                );
+                return Err(wrong("source", message));
+            }
+            check_text(total, text, path)?;
+        }
+        let module = self.module.as_deref();
+        let module =
+            module.ok_or_else(|| wrong("module", "module is missing: which of the files has the entrypoint"))?;
+        let path = module.replace('.', "/");
+        if !module.split('.').all(is_identifier)
+            || !(files.contains_key(&format!("{path}.py")) || files.contains_key(&format!("{path}/__init__.py")))
+        {
+            let message = format!("module {:?} is none of the files of source", cut(module));
+            return Err(wrong("module", message));
+        }
+        Ok(())
+    }
+
+    /// Imports it in a worker and makes a mod of it. Takes as long as the import.
+    ///
+    /// # Errors
+    /// Python's own error, with its traceback; what [`Upload::check`] finds is the caller's to look at before.
+    pub fn load(&self, python: &PythonMods) -> Result<Arc<dyn Factory>, LoadError> {
+        let name = self.name.as_deref().or(self.entrypoint.as_deref()).unwrap_or("mod");
+        let bundled;
+        let text = match (&self.source, &self.module) {
+            (SourceText::Text(text), _) => text,
+            (SourceText::Files(files), module) => {
+                bundled = bundle(files, module.as_deref().unwrap_or_default());
+                &bundled
+            }
+        };
+        let factory = python.source(name, text, self.entrypoint.as_deref())?;
+        Ok(Sourced::described(factory, self.source.clone(), self.description.clone()))
+    }
+}
+
+/// One text that imports the module of a package from memory, and has what it has.
+fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
+    // A JSON string is a Python string, and a path or module was checked to be plain.
+    let files = serde_json::to_string(files).unwrap_or_default();
+    let files = serde_json::to_string(&files).unwrap_or_default();
+    format!("from thunder_mods.worker.package import load\nglobals().update(load({files}, \"{module}\"))\n")
+}
+
+fn check_text(total: usize, text: &str, place: &str) -> Result<(), WrongUpload> {
+    if total > MOST_BYTES {
+        return Err(wrong("source", format!("source has {total} bytes, at most {MOST_BYTES} are taken")));
+    }
+    if text.contains('\0') {
+        return Err(wrong("source", format!("{place} has a zero byte, which is no Python")));
+    }
+    Ok(())
+}
+
+fn is_identifier(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+fn unprintable(text: &str) -> bool {
+    text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(LONGEST_PATH).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Upload;
+    use serde_json::{Value, json};
+
+    fn field(body: Value) -> Option<&'static str> {
+        let upload: Upload = serde_json::from_value(body).unwrap();
+        upload.check().err().map(|wrong| wrong.field)
+    }
+
+    #[test]
+    fn what_no_mod_can_have_is_told_by_field() {
+        let source = "@mod\ndef a(e, a): ...";
+        assert_eq!(field(json!({"name": "a-b.c_1", "source": source})), None);
+        assert_eq!(field(json!({"entrypoint": "calm", "source": source})), None);
+        assert_eq!(field(json!({"source": source})), Some("name"));
+        for name in ["", "a/b", "../x", ".x", "-x", "a b", "ü", "a\u{0}", &"x".repeat(65)] {
+            assert_eq!(field(json!({"name": name, "source": source})), Some("name"), "{name:?}");
+        }
+        assert_eq!(field(json!({"name": "a", "language": "lua", "source": source})), Some("language"));
+        assert_eq!(field(json!({"name": "a", "entrypoint": "x()", "source": source})), Some("entrypoint"));
+        assert_eq!(field(json!({"name": "a", "description": "\u{7}", "source": source})), Some("description"));
+        assert_eq!(field(json!({"name": "a", "source": "a\u{0}"})), Some("source"));
+        assert_eq!(field(json!({"name": "a", "source": " ".repeat((1 << 20) + 1)})), Some("source"));
+    }
+
+    #[test]
+    fn a_package_has_plain_paths_and_a_module() {
+        let body = |path: &str, module: Option<&str>| json!({"name": "a", "module": module, "source": {path: ""}});
+        assert_eq!(field(body("p/calm.py", Some("p.calm"))), None);
+        assert_eq!(field(body("p/__init__.py", Some("p"))), None);
+        assert_eq!(field(body("p/calm.py", None)), Some("module"));
+        assert_eq!(field(body("p/calm.py", Some("p.angry"))), Some("module"));
+        for path in ["/p.py", "../p.py", "p/../q.py", "p.txt", "p\\q.py", ".py", "a b.py", "p//q.py"] {
+            assert_eq!(field(body(path, Some("p"))), Some("source"), "{path}");
+        }
+        assert_eq!(field(json!({"name": "a", "source": {}})), Some("source"));
+    }
+
+    #[test]
+    fn the_hash_of_a_text_is_that_of_the_file() {
+        let upload: Upload = serde_json::from_value(json!({"name": "a", "source": "abc"})).unwrap();
+        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(upload.source.hash(), known);
+    }
+}

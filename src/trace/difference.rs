@@ -1,0 +1,275 @@
+//! Where two recordings of what should be the same run part.
+//!
+//! Compared are the events, their tokens, and what mods did; not times, nor probabilities in their last digits.
+
+use super::document::Document;
+use crate::events::{Action, ActionType, Event, EventType, Item, ModCall, TokenId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What an action says, without what the engine made of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Did {
+    /// Which of the eight.
+    pub action: ActionType,
+    /// The tokens it appends, or the prompt it sets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<TokenId>,
+    /// Backtrack: how many tokens it removes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<i32>,
+    /// `AdjustedPrefill`: the new limit of generated tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<i32>,
+    /// `AdjustedLogits`: `keep`, `set`, `add` or `replace`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub edit: Option<String>,
+    /// `AdjustedLogits`: the temperature of this draw.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    /// `ToolCalls`: the payload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Value>,
+    /// `EmitError`: the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    tokens: Vec<TokenId>,
+    edit: Option<String>,
+}
+
+impl Did {
+    /// An action that says nothing more.
+    #[must_use]
+    pub const fn of(action: ActionType) -> Self {
+        Self {
+            action,
+            tokens: Vec::new(),
+            steps: None,
+            max_steps: None,
+            edit: None,
+            temperature: None,
+            tool_calls: None,
+            message: None,
+        }
+    }
+}
+
+impl From<&Action> for Did {
+    fn from(action: &Action) -> Self {
+        let details = action.details.as_ref();
+        let details: Details = details.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+        let calls = action.tool_calls.as_ref();
+        Self {
+            tokens: details.tokens,
+            steps: action.backtrack_steps,
+            max_steps: action.adjusted_max_steps,
+            edit: details.edit,
+            temperature: action.temperature,
+            tool_calls: calls.and_then(|raw| serde_json::from_str(raw.get()).ok()),
+            message: action.error_message.clone(),
+            ..Self::of(action.action_type)
+        }
+    }
+}
+
+impl std::fmt::Display for Did {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.action.as_str())?;
+        if let Some(steps) = self.steps {
+            write!(f, " {steps}")?;
+        }
+        if let Some(edit) = &self.edit {
+            write!(f, " ({edit})")?;
+        }
+        if let Some(temperature) = self.temperature {
+            write!(f, ", temperature {temperature}")?;
+        }
+        if let Some(message) = &self.message {
+            write!(f, ": {message}")?;
+        }
+        if let Some(calls) = &self.tool_calls {
+            write!(f, " {calls}")?;
+        }
+        if !self.tokens.is_empty() {
+            write!(f, " {:?}", self.tokens)?;
+        }
+        Ok(())
+    }
+}
+
+/// What it is that differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The prompt.
+    Prompt,
+    /// A token.
+    Token,
+    /// What happened, before any token.
+    Event,
+    /// Which mod was called, or whether it failed.
+    ModCall,
+    /// What a mod did.
+    ModAction,
+    /// One of them goes on.
+    End,
+}
+
+/// The first difference of two recordings.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// What differs.
+    pub kind: Kind,
+    /// The event at which it does, counted from 0.
+    pub sequence_order: i32,
+    /// That event's step.
+    pub step: i32,
+    /// What was recorded, in words.
+    pub recorded: String,
+    /// What is there now, in words.
+    pub now: String,
+}
+
+/// One thing that happened.
+struct Moment {
+    kind: Kind,
+    sequence_order: i32,
+    step: i32,
+    /// Everything that counts.
+    key: Vec<i64>,
+    words: String,
+}
+
+/// The first difference between a recording and another of the same run. With `whole` false the first one was broken off,
+/// and what the second one has beyond it is none.
+#[must_use]
+pub fn first(recorded: &Document, now: &Document, whole: bool) -> Option<Difference> {
+    let (a, b) = (moments(recorded), moments(now));
+    let at = a.iter().zip(&b).position(|(a, b)| a.key != b.key || a.words != b.words);
+    let at = at.unwrap_or(a.len().min(b.len()));
+    let words = |moment: Option<&Moment>| moment.map_or_else(|| "nothing more".to_owned(), |it| it.words.clone());
+    let (there, here) = (a.get(at), b.get(at));
+    let shown = match (there, here) {
+        (None, None) => return None,
+        (None, Some(_)) if !whole => return None,
+        (Some(moment), _) | (None, Some(moment)) => moment,
+    };
+    Some(Difference {
+        kind: if there.is_some() && here.is_some() { shown.kind } else { Kind::End },
+        sequence_order: shown.sequence_order,
+        step: shown.step,
+        recorded: words(there),
+        now: words(here),
+    })
+}
+
+fn moments(document: &Document) -> Vec<Moment> {
+    let mut moments: Vec<Moment> = Vec::new();
+    let (mut order, mut step, mut caller) = (0, 0, String::new());
+    for item in document.items() {
+        let (kind, key, words) = match &item {
+            Item::Event(event) => {
+                (order, step) = (event.sequence_order, event.step);
+                of_event(event)
+            }
+            Item::ModCall(call) => {
+                caller.clone_from(&call.mod_name);
+                (Kind::ModCall, vec![i64::from(call.exception_occurred)], of_call(call))
+            }
+            Item::Action(action) if action.action_type != ActionType::Noop => {
+                (Kind::ModAction, Vec::new(), format!("{caller}: {}", Did::from(action)))
+            }
+            Item::Action(_) | Item::ModLog(_) | Item::Attention(_) => continue,
+        };
+        moments.push(Moment { kind, sequence_order: order, step, key, words });
+    }
+    moments
+}
+
+fn of_event(event: &Event) -> (Kind, Vec<i64>, String) {
+    let name = event.event_type.as_str();
+    let measured = event.measured.as_ref();
+    let kind = event.event_type as i64;
+    let texts = || -> String {
+        let tokens = measured.map_or(&[][..], |measured| &measured.tokens);
+        tokens.iter().map(|measure| measure.text.as_str()).collect()
+    };
+    match event.event_type {
+        EventType::Prefilled => {
+            let prompt = measured.and_then(|measured| measured.prompt.as_ref());
+            let tokens = prompt.map_or(&[][..], |prompt| &prompt.tokens);
+            let length = event.prompt_length.unwrap_or_default();
+            let key = [kind, i64::from(length)].into_iter().chain(tokens.iter().map(|&token| token.into())).collect();
+            (Kind::Prompt, key, format!("a prompt of {length} tokens"))
+        }
+        EventType::ForwardPass => (Kind::Event, vec![kind, event.step.into()], name.to_owned()),
+        EventType::Sampled => {
+            let token = event.sampled_token.unwrap_or(-1);
+            let text = event.token_text.clone().unwrap_or_else(texts);
+            (Kind::Token, vec![kind, event.step.into(), token.into()], format!("{name} {text:?} ({token})"))
+        }
+        EventType::Added => {
+            let tokens = event.added_tokens.as_deref().unwrap_or_default();
+            let forced = event.forced.unwrap_or_default();
+            let head = [kind, event.step.into(), forced.into()];
+            let key = head.into_iter().chain(tokens.iter().map(|&token| token.into())).collect();
+            let how = if forced { " by a mod" } else { "" };
+            (Kind::Token, key, format!("{name}{how} {:?} {tokens:?}", texts()))
+        }
+    }
+}
+
+fn of_call(call: &ModCall) -> String {
+    match (&call.exception_message, call.exception_occurred) {
+        (_, false) => format!("{} called", call.mod_name),
+        (message, true) => format!("{} failed: {}", call.mod_name, message.as_deref().unwrap_or("no message")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, first};
+    use crate::trace::document::Document;
+    use serde_json::{Value, json};
+
+    fn document(token: i32, action: Value, more: bool) -> Document {
+        let mut events = vec![
+            json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 3}),
+            json!({"event_type": "Sampled", "step": 1, "sequence_order": 1, "sampled_token": token, "token_text": "a"}),
+        ];
+        if more {
+            events.push(json!({"event_type": "Added", "step": 1, "sequence_order": 2, "added_tokens": [token], "forced": false}));
+        }
+        let call = json!({"event_sequence_order": 1, "mod_name": "m", "event_type": "Sampled", "step": 1, "execution_time_ms": 3.0});
+        let text = json!({"request": {"request_id": "r"}, "events": events, "mod_calls": [call], "mod_logs": [], "actions": [action]});
+        Document::parse(text.to_string().as_bytes()).unwrap()
+    }
+
+    fn back(steps: i32) -> Value {
+        json!({"mod_call_sequence": 0, "action_type": "Backtrack", "action_order": 0, "backtrack_steps": steps})
+    }
+
+    #[test]
+    fn the_first_difference_is_found_and_named() {
+        let same = document(5, back(1), true);
+        assert_eq!(first(&same, &document(5, back(1), true), true), None);
+        let token = first(&same, &document(6, back(1), true), true).unwrap();
+        assert_eq!((token.kind, token.sequence_order, token.step), (Kind::Token, 1, 1));
+        assert_eq!((token.recorded.as_str(), token.now.as_str()), ("Sampled \"a\" (5)", "Sampled \"a\" (6)"));
+        let action = first(&same, &document(5, back(2), true), true).unwrap();
+        assert_eq!((action.kind, action.recorded.as_str()), (Kind::ModAction, "m: Backtrack 1"));
+    }
+
+    #[test]
+    fn an_end_that_comes_early_is_one_unless_the_recording_was_broken_off() {
+        let (short, long) = (document(5, back(1), false), document(5, back(1), true));
+        assert_eq!(first(&long, &short, false).unwrap().kind, Kind::End);
+        assert_eq!(first(&short, &long, true).unwrap().recorded, "nothing more");
+        assert_eq!(first(&short, &long, false), None);
+    }
+}

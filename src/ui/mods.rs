@@ -1,0 +1,147 @@
+//! The mods that runs can name: versions, whose they are, what they cost, what is wrong with them.
+
+use super::error::show;
+use super::shell::{Shell, machine_time, runs_href};
+use crate::api::App;
+use crate::mods::{Origin, Problem, Shown};
+use askama::Template;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use chrono::{DateTime, Utc};
+
+#[derive(Template)]
+#[template(path = "mods.html")]
+struct ModsPage {
+    shell: Shell,
+    mods: Vec<ModRow>,
+    problems: Vec<ProblemView>,
+}
+
+struct ModRow {
+    name: String,
+    description: String,
+    runs_href: String,
+    version: String,
+    hash: String,
+    earlier: usize,
+    from: String,
+    at: Option<Moment>,
+    enabled: bool,
+    calls: String,
+    failures: u64,
+    mean: String,
+    last_failure: String,
+    failure_href: String,
+}
+
+struct ProblemView {
+    file: String,
+    message: String,
+    traceback: String,
+    at: Moment,
+}
+
+/// For machines, and for a person.
+struct Moment {
+    machine: String,
+    text: String,
+}
+
+impl Moment {
+    fn new(at: DateTime<Utc>) -> Self {
+        Self { machine: machine_time(at), text: at.format("%-d %b %Y, %H:%M:%S UTC").to_string() }
+    }
+}
+
+/// `GET /mods`.
+pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
+    show(StatusCode::OK, &ModsPage::new(&headers, app.registry().shown(), app.registry().problems()))
+}
+
+impl ModsPage {
+    fn new(headers: &HeaderMap, mods: Vec<Shown>, problems: Vec<Problem>) -> Self {
+        Self {
+            shell: Shell::new(headers, "mods"),
+            mods: mods.into_iter().map(ModRow::from).collect(),
+            problems: problems.into_iter().map(ProblemView::from).collect(),
+        }
+    }
+}
+
+impl From<Shown> for ModRow {
+    fn from(shown: Shown) -> Self {
+        let Shown { description, current, enabled, earlier, record, .. } = shown;
+        let by = current.registered_by.unwrap_or_default();
+        let failure = record.last_failure;
+        Self {
+            runs_href: runs_href(&format!("mod:{}", description.name)),
+            from: match current.origin {
+                Origin::Builtin => "built in".to_owned(),
+                Origin::File if by.is_empty() => "a file".to_owned(),
+                Origin::File => by,
+                Origin::Uploaded if by.is_empty() => "uploaded".to_owned(),
+                Origin::Uploaded => format!("uploaded by {by}"),
+            },
+            at: current.registered_at.map(Moment::new),
+            name: description.name,
+            description: description.description,
+            version: description.version,
+            hash: current.hash,
+            earlier: earlier.len(),
+            enabled,
+            calls: record.calls.to_string(),
+            failures: record.failures,
+            mean: record.mean_us.map(cost).unwrap_or_default(),
+            failure_href: failure.as_ref().map(|failure| format!("/runs/{}", failure.run_id)).unwrap_or_default(),
+            last_failure: failure.map(|failure| failure.message).unwrap_or_default(),
+        }
+    }
+}
+
+impl From<Problem> for ProblemView {
+    fn from(problem: Problem) -> Self {
+        Self {
+            file: problem.file,
+            message: problem.message,
+            traceback: problem.traceback.unwrap_or_default(),
+            at: Moment::new(problem.at),
+        }
+    }
+}
+
+/// What a call took on average, with its unit.
+fn cost(us: f64) -> String {
+    match us {
+        us if us < 10.0 => format!("{us:.1} µs"),
+        us if us < 1000.0 => format!("{us:.0} µs"),
+        us => format!("{:.1} ms", us / 1000.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::RunId;
+    use crate::mods::{Failure, Record, Registry};
+
+    #[test]
+    fn every_mod_has_a_row_and_every_problem_a_word() {
+        let mut shown = Registry::with_builtin().shown();
+        shown[0].description.name = "<i>".into();
+        shown[0].record = Record {
+            calls: 7,
+            failures: 1,
+            mean_us: Some(1500.0),
+            last_failure: Some(Failure { message: "<b>boom".into(), at: Utc::now(), run_id: RunId::now() }),
+        };
+        let problem =
+            Problem { file: "x.py".into(), message: "<u>".into(), traceback: Some("line 3".into()), at: Utc::now() };
+        let count = shown.len();
+        let html = ModsPage::new(&HeaderMap::new(), shown, vec![problem]).render().unwrap();
+        crate::ui::checks::page(&html);
+        assert_eq!(html.matches("<tr").count(), count + 1);
+        assert!(html.contains("1.5 ms") && html.contains("line 3") && html.contains("boom"));
+        assert!(!html.contains("<b>boom") && !html.contains("<u>") && !html.contains("<i>"));
+    }
+}

@@ -1,0 +1,253 @@
+//! `/v1/mods`: uploading, versions, switching, and the folder that is watched.
+
+use super::harness::{Server, folder, server};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const BOSS: &str = "boss-key";
+
+/// A server where `boss-key` may upload, and `user-key` may not.
+fn with_uploads() -> [&'static str; 4] {
+    ["--api-key=user-key", "--mod-key", BOSS, "--allow-mod-upload"]
+}
+
+async fn send(server: &Server, key: &str, method: Method, path: &str, body: Option<&Value>) -> (u16, Value) {
+    let mut request = server.request(method, path);
+    if !key.is_empty() {
+        request = request.bearer_auth(key);
+    }
+    if let Some(body) = body {
+        request = request.json(body);
+    }
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+async fn upload(server: &Server, body: &Value) -> (u16, Value) {
+    send(server, BOSS, Method::POST, "/v1/mods", Some(body)).await
+}
+
+/// A mod whose answer is `text`.
+fn says(name: &str, text: &str) -> String {
+    format!(
+        "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\ndef {name}(event, actions, tokenizer):\n    \
+         \"\"\"Says {text}.\"\"\"\n    return actions.force_output(tokenizer.encode(\"{text}\"))\n"
+    )
+}
+
+fn prompt(name: &str) -> Value {
+    json!({"prompt": "Hello", "max_tokens": 4, "seed": 1, "mods": [name]})
+}
+
+async fn answer(server: &Server, key: &str, name: &str) -> (u16, Value) {
+    send(server, key, Method::POST, "/v1/completions", Some(&prompt(name))).await
+}
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("no answer: {answer}"))
+}
+
+#[tokio::test]
+async fn a_mod_is_uploaded_used_switched_and_removed() {
+    let data = folder();
+    let server = Server::start_in(data.clone(), &with_uploads());
+    server.wait_ready().await;
+    let body = json!({"name": "fixed", "language": "python", "entrypoint": "fixed", "source": says("fixed", "one")});
+    assert_eq!(send(&server, "", Method::POST, "/v1/mods", Some(&body)).await.0, 401);
+    let (status, problem) = send(&server, "user-key", Method::POST, "/v1/mods", Some(&body)).await;
+    assert_eq!(status, 403, "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("--mod-key"), "{problem}");
+
+    let (status, registered) = upload(&server, &body).await;
+    assert_eq!(status, 200, "{registered}");
+    assert_eq!((&registered["name"], &registered["replaced"]), (&json!("fixed"), &json!(false)));
+    assert_eq!(registered["description"], "Says one.");
+    let first = registered["hash"].as_str().unwrap().to_owned();
+    let (status, told) = answer(&server, "user-key", "fixed").await;
+    assert_eq!((status, text(&told)), (200, "one"));
+    let run = told["thunder"]["run_id"].as_str().unwrap().to_owned();
+    let run = loop {
+        let (_, run) = send(&server, "user-key", Method::GET, &format!("/api/v1/runs/{run}"), None).await;
+        if run["run"]["status"] == "done" {
+            break run;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(run["run"]["mods"], json!(["fixed"]));
+    let recorded = &run["events"][0]["details"]["prompt"]["parameters"]["mods"][0];
+    assert_eq!((&recorded["version"], &recorded["origin"]), (&json!(first), &json!("uploaded")));
+
+    let second = json!({"name": "fixed", "source": says("fixed", "two"), "description": "Another."});
+    let (_, registered) = upload(&server, &second).await;
+    assert_eq!((&registered["replaced"], &registered["description"]), (&json!(true), &json!("Another.")));
+    assert_eq!(text(&answer(&server, "user-key", "fixed").await.1), "two");
+    let (_, versions) = send(&server, "user-key", Method::GET, "/v1/mods/fixed/versions", None).await;
+    assert_eq!(versions["current"], registered["hash"]);
+    let hashes: Vec<&Value> = versions["versions"].as_array().unwrap().iter().map(|version| &version["hash"]).collect();
+    assert_eq!(hashes, [&registered["hash"], &json!(first)], "newest first");
+    assert!(versions["versions"][0]["registered_by"].as_str().unwrap().starts_with("key-"), "{versions}");
+    assert!(!versions.to_string().contains(BOSS), "a key is shown");
+    let path = format!("/v1/mods/fixed/source?version={}", &first[..8]);
+    assert_eq!(send(&server, "user-key", Method::GET, &path, None).await, (200, Value::from(says("fixed", "one"))));
+
+    let (status, _) = send(&server, "user-key", Method::POST, "/v1/mods/fixed/disable", None).await;
+    assert_eq!(status, 403);
+    let (status, shown) = send(&server, BOSS, Method::POST, "/v1/mods/fixed/disable", None).await;
+    assert_eq!((status, &shown["enabled"]), (200, &json!(false)));
+    let (status, told) = answer(&server, "user-key", "fixed").await;
+    assert_eq!((status, &told["error"]["code"]), (400, &json!("mod_disabled")), "{told}");
+
+    server.stop("TERM").await;
+    let server = Server::start_in(data, &with_uploads());
+    server.wait_ready().await;
+    let (_, shown) = send(&server, "user-key", Method::GET, "/v1/mods/fixed", None).await;
+    assert_eq!((&shown["enabled"], &shown["hash"]), (&json!(false), &registered["hash"]), "{shown}");
+    send(&server, BOSS, Method::POST, "/v1/mods/fixed/enable", None).await;
+    assert_eq!(text(&answer(&server, "user-key", "fixed").await.1), "two");
+
+    assert_eq!(send(&server, BOSS, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
+    let (status, problem) = send(&server, BOSS, Method::DELETE, "/v1/mods/fixed", None).await;
+    assert_eq!(status, 404);
+    assert!(problem["detail"].as_str().unwrap().contains("ban-phrases"), "it names what is known: {problem}");
+    let (status, told) = answer(&server, "user-key", "fixed").await;
+    assert_eq!((status, &told["error"]["code"]), (400, &json!("unknown_mod")), "{told}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_mod_is_refused_with_the_reason() {
+    let server = Server::start(&with_uploads());
+    server.wait_ready().await;
+    let refused = async |body: Value| {
+        let (status, problem) = upload(&server, &body).await;
+        (status, problem["pointer"].as_str().unwrap_or_default().to_owned(), problem["detail"].to_string())
+    };
+    let (status, place, detail) =
+        refused(json!({"name": "bad", "source": "from thunder_mods import mod\ndef x(:\n"})).await;
+    assert_eq!((status, place.as_str()), (400, "source"), "{detail}");
+    assert!(detail.contains("SyntaxError") && detail.contains("line 2"), "{detail}");
+    let (status, _, detail) =
+        refused(json!({"name": "bad", "source": "import thunder_mods\n\n\nraise KeyError('x')\n"})).await;
+    assert!(status == 400 && detail.contains("KeyError") && detail.contains("line 4"), "{detail}");
+    let (status, _, detail) = refused(json!({"name": "bad", "source": "x = 1\n"})).await;
+    assert!(status == 400 && detail.contains("@mod"), "{detail}");
+    let (status, _, detail) = refused(json!({"name": "ban-phrases", "source": says("x", "x")})).await;
+    assert!(status == 409 && detail.contains("built-in"), "{detail}");
+    for (body, field) in [
+        (json!({"name": "../x", "source": "x"}), "name"),
+        (json!({"name": "a", "source": {"../p.py": ""}, "module": "p"}), "source"),
+        (json!({"name": "a", "source": "x", "language": "lua"}), "language"),
+    ] {
+        let (status, place, detail) = refused(body).await;
+        assert_eq!((status, place.as_str()), (400, field), "{detail}");
+    }
+    assert_eq!(refused(json!({"name": "a"})).await.0, 400, "no source");
+    let (status, list) = send(&server, BOSS, Method::GET, "/v1/mods", None).await;
+    assert_eq!(status, 200);
+    assert!(list["mods"].as_array().unwrap().iter().all(|found| found["origin"] == "builtin"), "nothing was taken");
+
+    let files = json!({
+        "calm_mods/__init__.py": "",
+        "calm_mods/words.py": "WORD = \"calm\"\n",
+        "calm_mods/main.py": says("calm", "x").replace("\"x\"", "WORD").replace("import Pre", "import Pre")
+            .replace("\n\n\n@mod", "\nfrom .words import WORD\n\n\n@mod"),
+    });
+    let (status, registered) =
+        upload(&server, &json!({"name": "calm", "module": "calm_mods.main", "entrypoint": "calm", "source": files}))
+            .await;
+    assert_eq!(status, 200, "{registered}");
+    assert_eq!(text(&answer(&server, BOSS, "calm").await.1), "calm");
+}
+
+#[tokio::test]
+async fn a_server_takes_no_mods_unless_it_is_told_to() {
+    let server = server().await;
+    let (status, problem) = server.post("/v1/mods", &json!({"name": "x", "source": says("x", "x")})).await;
+    assert_eq!(status, 403);
+    assert!(problem["detail"].as_str().unwrap().contains("--allow-mod-upload"), "{problem}");
+    let (status, problem) = server.get("/v1/mods/nope").await;
+    assert_eq!(status, 404);
+    assert!(problem["detail"].as_str().unwrap().contains("known mods: "), "{problem}");
+    let (_, list) = server.get("/v1/mods").await;
+    let known = |name: &str| list["mods"].as_array().unwrap().iter().find(|found| found["name"] == name).cloned();
+    assert_eq!(known("take_back").unwrap()["origin"], "file");
+    assert_eq!(known("log-top").unwrap()["origin"], "builtin");
+}
+
+/// Looks at a mod until it is as it should be.
+async fn until(server: &Server, name: &str, is_right: impl Fn(u16, &Value) -> bool) -> Value {
+    let begun = Instant::now();
+    loop {
+        let (status, shown) = server.get(&format!("/v1/mods/{name}")).await;
+        if is_right(status, &shown) {
+            return shown;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{name}: {status} {shown}\n{}", server.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn write(folder: &Path, file: &str, text: &str) {
+    std::fs::write(folder.join(file), text).unwrap();
+}
+
+#[tokio::test]
+async fn a_folder_of_mods_is_watched() {
+    let mods = folder();
+    write(&mods, "fixed.py", &says("fixed", "one"));
+    write(&mods, "broken.py", "def x(:\n");
+    let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
+    server.wait_ready().await;
+    assert_eq!(text(&answer(&server, "", "fixed").await.1), "one");
+    let (_, told) = answer(&server, "", "broken").await;
+    let message = told["error"]["message"].as_str().unwrap();
+    assert!(message.contains("broken.py") && message.contains("SyntaxError"), "{message}");
+    let first = until(&server, "fixed", |status, _| status == 200).await["hash"].clone();
+
+    write(&mods, "fixed.py", &says("fixed", "two"));
+    let second = until(&server, "fixed", |_, shown| shown["hash"] != first).await;
+    assert_eq!(second["earlier"][0]["hash"], first);
+    assert_eq!(text(&answer(&server, "", "fixed").await.1), "two");
+
+    write(&mods, "fixed.py", "def fixed(:\n");
+    let shown = until(&server, "fixed", |_, shown| shown["problem"].is_object()).await;
+    assert_eq!(shown["hash"], second["hash"]);
+    assert!(shown["problem"]["traceback"].as_str().unwrap().contains("line 1"), "{shown}");
+    assert_eq!(text(&answer(&server, "", "fixed").await.1), "two", "the old version works on");
+    let (_, list) = server.get("/v1/mods").await;
+    assert_eq!(list["problems"].as_array().unwrap().len(), 2, "{list}");
+
+    write(&mods, "broken.py", &says("mended", "three"));
+    until(&server, "mended", |status, _| status == 200).await;
+    assert_eq!(text(&answer(&server, "", "mended").await.1), "three");
+    std::fs::remove_file(mods.join("fixed.py")).unwrap();
+    until(&server, "fixed", |status, _| status == 404).await;
+}
+
+#[tokio::test]
+async fn a_mod_that_is_switched_off_is_not_called_from_the_next_token_on() {
+    let mods = folder();
+    let slow = "import time\nfrom thunder_mods import Added, mod\n\n\n@mod(events=[Added])\ndef slow(event, actions):\n    \
+                time.sleep(0.1)\n";
+    write(&mods, "slow.py", slow);
+    let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
+    server.wait_ready().await;
+    let body = json!({"prompt": "Hello", "max_tokens": 100, "ignore_eos": true, "stream": true, "mods": ["slow"]});
+    let mut response = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    let run = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+    response.chunk().await.unwrap().unwrap();
+    assert_eq!(send(&server, "", Method::POST, "/v1/mods/slow/disable", None).await.0, 200);
+    while response.chunk().await.unwrap().is_some() {}
+    let run = server.finished(&run).await;
+    assert_eq!(run["run"]["finish_reason"], "length", "the run goes on without it");
+    let calls = run["mod_calls"].as_array().unwrap();
+    assert!(calls.len() < 100, "{} calls", calls.len());
+    let (last, before) = calls.split_last().unwrap();
+    assert!(last["exception_message"].as_str().unwrap().contains("switched off"), "{last}");
+    assert!(before.iter().all(|call| call["exception_occurred"] == false));
+    let shown = server.get("/v1/mods/slow").await.1;
+    assert_eq!((&shown["enabled"], shown["calls"].as_u64()), (&json!(false), Some(before.len() as u64)), "{shown}");
+}

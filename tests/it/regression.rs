@@ -1,0 +1,217 @@
+//! `thunder mods` and `thunder replay --verify`, as a person and a CI job use them.
+
+use super::harness::{Server, folder, model, server, thunder};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, Output};
+
+async fn output(mut command: Command) -> Output {
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
+/// Exit code, standard output, standard error.
+async fn run(words: &[&str]) -> (i32, String, String) {
+    let mut command = thunder();
+    command.args(words);
+    let output = output(command).await;
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn path(folder: &Path, file: &str) -> String {
+    folder.join(file).to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_mod_from_its_first_line_to_a_server() {
+    let folder = folder();
+    let dir = folder.to_str().unwrap();
+    let (code, _, said) = run(&["mods", "new", "calm", "--dir", dir]).await;
+    assert_eq!(code, 0, "{said}");
+    let file = path(&folder, "calm.py");
+    let (code, told, said) = run(&["mods", "test", &file]).await;
+    assert_eq!(code, 0, "{told}{said}");
+    assert!(told.contains("3 passed, 0 failed"), "{told}");
+    assert_eq!(run(&["mods", "new", "calm", "--dir", dir]).await.0, 2, "nothing is overwritten");
+    assert_eq!(run(&["mods", "new", "import", "--dir", dir]).await.0, 2);
+
+    let (code, told, _) = run(&["mods", "check", &file]).await;
+    assert!(code == 0 && told.contains("Ends sentences calmly."), "{told}");
+    let broken = path(&folder, "broken.py");
+    std::fs::write(&broken, "from thunder_mods import mod\n\nundefined\n").unwrap();
+    let (code, _, said) = run(&["mods", "check", &file, &broken]).await;
+    assert!(code == 1 && said.contains("broken.py:3: ") && said.contains("NameError"), "{said}");
+    let (code, told, _) = run(&["mods", "check", "--json", &broken]).await;
+    let result: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((code, &result[0]["error"]["line"]), (1, &json!(3)));
+    assert_eq!(run(&["mods", "check", "missing.py"]).await.0, 2);
+
+    let source = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, source.replace("return actions.backtrack", "return None and actions.backtrack")).unwrap();
+    let (code, told, _) = run(&["mods", "test", &file]).await;
+    assert!(code == 1 && told.contains("AssertionError") && told.contains("1 passed, 2 failed"), "{told}");
+    std::fs::write(&file, source).unwrap();
+    assert_eq!(run(&["mods", "test", &broken]).await.0, 2);
+
+    let server = Server::start(&["--mod-key", "boss-key", "--allow-mod-upload"]);
+    server.wait_ready().await;
+    let to = ["--server", &server.base, "--api-key", "boss-key"];
+    let (code, told, said) = run(&[&["mods", "push", &file][..], &to].concat()).await;
+    assert_eq!(code, 0, "{said}");
+    assert!(told.starts_with("calm ") && told.contains("a new mod"), "{told}");
+    let (_, list, _) = run(&[&["mods", "list"][..], &to].concat()).await;
+    let row = list.lines().find(|line| line.starts_with("calm ")).unwrap();
+    assert!(row.contains("uploaded") && row.contains("Ends sentences calmly."), "{list}");
+    let (code, _, said) = run(&[&["mods", "push", &file, "--name", "ban-phrases"][..], &to].concat()).await;
+    assert!(code == 1 && said.contains("built-in"), "{said}");
+    let (code, list, _) = run(&["mods", "list", "--mods-dir", dir]).await;
+    assert!(code == 0 && list.contains("calm") && list.contains("ban-phrases"), "{list}");
+}
+
+/// A run of the shared server that is over: its id.
+async fn generated(server: &Server, further: Value) -> String {
+    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 24, "seed": 7, "temperature": 1.2, "ignore_eos": true,
+        "logit_bias": {"65": -3.5}, "banned_tokens": [66], "stop": ["\u{1}\u{2}"]});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    let answer = server.answer("/v1/completions", &body).await;
+    let id = answer["thunder"]["run_id"].as_str().unwrap().to_owned();
+    server.finished(&id).await;
+    id
+}
+
+#[tokio::test]
+async fn a_recorded_run_runs_again_the_same() {
+    let server = server().await;
+    let to = ["--server", &server.base];
+    let plain = generated(server, json!({})).await;
+    let mods = json!({"mods": ["log-top", {"name": "temperature-by-entropy"}, "take_back"]});
+    let with_mods = generated(server, mods).await;
+    let grammar =
+        json!({"grammar": "root ::= [a-z]+ \"!\"", "ignore_eos": false, "temperature": 0.0, "banned_tokens": []});
+    let constrained = generated(server, grammar).await;
+    for id in [&plain, &with_mods, &constrained] {
+        let (code, told, said) = run(&[&["replay", "--verify", id, "--json"][..], &to].concat()).await;
+        assert_eq!(code, 0, "{told}{said}");
+        let result: Value = serde_json::from_str(&told).unwrap();
+        assert_eq!((&result["same"], &result["difference"]), (&json!(true), &Value::Null));
+        let again = server.finished(result["again"].as_str().unwrap()).await;
+        let then = server.finished(id).await;
+        assert_eq!(again["run"]["mods"], then["run"]["mods"]);
+        assert_eq!(again["run"]["output_preview"], then["run"]["output_preview"]);
+        let parameters = |run: &Value| run["events"][0]["details"]["prompt"]["parameters"].clone();
+        let (mut now, mut recorded) = (parameters(&again), parameters(&then));
+        now["attention"].take();
+        recorded["attention"].take();
+        assert_eq!(now, recorded, "nothing is lost on the way");
+    }
+    let folder = folder();
+    let file = path(&folder, "run.json");
+    assert_eq!(run(&[&["export", &plain, "-o", &file][..], &to].concat()).await.0, 0);
+    assert_eq!(run(&[&["replay", "--verify", &file][..], &to].concat()).await.0, 0);
+
+    let mut recorded: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let events = recorded["events"].as_array_mut().unwrap();
+    let sampled = events.iter_mut().filter(|event| event["event_type"] == "Sampled").nth(4).unwrap();
+    sampled["sampled_token"] = json!(1);
+    let step = sampled["step"].clone();
+    std::fs::write(&file, recorded.to_string()).unwrap();
+    let (code, told, _) = run(&[&["replay", "--verify", &file, "--json"][..], &to].concat()).await;
+    let result: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((code, &result["difference"]["kind"], &result["difference"]["step"]), (1, &json!("token"), &step));
+    assert!(result["difference"]["recorded"].as_str().unwrap().ends_with("(1)"), "{result}");
+}
+
+#[tokio::test]
+async fn what_cannot_run_again_says_why() {
+    let server = server().await;
+    let to = ["--server", &server.base];
+    let (code, _, said) = run(&[&["replay", "--verify", "no-such-run"][..], &to].concat()).await;
+    assert!(code == 2 && said.contains("no-such-run"), "{said}");
+    assert_eq!(run(&["replay", "x"]).await.0, 2, "without --verify it is a usage error");
+    let id = generated(server, json!({"mods": ["take_back"]})).await;
+    let run_of = server.finished(&id).await;
+    let mut prompt = run_of["events"][0]["details"]["prompt"].clone();
+    let again = |prompt: &Value| json!({"prompt": prompt});
+    prompt["parameters"]["mods"][0]["version"] = json!("0".repeat(64));
+    let (status, problem) = server.post("/api/v1/runs/again", &again(&prompt)).await;
+    assert_eq!(status, 409);
+    assert!(problem["detail"].as_str().unwrap().contains("take_back"), "{problem}");
+    let (status, answer) = server.post("/api/v1/runs/again", &json!({"prompt": prompt, "any_version": true})).await;
+    assert_eq!(status, 200, "{answer}");
+    let mut far = run_of["events"][0]["details"]["prompt"].clone();
+    far["spans"] = json!([{"role": "user", "start": 3, "end": 1_000_000}]);
+    assert_eq!(server.post("/api/v1/runs/again", &again(&far)).await.0, 400);
+    let hostile = [
+        ("/tokens", json!([1_000_000])),
+        ("/tokens", json!([])),
+        ("/parameters", json!(null)),
+        ("/parameters/sampling/temperature", json!(-1)),
+        ("/parameters/limits/max_tokens", json!(-5)),
+        ("/parameters/overflow", json!("sideways")),
+        ("/parameters/sampling/logit_bias", json!([[999_999, 1]])),
+        ("/parameters/visible", json!([-1])),
+        ("/parameters/model/fingerprint", json!("0")),
+        ("/parameters/overflow", json!({"shift": {"keep": u64::MAX, "discard": 1}})),
+        ("/parameters/mods", json!([{"config": 1}])),
+        ("/parameters/mods", json!("take_back")),
+        ("/parameters/constraint", json!({"kind": "regex"})),
+    ];
+    for (place, value) in hostile {
+        let mut wrong = run_of["events"][0]["details"]["prompt"].clone();
+        *wrong.pointer_mut(place).unwrap() = value;
+        let (status, problem) = server.post("/api/v1/runs/again", &again(&wrong)).await;
+        assert!((400..500).contains(&status), "{place}: {status} {problem}");
+    }
+}
+
+#[tokio::test]
+async fn a_mod_is_tried_against_recorded_runs() {
+    let mods = folder();
+    let file = path(&mods, "stamp.py");
+    let source = "from thunder_mods import Added, ForwardPass, mod\n\n\n@mod(events=[ForwardPass, Added], config={\"every\": 3})\n\
+                  def stamp(event, actions, tokenizer):\n    count = len(event.context_info.generated)\n    \
+                  if isinstance(event, ForwardPass) and count == event.config[\"every\"]:\n        print(\"now\")\n        \
+                  return actions.force_tokens(tokenizer.encode(\"stop\"))\n";
+    std::fs::write(&file, source).unwrap();
+    let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
+    server.wait_ready().await;
+    let model = model();
+    let with = ["--server", &server.base, "--model", model.to_str().unwrap()];
+    let recorded = generated(&server, json!({"mods": [{"name": "stamp", "config": {"every": 5}}, "log-top"]})).await;
+    let without = generated(&server, json!({"seed": 9})).await;
+
+    let (code, told, said) =
+        run(&[&["mods", "test", &file, "--against", &recorded, "--json"][..], &with].concat()).await;
+    assert_eq!(code, 0, "{told}{said}");
+    let result: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&result["same"], &result["runs"][0]["recorded"]), (&json!(true), &json!(true)));
+    let events = result["runs"][0]["events"].as_array().unwrap();
+    assert_eq!((events.len(), &events[0]["action"]["action"]), (1, &json!("ForceTokens")), "{result}");
+    assert_eq!(events[0]["logs"], json!(["INFO: now"]));
+
+    std::fs::write(&file, source.replace("== event.config", "+ 1 == event.config")).unwrap();
+    let (code, told, _) = run(&[&["mods", "test", &file, "--against", &recorded][..], &with].concat()).await;
+    assert!(code == 1 && told.contains("first difference at step 5"), "{told}");
+    assert!(told.contains("recorded: Noop") && told.contains("now:      ForceTokens"), "{told}");
+
+    let exported = path(&mods, "run.json");
+    assert_eq!(run(&["export", &without, "-o", &exported, "--server", &server.base]).await.0, 0);
+    let config = json!({"every": 1000}).to_string();
+    let words = ["mods", "test", &file, "--against", &exported, "--config", &config];
+    let (code, told, said) = run(&[&words[..], &with[2..]].concat()).await;
+    assert!(code == 0 && told.contains("the run ran without it"), "{told}{said}");
+    let (code, _, said) = run(&[&["mods", "test", &file, "--against", "nope"][..], &with].concat()).await;
+    assert!(code == 2 && said.contains("nope"), "{said}");
+
+    std::fs::write(&file, source.replace("\"now\"", "\"later\"")).unwrap();
+    let begun = std::time::Instant::now();
+    while !server.get("/v1/mods/stamp/source").await.1.to_string().contains("later") {
+        assert!(begun.elapsed().as_secs() < 60, "{}", server.log());
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let (code, _, said) = run(&["replay", "--verify", &recorded, "--server", &server.base]).await;
+    assert!(code == 2 && said.contains("version") && said.contains("stamp"), "{said}");
+    let words = ["replay", "--verify", &recorded, "--any-version", "--server", &server.base];
+    let (code, told, said) = run(&words).await;
+    assert_eq!(code, 0, "what it writes is no difference: {told}{said}");
+}

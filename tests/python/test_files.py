@@ -1,0 +1,54 @@
+"""`python -m thunder_mods.testing`, and packages that exist in memory only."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from thunder_mods.worker.package import load
+
+MOD = "from thunder_mods import mod\n\n\n@mod\ndef calm(event, actions):\n    return None\n"
+
+
+def tested(files, *arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text, "utf-8")
+        command = [sys.executable, "-B", "-m", "thunder_mods.testing", str(Path(folder) / "calm.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+
+class Files(unittest.TestCase):
+    def test_tests_of_the_file_and_of_the_one_beside_it(self):
+        inside = MOD + "\n\ndef test_inside():\n    print('unseen')\n"
+        beside = "from calm import calm\n\n\ndef test_beside():\n    assert calm is None\n\n\ndef test_fixture(tmp_path):\n    pass\n"
+        code, told, _ = tested({"calm.py": inside, "test_calm.py": beside}, "--json")
+        result = json.loads(told)
+        self.assertEqual((code, result["passed"], result["failed"], result["skipped"]), (1, 1, 1, 1))
+        failed = next(test for test in result["tests"] if test["outcome"] == "failed")
+        self.assertIn("AssertionError", failed["message"])
+        self.assertEqual(tested({"calm.py": inside})[0], 0)
+
+    def test_nothing_to_run_is_told(self):
+        code, _, said = tested({"calm.py": MOD})
+        self.assertEqual(code, 2)
+        self.assertIn("test_calm.py", said)
+        self.assertEqual(tested({"calm.py": "def x(:\n"})[0], 2)
+
+
+class Packages(unittest.TestCase):
+    def test_a_package_is_imported_from_memory(self):
+        files = {"calm_pkg/words.py": "WORD = 'calm'\n", "calm_pkg/main.py": "from .words import WORD\n"}
+        self.assertEqual(load(json.dumps(files), "calm_pkg.main")["WORD"], "calm")
+
+    def test_a_name_of_another_module_is_refused(self):
+        for name in ("thunder_mods/x.py", "sys.py"):
+            with self.assertRaises(ImportError):
+                load(json.dumps({name: ""}), "x")
+
+
+if __name__ == "__main__":
+    unittest.main()
