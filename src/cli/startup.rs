@@ -143,7 +143,7 @@ pub async fn register_file(registry: &Registry, config: &ModsConfig, file: &Path
         .into_iter()
         .map(|factory| {
             let name = factory.describe().name;
-            registry.insert(Sourced::new(factory, SourceText::Text(text.clone())));
+            registry.insert(Sourced::wrap(factory, SourceText::Text(text.clone())));
             name
         })
         .collect())

@@ -237,7 +237,7 @@ mod tests {
     use crate::trace::document::Document;
     use serde_json::{Value, json};
 
-    fn document(token: i32, action: Value, more: bool) -> Document {
+    fn document(token: i32, action: &Value, more: bool) -> Document {
         let mut events = vec![
             json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 3}),
             json!({"event_type": "Sampled", "step": 1, "sequence_order": 1, "sampled_token": token, "token_text": "a"}),
@@ -256,18 +256,18 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_found_and_named() {
-        let same = document(5, back(1), true);
-        assert_eq!(first(&same, &document(5, back(1), true), true), None);
-        let token = first(&same, &document(6, back(1), true), true).unwrap();
+        let same = document(5, &back(1), true);
+        assert_eq!(first(&same, &document(5, &back(1), true), true), None);
+        let token = first(&same, &document(6, &back(1), true), true).unwrap();
         assert_eq!((token.kind, token.sequence_order, token.step), (Kind::Token, 1, 1));
         assert_eq!((token.recorded.as_str(), token.now.as_str()), ("Sampled \"a\" (5)", "Sampled \"a\" (6)"));
-        let action = first(&same, &document(5, back(2), true), true).unwrap();
+        let action = first(&same, &document(5, &back(2), true), true).unwrap();
         assert_eq!((action.kind, action.recorded.as_str()), (Kind::ModAction, "m: Backtrack 1"));
     }
 
     #[test]
     fn an_end_that_comes_early_is_one_unless_the_recording_was_broken_off() {
-        let (short, long) = (document(5, back(1), false), document(5, back(1), true));
+        let (short, long) = (document(5, &back(1), false), document(5, &back(1), true));
         assert_eq!(first(&long, &short, false).unwrap().kind, Kind::End);
         assert_eq!(first(&short, &long, true).unwrap().recorded, "nothing more");
         assert_eq!(first(&short, &long, false), None);

@@ -245,7 +245,7 @@ test('a run is read without JavaScript', async () => {
 
 for (const scheme of ['light', 'dark']) {
   test(`no page has accessibility violations (${scheme})`, async () => {
-    for (const path of ['/runs', `/runs/${runId}?at=12&erased=1`, `/runs/${runId}?view=text`, '/playground', `/compare?a=${runId}&b=${runId}`]) {
+    for (const path of ['/runs', `/runs/${runId}?at=12&erased=1`, `/runs/${runId}?view=text`, '/playground', '/mods', `/compare?a=${runId}&b=${runId}`]) {
       const page = await open(path, { scheme });
       await page.waitForTimeout(600);
       // Playwright evaluates outside of the page's policy, so the policy itself stays strict.
@@ -259,7 +259,7 @@ for (const scheme of ['light', 'dark']) {
 }
 
 test('nothing is cut off at 320 pixels', async () => {
-  for (const path of ['/runs', `/runs/${runId}`, `/runs/${runId}?view=text`, '/playground']) {
+  for (const path of ['/runs', `/runs/${runId}`, `/runs/${runId}?view=text`, '/playground', '/mods']) {
     const page = await open(path, { width: 320, height: 640 });
     await page.waitForTimeout(300);
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);

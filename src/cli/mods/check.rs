@@ -64,7 +64,7 @@ pub async fn load(file: &Path) -> anyhow::Result<Loaded> {
     let source = SourceText::Text(text.clone());
     match found {
         Ok(found) => {
-            let found = found.into_iter().map(|factory| Sourced::new(factory, source.clone())).collect();
+            let found = found.into_iter().map(|factory| Sourced::wrap(factory, source.clone())).collect();
             Ok(Ok((text, found)))
         }
         Err(error @ LoadError::Failed { .. }) => Ok(Err(error)),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Runs a mod's own tests, or feeds it recorded runs and tells what it would have done
 ///
-/// Its tests are the functions test_… of the file and of test_FILE.py beside it; no server and no model is needed.
+/// Its tests are the functions `test_…` of the file and of `test_FILE.py` beside it; no server and no model is needed.
 /// Exit codes: 0 all passed, or the mod did what was recorded; 1 not so; 2 it could not be found out.
 #[derive(Debug, clap::Args)]
 pub struct Args {

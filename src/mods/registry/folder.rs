@@ -59,24 +59,22 @@ impl Folder {
             if self.files.get(&path).is_some_and(|known| known.text == text && text.is_some()) {
                 continue;
             }
-            self.load(path, text, registry);
+            self.load(&path, text, registry);
         }
         Ok(())
     }
 
-    fn load(&mut self, path: PathBuf, text: Option<String>, registry: &Registry) {
-        let file = name_of(&path);
+    fn load(&mut self, path: &Path, text: Option<String>, registry: &Registry) {
+        let file = name_of(path);
         let source = SourceText::Text(text.clone().unwrap_or_default());
-        let known = self.files.entry(path.clone()).or_insert(Known { text: None, names: Vec::new() });
+        let known = self.files.entry(path.to_owned()).or_insert(Known { text: None, names: Vec::new() });
         known.text = text;
-        let found = match self.python.file(&path) {
+        let found = match self.python.file(path) {
             Ok(found) => found,
             Err(error) => {
                 let kept = if known.names.is_empty() { "" } else { "; the version before it stays" };
-                match error.traceback() {
-                    Some(traceback) => tracing::error!("{error}{kept}\n{}", traceback.trim_end()),
-                    None => tracing::error!("{error}{kept}"),
-                }
+                let traceback = error.traceback().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
+                tracing::error!("{error}{kept}{traceback}");
                 let traceback = error.traceback().map(str::to_owned);
                 registry.note(&file, Some(problem(&file, error.to_string(), traceback)));
                 return;
@@ -85,7 +83,7 @@ impl Folder {
         let mut refused = None;
         let mut names = Vec::new();
         for factory in found {
-            let factory = Sourced::new(factory, source.clone());
+            let factory = Sourced::wrap(factory, source.clone());
             let version = Version {
                 hash: version_of(&*factory),
                 origin: Origin::File,

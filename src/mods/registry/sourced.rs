@@ -15,7 +15,7 @@ pub struct Sourced {
 impl Sourced {
     /// The mod with its source.
     #[must_use]
-    pub fn new(inner: Arc<dyn Factory>, source: SourceText) -> Arc<dyn Factory> {
+    pub fn wrap(inner: Arc<dyn Factory>, source: SourceText) -> Arc<dyn Factory> {
         Self::described(inner, source, None)
     }
 
