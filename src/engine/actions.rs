@@ -262,7 +262,7 @@ fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String>
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
             if values.len() != vocabulary {
                 Some(format!("the logits have {} entries, the vocabulary {vocabulary}", values.len()))
-            } else if values.iter().fold(false, |bad, value| bad | value.is_nan() | (*value == f32::INFINITY)) {
+            } else if values.iter().map(|&value| u32::from(value.is_nan() || value == f32::INFINITY)).sum::<u32>() > 0 {
                 Some("the logits hold NaN or +inf; -inf bans a token".into())
             } else {
                 None

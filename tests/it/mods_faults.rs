@@ -289,12 +289,16 @@ async fn a_thousand_runs_leave_nothing_behind() {
     assert!(late.1 <= early.1 + 48, "the server grows: {seen:?}");
 }
 
+/// A request with the key that may change mods.
+fn as_boss(server: &Server, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+    reqwest::Client::new().request(method, format!("{}{path}", server.base)).bearer_auth("boss")
+}
+
 /// A server that takes uploads, and one mod uploaded to it: `faults.py`, `entrypoint` of it.
 async fn uploaded(server: &Server, entrypoint: &str) {
     let source = std::fs::read_to_string(std::path::Path::new(FAULTS).join("faults.py")).unwrap();
     let body = json!({"name": entrypoint, "language": "python", "entrypoint": entrypoint, "source": source});
-    let request = server.request(reqwest::Method::POST, "/v1/mods").bearer_auth("boss").json(&body);
-    let answer = request.send().await.unwrap();
+    let answer = as_boss(server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
     assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap());
 }
 
@@ -316,7 +320,7 @@ async fn what_is_uploaded_runs_in_the_sandbox_and_a_run_outlives_its_removal() {
         while server.get("/slots").await.1.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false) {
             sleep(Duration::from_millis(10)).await;
         }
-        let request = server.request(reqwest::Method::DELETE, "/v1/mods/naps").bearer_auth("boss");
+        let request = as_boss(&server, reqwest::Method::DELETE, "/v1/mods/naps");
         assert!(request.send().await.unwrap().status().is_success());
     };
     let (told, ()) = tokio::join!(slow, remove);
@@ -332,8 +336,7 @@ async fn where_there_is_no_sandbox_uploads_are_refused_unless_a_flag_says_otherw
     let off = ["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload", "--mod-sandbox", "off"];
     let server = Server::start(&off);
     server.wait_ready().await;
-    let answer =
-        server.request(reqwest::Method::POST, "/v1/mods").bearer_auth("boss").json(&body).send().await.unwrap();
+    let answer = as_boss(&server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
     assert_eq!(answer.status(), 200);
     assert_eq!(tell(&server, "calm", 2).await.exceptions, Vec::<String>::new());
     assert!(server.log().contains("run with the rights of the server"), "{}", server.log());

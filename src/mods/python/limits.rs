@@ -28,7 +28,7 @@ impl Default for Limits {
         Self {
             import: Duration::from_secs(5),
             call: Duration::from_secs(1),
-            idle_cpu: Duration::from_secs(10),
+            idle_cpu: Duration::from_secs(5),
             idle: Duration::from_mins(10),
             workers: 1,
             address_space_bytes: 4 << 30,

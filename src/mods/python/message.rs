@@ -262,13 +262,12 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
         }
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
             // Without an early end, so that it is done many at a time.
-            let (unusable, possible) = values.iter().fold((false, false), |(unusable, possible), &value| {
-                (unusable | !usable(value), possible | (value > f32::NEG_INFINITY))
-            });
-            if let (true, Some(token)) = (unusable, values.iter().position(|&value| !usable(value))) {
+            let unusable: u32 = values.iter().map(|&value| u32::from(!usable(value))).sum();
+            let possible: u32 = values.iter().map(|&value| u32::from(value > f32::NEG_INFINITY)).sum();
+            if let (1.., Some(token)) = (unusable, values.iter().position(|&value| !usable(value))) {
                 return Err(format!("the logit of token {token} cannot be {}", values[token]));
             }
-            if !possible {
+            if possible == 0 {
                 return Err("all tokens are banned: every logit is -inf".into());
             }
             Ok(())
