@@ -14,14 +14,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// How long the thread sleeps when all it waits for is somebody to read.
 const NAP: Duration = Duration::from_millis(2);
-
-/// How long the thread looks out for a mod's answer before it sleeps.
-const AT_ONCE: Duration = Duration::from_micros(60);
 
 /// What the decode thread is told.
 pub(super) enum Command {
@@ -176,9 +173,6 @@ impl<'model> Scheduler<'model> {
         } else {
             None
         };
-        if let Some(command) = self.answer_at_once() {
-            return self.obey(command);
-        }
         let command = match timeout {
             Some(timeout) => match self.inbox.recv_timeout(timeout) {
                 Ok(command) => command,
@@ -191,22 +185,6 @@ impl<'model> Scheduler<'model> {
             },
         };
         self.obey(command)
-    }
-
-    /// The answer of a mod that takes no longer than falling asleep and waking up does. Nothing else is to be done meanwhile.
-    fn answer_at_once(&self) -> Option<Command> {
-        let awaits = |slot: &Slot| slot.live.as_ref().is_some_and(|live| matches!(live.run.state, State::Waiting(..)));
-        if !self.slots.iter().any(awaits) {
-            return None;
-        }
-        let begun = Instant::now();
-        while begun.elapsed() < AT_ONCE {
-            if let Ok(command) = self.inbox.try_recv() {
-                return Some(command);
-            }
-            std::hint::spin_loop();
-        }
-        None
     }
 
     fn obey(&mut self, command: Command) -> bool {

@@ -11,8 +11,6 @@ import threading
 from typing import Any, Dict, Optional, Tuple
 
 _LENGTHS = struct.Struct("<II")
-#: How often to look for a frame that is about to come, some 1.5 µs each.
-_LOOKS = 60
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 _decode = json.JSONDecoder().decode
 
@@ -26,13 +24,12 @@ class Channel:
         self._sending = threading.Lock()  # a thread of the mod may log
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
-    def receive(self, soon: bool = False) -> Optional[Tuple[Dict[str, Any], bytes]]:
-        """The next (header, body), or None when the server has gone. `soon`: it is about to come, so that falling asleep
-        would take longer."""
+    def receive(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
+        """The next (header, body), or None when the server has gone."""
         if not self._buffer and self._socket is not None:
             # Nearly always a frame comes alone and at once.
             try:
-                data = self._look_out() if soon else self._socket.recv(4096)
+                data = self._socket.recv(4096)
             except OSError:
                 return None
             if len(data) >= _LENGTHS.size:
@@ -66,16 +63,6 @@ class Channel:
                 self._socket.sendall(_LENGTHS.pack(len(header), len(body)) + header + body)
         except OSError:
             os._exit(0)  # the server has gone
-
-    def _look_out(self) -> bytes:
-        """What arrives; sleeps only after a while."""
-        receive = self._socket.recv  # type: ignore[union-attr]
-        for _ in range(_LOOKS):
-            try:
-                return receive(4096, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                pass
-        return receive(4096)
 
     def _leave_to_parent(self) -> None:
         """In a process that a mod forked: the protocol is not its own."""

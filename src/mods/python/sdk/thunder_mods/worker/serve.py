@@ -10,7 +10,7 @@ import time
 import traceback
 import types
 from array import array
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .. import conversation, lifecycle
 from ..actions import (
@@ -64,9 +64,6 @@ class Worker:
         self.handler: Any = None
         self.defaults: Optional[Dict[str, Any]] = None
         self.holdback = 0
-        #: Events after which the next call comes as soon as the server has drawn a token.
-        self.followed: Set[str] = set()
-        self.soon = False
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
 
@@ -74,11 +71,10 @@ class Worker:
         """Answers frames until the server has gone."""
         kinds: Dict[str, Callable[[Header, bytes], None]] = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish}
         while True:
-            frame = self.channel.receive(self.soon)
+            frame = self.channel.receive()
             if frame is None:
                 return
             header, body = frame
-            self.soon = header.get("event") in self.followed
             kinds[header["kind"]](header, body)
 
     # -- loading ---------------------------------------------------------------------------------------------------
@@ -104,9 +100,6 @@ class Worker:
             about["name"] = about["name"] or attribute
             described.append(about)
         self.defaults, self.holdback = described[0]["config"], described[0]["holdback"]
-        within_step = ["ForwardPass", "Sampled", "Added"]
-        wanted = set(described[0]["handles"])
-        self.followed = {event for i, event in enumerate(within_step[:2]) if wanted.intersection(within_step[i + 1 :])}
         self.capture.end_call()
         self.channel.send({"kind": "loaded", "handlers": described})
 
