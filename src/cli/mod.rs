@@ -10,6 +10,7 @@ mod export;
 mod ingest;
 mod llama_server;
 mod local;
+mod mod_worker;
 mod mods;
 mod place;
 mod printer;
@@ -46,6 +47,8 @@ enum Command {
     Replay(Box<replay::Args>),
     #[command(hide = true)]
     Probe(probe::Args),
+    #[command(hide = true, name = crate::mods::python::sandbox::COMMAND)]
+    ModWorker(mod_worker::Args),
 }
 
 /// Runs the program.
@@ -60,6 +63,10 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
+    // While there is one thread: it restricts itself and becomes Python.
+    if let Command::ModWorker(args) = &cli.command {
+        return mod_worker::become_worker(args);
+    }
     log(&cli);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -75,6 +82,7 @@ pub fn main() -> ExitCode {
             Command::Mods(args) => mods::mods(*args).await,
             Command::Replay(args) => replay::replay(*args, |id| said(&matches, "replay", id)).await,
             Command::Probe(args) => Ok(probe::probe(&args)),
+            Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),
         }
     });
     // A blocking task that hangs, e.g. a read of standard input, must not keep the program.

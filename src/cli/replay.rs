@@ -1,6 +1,7 @@
 use super::client::ServerArgs;
 use super::place::{self, Place};
 use super::startup;
+use crate::config::ModsConfig;
 use crate::config::flags::{DataFlags, EngineFlags};
 use crate::mods::Registry;
 use crate::trace::difference::{self, Difference, Kind};
@@ -96,8 +97,9 @@ async fn verify(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Outc
         Place::on(server)
     } else {
         let registry = Registry::with_builtin();
+        let config = ModsConfig::try_from(args.engine.mods.clone())?;
         for file in &args.mods {
-            startup::register_file(&registry, file).await?;
+            startup::register_file(&registry, &config, file).await?;
         }
         let own_database = said("data_dir") || said("database_url");
         Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?

@@ -3,6 +3,7 @@ use super::events::Events;
 use super::place::Place;
 use super::printer::Printer;
 use super::startup;
+use crate::config::ModsConfig;
 use crate::config::flags::{DataFlags, EngineFlags};
 use crate::mods::Registry;
 use anyhow::{Context, bail};
@@ -86,7 +87,7 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
         Place::on(server)
     } else {
         let registry = Registry::with_builtin();
-        names = register(&registry, &args.mods, &files).await?;
+        names = register(&registry, &args, &files).await?;
         let own_database = said("data_dir") || said("database_url");
         Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?
     };
@@ -100,11 +101,12 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
 }
 
 /// Registers the mods that are files; the names of all.
-async fn register(registry: &Registry, mods: &[String], files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+async fn register(registry: &Registry, args: &Args, files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+    let config = ModsConfig::try_from(args.engine.mods.clone())?;
     let mut names = Vec::new();
-    for name in mods {
+    for name in &args.mods {
         match files.iter().find(|file| file.as_path() == Path::new(name)) {
-            Some(file) => names.extend(startup::register_file(registry, file).await?),
+            Some(file) => names.extend(startup::register_file(registry, &config, file).await?),
             None => names.push(name.clone()),
         }
     }

@@ -82,6 +82,7 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Wat
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     let folder = startup::register_mods(app.registry(), config, progress).await?;
+    startup::tell_sandbox(app.registry()).await;
     load_uploaded(app).await?;
     let watch = folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {
         Ok(watch) => Some(watch),

@@ -3,10 +3,11 @@
 use super::progress::Progress;
 use crate::api::{App, Step};
 use crate::config::flags::GpuLayers;
-use crate::config::{Config, DataConfig, EngineConfig};
+use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
 use crate::model::llama::{Device, devices};
-use crate::mods::python::LoadError;
+use crate::mods::python::sandbox::{self, Policy};
+use crate::mods::python::{Limits, LoadError, PythonMods};
 use crate::mods::{Folder, Registry, SourceText, Sourced};
 use crate::store::{Database, Retention, Store};
 use anyhow::Context;
@@ -75,6 +76,46 @@ pub fn no_gpu(config: &EngineConfig) -> Option<String> {
     Some(format!("--gpu-layers {asked} has no effect: {why}"))
 }
 
+/// How Python mods are run.
+pub fn python_mods(config: &ModsConfig) -> PythonMods {
+    let defaults = PythonMods::default();
+    PythonMods {
+        limits: Limits {
+            call: config.timeout,
+            idle: config.idle,
+            workers: config.workers,
+            address_space_bytes: config.memory_bytes,
+            ..defaults.limits
+        },
+        policy: match config.sandbox {
+            ModSandbox::Uploaded => Policy::Uploaded,
+            ModSandbox::All => Policy::All,
+            ModSandbox::Off => Policy::Off,
+        },
+        launcher: std::env::current_exe().ok().map(|program| sandbox::install(program).clone()),
+        ..defaults
+    }
+}
+
+/// Finds out what this system can keep mods in, and says it.
+pub async fn tell_sandbox(registry: &Registry) {
+    let mods = registry.python();
+    let Some(launcher) = mods.launcher.clone() else {
+        return tracing::warn!("there is no sandbox for mods: this program does not know where it is");
+    };
+    let tried = tokio::task::spawn_blocking(move || launcher.support().map(str::to_owned).map_err(str::to_owned)).await;
+    match (mods.policy, tried) {
+        (Policy::Off, _) => {
+            tracing::warn!("--mod-sandbox off: mods that clients upload run with the rights of the server")
+        }
+        (_, Ok(Ok(found))) => tracing::info!("mods that clients upload run in a sandbox: {found}"),
+        (_, Ok(Err(reason))) => {
+            tracing::warn!("there is no sandbox for mods, so that those that need one are refused: {reason}");
+        }
+        (_, Err(error)) => tracing::error!(%error, "trying the sandbox failed"),
+    }
+}
+
 /// Registers the mods of the configured folder, and returns it for who wants to watch it. One that cannot be loaded is
 /// told, and keeps nothing else away.
 pub async fn register_mods(
@@ -82,7 +123,8 @@ pub async fn register_mods(
     config: &Config,
     progress: &Progress,
 ) -> anyhow::Result<Option<Folder>> {
-    let Some(dir) = config.engine.mods_dir.clone() else { return Ok(None) };
+    registry.run_python(python_mods(&config.engine.mods));
+    let Some(dir) = config.engine.mods.dir.clone() else { return Ok(None) };
     progress.begin("loading mods");
     let mut folder = Folder::new(dir, registry.python());
     let registry = Arc::clone(registry);
@@ -91,7 +133,8 @@ pub async fn register_mods(
 }
 
 /// Registers the mods of a file and returns their names, in the order of the file.
-pub async fn register_file(registry: &Registry, file: &Path) -> anyhow::Result<Vec<String>> {
+pub async fn register_file(registry: &Registry, config: &ModsConfig, file: &Path) -> anyhow::Result<Vec<String>> {
+    registry.run_python(python_mods(config));
     let (python, path) = (registry.python(), file.to_owned());
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let found = tokio::task::spawn_blocking(move || python.file(path)).await?;

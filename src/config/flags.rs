@@ -3,7 +3,7 @@
 
 use super::cache::CacheFlags;
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{EncoderFlags, KeyHash, LimitFlags, Security, Size};
+use super::{EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -83,15 +83,15 @@ pub struct EngineFlags {
     /// Load adapters, but let none hold before POST /lora-adapters or a request says so
     #[arg(long, env = "THUNDER_LORA_INIT_WITHOUT_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
     pub lora_init_without_apply: bool,
-    /// Folder of Python mods, registered at start
-    #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
-    pub mods_dir: Option<PathBuf>,
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
     /// Embeddings and scores.
     #[command(flatten)]
     pub encoder: EncoderFlags,
+    /// Mods.
+    #[command(flatten)]
+    pub mods: ModFlags,
 }
 
 /// Where things are kept.

@@ -9,6 +9,7 @@ mod encoder;
 pub mod flags;
 mod limits;
 pub mod llama_server;
+mod mods;
 
 use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, Scaled, ServerFlags, SplitMode, Switch};
 use serde_json::{Map, Value};
@@ -23,6 +24,7 @@ pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
+pub use mods::{ModFlags, ModSandbox, ModsConfig};
 
 /// Port of the server.
 pub const DEFAULT_PORT: u16 = 6767;
@@ -87,12 +89,12 @@ pub struct EngineConfig {
     pub chat_template: Option<String>,
     /// LoRA adapters of the default model, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
-    /// Folder of Python mods.
-    pub mods_dir: Option<PathBuf>,
     /// The KV cache.
     pub cache: CacheConfig,
     /// Embeddings and scores.
     pub encoder: EncoderFlags,
+    /// What mods may use, and where they run.
+    pub mods: ModsConfig,
 }
 
 /// Where things are kept.
@@ -505,9 +507,6 @@ impl TryFrom<EngineFlags> for EngineConfig {
         if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
             return Err(Error::NoModel { path: path.display().to_string() });
         }
-        if let Some(path) = flags.mods_dir.as_ref().filter(|path| !path.is_dir()) {
-            return Err(Error::NoModsDir { path: path.display().to_string() });
-        }
         let parallel = within("--parallel", flags.parallel, 1, 256, "between 1 and 256")?;
         // llama-server reads 0 as "ask the model", and scripts written for it say so.
         let ctx_size = flags.ctx_size.filter(|&size| size > 0);
@@ -540,9 +539,9 @@ impl TryFrom<EngineFlags> for EngineConfig {
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             adapters: adapters(flags.lora, flags.lora_scaled, flags.lora_init_without_apply)?,
-            mods_dir: flags.mods_dir,
             cache: flags.cache.config(attention)?,
             encoder: flags.encoder,
+            mods: flags.mods.try_into()?,
         })
     }
 }

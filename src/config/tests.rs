@@ -1,5 +1,5 @@
 use super::flags::{DataFlags, EngineFlags, Secret, ServerFlags};
-use super::{Config, EngineConfig, Security, Size};
+use super::{Config, EngineConfig, ModSandbox, Security, Size};
 use clap::Parser;
 
 #[derive(Parser)]
@@ -101,6 +101,17 @@ fn sizes_have_units() {
     assert_eq!("2G".parse(), Ok(Size(2 << 30)));
     assert_eq!(config(&[]).unwrap().server.max_body_bytes, Size::default().0);
     assert!("0".parse::<Size>().is_err() && "-1".parse::<Size>().is_err() && "M".parse::<Size>().is_err());
+}
+
+#[test]
+fn what_mods_may_use_is_bounded() {
+    let mods = config(&["--mod-timeout", "250", "--mod-memory", "1G", "--mod-idle", "0"]).unwrap().engine.mods;
+    assert_eq!((mods.timeout.as_millis(), mods.memory_bytes, mods.idle.as_secs(), mods.workers), (250, 1 << 30, 0, 1));
+    assert_eq!(mods.sandbox, ModSandbox::Uploaded);
+    for wrong in [["--mod-workers", "0"], ["--mod-timeout", "0"], ["--mod-memory", "1M"]] {
+        let message = config(&wrong).unwrap_err().to_string();
+        assert!(message.starts_with(wrong[0]), "{message}");
+    }
 }
 
 #[test]

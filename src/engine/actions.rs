@@ -15,10 +15,10 @@ impl Run {
     /// Records a reply, applies an edit of prompt or logits, and notes a change of control.
     pub(super) fn settle(&mut self, index: usize, reply: Reply) {
         let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return };
-        let mods = std::mem::take(&mut self.mods);
+        let mut mods = std::mem::take(&mut self.mods);
         let (vocabulary, context) = (self.view.vocabulary.len(), self.context);
         let settled =
-            passage.settle(&mods[index], reply, &mut self.journal, |action| problem(action, vocabulary, context));
+            passage.settle(&mut mods[index], reply, &mut self.journal, |action| problem(action, vocabulary, context));
         let effect = self.effect(passage.event, &settled.action);
         let view = std::sync::Arc::clone(&self.view);
         pipeline::record_action(&settled, &mods[index], &view.vocabulary, &effect, &mut self.journal);
@@ -27,7 +27,7 @@ impl Run {
             Action::Noop => {}
             Action::AdjustedPrefill { tokens, max_steps } => self.adjust_prefill(tokens, max_steps),
             Action::AdjustedLogits { edit, temperature } => {
-                self.edit_logits(&edit);
+                self.edit_logits(edit);
                 self.draw_temperature = temperature.or(self.draw_temperature);
             }
             control => {
@@ -172,12 +172,12 @@ impl Run {
         self.request.spans.clear();
     }
 
-    fn edit_logits(&mut self, edit: &LogitEdit) {
-        if matches!(edit, LogitEdit::Keep) {
-            return;
+    fn edit_logits(&mut self, edit: LogitEdit) {
+        match edit {
+            LogitEdit::Keep => {}
+            LogitEdit::Replace(values) => self.edited = Some(values),
+            edit => apply(self.edited.get_or_insert_with(|| self.kept.clone()), &edit),
         }
-        let logits = self.edited.get_or_insert_with(|| self.kept.clone());
-        apply(logits, edit);
     }
 
     /// A forced list ends at its first end-of-generation token.
@@ -210,15 +210,21 @@ impl Run {
 
     /// The tokens whose probability an edit moves most: `(token, before, after)`.
     fn moved(&self, edit: &LogitEdit) -> Vec<(TokenId, f32, f32)> {
-        if matches!(edit, LogitEdit::Keep) {
-            return Vec::new();
-        }
         let before = self.edited.as_deref().unwrap_or(&self.kept);
-        let mut after = before.to_vec();
-        apply(&mut after, edit);
-        let (was, is) = (Distribution::of(before), Distribution::of(&after));
-        let change: Vec<f32> = before.iter().zip(&after).map(|(&a, &b)| (was.prob(a) - is.prob(b)).abs()).collect();
-        measure::top(&change, MOVED)
+        let mut edited = Vec::new();
+        let after = match edit {
+            LogitEdit::Keep => return Vec::new(),
+            LogitEdit::Replace(values) => values,
+            LogitEdit::Set(_) | LogitEdit::Add(_) => {
+                edited.extend_from_slice(before);
+                apply(&mut edited, edit);
+                &edited
+            }
+        };
+        let known = self.distribution.filter(|_| self.edited.is_none());
+        let was = known.unwrap_or_else(|| Distribution::of(before));
+        let is = Distribution::of(after);
+        measure::top(&measure::shifts((was, before), (is, after)), MOVED)
             .into_iter()
             .filter(|&(_, change)| change > 0.0)
             .map(|(token, _)| (token, was.prob(before[token as usize]), is.prob(after[token as usize])))
@@ -230,7 +236,7 @@ fn unmeasured(token: TokenId) -> TokenMeasure {
     TokenMeasure { token, text: String::new(), logprob: None, rank: None, entropy: None }
 }
 
-fn apply(logits: &mut Vec<f32>, edit: &LogitEdit) {
+fn apply(logits: &mut [f32], edit: &LogitEdit) {
     match edit {
         LogitEdit::Keep => {}
         LogitEdit::Set(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] = value),
@@ -244,7 +250,7 @@ fn apply(logits: &mut Vec<f32>, edit: &LogitEdit) {
                 }
             }
         }
-        LogitEdit::Replace(values) => logits.clone_from(values),
+        LogitEdit::Replace(values) => logits.copy_from_slice(values),
     }
 }
 
@@ -278,7 +284,7 @@ fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String>
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
             if values.len() != vocabulary {
                 Some(format!("the logits have {} entries, the vocabulary {vocabulary}", values.len()))
-            } else if values.iter().any(|value| value.is_nan() || *value == f32::INFINITY) {
+            } else if values.iter().map(|&value| u32::from(value.is_nan() || value == f32::INFINITY)).sum::<u32>() > 0 {
                 Some("the logits hold NaN or +inf; -inf bans a token".into())
             } else {
                 None

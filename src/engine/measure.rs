@@ -70,6 +70,12 @@ impl Distribution {
     }
 }
 
+/// By how much the probability of each entry differs between two logit vectors, each with its distribution.
+pub(super) fn shifts(before: (Distribution, &[f32]), after: (Distribution, &[f32])) -> Vec<f32> {
+    let prob = |distribution: Distribution, logit: f32| exp((logit - distribution.log_sum_exp).clamp(-80.0, 0.0));
+    before.1.iter().zip(after.1).map(|(&was, &is)| (prob(before.0, was) - prob(after.0, is)).abs()).collect()
+}
+
 /// e^x for −80 ≤ x ≤ 0, relative error below 4e-6: 2^n by the exponent bits, 2^f by a polynomial on [−½, ½].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the loop around it only vectorises when it is inlined")]

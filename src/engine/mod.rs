@@ -53,7 +53,7 @@ use crate::mods::{Chosen, RunView};
 use capture::Capture;
 use host_cache::HostCache;
 use journal::Journal;
-use pipeline::ActiveMod;
+use pipeline::{ActiveMod, Health};
 use promise::LastWill;
 use run::Run;
 use scheduler::{Command, Scheduler};
@@ -572,6 +572,7 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
                         version: described.version,
                         records_noop: described.language != "rust",
                         session,
+                        health: Health::default(),
                     }),
                     Err(message) => Err(SubmitError::ModConfig { name, message }),
                 }

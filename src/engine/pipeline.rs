@@ -1,11 +1,14 @@
 //! The mods of one run: calls them in order, records what they say, and settles which action wins an event.
 
 use super::journal::Journal;
-use crate::events::{self, EventType, ModCall, ModLog, RawJson};
+use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
-use crate::mods::{Action, Call, Done, Exception, LogitEdit, Pending, Reply, Session};
+use crate::mods::{Action, Call, Done, Exception, Log, LogitEdit, Pending, Reply, Session};
 use serde_json::json;
 use std::time::{Duration, Instant};
+
+/// A mod whose calls for one kind of event fail so often in a row is switched off for its run.
+const MOST_FAILURES: u8 = 5;
 
 /// A mod of the run.
 pub(super) struct ActiveMod {
@@ -17,6 +20,37 @@ pub(super) struct ActiveMod {
     pub records_noop: bool,
     /// Its part in this run.
     pub session: Box<dyn Session>,
+    /// How it fares.
+    pub health: Health,
+}
+
+/// Whether a mod is still called.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    /// Failed calls in a row, for each type of event.
+    failures: [u8; 4],
+    /// Why it is called no more.
+    pub off: Option<String>,
+}
+
+impl Health {
+    /// Notes how a call went. A message when that was one failure too many.
+    fn note(&mut self, active: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
+        let count = &mut self.failures[event as usize];
+        let Some(failure) = failure else {
+            *count = 0;
+            return None;
+        };
+        *count = count.saturating_add(1);
+        if *count < MOST_FAILURES {
+            return None;
+        }
+        let event = event.as_str();
+        self.off = Some(format!(
+            "the mod '{active}' is switched off for the rest of this run, at step {step}: {count} calls for {event} failed in a row, the last with: {failure}"
+        ));
+        self.off.as_deref()
+    }
 }
 
 /// How far an event has got through the mods.
@@ -45,7 +79,7 @@ impl Passage {
     /// The mod that is next to see the event.
     pub fn next_mod(&mut self, mods: &[ActiveMod]) -> Option<usize> {
         while let Some(active) = mods.get(self.next) {
-            if active.session.handles().contains(self.event) {
+            if active.health.off.is_none() && active.session.handles().contains(self.event) {
                 return Some(self.next);
             }
             self.next += 1;
@@ -72,7 +106,7 @@ impl Passage {
     /// `problem` looks at an action's numbers and says what is wrong with them; such an action counts as Noop.
     pub fn settle(
         &mut self,
-        active: &ActiveMod,
+        active: &mut ActiveMod,
         reply: Reply,
         journal: &mut Journal,
         problem: impl FnOnce(&Action) -> Option<String>,
@@ -96,6 +130,11 @@ impl Passage {
         if exception.is_some() {
             action = Action::Noop;
         }
+        let failure = exception.as_ref().map(|exception| exception.message.as_str());
+        let switched_off = active.health.note(&active.name, self.event, self.step, failure).map(|message| {
+            tracing::warn!(mod.name = active.name, "{message}");
+            Log { level: LogLevel::Error, message: message.to_owned() }
+        });
         let (failed, message, traceback) = match exception {
             Some(exception) => (true, Some(exception.message), exception.traceback),
             None => (false, None, None),
@@ -111,7 +150,7 @@ impl Passage {
             exception_message: message,
             exception_traceback: traceback,
         });
-        for log in reply.logs {
+        for log in reply.logs.into_iter().chain(switched_off) {
             journal.log(ModLog {
                 mod_call_sequence: call_index,
                 mod_name: active.name.clone(),

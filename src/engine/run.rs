@@ -15,7 +15,7 @@ use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
 use crate::model::grammar::Follower;
 use crate::model::llama::{Candidates, Captured, Sampler};
-use crate::mods::{Call, CallEvent, Done, Reply, RunView};
+use crate::mods::{Action, Call, CallEvent, Done, Reply, RunView};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ pub(super) struct Run {
     pub(super) constraint: Option<Follower>,
     /// Its thoughts, where they have a budget.
     pub(super) thinking: Option<Thinking>,
-    /// Logits of the sequence's end as the model gave them; kept only for runs with mods.
+    /// Logits of the sequence's end as the model gave them; kept only when a mod has the run wait, or changes something.
     pub(super) kept: Vec<f32>,
     /// The same after mods edited them.
     pub(super) edited: Option<Vec<f32>>,
@@ -250,12 +250,10 @@ impl Run {
         }
         self.top = self.alternatives(logits, distribution);
         self.distribution = Some(distribution);
-        if !self.mods.is_empty() {
-            self.kept.clear();
-            self.kept.extend_from_slice(logits);
-            self.kept_valid = true;
-        }
+        self.kept_valid = false;
         if let Some((start, measures)) = self.forced.take() {
+            // The next step begins with them, when the mods have seen the list.
+            self.keep(Some(logits));
             self.added_forced(start, measures);
         } else {
             self.begin_step();
@@ -334,33 +332,53 @@ impl Run {
         }
     }
 
-    /// Goes on until the run needs the model, a mod's answer, or nothing any more.
-    fn drive(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates, done: &DoneFactory<'_>) {
+    /// Keeps the logits of the sequence's end, which the model overwrites with its next ones.
+    fn keep(&mut self, fresh: Option<&[f32]>) {
+        if let Some(fresh) = fresh.filter(|_| !self.kept_valid) {
+            self.kept.clear();
+            self.kept.extend_from_slice(fresh);
+            self.kept_valid = true;
+        }
+    }
+
+    /// Goes on until the run needs the model, a mod's answer, or nothing any more. `fresh` are the logits of the sequence's
+    /// end, where they are not kept.
+    fn drive(&mut self, mut fresh: Option<&[f32]>, candidates: &mut Candidates, done: &DoneFactory<'_>) {
         loop {
             let State::Passing(passage) = &mut self.state else { return };
             if let Some(index) = passage.next_mod(&self.mods) {
-                if !self.call_mod(index, done) {
+                if !self.call_mod(index, fresh, done) {
                     return;
                 }
                 continue;
             }
             let (event, winner) = (passage.event, passage.winner.take());
             match winner {
-                Some(action) => self.act(event, action),
+                Some(action) => {
+                    self.keep(fresh);
+                    self.act(event, action);
+                }
                 None => self.go_on(event, fresh, candidates),
+            }
+            // From the draw on the sequence has another end.
+            if event != EventType::ForwardPass {
+                fresh = None;
             }
         }
     }
 
     /// Calls a mod with the event under way. `false` when its answer will come later.
-    fn call_mod(&mut self, index: usize, done: &DoneFactory<'_>) -> bool {
+    fn call_mod(&mut self, index: usize, fresh: Option<&[f32]>, done: &DoneFactory<'_>) -> bool {
         let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return false };
         let mut mods = std::mem::take(&mut self.mods);
         self.awaited_call += 1;
         let drawn_text = self.drawn.as_ref().map(|drawn| drawn.text.clone()).unwrap_or_default();
         let event = match passage.event {
             EventType::Prefilled => CallEvent::Prefilled,
-            EventType::ForwardPass => CallEvent::ForwardPass { logits: self.edited.as_deref().unwrap_or(&self.kept) },
+            EventType::ForwardPass => {
+                let raw = fresh.filter(|_| !self.kept_valid).unwrap_or(self.kept.as_slice());
+                CallEvent::ForwardPass { logits: self.edited.as_deref().unwrap_or(raw) }
+            }
             EventType::Sampled => {
                 let drawn = self.drawn.as_ref();
                 CallEvent::Sampled {
@@ -386,6 +404,9 @@ impl Run {
         };
         let reply = passage.call(mods[index].session.as_mut(), &call, done(self.id, self.awaited_call));
         self.mods = mods;
+        if reply.as_ref().is_none_or(|reply| matches!(reply.action, Some(Action::AdjustedLogits { .. }))) {
+            self.keep(fresh);
+        }
         if let Some(reply) = reply {
             self.state = State::Passing(passage);
             self.settle(index, reply);

@@ -322,6 +322,8 @@ impl Run {
         }
         let ends_hidden =
             self.sequence.last().is_some_and(|&token| self.generated() > 0 && self.ends_generation(token));
+        let switched_off = self.mods.iter().filter_map(|active| active.health.off.clone());
+        let message = message.into_iter().chain(switched_off).reduce(|all, next| all + "; " + &next);
         let prompt_us = self.prompt_us.unwrap_or(0);
         let generation_us = match self.prompt_us {
             Some(prompt_us) => self.elapsed_us().saturating_sub(self.begun_us + prompt_us),

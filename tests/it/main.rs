@@ -19,6 +19,7 @@ mod kobold;
 mod llama;
 mod models;
 mod mods;
+mod mods_faults;
 mod native;
 mod openai;
 mod registry;

@@ -42,6 +42,15 @@ from max.driver import Tensor
 """
 
 
+class Workers(unittest.TestCase):
+    def test_a_mod_says_how_many_processes_may_serve_it(self):
+        handler = thunder_mods.mod(workers=3)(lambda event, actions: None)
+        self.assertEqual(handler.__thunder_mod__["workers"], 3)
+        for wrong in (0, True, "2"):
+            with self.assertRaisesRegex(ValueError, "how many processes"):
+                thunder_mods.mod(workers=wrong)(lambda event, actions: None)
+
+
 class Names(unittest.TestCase):
     def test_what_mods_for_quote_import(self):
         known = {}

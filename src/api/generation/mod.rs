@@ -62,6 +62,10 @@ pub(in crate::api) fn timings(finish: &Finish) -> Value {
         timings["evicted_n"] = finish.evicted_tokens.into();
         timings["evicted"] = json!(finish.evicted);
     }
+    // What the reason alone does not say: a limit that was met, a mod that was switched off.
+    if let Some(message) = &finish.message {
+        timings["message"] = message.as_str().into();
+    }
     timings
 }
 

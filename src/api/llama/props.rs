@@ -4,8 +4,10 @@ use super::ask::Answer;
 use super::settings::settings;
 use crate::api::wire::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded};
+use crate::config::ModSandbox;
 use crate::engine::Limits;
 use crate::model::chat::{Options, Template};
+use crate::mods::python::sandbox::{self, Launcher};
 use axum::Json;
 use axum::extract::{Query, State};
 use serde::Deserialize;
@@ -49,10 +51,29 @@ async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json
         "chat_template_caps": loaded.template().map(|template| abilities(template, &app)).unwrap_or_default(),
         "bos_token": text(vocabulary.special().bos),
         "eos_token": text(vocabulary.special().eos),
+        "mod_sandbox": sandbox(&app).await,
         "build_info": concat!("thunder-", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
         "cors_proxy_enabled": false,
     })))
+}
+
+/// Which mods run in a sandbox, and whether this system has one.
+async fn sandbox(app: &App) -> Value {
+    let policy = match app.config().engine.mods.sandbox {
+        ModSandbox::Uploaded => "uploaded",
+        ModSandbox::All => "all",
+        ModSandbox::Off => "off",
+    };
+    // It is tried once, in a process of its own.
+    let tried = tokio::task::spawn_blocking(|| match sandbox::installed().map(Launcher::support) {
+        Some(Ok(how)) => json!({ "available": true, "how": how }),
+        Some(Err(reason)) => json!({ "available": false, "reason": reason }),
+        None => json!({ "available": false, "reason": "this program cannot start one" }),
+    });
+    let mut found = tried.await.unwrap_or_else(|error| json!({ "available": false, "reason": error.to_string() }));
+    found["policy"] = policy.into();
+    found
 }
 
 /// Changes nothing yet, as in llama-server; needs `--props`.

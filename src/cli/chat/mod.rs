@@ -12,8 +12,8 @@ mod talk;
 use super::client::ServerArgs;
 use super::place::Place;
 use super::startup;
-use crate::config::DataConfig;
 use crate::config::flags::{DataFlags, EngineFlags};
+use crate::config::{DataConfig, ModsConfig};
 use crate::mods::Registry;
 use anyhow::bail;
 use conversation::Conversation;
@@ -118,10 +118,11 @@ async fn place(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<(Plac
         return Ok((Place::on(server), args.mods.clone()));
     }
     let registry = Registry::with_builtin();
+    let config = ModsConfig::try_from(args.engine.mods.clone())?;
     let mut names = Vec::new();
     for name in &args.mods {
         if is_file(name) {
-            names.extend(startup::register_file(&registry, name.as_ref()).await?);
+            names.extend(startup::register_file(&registry, &config, name.as_ref()).await?);
         } else {
             names.push(name.clone());
         }

@@ -1,31 +1,32 @@
-//! The thread that keeps a mod's worker: starts it when it is first needed, hands it one call at a time, and starts
-//! another when it overran a deadline or died.
+//! The thread that keeps one worker of a mod: starts it when it is first needed, hands it one call at a time, starts
+//! another when it overran a deadline or died, and ends it when nobody has needed it for a while.
 //!
 //! Calls wait here, not in the worker. So a deadline counts from the moment the worker got the call, and a worker
 //! that is lost takes exactly one call with it: that one is answered with an exception and never tried again, since
 //! the mod may have done half of it; the others go to the next worker.
 
-use super::memory::{SharedMemory, Slot};
-use super::message::{
-    Ask, CallHeader, FromWorker, Handler, PROTOCOL, ToWorker, VocabularyHead, control_tokens, vocabulary_body,
-};
+use super::desk::Shared;
+use super::logs::Logs;
+use super::memory::Slot;
+use super::message::{Ask, FromWorker, ToWorker, VocabularyHead, control_tokens, to_json, vocabulary_body};
 use super::process::{Lost, Process, ending};
-use super::{Limits, Source};
+use super::recipe::{Recipe, end};
 use crate::events::EventType;
 use crate::model::Vocabulary;
-use crate::mods::{Done, Exception, Log, Origin, Reply, RunView};
+use crate::mods::{Done, Exception, Reply, RunView};
 use serde_json::Value;
 use std::collections::HashSet;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Log lines that one call can have.
-const MOST_LOGS: usize = 10_000;
-/// Pause after a worker that could not be started; doubles up to [`LONGEST_PAUSE`].
+/// Pause after a worker that could not be started, or was lost the second time in a row; doubles up to
+/// [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How often a worker without calls is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What a keeper is asked to do.
 pub enum Job {
@@ -45,6 +46,8 @@ pub struct CallJob {
     pub header: Vec<u8>,
     /// Where its logits are.
     pub logits: Option<Slot>,
+    /// When the worker got it, when it has it already.
+    pub sent: Option<Instant>,
     pub done: Done,
 }
 
@@ -56,33 +59,34 @@ pub struct RunContext {
     pub config: Value,
     /// How many of the last generated tokens the client does not get yet; a reply can change it.
     pub holdback: AtomicUsize,
+    /// Generation of the worker that knows the run; 0 for none.
+    pub worker: AtomicU64,
+    /// Bytes that the mod logged.
+    pub logged: AtomicUsize,
 }
 
-/// What it takes to run a mod.
-pub struct Recipe {
-    pub python: PathBuf,
-    pub limits: Limits,
-    /// Whose code it is.
-    pub origin: Origin,
-    pub source: Arc<Source>,
-    /// The function; `None` to list all.
-    pub entrypoint: Option<String>,
-}
-
-/// Keeps one mod's worker.
+/// Keeps one worker of a mod.
 pub struct Keeper {
     pub name: String,
     pub recipe: Recipe,
-    pub memory: Arc<SharedMemory>,
+    pub shared: Arc<Shared>,
     worker: Option<Process>,
+    /// Counts the workers.
+    generation: u64,
     /// Runs that the present worker knows.
     told: HashSet<u64>,
     /// Index = the id that workers know.
-    vocabularies: Vec<Arc<Vocabulary>>,
+    vocabularies: Vec<Weak<Vocabulary>>,
     failed: Option<Failed>,
+    /// Workers that were lost since the last call that went well.
+    lost: u32,
+    /// When the last job was done.
+    idle_since: Instant,
+    /// Processor time that the worker had used at the first look after that.
+    cpu_then: Option<Duration>,
 }
 
-/// A worker could not be started.
+/// There is no worker, and will be none for a while.
 struct Failed {
     exception: Exception,
     pause: Duration,
@@ -90,49 +94,113 @@ struct Failed {
 }
 
 impl Keeper {
-    pub fn new(name: String, recipe: Recipe, memory: Arc<SharedMemory>) -> Self {
-        Self { name, recipe, memory, worker: None, told: HashSet::new(), vocabularies: Vec::new(), failed: None }
+    pub fn new(name: String, recipe: Recipe, shared: Arc<Shared>) -> Self {
+        Self {
+            name,
+            recipe,
+            shared,
+            worker: None,
+            generation: 0,
+            told: HashSet::new(),
+            vocabularies: Vec::new(),
+            failed: None,
+            lost: 0,
+            idle_since: Instant::now(),
+            cpu_then: None,
+        }
     }
 
     /// Works until nobody can ask for anything any more.
-    pub fn work(mut self, jobs: &mpsc::Receiver<Job>) {
-        while let Ok(job) = jobs.recv() {
-            match job {
+    pub fn work(mut self, jobs: &Receiver<Job>) {
+        while let Some(job) = self.next(jobs) {
+            let answered = match job {
                 Job::Begin => {
                     // A failure shows in the first call.
                     let _ = self.ready();
+                    None
                 }
                 Job::Call(job) => {
-                    let CallJob { run, event, header, logits, done } = *job;
-                    done.reply(self.call(&run, event, &header, logits.as_ref()));
+                    let CallJob { run, event, header, logits, sent, done } = *job;
+                    Some((done, self.call(&run, event, &header, logits.as_ref(), sent)))
                 }
                 Job::Finished { run, slots } => {
                     self.finished(&run);
-                    for slot in slots {
-                        self.memory.give(slot);
-                    }
+                    slots.into_iter().for_each(|slot| self.shared.memory.give(slot));
+                    None
                 }
+            };
+            let worker = self.worker.as_ref();
+            self.shared.job_done(worker.map_or(0, |_| self.generation), || worker?.stream().ok());
+            // After that, so that the next call finds the worker free.
+            if let Some((done, reply)) = answered {
+                done.reply(reply);
+            }
+            (self.idle_since, self.cpu_then) = (Instant::now(), None);
+        }
+    }
+
+    fn next(&mut self, jobs: &Receiver<Job>) -> Option<Job> {
+        loop {
+            if self.worker.is_none() {
+                return jobs.recv().ok();
+            }
+            match jobs.recv_timeout(LOOK) {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.look_after(),
             }
         }
     }
 
-    fn call(&mut self, run: &RunContext, event: EventType, header: &[u8], logits: Option<&Slot>) -> Reply {
-        if let Err(exception) = self.ready() {
+    /// Ends a worker that nobody needs, or that computes although nobody asked it to.
+    fn look_after(&mut self) {
+        let Some(worker) = &self.worker else { return };
+        let limits = &self.recipe.limits;
+        let cpu = worker.cpu_time();
+        let used = cpu.zip(self.cpu_then).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
+        self.cpu_then = self.cpu_then.or(cpu);
+        let busy = !limits.idle_cpu.is_zero() && used > limits.idle_cpu;
+        let unused = self.told.is_empty() && !limits.idle.is_zero() && self.idle_since.elapsed() > limits.idle;
+        if !(busy || unused) || !self.shared.take_line() {
+            return;
+        }
+        let Some(worker) = self.worker.take() else { return };
+        self.told.clear();
+        if busy {
+            worker.kill();
+            let (used, most) = (used.as_millis(), limits.idle_cpu.as_millis());
+            tracing::warn!(mod.name = self.name, "the worker is ended: it computed for {used} ms without a call; {most} ms are allowed");
+        } else {
+            tracing::debug!(mod.name = self.name, "the worker is ended: no run needs it");
+        }
+    }
+
+    fn call(
+        &mut self,
+        run: &RunContext,
+        event: EventType,
+        header: &[u8],
+        logits: Option<&Slot>,
+        sent: Option<Instant>,
+    ) -> Reply {
+        if sent.is_none()
+            && let Err(exception) = self.ready()
+        {
             return Reply { exception: Some(exception), ..Reply::default() };
         }
-        let deadline = Instant::now() + self.recipe.limits.call;
-        let mut logs = Vec::new();
-        let mut reply = match self.exchange(run, header, deadline, &mut logs) {
-            Err(lost) => {
-                let exception = self.replace(&lost, self.recipe.limits.call);
-                Reply { exception: Some(exception), ..Reply::default() }
-            }
+        let deadline = sent.unwrap_or_else(Instant::now) + self.recipe.limits.call;
+        let mut logs = Logs::default();
+        let frame = sent.is_none().then_some(header);
+        let mut reply = match self.exchange(run, frame, deadline, &mut logs) {
+            Err(lost) => Reply { exception: Some(self.replace(&lost, self.recipe.limits.call)), ..Reply::default() },
             Ok((FromWorker::Reply { action, exception, elapsed_ns, holdback }, body)) => {
+                self.lost = 0;
                 if let Some(tokens) = holdback {
                     run.holdback.store(tokens, Ordering::Release);
                 }
+                let memory = &self.shared.memory;
                 let checked =
-                    action.map(|action| action.check(&body, &run.view.vocabulary, &self.memory, logits)).transpose();
+                    action.map(|action| action.check(&body, &run.view.vocabulary, memory, logits)).transpose();
                 let (action, refused) = match checked {
                     Ok(action) => (action, None),
                     Err(message) => {
@@ -152,7 +220,7 @@ impl Keeper {
                 Reply { exception: Some(self.replace(&lost, self.recipe.limits.call)), ..Reply::default() }
             }
         };
-        reply.logs = logs;
+        reply.logs = logs.lines;
         reply
     }
 
@@ -162,10 +230,10 @@ impl Keeper {
         }
         let header = to_json(&ToWorker::Finished { run: run.number });
         let deadline = Instant::now() + self.recipe.limits.call;
-        let mut logs = Vec::new();
-        let answer = self.exchange(run, &header, deadline, &mut logs);
+        let mut logs = Logs::default();
+        let answer = self.exchange(run, Some(&header), deadline, &mut logs);
         self.told.remove(&run.number);
-        for log in logs {
+        for log in logs.lines {
             tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "{}", log.message);
         }
         let exception = match answer {
@@ -178,27 +246,27 @@ impl Keeper {
         }
     }
 
-    /// Sends the frame and waits for the answer to it, answering the worker's own questions meanwhile.
+    /// Sends the frame, if the worker has not got it already, and waits for the answer to it, answering the worker's own
+    /// questions meanwhile.
     fn exchange(
         &mut self,
         run: &RunContext,
-        header: &[u8],
+        header: Option<&[u8]>,
         deadline: Instant,
-        logs: &mut Vec<Log>,
+        logs: &mut Logs,
     ) -> Result<(FromWorker, Vec<u8>), Lost> {
         let worker = self.worker.as_mut().ok_or(Lost::Gone)?;
         let vocabulary = &run.view.vocabulary;
         if self.told.insert(run.number) {
-            let known = self.vocabularies.iter().position(|known| Arc::ptr_eq(known, vocabulary));
-            let id = known.unwrap_or_else(|| {
-                self.vocabularies.push(Arc::clone(vocabulary));
-                self.vocabularies.len() - 1
-            });
+            let id = known(&mut self.vocabularies, vocabulary);
             worker.send(&to_json(&introduction(run, id)), &[], deadline)?;
+            run.worker.store(self.generation, Ordering::Release);
         }
-        worker.send(header, &[], deadline)?;
+        if let Some(header) = header {
+            worker.send(header, &[], deadline)?;
+        }
         loop {
-            match receive(worker, deadline, logs)? {
+            match self.recipe.receive(worker, deadline, logs, Some(run))? {
                 (FromWorker::Ask(ask), _) => {
                     let (answer, body) = match ask {
                         Ask::Encode { text, add_special } => {
@@ -227,71 +295,61 @@ impl Keeper {
             tracing::warn!(mod.name = self.name, "{} between two calls: {last}", ending(status));
         }
         self.told.clear();
-        if let Some(failed) = self.failed.as_ref().filter(|failed| Instant::now() < failed.until) {
-            return Err(failed.exception.clone());
+        if let Some(failed) = &self.failed
+            && let Some(left) = failed.until.checked_duration_since(Instant::now())
+        {
+            let mut exception = failed.exception.clone();
+            exception.message += &format!("; the next try is in {} ms", left.as_millis() + 1);
+            return Err(exception);
         }
-        match self.recipe.start(&self.memory) {
+        match self.recipe.start(&self.shared.memory) {
             Ok((worker, _)) => {
                 self.worker = Some(worker);
-                self.failed = None;
+                self.generation += 1;
+                // Kept until a call goes well, so that the pause goes on doubling.
+                if self.lost == 0 {
+                    self.failed = None;
+                }
                 Ok(())
             }
             Err(exception) => {
-                let pause = self.failed.as_ref().map_or(PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
-                self.failed = Some(Failed { exception: exception.clone(), pause, until: Instant::now() + pause });
+                self.pause(exception.clone());
                 Err(exception)
             }
         }
     }
 
-    /// Ends a worker that is of no more use; the next call gets another one.
+    fn pause(&mut self, exception: Exception) {
+        let pause = self.failed.as_ref().map_or(PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
+        self.failed = Some(Failed { exception, pause, until: Instant::now() + pause });
+    }
+
+    /// Ends a worker that is of no more use; the next call gets another one, after a pause when that happens again and
+    /// again.
     fn replace(&mut self, lost: &Lost, deadline: Duration) -> Exception {
         self.told.clear();
         let Some(worker) = self.worker.take() else {
             return Exception { message: "the worker has ended".into(), traceback: None };
         };
         let exception = end(worker, lost, deadline);
-        tracing::warn!(mod.name = self.name, "{}; the next call starts another worker", exception.message);
+        self.lost += 1;
+        if self.lost == 1 {
+            self.failed = None;
+        } else {
+            self.pause(exception.clone());
+        }
+        tracing::warn!(mod.name = self.name, "{}; another worker is started when it is needed", exception.message);
         exception
     }
 }
 
-impl Recipe {
-    /// Starts a worker and imports the mod.
-    ///
-    /// # Errors
-    /// What kept it from starting or raised in the import.
-    pub fn start(&self, memory: &SharedMemory) -> Result<(Process, Vec<Handler>), Exception> {
-        let mut worker = Process::start(&self.python, &self.limits, memory).map_err(|error| Exception {
-            message: format!("the worker cannot be started: {error}"),
-            traceback: None,
-        })?;
-        let header = to_json(&ToWorker::Load {
-            protocol: PROTOCOL,
-            file: &self.source.file,
-            module: &self.source.module,
-            entrypoint: self.entrypoint.as_deref(),
-        });
-        let deadline = Instant::now() + self.limits.import;
-        let mut logs = Vec::new();
-        let answer = worker
-            .send(&header, self.source.text.as_bytes(), deadline)
-            .and_then(|()| receive(&mut worker, deadline, &mut logs));
-        for log in logs {
-            let origin = self.origin.as_str();
-            tracing::info!(mod.file = self.source.file, mod.origin = origin, "while it was imported: {}", log.message);
-        }
-        match answer {
-            Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),
-            Ok((FromWorker::Failed { message, traceback }, _)) => Err(Exception { message, traceback }),
-            Ok(_) => Err(end(worker, &Lost::Protocol("it did not answer `load`".into()), self.limits.import)),
-            Err(lost) => {
-                let mut exception = end(worker, &lost, self.limits.import);
-                exception.message = format!("the import failed: {}", exception.message);
-                Err(exception)
-            }
-        }
-    }
+/// The id by which workers know a vocabulary. Those of models that are gone make room.
+fn known(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Vocabulary>) -> usize {
+    let own = Arc::downgrade(vocabulary);
+    vocabularies.iter().position(|known| known.ptr_eq(&own)).unwrap_or_else(|| {
+        vocabularies.push(own);
+        vocabularies.len() - 1
+    })
 }
 
 fn introduction(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
@@ -313,47 +371,4 @@ fn introduction(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
             end_of_generation: vocabulary.end_of_generation(),
         },
     }
-}
-
-/// The next message that is not a log line.
-fn receive(worker: &mut Process, deadline: Instant, logs: &mut Vec<Log>) -> Result<(FromWorker, Vec<u8>), Lost> {
-    loop {
-        let frame = worker.receive(deadline)?;
-        let message = serde_json::from_slice(&frame.header).map_err(|error| Lost::Protocol(error.to_string()))?;
-        match message {
-            FromWorker::Log { level, message } if logs.len() < MOST_LOGS => logs.push(Log { level, message }),
-            FromWorker::Log { .. } => {}
-            other => return Ok((other, frame.body)),
-        }
-    }
-}
-
-/// Kills a worker and says why in words.
-fn end(worker: Process, lost: &Lost, deadline: Duration) -> Exception {
-    match lost {
-        Lost::Deadline => {
-            let traceback = worker.whereabouts();
-            worker.kill();
-            Exception { message: format!("deadline of {} ms exceeded", deadline.as_millis()), traceback }
-        }
-        Lost::Gone => {
-            let (status, last) = worker.kill();
-            Exception { message: ending(status), traceback: Some(last).filter(|last| !last.is_empty()) }
-        }
-        Lost::Protocol(error) => {
-            let (_, last) = worker.kill();
-            let message = format!("the worker broke the protocol: {error}");
-            Exception { message, traceback: Some(last).filter(|last| !last.is_empty()) }
-        }
-    }
-}
-
-/// Headers of ours always are JSON.
-pub fn to_json(message: &ToWorker<'_>) -> Vec<u8> {
-    serde_json::to_vec(message).unwrap_or_default()
-}
-
-/// A call's header.
-pub fn call_header(header: CallHeader<'_>) -> Vec<u8> {
-    to_json(&ToWorker::Call(header))
 }

@@ -50,6 +50,11 @@ pub enum ToWorker<'a> {
     },
 }
 
+/// Headers of ours always are JSON.
+pub fn to_json(message: &ToWorker<'_>) -> Vec<u8> {
+    serde_json::to_vec(message).unwrap_or_default()
+}
+
 /// What a worker knows of a vocabulary before it asks.
 #[derive(Serialize)]
 pub struct VocabularyHead<'a> {
@@ -118,6 +123,9 @@ pub struct Handler {
     pub config: Option<serde_json::Map<String, Value>>,
     /// Most tokens it takes back.
     pub holdback: usize,
+    /// How many workers may serve it, where it says.
+    #[serde(default)]
+    pub workers: Option<usize>,
     /// What the module calls it.
     pub entrypoint: String,
 }
@@ -253,10 +261,13 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
             })
         }
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
-            if let Some((token, value)) = values.iter().enumerate().find(|(_, value)| !usable(**value)) {
-                return Err(format!("the logit of token {token} cannot be {value}"));
+            // Without an early end, so that it is done many at a time.
+            let unusable: u32 = values.iter().map(|&value| u32::from(!usable(value))).sum();
+            let possible: u32 = values.iter().map(|&value| u32::from(value > f32::NEG_INFINITY)).sum();
+            if let (1.., Some(token)) = (unusable, values.iter().position(|&value| !usable(value))) {
+                return Err(format!("the logit of token {token} cannot be {}", values[token]));
             }
-            if values.iter().all(|value| *value == f32::NEG_INFINITY) {
+            if possible == 0 {
                 return Err("all tokens are banned: every logit is -inf".into());
             }
             Ok(())

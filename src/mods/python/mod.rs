@@ -7,16 +7,24 @@
 //!
 //! # A call
 //! `session` writes the sequence and the logits into memory shared with the worker and hands the call to the mod's
-//! keeper, a thread (`keeper`); the decode thread goes on. The keeper sends a frame, answers what the worker asks
-//! (tokenizing needs the server), and delivers the reply through [`Done`](super::Done).
+//! keeper, a thread (`desk`, `keeper`); the decode thread goes on. The frame goes to the worker at once where it is
+//! free, else when the calls before it are answered. The keeper answers what the worker asks (tokenizing needs the
+//! server), and delivers the reply through [`Done`](super::Done).
 //!
 //! # Deadlines and crashes
 //! A call has [`Limits::call`], counted from the moment the worker gets it; an import has [`Limits::import`]. A worker
 //! that overruns is asked where it is (that is the exception's traceback), then killed with its process group. That
 //! one call is an exception and is never tried again, since the mod may have done half of it. Other runs' calls wait
 //! at the keeper and go to the next worker, which imports the mod anew: its module-level state is gone. What a call
-//! printed before it was lost is kept. When an import fails after a restart, calls fail at once for a pause that
-//! doubles from 0.5 s to 30 s.
+//! printed before it was lost is kept. When an import fails after a restart, or workers are lost one after another
+//! with no call that went well between, calls fail at once for a pause that doubles from 0.5 s to 30 s. The engine
+//! switches a mod off for its run when calls go on failing.
+//!
+//! # Several workers
+//! `@mod(workers=N)`, or [`Limits::workers`] where the mod does not say, lets up to N workers serve a mod; another one
+//! starts when all that there are have runs. A run stays with its worker, so that what a mod keeps for a request is
+//! there in its next call; module-level state is each worker's own. A worker ends when no run has needed it for
+//! [`Limits::idle`].
 //!
 //! # Protocol, version 1
 //! Descriptor 0 of a new worker is a Unix socket, 1 the shared memory, 2 a pipe for stray output. Frames are
@@ -40,57 +48,39 @@
 //!
 //! # What a worker is kept from, and what not
 //! It has an environment without the server's variables, none of the server's descriptors, a directory of its own as
-//! working directory, a process group of its own, bounds on memory, file size and descriptors, no core files, and it
-//! dies with the server (Linux). It is **not** a sandbox against hostile code: it runs as the server's user and can
-//! read that user's files and use the network. Register mods of people you trust, or run the server as a user of its
-//! own, in a container.
+//! working directory, a process group of its own, bounds on memory, file size, descriptors, output and on computing
+//! between calls, no core files, and it dies with the server (Linux). That keeps mistakes from doing harm. It does not
+//! keep hostile code: it runs as the server's user and can read that user's files and use the network. Uploaded source
+//! is somebody else's and runs in a `sandbox` besides; a file is the user's own, and does where [`Policy::All`] says so.
 
+mod desk;
 mod frame;
 mod interpreter;
 mod keeper;
+mod limits;
+mod logs;
 mod memory;
 mod message;
 mod process;
+mod recipe;
+pub mod sandbox;
 mod session;
 #[cfg(test)]
 mod tests;
 
 use super::{Description, Factory, Origin};
-use keeper::Recipe;
+pub use limits::Limits;
 use memory::SharedMemory;
 use message::Handler;
 pub use process::unpack_sdk;
+use recipe::Recipe;
+use sandbox::{Launcher, Policy};
 use serde_json::Value;
 use session::PythonMod;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// What a mod may use.
-#[derive(Debug, Clone)]
-pub struct Limits {
-    /// Time for importing the mod.
-    pub import: Duration,
-    /// Time for one call.
-    pub call: Duration,
-    /// Address space of a worker in bytes, the mapped libraries included; 0 = no limit.
-    pub address_space_bytes: u64,
-    /// Largest file a worker can write, in bytes; 0 = no limit.
-    pub file_size_bytes: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            import: Duration::from_secs(5),
-            call: Duration::from_secs(1),
-            address_space_bytes: 4 << 30,
-            file_size_bytes: 256 << 20,
-        }
-    }
-}
 
 /// Why a mod could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +101,16 @@ pub enum LoadError {
         /// What was tried.
         tried: String,
         /// Why it is no good.
+        reason: String,
+    },
+    /// The source must run in a sandbox, and there is none.
+    #[error(
+        "{file}: it must run in a sandbox, and there is none: {reason}; --mod-sandbox off runs it with the rights of the server"
+    )]
+    NoSandbox {
+        /// The file's name.
+        file: String,
+        /// What is missing.
         reason: String,
     },
     /// The import raised, or there is nothing to run in it.
@@ -189,6 +189,10 @@ pub struct PythonMods {
     pub python: Option<PathBuf>,
     /// Whose code they are.
     pub origin: Origin,
+    /// Which of them run in a sandbox.
+    pub policy: Policy,
+    /// What makes the sandbox; without it there is none.
+    pub launcher: Option<Launcher>,
 }
 
 impl PythonMods {
@@ -229,8 +233,8 @@ impl PythonMods {
         let file =
             path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
         let source = Arc::new(Source::new(file, text));
-        let (python, handlers) = self.discover(&source, None)?;
-        Ok(handlers.into_iter().map(|handler| self.make(handler, &source, &python)).collect())
+        let (recipe, handlers) = self.discover(&source, None)?;
+        Ok(handlers.into_iter().map(|handler| self.make(handler, &recipe)).collect())
     }
 
     /// As [`PythonMods::from_source`], with these limits.
@@ -239,14 +243,14 @@ impl PythonMods {
     /// [`LoadError`]
     pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn Factory>, LoadError> {
         let source = Arc::new(Source::new(format!("{name}.py"), source.to_owned()));
-        let (python, mut handlers) = self.discover(&source, entrypoint)?;
+        let (recipe, mut handlers) = self.discover(&source, entrypoint)?;
         if handlers.iter().any(|handler| handler.name == name) {
             handlers.retain(|handler| handler.name == name);
         }
         match (handlers.pop(), handlers.as_slice()) {
             (Some(mut only), []) => {
                 name.clone_into(&mut only.name);
-                Ok(self.make(only, &source, &python))
+                Ok(self.make(only, &recipe))
             }
             (last, others) => {
                 let names: Vec<&str> = others.iter().chain(&last).map(|handler| handler.entrypoint.as_str()).collect();
@@ -305,42 +309,49 @@ impl PythonMods {
     }
 
     /// Imports the source once, in a worker that is then ended.
-    fn discover(&self, source: &Arc<Source>, entrypoint: Option<&str>) -> Result<(PathBuf, Vec<Handler>), LoadError> {
-        let python = interpreter::find(self.python.as_deref())?;
+    fn discover(&self, source: &Arc<Source>, entrypoint: Option<&str>) -> Result<(Recipe, Vec<Handler>), LoadError> {
         let failed = |message, traceback| LoadError::Failed { file: source.file.clone(), message, traceback };
-        let memory = SharedMemory::create().map_err(|error| failed(format!("no shared memory: {error}"), None))?;
         let recipe = Recipe {
-            python,
+            sandbox: self.sandbox(&source.file)?,
+            python: interpreter::find(self.python.as_deref())?,
             limits: self.limits.clone(),
-            origin: self.origin,
             source: Arc::clone(source),
             entrypoint: entrypoint.map(str::to_owned),
         };
+        let memory = SharedMemory::create().map_err(|error| failed(format!("no shared memory: {error}"), None))?;
         let (worker, handlers) =
             recipe.start(&memory).map_err(|exception| failed(exception.message, exception.traceback))?;
         worker.kill();
-        Ok((recipe.python, handlers))
+        Ok((recipe, handlers))
     }
 
-    fn make(&self, handler: Handler, source: &Arc<Source>, python: &Path) -> Arc<dyn Factory> {
+    /// The sandbox that these mods run in, if they do.
+    fn sandbox(&self, file: &str) -> Result<Option<Launcher>, LoadError> {
+        let wanted = match self.policy {
+            Policy::Off => false,
+            Policy::Uploaded => !self.origin.is_trusted(),
+            Policy::All => true,
+        };
+        if !wanted {
+            return Ok(None);
+        }
+        let refused = |reason: &str| LoadError::NoSandbox { file: file.to_owned(), reason: reason.to_owned() };
+        let launcher = self.launcher.as_ref().ok_or_else(|| refused("this program cannot start one"))?;
+        launcher.support().map_err(refused)?;
+        Ok(Some(launcher.clone()))
+    }
+
+    fn make(&self, handler: Handler, recipe: &Recipe) -> Arc<dyn Factory> {
         let description = Description {
             name: handler.name.clone(),
             description: handler.description.clone(),
             language: "python".into(),
-            version: source.version(),
+            version: recipe.source.version(),
             config: handler.config.clone().map_or(Value::Null, Value::Object),
             origin: self.origin,
             ..Description::default()
         };
-        let (limits, origin, source, python) =
-            (self.limits.clone(), self.origin, Arc::clone(source), python.to_owned());
-        let entrypoint = handler.entrypoint.clone();
-        Arc::new(PythonMod::new(description, handler, move || Recipe {
-            python: python.clone(),
-            limits: limits.clone(),
-            origin,
-            source: Arc::clone(&source),
-            entrypoint: Some(entrypoint.clone()),
-        }))
+        let recipe = Recipe { entrypoint: Some(handler.entrypoint.clone()), ..recipe.clone() };
+        Arc::new(PythonMod::new(description, handler, recipe))
     }
 }

@@ -1,6 +1,7 @@
 //! One worker process: started, spoken to, and ended.
 
 use super::frame::{self, Decoder, Frame, TooLong};
+use super::sandbox::Launcher;
 use super::{Limits, memory::SharedMemory};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -60,22 +61,36 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a worker, which then waits for the mod to load.
+    /// Starts a worker, in a sandbox where there is one, which then waits for the mod to load.
     ///
     /// # Errors
     /// The directory could not be made or the program not be started.
-    pub fn start(python: &Path, limits: &Limits, memory: &SharedMemory) -> io::Result<Self> {
+    pub fn start(
+        python: &Path,
+        limits: &Limits,
+        sandbox: Option<&Launcher>,
+        memory: &SharedMemory,
+    ) -> io::Result<Self> {
         let home = Home::create()?;
         let (stream, theirs) = UnixStream::pair()?;
         let (stray_in, stray_out) = io::pipe()?;
         let work = home.path.join("work");
-        let child = Command::new(python)
-            .args(["-I", "-B", "-X", "utf8"])
-            .arg(home.path.join("sdk/bootstrap.py"))
-            .arg(std::process::id().to_string())
-            .arg(limits.address_space_bytes.to_string())
-            .arg(limits.file_size_bytes.to_string())
-            .arg(&home.path)
+        let sdk = home.path.join("sdk");
+        let numbers = [u64::from(std::process::id()), limits.address_space_bytes, limits.file_size_bytes];
+        let mut arguments: Vec<String> = ["-I", "-B", "-X", "utf8"].map(str::to_owned).into();
+        arguments.push(sdk.join("bootstrap.py").display().to_string());
+        arguments.extend(numbers.map(|number| number.to_string()));
+        arguments.extend([limits.open_files.to_string(), home.path.display().to_string()]);
+        let mut command = match sandbox {
+            // It makes itself the leader of a session, and so of a group.
+            Some(launcher) => launcher.command(python, &sdk, limits, arguments),
+            None => {
+                let mut command = Command::new(python);
+                command.args(arguments).process_group(0);
+                command
+            }
+        };
+        let child = command
             .env_clear()
             .envs([("PATH", "/usr/local/bin:/usr/bin:/bin"), ("LANG", "C.UTF-8")])
             // Numeric libraries would start a thread per core for each mod, and take the cores from the model.
@@ -83,7 +98,6 @@ impl Process {
             .env("HOME", &work)
             .env("TMPDIR", &work)
             .current_dir(&work)
-            .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(memory.descriptor()?))
             .stderr(Stdio::from(stray_out))
@@ -92,6 +106,24 @@ impl Process {
         let into = Arc::clone(&stray);
         thread::Builder::new().name("mod output".into()).spawn(move || keep_stray(stray_in, &into))?;
         Ok(Self { child, stream, decoder: Decoder::default(), stray, home, ended: None })
+    }
+
+    /// The socket, for who may write to it as well.
+    ///
+    /// # Errors
+    /// The server has no descriptor to spare.
+    pub fn stream(&self) -> io::Result<UnixStream> {
+        self.stream.try_clone()
+    }
+
+    /// Processor time that it has used, all threads together; `None` where the system does not say.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        // Behind the program's name, which may hold anything: user and system time are its 12th and 13th field, in
+        // hundredths of a second.
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+        let mut ticks = || fields.next()?.parse::<u64>().ok();
+        Some(Duration::from_millis(10 * (ticks()? + ticks()?)))
     }
 
     /// Writes a frame.
@@ -163,6 +195,8 @@ impl Process {
         }
         // Before it is waited for, so that the id cannot be another group's yet.
         let _ = killpg(self.pid(), Signal::SIGKILL);
+        // One that has no group of its own yet.
+        let _ = self.child.kill();
         self.ended = self.child.wait().ok();
         self.ended
     }

@@ -1,56 +1,61 @@
 //! A Python mod as the registry and the engine see it.
 
-use super::keeper::{CallJob, Job, Keeper, Recipe, RunContext, call_header};
+use super::desk::Desk;
+use super::keeper::{CallJob, Job, Keeper, RunContext};
 use super::memory::{SharedMemory, Slot};
-use super::message::{CallHeader, Handler, check_config};
+use super::message::{CallHeader, Handler, ToWorker, check_config, to_json};
+use super::recipe::Recipe;
 use crate::events::TokenId;
 use crate::mods::{Call, CallEvent, Description, Done, EventSet, Exception, Factory, Pending, Reply, RunView, Session};
 use serde_json::Value;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// A mod in Python; its worker starts with the first run that names it, and ends with the mod.
+/// Most workers of one mod.
+const MOST_WORKERS: usize = 64;
+
+/// A mod in Python; its workers start with the runs that name it, and end with the mod.
 pub struct PythonMod {
     description: Description,
     handler: Handler,
-    /// Makes the recipe of a keeper.
-    recipe: Box<dyn Fn() -> Recipe + Send + Sync>,
-    link: Mutex<Option<Link>>,
-}
-
-/// The way to a keeper.
-#[derive(Clone)]
-struct Link {
-    jobs: mpsc::Sender<Job>,
-    memory: Arc<SharedMemory>,
+    recipe: Recipe,
+    desks: Mutex<Vec<Arc<Desk>>>,
 }
 
 impl PythonMod {
-    pub fn new(
-        description: Description,
-        handler: Handler,
-        recipe: impl Fn() -> Recipe + Send + Sync + 'static,
-    ) -> Self {
-        Self { description, handler, recipe: Box::new(recipe), link: Mutex::default() }
+    pub fn new(description: Description, handler: Handler, recipe: Recipe) -> Self {
+        Self { description, handler, recipe, desks: Mutex::default() }
     }
 
-    /// The keeper, which is started when there is none.
-    fn link(&self) -> io::Result<Link> {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(link) = link.as_ref().filter(|link| link.jobs.send(Job::Begin).is_ok()) {
-            return Ok(link.clone());
-        }
-        let memory = Arc::new(SharedMemory::create()?);
-        let keeper = Keeper::new(self.description.name.clone(), (self.recipe)(), Arc::clone(&memory));
-        let (jobs, queue) = mpsc::channel();
-        std::thread::Builder::new()
-            .name(format!("mod {}", self.description.name))
-            .spawn(move || keeper.work(&queue))?;
-        let new = Link { jobs, memory };
-        let _ = new.jobs.send(Job::Begin);
-        *link = Some(new.clone());
-        Ok(new)
+    /// The desk of the worker with the fewest runs, for one more run. While all are busy and there may be more, another
+    /// one.
+    fn desk(&self) -> io::Result<Arc<Desk>> {
+        let mut desks = self.desks.lock().unwrap_or_else(PoisonError::into_inner);
+        // A keeper that died, over a bug of ours, is not asked again.
+        desks.retain(|desk| desk.is_open());
+        let runs = |desk: &Arc<Desk>| desk.shared.runs.load(Ordering::Relaxed);
+        let most = self.handler.workers.unwrap_or(self.recipe.limits.workers).clamp(1, MOST_WORKERS);
+        let least = desks.iter().min_by_key(|desk| runs(desk)).cloned();
+        let desk = match least {
+            Some(desk) if runs(&desk) == 0 || desks.len() >= most => desk,
+            _ => {
+                let desk = self.open()?;
+                desks.push(Arc::clone(&desk));
+                desk
+            }
+        };
+        desk.shared.runs.fetch_add(1, Ordering::Relaxed);
+        // Starts a worker where there is none any more.
+        let _ = desk.hand_in(Job::Begin);
+        Ok(desk)
+    }
+
+    fn open(&self) -> io::Result<Arc<Desk>> {
+        let (desk, jobs) = Desk::new(SharedMemory::create()?);
+        let keeper = Keeper::new(self.description.name.clone(), self.recipe.clone(), Arc::clone(&desk.shared));
+        std::thread::Builder::new().name(format!("mod {}", self.description.name)).spawn(move || keeper.work(&jobs))?;
+        Ok(Arc::new(desk))
     }
 }
 
@@ -62,16 +67,17 @@ impl Factory for PythonMod {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         check_config(config, self.handler.config.as_ref())?;
-        let link = self.link().map_err(|error| format!("the worker cannot be started: {error}"))?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let desk = self.desk().map_err(|error| format!("the worker cannot be started: {error}"))?;
         Ok(Box::new(PythonSession {
             run: Arc::new(RunContext {
-                number,
+                number: NEXT.fetch_add(1, Ordering::Relaxed),
                 view: Arc::clone(run),
                 config: config.clone(),
                 holdback: AtomicUsize::new(self.handler.holdback),
+                worker: AtomicU64::new(0),
+                logged: AtomicUsize::new(0),
             }),
-            link,
+            desk,
             handles: EventSet::of(&self.handler.handles),
             tokens: None,
             known: Vec::new(),
@@ -84,7 +90,7 @@ impl Factory for PythonMod {
 /// A Python mod within one run.
 struct PythonSession {
     run: Arc<RunContext>,
-    link: Link,
+    desk: Arc<Desk>,
     handles: EventSet,
     /// Where the sequence is.
     tokens: Option<Slot>,
@@ -126,18 +132,19 @@ impl PythonSession {
                 header.forced = Some(forced);
             }
         }
-        Ok(call_header(header))
+        Ok(to_json(&ToWorker::Call(header)))
     }
 
     /// Writes what is new in the sequence, and returns where it begins.
     fn share_tokens(&mut self, sequence: &[TokenId]) -> io::Result<u64> {
-        let memory = &self.link.memory;
+        let memory = &self.desk.shared.memory;
         let bytes = size_of_val(sequence) as u64;
         if self.tokens.as_ref().is_none_or(|slot| slot.bytes < bytes) {
             if let Some(old) = self.tokens.take() {
                 memory.give(old);
             }
-            self.tokens = Some(memory.take(bytes * 2)?);
+            // Few sizes, so that runs use what others gave back.
+            self.tokens = Some(memory.take((bytes * 2).next_power_of_two())?);
             self.known.clear();
         }
         let slot = self.tokens.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
@@ -149,7 +156,7 @@ impl PythonSession {
     }
 
     fn share_logits(&mut self, logits: &[f32]) -> io::Result<u64> {
-        let memory = &self.link.memory;
+        let memory = &self.desk.shared.memory;
         let bytes = size_of_val(logits) as u64;
         if self.logits.as_ref().is_none_or(|slot| slot.bytes < bytes) {
             self.logits = Some(memory.take(bytes)?);
@@ -183,10 +190,10 @@ impl Session for PythonSession {
             }
             _ => None,
         };
-        let job = CallJob { run: Arc::clone(&self.run), event: call.event_type(), header, logits, done };
-        match self.link.jobs.send(Job::Call(Box::new(job))) {
+        let job = CallJob { run: Arc::clone(&self.run), event: call.event_type(), header, logits, sent: None, done };
+        match self.desk.hand_in(Job::Call(Box::new(job))) {
             Ok(()) => Err(Pending),
-            Err(mpsc::SendError(job)) => {
+            Err(job) => {
                 if let Job::Call(job) = job {
                     job.done.disarm();
                 }
@@ -200,7 +207,8 @@ impl Session for PythonSession {
             return;
         }
         let slots = self.tokens.take().into_iter().chain(self.logits.take()).collect();
-        let _ = self.link.jobs.send(Job::Finished { run: Arc::clone(&self.run), slots });
+        let _ = self.desk.hand_in(Job::Finished { run: Arc::clone(&self.run), slots });
+        self.desk.shared.runs.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

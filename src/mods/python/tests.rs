@@ -1,9 +1,10 @@
 //! Real workers: these tests start Python.
 
+use super::sandbox::{Launcher, Policy};
 use super::{LoadError, PythonMods};
 use crate::events::LogLevel;
 use crate::mods::builtin::testing::{EOG, PROMPT, Scene, word};
-use crate::mods::{Action, CallEvent, EventSet, Factory, LogitEdit, Reply};
+use crate::mods::{Action, CallEvent, EventSet, Factory, LogitEdit, Origin, Reply};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -579,4 +580,64 @@ fn fixture_temperature_by_entropy() {
     };
     let expected = 0.2 + 0.8 * (0.8113 - 0.5) / 3.5;
     assert!((temperature - expected).abs() < 1e-3, "{temperature}");
+}
+
+#[test]
+fn source_that_needs_a_sandbox_is_refused_without_one() {
+    let source = format!("{HEADER}@mod\ndef f(e, a): pass\n");
+    let missing = Launcher::new("/nowhere/thunder".into());
+    for (launcher, reason) in
+        [(None, "this program cannot start one"), (Some(missing), "/nowhere/thunder cannot be started")]
+    {
+        let mods = PythonMods { origin: Origin::Uploaded, launcher, ..PythonMods::default() };
+        let error = mods.source("f", &source, None).err().unwrap();
+        assert!(matches!(error, LoadError::NoSandbox { .. }) && error.to_string().contains(reason), "{error}");
+        assert!(error.to_string().contains("--mod-sandbox off"), "{error}");
+        let off = PythonMods { policy: Policy::Off, ..mods };
+        assert!(off.source("f", &source, None).is_ok());
+    }
+}
+
+#[test]
+fn workers_that_are_lost_one_after_another_come_back_after_a_pause() {
+    let factory = load("@mod\ndef dies(e, a):\n    if isinstance(e, Sampled): os._exit(3)\n");
+    let mut scene = scene(&factory);
+    for _ in 0..2 {
+        assert_eq!(raised(&sampled(&mut scene, b'a')).0, "the worker ended with exit code 3");
+    }
+    let reply = scene.add(65);
+    assert!(
+        raised(&reply).0.starts_with("the worker ended with exit code 3; the next try is in "),
+        "{:?}",
+        reply.exception
+    );
+    std::thread::sleep(Duration::from_millis(600));
+    no_exception(&scene.add(65));
+    assert_eq!(raised(&sampled(&mut scene, b'a')).0, "the worker ended with exit code 3");
+    no_exception(&scene.add(65));
+}
+
+#[test]
+fn the_log_of_a_run_has_an_end() {
+    let mut mods = PythonMods::default();
+    mods.limits.run_log_bytes = 1000;
+    let source = format!("{HEADER}@mod\ndef talks(e, a): print('x' * 99)\n");
+    let factory = mods.source("talks", &source, None).unwrap();
+    let mut talking = scene(&factory);
+    let counts: Vec<usize> = (0..13).map(|_| lines(&talking.add(65)).len()).collect();
+    assert_eq!(counts.iter().sum::<usize>(), 11, "ten lines and one that says so: {counts:?}");
+    assert_eq!(lines(&scene(&factory).add(65)), ["x".repeat(99)], "another run has its own");
+}
+
+#[test]
+fn several_workers_have_their_own_runs() {
+    let factory = load("@mod(workers=2)\ndef who(e, a): print(os.getpid())\n");
+    let mut scenes: Vec<Scene> = (0..4).map(|_| scene(&factory)).collect();
+    let mut pids: Vec<String> = scenes.iter_mut().map(|scene| lines(&scene.add(65))[0].to_owned()).collect();
+    for (scene, pid) in scenes.iter_mut().zip(&pids) {
+        assert_eq!(lines(&scene.add(66)), [pid.as_str()], "a run stays where it is");
+    }
+    pids.sort();
+    pids.dedup();
+    assert_eq!(pids.len(), 2);
 }

@@ -1,6 +1,6 @@
 """First code of a mod's worker process: takes the descriptors over, limits itself, then serves.
 
-The server starts it as `python3 -I -B -X utf8 bootstrap.py SERVER_PID ADDRESS_SPACE FILE_SIZE HOME` with the protocol's
+The server starts it as `python3 -I -B -X utf8 bootstrap.py SERVER_PID ADDRESS_SPACE FILE_SIZE OPEN_FILES HOME` with the protocol's
 socket as descriptor 0, the shared memory as descriptor 1 and a pipe for stray output as descriptor 2.
 """
 
@@ -29,7 +29,7 @@ def take_descriptors():
     return protocol, memory
 
 
-def limit(address_space, file_size):
+def limit(address_space, file_size, open_files):
     """No core files, a bound on memory, files and descriptors."""
     try:
         import resource
@@ -39,7 +39,7 @@ def limit(address_space, file_size):
         ("RLIMIT_CORE", 0),
         ("RLIMIT_AS", address_space),
         ("RLIMIT_FSIZE", file_size),
-        ("RLIMIT_NOFILE", 256),
+        ("RLIMIT_NOFILE", open_files),
     )
     for name, value in wanted:
         if not hasattr(resource, name) or (name != "RLIMIT_CORE" and value <= 0):
@@ -51,7 +51,7 @@ def limit(address_space, file_size):
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):
-            pass  # macOS refuses some; the limit is then not there
+            pass  # macOS refuses some; in the sandbox they are there already
 
 
 def die_with_server(server):
@@ -68,13 +68,13 @@ def die_with_server(server):
 
 
 def main():
-    server, address_space, file_size = (int(argument) for argument in sys.argv[1:4])
-    home = sys.argv[4]
+    server, address_space, file_size, open_files = (int(argument) for argument in sys.argv[1:5])
+    home = sys.argv[5]
     protocol, memory = take_descriptors()
     # The server sends SIGUSR1 before it kills a worker that overran its deadline, to learn where it was.
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
     die_with_server(server)
-    limit(address_space, file_size)
+    limit(address_space, file_size, open_files)
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     sys.argv = [""]

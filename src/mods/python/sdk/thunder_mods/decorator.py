@@ -29,6 +29,7 @@ def mod(
     description: Optional[str] = None,
     config: Optional[Dict[str, Any]] = None,
     holdback: int = 0,
+    workers: Optional[int] = None,
 ) -> Callable[[Handler], ModCallable]: ...
 
 
@@ -41,6 +42,7 @@ def mod(
     description: Optional[str] = None,
     config: Optional[Dict[str, Any]] = None,
     holdback: int = 0,
+    workers: Optional[int] = None,
 ) -> Any:
     """Makes `handler(event, actions, tokenizer)` a mod.
 
@@ -50,11 +52,13 @@ def mod(
     config: the configuration's fields with their defaults. When given, a request's unknown fields are refused.
     holdback: the most generated tokens it may take back after they were added; the stream lags by that much, so
     that a client never sees what is taken back. `event.hold_back(n)` changes it during a run.
+    workers: how many processes may serve it at once, for throughput; by default what the server says (`--mod-workers`).
+    A run stays in one of them. What the module keeps is each process's own.
     """
     wanted = events if events is not None else handles
     if handler is None:
-        return lambda function: _mod(function, wanted, name, description, config, holdback)
-    return _mod(handler, wanted, name, description, config, holdback)
+        return lambda function: _mod(function, wanted, name, description, config, holdback, workers)
+    return _mod(handler, wanted, name, description, config, holdback, workers)
 
 
 def _mod(
@@ -64,11 +68,14 @@ def _mod(
     description: Optional[str],
     config: Optional[Dict[str, Any]],
     holdback: int,
+    workers: Optional[int],
 ) -> ModCallable:
     if not callable(handler):
         raise TypeError("@mod stands before a function, not before %r" % (handler,))
     if inspect.iscoroutinefunction(handler):
         raise TypeError("a mod cannot be async: the run waits for its answer")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ValueError("workers is how many processes may serve the mod, 1 or more, not %r" % (workers,))
     arguments = _positional(handler)
 
     @wraps(handler)
@@ -83,6 +90,7 @@ def _mod(
         "handles": _event_names(wanted),
         "config": config,
         "holdback": int(holdback),
+        "workers": workers,
     }
     return wrapped
 

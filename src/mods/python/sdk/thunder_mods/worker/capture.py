@@ -43,6 +43,8 @@ class Capture:
     def end_call(self) -> None:
         """Sends what is still unfinished; the next call has its own bound."""
         self.end_lines()
+        if not self._size:
+            return
         dropped, self._size, self._dropped = self._dropped, 0, 0
         if dropped:
             self.add("WARNING", "%d more lines were dropped; a call can log %d KiB" % (dropped, _MOST_BYTES // 1024))

@@ -11,6 +11,8 @@ import threading
 from typing import Any, Dict, Optional, Tuple
 
 _LENGTHS = struct.Struct("<II")
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+_decode = json.JSONDecoder().decode
 
 
 class Channel:
@@ -24,24 +26,41 @@ class Channel:
 
     def receive(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
         """The next (header, body), or None when the server has gone."""
+        if not self._buffer and self._socket is not None:
+            # Nearly always a frame comes alone and at once.
+            try:
+                data = self._socket.recv(4096)
+            except OSError:
+                return None
+            if len(data) >= _LENGTHS.size:
+                header_length, body_length = _LENGTHS.unpack_from(data)
+                if body_length == 0 and len(data) == _LENGTHS.size + header_length:
+                    return _decode(data[_LENGTHS.size :].decode()), b""
+            if not data:
+                return None
+            self._buffer += data
         if not self._fill(_LENGTHS.size):
             return None
         header_length, body_length = _LENGTHS.unpack_from(self._buffer)
         total = _LENGTHS.size + header_length + body_length
         if not self._fill(total):
             return None
-        header = json.loads(self._buffer[_LENGTHS.size : _LENGTHS.size + header_length])
+        header = _decode(self._buffer[_LENGTHS.size : _LENGTHS.size + header_length].decode())
         body = bytes(self._buffer[_LENGTHS.size + header_length : total])
         del self._buffer[:total]
         return header, body
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
+        """Sends a frame."""
+        self.send_encoded(_encode(header).encode("utf-8", "replace"), body)
+
+    def send_encoded(self, header: bytes, body: bytes = b"") -> None:
+        """Sends a frame whose header is JSON already."""
         if self._socket is None:
             return
-        encoded = json.dumps(header, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
         try:
             with self._sending:
-                self._socket.sendall(_LENGTHS.pack(len(encoded), len(body)) + encoded + body)
+                self._socket.sendall(_LENGTHS.pack(len(header), len(body)) + header + body)
         except OSError:
             os._exit(0)  # the server has gone
 

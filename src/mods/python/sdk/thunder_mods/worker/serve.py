@@ -279,6 +279,10 @@ class Worker:
     ) -> None:
         """Ends the call."""
         self.capture.end_call()
+        if action is None and exception is None and held_back is None:
+            # What most calls say.
+            self.channel.send_encoded(b'{"kind":"reply","action":null,"exception":null,"elapsed_ns":%d}' % elapsed_ns)
+            return
         header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
         if held_back is not None:
             header["holdback"] = self.holdback if held_back < 0 else held_back

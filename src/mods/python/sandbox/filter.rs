@@ -1,0 +1,209 @@
+//! The system calls of a worker: a list of those that Python and numpy need to compute, and nothing else.
+//!
+//! What is refused fails with EPERM, so that the mod gets a `PermissionError`. `clone3` fails with ENOSYS: the C library
+//! then starts its threads with `clone`, whose flags can be looked at.
+
+use nix::libc;
+use seccompiler::{
+    BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    apply_filter,
+};
+use std::collections::BTreeMap;
+
+/// Calls that are allowed whatever their arguments.
+const ALLOWED: &[i64] = &[
+    // Descriptors that are there.
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_pipe2,
+    libc::SYS_eventfd2,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    // The socket to the server.
+    libc::SYS_sendto,
+    libc::SYS_recvfrom,
+    libc::SYS_shutdown,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_socketpair,
+    // Files; which of them, Landlock says.
+    libc::SYS_openat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_statfs,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlinkat,
+    libc::SYS_getdents64,
+    libc::SYS_getcwd,
+    libc::SYS_chdir,
+    libc::SYS_fchdir,
+    libc::SYS_umask,
+    libc::SYS_fadvise64,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_mincore,
+    libc::SYS_membarrier,
+    // Threads of its own, and time.
+    libc::SYS_clone3,
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_get_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_rseq,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_getcpu,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_gettimeofday,
+    libc::SYS_times,
+    libc::SYS_setitimer,
+    libc::SYS_getitimer,
+    libc::SYS_restart_syscall,
+    // Signals within itself.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigpending,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sigaltstack,
+    // Who and where it is.
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_gettid,
+    libc::SYS_getpgid,
+    libc::SYS_getsid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getgroups,
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_getrusage,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+    libc::SYS_getrandom,
+    // The launcher becomes Python. Landlock says what can be run, and it stays in the sandbox.
+    libc::SYS_execve,
+    libc::SYS_wait4,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Their older forms, which only this architecture has.
+#[cfg(target_arch = "x86_64")]
+const OLDER: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
+    libc::SYS_readlink,
+    libc::SYS_dup2,
+    libc::SYS_pipe,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_epoll_wait,
+    libc::SYS_getpgrp,
+    libc::SYS_getrlimit,
+    libc::SYS_arch_prctl,
+    libc::SYS_time,
+    libc::SYS_alarm,
+    libc::SYS_pause,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER: &[i64] = &[];
+
+/// Requests of `ioctl`: whether it is a terminal, and flags of a descriptor.
+const IOCTLS: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX];
+
+/// Commands of `fcntl`. Not those that have a signal sent to another process.
+const FCNTLS: &[i32] =
+    &[libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
+
+/// Options of `prctl`: names of threads and of memory.
+const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
+
+/// Restricts this thread, and what it becomes, for good.
+///
+/// # Errors
+/// The kernel has no such filters, or not for this architecture.
+pub fn install() -> Result<(), Error> {
+    programs()?.iter().try_for_each(|program| apply_filter(program))
+}
+
+/// What refuses `clone3`, then the rest.
+fn programs() -> Result<[BpfProgram; 2], Error> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    let refused = |errno: i32| SeccompAction::Errno(errno.cast_unsigned());
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let clone3 = SeccompFilter::new(clone3, SeccompAction::Allow, refused(libc::ENOSYS), arch)?;
+    let rest = SeccompFilter::new(rules()?, refused(libc::EPERM), SeccompAction::Allow, arch)?;
+    Ok([clone3.try_into()?, rest.try_into()?])
+}
+
+fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        ALLOWED.iter().chain(OLDER).map(|&call| (call, Vec::new())).collect();
+    let own = u64::from(std::process::id());
+    for call in [libc::SYS_kill, libc::SYS_tgkill] {
+        rules.insert(call, one_of(0, SeccompCmpArgLen::Dword, &[own])?);
+    }
+    rules.insert(libc::SYS_ioctl, one_of(1, SeccompCmpArgLen::Dword, IOCTLS)?);
+    let words = |values: &[i32]| values.iter().map(|&value| u64::from(value.cast_unsigned())).collect::<Vec<u64>>();
+    rules.insert(libc::SYS_fcntl, one_of(1, SeccompCmpArgLen::Dword, &words(FCNTLS))?);
+    rules.insert(libc::SYS_prctl, one_of(0, SeccompCmpArgLen::Dword, &words(PRCTLS))?);
+    // Limits can be read: there is no new one.
+    rules.insert(libc::SYS_prlimit64, one_of(2, SeccompCmpArgLen::Qword, &[0])?);
+    // A thread, not a process.
+    let thread = libc::CLONE_THREAD as u64;
+    let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(thread), thread)?;
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![is_thread])?]);
+    Ok(rules)
+}
+
+/// Allows the call when that argument is one of the values.
+fn one_of(
+    argument: u8,
+    length: SeccompCmpArgLen,
+    values: &[u64],
+) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let rule = |&value: &u64| {
+        SeccompRule::new(vec![SeccompCondition::new(argument, length.clone(), SeccompCmpOp::Eq, value)?])
+    };
+    values.iter().map(rule).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_filters_fit_into_the_kernel() {
+        // BPF_MAXINSNS
+        assert!(super::programs().unwrap().iter().all(|program| program.len() <= 4096));
+    }
+}

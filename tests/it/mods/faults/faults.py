@@ -1,0 +1,161 @@
+"""Mods that do what no mod should, each at its second token; what they were able to do, they print."""
+
+import ctypes
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from thunder_mods import Added, mod
+
+
+def at_second_token(name, work):
+    """A mod that does `work` once in a run."""
+
+    def handler(event, actions):
+        if event.step == 2:
+            return work()
+
+    return mod(events=[Added], name=name)(handler)
+
+
+def attempt(work):
+    """Prints whether the work could be done."""
+
+    def tried():
+        try:
+            print("done", work())
+        except OSError as error:
+            print("refused", type(error).__name__)
+
+    return tried
+
+
+def spin():
+    while True:
+        pass
+
+
+def eat():
+    held = []
+    while True:
+        held.append(bytearray(1 << 25))
+
+
+def flood():
+    line = "x" * (1 << 20)
+    for _ in range(2048):
+        print(line)
+
+
+def flood_descriptors():
+    line = b"x" * (1 << 20)
+    for _ in range(2048):
+        os.write(2, line)
+
+
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    return "forked"
+
+
+def write():
+    with open(os.path.join(os.getcwd(), "written"), "w") as file:
+        file.write("x")
+    return "written"
+
+
+def grow():
+    """Makes the memory that the server shares with this process larger."""
+    for descriptor in range(3, 64):
+        try:
+            if "memfd" in os.readlink("/proc/self/fd/%d" % descriptor):
+                os.ftruncate(descriptor, 1 << 27)
+                return "grown"
+        except FileNotFoundError:
+            pass
+    return "nothing found"
+
+
+def lift():
+    limit = resource.RLIM_INFINITY
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except ValueError:
+        raise PermissionError from None
+    return "lifted"
+
+
+endless = at_second_token("endless", spin)
+bomb = at_second_token("bomb", eat)
+segfault = at_second_token("segfault", lambda: ctypes.string_at(0))
+exits = at_second_token("exits", lambda: os._exit(3))
+prints = at_second_token("prints", flood)
+writes_past_python = at_second_token("writes_past_python", flood_descriptors)
+wrong_type = at_second_token("wrong_type", lambda: 3)
+forks = at_second_token("forks", attempt(fork))
+spawns = at_second_token("spawns", attempt(lambda: subprocess.check_output(["/bin/echo", "spawned"])))
+replaces_itself = at_second_token("replaces_itself", attempt(lambda: os.execv("/bin/echo", ["echo", "replaced"])))
+opens_sockets = at_second_token("opens_sockets", attempt(lambda: socket.socket().family))
+looks_up_names = at_second_token("looks_up_names", attempt(lambda: socket.getaddrinfo("localhost", 80)))
+reads_files = at_second_token("reads_files", attempt(lambda: open("/etc/passwd").read(4)))
+lists_folders = at_second_token("lists_folders", attempt(lambda: len(os.listdir("/"))))
+sees_processes = at_second_token("sees_processes", attempt(lambda: open("/proc/%d/cmdline" % os.getppid()).read(4)))
+writes_files = at_second_token("writes_files", attempt(write))
+makes_folders = at_second_token("makes_folders", attempt(lambda: os.mkdir("made")))
+signals = at_second_token("signals", attempt(lambda: os.kill(os.getppid(), 0)))
+lifts_limits = at_second_token("lifts_limits", attempt(lift))
+grows_memory = at_second_token("grows_memory", attempt(grow))
+starts_threads = at_second_token("starts_threads", attempt(lambda: threading.Thread(target=time.time).start()))
+
+
+@mod
+def always_raises(event, actions):
+    """Fails for every event."""
+    raise ValueError("never")
+
+
+@mod(events=[Added])
+def hangs_for_some(event, actions):
+    """Never answers in a run that asks for two tokens, and counts in the others."""
+    if event.max_steps == 2:
+        spin()
+    print("token", event.step)
+
+
+def busy_behind():
+    threading.Thread(target=spin, daemon=True).start()
+
+
+computes_between_calls = at_second_token("computes_between_calls", busy_behind)
+
+@mod(events=[Added])
+def naps(event, actions):
+    """Takes its time for every token."""
+    time.sleep(0.4)
+
+
+state = {}
+
+
+@mod(events=[Added])
+def remembers(event, actions):
+    """Keeps a megabyte for every request, until it is told that the run is over."""
+    kept = state.setdefault(event.request_id, bytearray(1 << 20))
+    kept[event.step] = 1
+    print(len(state), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def finished(request_id):
+    state.pop(request_id, None)
+
+
+@mod(events=[Added])
+def who(event, actions):
+    """Says which process it is."""
+    print(os.getpid(), sys.version_info[0])
