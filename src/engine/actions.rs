@@ -215,7 +215,7 @@ impl Run {
         let after = match edit {
             LogitEdit::Keep => return Vec::new(),
             LogitEdit::Replace(values) => values,
-            LogitEdit::Set(_) | LogitEdit::Add(_) => {
+            LogitEdit::Set(_) | LogitEdit::Add(_) | LogitEdit::Allow(_) => {
                 edited.extend_from_slice(before);
                 apply(&mut edited, edit);
                 &edited
