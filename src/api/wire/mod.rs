@@ -12,7 +12,7 @@ pub(super) use fields::Fields;
 use super::ApiError;
 use serde_json::Value;
 
-/// How deep lists and objects may be nested, which is serde_json's limit.
+/// How deep lists and objects may be nested, which is the limit of `serde_json`.
 const DEEPEST: usize = 127;
 
 /// The body as JSON, whatever its content type says: clients that avoid a preflight send JSON as text.
