@@ -1,4 +1,4 @@
-//! The WebSocket protocols as one AsyncAPI document, put together from what each says of itself.
+//! The WebSocket protocols as one `AsyncAPI` document, put together from what each says of itself.
 
 use super::stream;
 use bytes::Bytes;
@@ -30,9 +30,7 @@ fn build() -> Value {
         "defaultContentType": "application/json",
         "servers": { "local": { "host": "127.0.0.1:6767", "protocol": "ws" } },
     });
-    for part in [stream::describe()] {
-        merge(&mut document, part);
-    }
+    merge(&mut document, stream::describe());
     document
 }
 
