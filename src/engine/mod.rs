@@ -449,7 +449,7 @@ impl Engine {
             mods: mods.iter().map(|active| active.name.clone()).collect(),
             prompt_preview: request.prompt_preview.clone(),
         }));
-        let places = rows::places(&request.report, model, options.ctx_size);
+        let places = rows::places(request.report, model, options.ctx_size);
         let (client, output) = mpsc::channel(places);
         let blank = promise::blank(journal.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 const WAITING_BYTES: usize = 64 << 20;
 
 /// Outputs that may wait for the client of such a run.
-pub(super) fn places(report: &Report, model: &Model, context: u32) -> usize {
+pub(super) fn places(report: Report, model: &Model, context: u32) -> usize {
     if !report.attention_rows {
         return CLIENT_CHANNEL;
     }

@@ -77,9 +77,10 @@ async fn talk(app: App, socket: Socket) -> Close {
             message = incoming.next() => message,
             Some(_) = tasks.join_next() => continue,
         };
-        let (carrier, body) = match read(&message) {
-            Ok(read) => read,
-            Err((carrier, error)) => {
+        let (carrier, body) = read(&message);
+        let body = match body {
+            Ok(body) => body,
+            Err(error) => {
                 if !connection.tell_error(carrier, &error, None).await {
                     return Close::normal();
                 }
@@ -95,16 +96,17 @@ async fn talk(app: App, socket: Socket) -> Close {
     }
 }
 
-/// The fields of a message, and the form in which it is to be answered.
-fn read(message: &Message) -> Result<(Carrier, Value), (Carrier, ApiError)> {
+/// The form in which a message is to be answered, and its fields.
+fn read(message: &Message) -> (Carrier, Result<Value, ApiError>) {
     match message {
-        Message::Text(text) => {
-            wire::json(text.as_bytes()).map(|body| (Carrier::Json, body)).map_err(|error| (Carrier::Json, error))
+        Message::Text(text) => (Carrier::Json, wire::json(text.as_bytes())),
+        Message::Binary(bytes) => {
+            let read = rmp_serde::from_slice(bytes).map_err(|error| {
+                let error = ApiError::bad_request(format!("the message is binary and not MessagePack: {error}"));
+                error.code("invalid_json")
+            });
+            (Carrier::Packed, read)
         }
-        Message::Binary(bytes) => rmp_serde::from_slice(bytes).map(|body| (Carrier::Packed, body)).map_err(|error| {
-            let error = ApiError::bad_request(format!("the message is binary and not MessagePack: {error}"));
-            (Carrier::Packed, error.code("invalid_json"))
-        }),
     }
 }
 

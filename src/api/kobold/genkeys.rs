@@ -54,8 +54,12 @@ impl Genkeys {
     /// Aborts every generation of that key. Whether there was one.
     pub(super) fn abort(&self, key: &str) -> bool {
         let under_way = self.lock();
-        let of_key = under_way.values().filter(|one| one.key == key);
-        of_key.map(|one| one.abort.send_replace(true)).count() > 0
+        let mut found = false;
+        for one in under_way.values().filter(|one| one.key == key) {
+            one.abort.send_replace(true);
+            found = true;
+        }
+        found
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
