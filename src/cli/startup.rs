@@ -106,7 +106,7 @@ pub async fn tell_sandbox(registry: &Registry) {
     let tried = tokio::task::spawn_blocking(move || launcher.support().map(str::to_owned).map_err(str::to_owned)).await;
     match (mods.policy, tried) {
         (Policy::Off, _) => {
-            tracing::warn!("--mod-sandbox off: mods that clients upload run with the rights of the server")
+            tracing::warn!("--mod-sandbox off: mods that clients upload run with the rights of the server");
         }
         (_, Ok(Ok(found))) => tracing::info!("mods that clients upload run in a sandbox: {found}"),
         (_, Ok(Err(reason))) => {

@@ -109,7 +109,7 @@ fn what_mods_may_use_is_bounded() {
     assert_eq!((mods.timeout.as_millis(), mods.memory_bytes, mods.idle.as_secs(), mods.workers), (250, 1 << 30, 0, 1));
     assert_eq!(mods.sandbox, ModSandbox::Uploaded);
     for wrong in [["--mod-workers", "0"], ["--mod-timeout", "0"], ["--mod-memory", "1M"]] {
-        let message = config(&wrong).unwrap_err().to_string();
+        let message = config(&wrong).unwrap_err();
         assert!(message.starts_with(wrong[0]), "{message}");
     }
 }

@@ -298,9 +298,9 @@ impl Keeper {
         if let Some(failed) = &self.failed
             && let Some(left) = failed.until.checked_duration_since(Instant::now())
         {
-            let mut exception = failed.exception.clone();
-            exception.message += &format!("; the next try is in {} ms", left.as_millis() + 1);
-            return Err(exception);
+            let Exception { message, traceback } = failed.exception.clone();
+            let message = format!("{message}; the next try is in {} ms", left.as_millis() + 1);
+            return Err(Exception { message, traceback });
         }
         match self.recipe.start(&self.shared.memory) {
             Ok((worker, _)) => {

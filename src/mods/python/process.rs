@@ -81,14 +81,13 @@ impl Process {
         arguments.push(sdk.join("bootstrap.py").display().to_string());
         arguments.extend(numbers.map(|number| number.to_string()));
         arguments.extend([limits.open_files.to_string(), home.path.display().to_string()]);
-        let mut command = match sandbox {
+        let mut command = if let Some(launcher) = sandbox {
             // It makes itself the leader of a session, and so of a group.
-            Some(launcher) => launcher.command(python, &sdk, limits, arguments),
-            None => {
-                let mut command = Command::new(python);
-                command.args(arguments).process_group(0);
-                command
-            }
+            launcher.command(python, &sdk, limits, arguments)
+        } else {
+            let mut command = Command::new(python);
+            command.args(arguments).process_group(0);
+            command
         };
         let child = command
             .env_clear()

@@ -172,14 +172,14 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
         ALLOWED.iter().chain(OLDER).map(|&call| (call, Vec::new())).collect();
     let own = u64::from(std::process::id());
     for call in [libc::SYS_kill, libc::SYS_tgkill] {
-        rules.insert(call, one_of(0, SeccompCmpArgLen::Dword, &[own])?);
+        rules.insert(call, one_of(0, &SeccompCmpArgLen::Dword, &[own])?);
     }
-    rules.insert(libc::SYS_ioctl, one_of(1, SeccompCmpArgLen::Dword, IOCTLS)?);
+    rules.insert(libc::SYS_ioctl, one_of(1, &SeccompCmpArgLen::Dword, IOCTLS)?);
     let words = |values: &[i32]| values.iter().map(|&value| u64::from(value.cast_unsigned())).collect::<Vec<u64>>();
-    rules.insert(libc::SYS_fcntl, one_of(1, SeccompCmpArgLen::Dword, &words(FCNTLS))?);
-    rules.insert(libc::SYS_prctl, one_of(0, SeccompCmpArgLen::Dword, &words(PRCTLS))?);
+    rules.insert(libc::SYS_fcntl, one_of(1, &SeccompCmpArgLen::Dword, &words(FCNTLS))?);
+    rules.insert(libc::SYS_prctl, one_of(0, &SeccompCmpArgLen::Dword, &words(PRCTLS))?);
     // Limits can be read: there is no new one.
-    rules.insert(libc::SYS_prlimit64, one_of(2, SeccompCmpArgLen::Qword, &[0])?);
+    rules.insert(libc::SYS_prlimit64, one_of(2, &SeccompCmpArgLen::Qword, &[0])?);
     // A thread, not a process.
     let thread = libc::CLONE_THREAD as u64;
     let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(thread), thread)?;
@@ -190,7 +190,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
 /// Allows the call when that argument is one of the values.
 fn one_of(
     argument: u8,
-    length: SeccompCmpArgLen,
+    length: &SeccompCmpArgLen,
     values: &[u64],
 ) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let rule = |&value: &u64| {
