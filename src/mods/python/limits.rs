@@ -26,7 +26,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            import: Duration::from_secs(5),
+            import: Duration::from_secs(30),
             call: Duration::from_secs(1),
             idle_cpu: Duration::from_secs(5),
             idle: Duration::from_mins(10),
