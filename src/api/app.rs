@@ -1,3 +1,4 @@
+use super::socket::Sockets;
 use super::{ApiError, Catalogue, Loaded};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -18,6 +19,7 @@ struct Inner {
     database: OnceLock<(Store, Live)>,
     models: Catalogue,
     state: watch::Sender<State>,
+    sockets: Sockets,
     registry: Arc<Registry>,
     config: Arc<Config>,
     clock: fn() -> DateTime<Utc>,
@@ -45,6 +47,7 @@ impl App {
             database: OnceLock::new(),
             models: Catalogue::new(Arc::clone(&config), clock),
             state: watch::Sender::new(State::Loading("starting".into())),
+            sockets: Sockets::new(config.server.sockets.max_message_bytes),
             registry,
             config,
             clock,
@@ -104,6 +107,16 @@ impl App {
     /// As [`App::default_model`].
     pub fn engine(&self) -> Result<Engine, ApiError> {
         Ok(self.default_model()?.engine().clone())
+    }
+
+    /// Nothing, until the server stops: WebSockets may also be opened while it starts, to wait for it.
+    pub(in crate::api) fn open_for_sockets(&self) -> Result<(), ApiError> {
+        if matches!(self.state(), State::Stopping | State::Stopped) { Err(self.not_ready()) } else { Ok(()) }
+    }
+
+    /// The open WebSockets.
+    pub(in crate::api) fn sockets(&self) -> &Sockets {
+        &self.0.sockets
     }
 
     /// Every model, loaded or not.

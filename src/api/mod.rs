@@ -20,6 +20,8 @@ mod responses;
 mod security;
 mod server;
 mod session;
+#[expect(dead_code, reason = "the protocols use it")]
+mod socket;
 mod wire;
 
 pub use app::{App, State};

@@ -1,10 +1,11 @@
 //! Who may call what, before any handler sees the request.
 //!
 //! Three gates. The `Host` header must be a name of this server, so that a page on another site cannot reach a
-//! loopback server by DNS rebinding. A request that changes something must not come from a page of another origin.
-//! And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second gate.
+//! loopback server by DNS rebinding. A request that changes something, or opens a WebSocket, must not come from a page of
+//! another origin. And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second
+//! gate.
 
-use super::{AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, anthropic, llama, openai, session};
+use super::{AnthropicError, ApiError, App, Kind, LlamaError, OpenAiError, anthropic, llama, openai, session, socket};
 use crate::config::{Config, Security};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -22,8 +23,18 @@ pub struct Caller {
 }
 
 /// Paths of our own, with everything below them; their errors are problems.
-const OURS: [&str; 9] =
-    ["/api", "/ingest", "/v1/ingest", "/healthz", "/runs", "/playground", "/compare", "/assets", session::PATH];
+const OURS: [&str; 10] = [
+    "/api",
+    "/ingest",
+    "/v1/ingest",
+    "/healthz",
+    "/generate",
+    "/runs",
+    "/playground",
+    "/compare",
+    "/assets",
+    session::PATH,
+];
 
 /// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
@@ -80,7 +91,16 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
     if is_public(path) || request.method() == Method::OPTIONS {
         return Ok(None);
     }
+    if socket::is_wanted(path, request.headers()) && !shows_key(request.headers()) {
+        // Its first message has to bring the key.
+        return Ok(caller(&config.server.security, request.headers()).unwrap_or_default());
+    }
     caller(&config.server.security, request.headers())
+}
+
+/// Whether the request brings a key, right or wrong.
+fn shows_key(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::AUTHORIZATION) || headers.contains_key("x-api-key")
 }
 
 /// Health is for load balancers, which have no key; the login page is for those who come to show theirs.
@@ -127,7 +147,9 @@ fn is_ours(host: &str, config: &Config) -> bool {
 }
 
 fn check_origin(request: &Request, host: &str, security: &Security) -> Result<(), ApiError> {
-    if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
+    // A WebSocket begins with a GET, does not ask before, and carries cookies: pages of other origins must not open one.
+    let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    if only_reads && !request.headers().contains_key(header::UPGRADE) {
         return Ok(());
     }
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());

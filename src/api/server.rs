@@ -64,12 +64,15 @@ impl Listeners {
                 let _ = stream.set_nodelay(true);
             });
             let stopping = app.clone();
-            let served =
-                axum::serve(listener, routes.clone()).with_graceful_shutdown(async move { stopping.stopping().await });
+            let routes = routes.clone().into_make_service_with_connect_info::<SocketAddr>();
+            let served = axum::serve(listener, routes).with_graceful_shutdown(async move { stopping.stopping().await });
             servers.spawn(served.into_future());
         }
         app.stopping().await;
-        let all_ended = async { while servers.join_next().await.is_some() {} };
+        let all_ended = async {
+            while servers.join_next().await.is_some() {}
+            app.sockets().all_closed().await;
+        };
         tokio::pin!(all_ended);
         if tokio::time::timeout(grace, &mut all_ended).await.is_err() {
             tracing::warn!(grace_s = grace.as_secs(), "runs are still going on and are cut off");

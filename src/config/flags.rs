@@ -3,7 +3,7 @@
 
 use super::cache::CacheFlags;
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{EncoderFlags, Security, Size};
+use super::{EncoderFlags, LimitFlags, Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -169,6 +169,9 @@ pub struct ServerFlags {
     /// Seconds that runs may go on after the server was told to stop
     #[arg(long, env = "THUNDER_SHUTDOWN_GRACE", value_name = "SECONDS", default_value_t = 10)]
     pub shutdown_grace: u64,
+    /// What a client may ask of the server.
+    #[command(flatten)]
+    pub limits: LimitFlags,
     /// What a request gets when it does not say.
     #[command(flatten)]
     pub requests: RequestFlags,

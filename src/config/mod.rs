@@ -7,6 +7,7 @@ mod cache;
 mod defaults;
 mod encoder;
 pub mod flags;
+mod limits;
 pub mod llama_server;
 
 use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
@@ -20,6 +21,7 @@ use subtle::ConstantTimeEq;
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
+pub use limits::{LimitFlags, SocketConfig};
 pub use llama_server::RouteConfig;
 
 /// Port of the server.
@@ -119,6 +121,8 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// How long runs may go on after the server was told to stop.
     pub shutdown_grace: Duration,
+    /// What one WebSocket may do.
+    pub sockets: SocketConfig,
     /// Fields that a request has when it does not say otherwise.
     pub request_defaults: Map<String, Value>,
     /// llama-server's routes.
@@ -415,6 +419,7 @@ impl Config {
                 models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
+                sockets: server.limits.sockets(),
                 request_defaults,
                 routes: server.routes.config()?,
             },

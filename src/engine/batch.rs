@@ -7,6 +7,10 @@ use crate::model::ShiftError;
 
 /// Runs whose next decode is at most this long count as generating: they go before prompts.
 const SHORT: usize = 16;
+/// Prompts are decoded together while they have at most this many tokens in all. Longer ones go one after the other: a
+/// processor is not faster with more of them at once, and the first of them would wait for the last one's tokens. A GPU
+/// fills a physical batch first.
+const TOGETHER: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { 512 } else { 128 };
 
 /// A part of a run's sequence in the batch under way.
 pub(super) struct Part {
@@ -40,17 +44,24 @@ impl Scheduler<'_> {
         }
         let generating = ready.iter().any(|&(_, _, left)| left <= SHORT);
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
-        let mut prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
+        let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|&(arrival, _, left)| (left > SHORT, arrival));
         let mut parts: Vec<(usize, usize)> = Vec::new();
+        let mut prompts = 0;
         for (_, index, left) in ready {
-            let take = if left <= SHORT { left.min(budget) } else { left.min(budget).min(prompt_budget) };
+            let take = match left {
+                ..=SHORT => left,
+                _ if prompts == 0 => left.min(prompt_budget),
+                _ if prompts + left <= TOGETHER => left,
+                _ => continue,
+            };
+            let take = take.min(budget);
             if take == 0 {
                 continue;
             }
             budget -= take;
             if left > SHORT {
-                prompt_budget -= take;
+                prompts += take;
             }
             parts.push((index, take));
         }

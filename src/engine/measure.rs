@@ -15,6 +15,8 @@ pub(super) struct Distribution {
     log_sum_exp: f32,
     /// Entropy in bits.
     pub entropy: f32,
+    /// Whether every logit is a number below infinity. Where not, the rest means nothing.
+    pub sound: bool,
 }
 
 impl Distribution {
@@ -22,12 +24,17 @@ impl Distribution {
     pub fn of(logits: &[f32]) -> Self {
         let max = max_of(logits);
         if max == f32::NEG_INFINITY {
-            return Self { log_sum_exp: f32::NEG_INFINITY, entropy: 0.0 };
+            let sound = !logits.iter().any(|logit| logit.is_nan());
+            return Self { log_sum_exp: f32::NEG_INFINITY, entropy: 0.0, sound };
         }
         let mut sum = [0f32; LANES];
         let mut weighted = [0f32; LANES];
+        let mut not_a_number = [0u32; LANES];
         let mut add = |lane: usize, logit: f32| {
-            let x = (logit - max).max(-80.0);
+            let x = logit - max;
+            // So is ∞ − ∞; `max` below would make a number of it.
+            not_a_number[lane] |= u32::from(x.is_nan());
+            let x = x.max(-80.0);
             let e = exp(x);
             sum[lane] += e;
             weighted[lane] += e * x;
@@ -45,7 +52,11 @@ impl Distribution {
         let z: f32 = sum.iter().sum();
         let w: f32 = weighted.iter().sum();
         let log_z = z.ln();
-        Self { log_sum_exp: max + log_z, entropy: ((log_z - w / z) / std::f32::consts::LN_2).max(0.0) }
+        Self {
+            log_sum_exp: max + log_z,
+            entropy: ((log_z - w / z) / std::f32::consts::LN_2).max(0.0),
+            sound: not_a_number.iter().all(|&bad| bad == 0),
+        }
     }
 
     /// Natural logarithm of the probability of an entry.
@@ -63,11 +74,15 @@ impl Distribution {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the loop around it only vectorises when it is inlined")]
 fn exp(x: f32) -> f32 {
+    // 1.5 × 2^23: a float of this size has no bits below 1, so that adding it rounds, and its low bits are the integer.
+    // Baseline x86-64 has no instruction for `floor` or `round`; a call of libm would keep the loop from being vectorised.
+    const ROUND: f32 = 12_582_912.0;
     let t = x * std::f32::consts::LOG2_E;
-    let n = (t + 0.5).floor();
-    let f = (t - n) * std::f32::consts::LN_2;
+    let rounded = t + ROUND;
+    let f = (t - (rounded - ROUND)) * std::f32::consts::LN_2;
     let p = 1.0 + f * (1.0 + f * (0.5 + f * (1.0 / 6.0 + f * (1.0 / 24.0 + f * (1.0 / 120.0)))));
-    p * f32::from_bits(((n as i32 + 127) << 23) as u32)
+    let n = rounded.to_bits().wrapping_sub(ROUND.to_bits());
+    p * f32::from_bits(n.wrapping_add(127) << 23)
 }
 
 fn max_of(values: &[f32]) -> f32 {
@@ -142,6 +157,20 @@ mod tests {
             let ids: Vec<usize> = top(&logits, 10).iter().map(|&(id, _)| id as usize).collect();
             prop_assert_eq!(ids, sorted.into_iter().take(10).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn what_is_no_number_is_told() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            for at in [0, 5, 40] {
+                let mut logits = vec![0.5; 41];
+                assert!(Distribution::of(&logits).sound);
+                logits[at] = bad;
+                assert!(!Distribution::of(&logits).sound, "{bad} at {at}");
+            }
+        }
+        assert!(Distribution::of(&[f32::NEG_INFINITY, 1.0]).sound);
+        assert!(!Distribution::of(&[f32::NEG_INFINITY, f32::NAN]).sound);
     }
 
     #[test]

@@ -198,7 +198,8 @@ impl Run {
         if self.end.is_some() {
             return;
         }
-        if logits.iter().fold(false, |bad, &logit| bad | logit.is_nan() || (logit == f32::INFINITY)) {
+        let distribution = Distribution::of(logits);
+        if !distribution.sound {
             // Drawing from such numbers is undefined, and the state that led to them must not be used again.
             self.cached = 0;
             self.poisoned = true;
@@ -206,7 +207,6 @@ impl Run {
             return self.abort(FinishReason::Error, message.into());
         }
         if let Some(&next) = self.sequence.get(position + 1) {
-            let distribution = Distribution::of(logits);
             let measure = self.measure(distribution, logits, next);
             if position + 1 < self.prompt_len {
                 let top = self.alternatives(logits, distribution);
@@ -230,7 +230,6 @@ impl Run {
                 self.outbox.push_back(Output::Prompt(std::mem::take(&mut self.prompt_measures)));
             }
         }
-        let distribution = Distribution::of(logits);
         self.top = self.alternatives(logits, distribution);
         self.distribution = Some(distribution);
         if !self.mods.is_empty() {

@@ -16,7 +16,7 @@ mod registry;
 
 pub use action::{Action, LogitEdit};
 pub use call::{Call, CallEvent, Done, EventSet, Exception, Log, Reply, RunView};
-pub use registry::{Chosen, Description, ModRef, Registry, UnknownMod};
+pub use registry::{Chosen, Description, ModRef, Origin, Registry, UnknownMod, Version};
 
 use serde_json::Value;
 use std::sync::Arc;

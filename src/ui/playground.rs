@@ -75,6 +75,7 @@ mod tests {
             language: "rust".into(),
             version: "1".into(),
             config: json!({"phrase": "<x>"}),
+            origin: crate::mods::Origin::Builtin,
         };
         let page = PlaygroundPage {
             shell: Shell::new(&HeaderMap::new(), "playground"),

@@ -70,7 +70,7 @@ async fn run_needs_no_server() {
     let data_dir = folder();
     let mut command = thunder();
     command
-        .args(["run", "Hello!", "-n", "6", "--threads", "1", "--raw", "--data-dir"])
+        .args(["run", "Hello!", "-n", "6", "--temperature", "0", "--threads", "1", "--raw", "--data-dir"])
         .arg(&data_dir)
         .arg("-m")
         .arg(model());

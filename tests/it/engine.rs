@@ -166,6 +166,7 @@ impl Factory for TestMod {
             language: "test".into(),
             version: "1".into(),
             config: serde_json::Value::Null,
+            origin: thunder::mods::Origin::Builtin,
         }
     }
     fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {

@@ -17,7 +17,7 @@ mod temperature_by_entropy;
 #[cfg(test)]
 pub(in crate::mods) mod testing;
 
-use super::{Description, Factory};
+use super::{Description, Factory, Origin};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -43,6 +43,7 @@ fn describe(name: &str, description: &str, config: Value) -> Description {
         language: "rust".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         config,
+        origin: Origin::Builtin,
     }
 }
 

@@ -13,7 +13,7 @@ use super::process::{Lost, Process, ending};
 use super::{Limits, Source};
 use crate::events::EventType;
 use crate::model::Vocabulary;
-use crate::mods::{Done, Exception, Log, Reply, RunView};
+use crate::mods::{Done, Exception, Log, Origin, Reply, RunView};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -62,6 +62,8 @@ pub struct RunContext {
 pub struct Recipe {
     pub python: PathBuf,
     pub limits: Limits,
+    /// Whose code it is.
+    pub origin: Origin,
     pub source: Arc<Source>,
     /// The function; `None` to list all.
     pub entrypoint: Option<String>,
@@ -276,7 +278,8 @@ impl Recipe {
             .send(&header, self.source.text.as_bytes(), deadline)
             .and_then(|()| receive(&mut worker, deadline, &mut logs));
         for log in logs {
-            tracing::info!(mod.file = self.source.file, "while it was imported: {}", log.message);
+            let origin = self.origin.as_str();
+            tracing::info!(mod.file = self.source.file, mod.origin = origin, "while it was imported: {}", log.message);
         }
         match answer {
             Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),

@@ -55,7 +55,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-use super::{Description, Factory};
+use super::{Description, Factory, Origin};
 use keeper::Recipe;
 use memory::SharedMemory;
 use message::Handler;
@@ -186,6 +186,8 @@ pub struct PythonMods {
     pub limits: Limits,
     /// The interpreter; `None` takes `THUNDER_PYTHON`, else `python3` on the PATH.
     pub python: Option<PathBuf>,
+    /// Whose code they are.
+    pub origin: Origin,
 }
 
 impl PythonMods {
@@ -298,6 +300,7 @@ impl PythonMods {
         let recipe = Recipe {
             python,
             limits: self.limits.clone(),
+            origin: self.origin,
             source: Arc::clone(source),
             entrypoint: entrypoint.map(str::to_owned),
         };
@@ -314,12 +317,15 @@ impl PythonMods {
             language: "python".into(),
             version: source.version(),
             config: handler.config.clone().map_or(Value::Null, Value::Object),
+            origin: self.origin,
         };
-        let (limits, source, python) = (self.limits.clone(), Arc::clone(source), python.to_owned());
+        let (limits, origin, source, python) =
+            (self.limits.clone(), self.origin, Arc::clone(source), python.to_owned());
         let entrypoint = handler.entrypoint.clone();
         Arc::new(PythonMod::new(description, handler, move || Recipe {
             python: python.clone(),
             limits: limits.clone(),
+            origin,
             source: Arc::clone(&source),
             entrypoint: Some(entrypoint.clone()),
         }))

@@ -1,31 +1,32 @@
 //! A PostgreSQL server of our own: the real one, private to one data directory.
 //!
-//! `initdb` runs once; the server listens on a Unix socket in a folder that only its account can enter, never on TCP, and
-//! fsync stays on. A task watches over it and starts it again when it dies. It has its own process group, so that Ctrl-C
+//! `initdb` runs once; the server listens where nobody else can connect (see `listen`), and fsync stays on. A task watches over it and starts it again when it dies. It has its own process group, so that Ctrl-C
 //! reaches Thunder alone, which stores what it still holds and then stops it. If Thunder itself is killed, the server
 //! outlives it, and the next Thunder on the directory stops it properly before starting its own.
 
 mod account;
+mod listen;
 mod processes;
 mod programs;
 
 use super::EmbeddedError;
 use account::Account;
+use listen::Listen;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use processes::Processes;
 use programs::Programs;
 use sha2::{Digest, Sha256};
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgSslMode};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection};
-use std::env;
 use std::fs::{self, DirBuilder, File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write as _};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
@@ -33,9 +34,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Name of the database and of its owner.
 const NAME: &str = "thunder";
-
-/// A socket address holds little more than 100 bytes; PostgreSQL appends `/.s.PGSQL.5432`.
-const LONGEST_SOCKET_DIR: usize = 80;
 
 /// A start after a crash replays the log first, which can take a while.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
@@ -53,13 +51,22 @@ struct Server {
     account: Account,
     programs: Programs,
     processes: Processes,
-    socket_dir: PathBuf,
+    listen: Listen,
     log: PathBuf,
 }
 
 impl Embedded {
     /// Starts the server on a data directory, making the database if there is none.
     pub async fn start(data_dir: &Path, progress: &impl Fn(&str)) -> Result<Self, EmbeddedError> {
+        Self::start_on(data_dir, progress, Listen::choose).await
+    }
+
+    /// The same with another choice of where it listens, from the account, its folder and the mark of the data directory.
+    async fn start_on(
+        data_dir: &Path,
+        progress: &impl Fn(&str),
+        listen: impl FnOnce(&Account, &Path, &str) -> Result<Listen, EmbeddedError>,
+    ) -> Result<Self, EmbeddedError> {
         let account = Account::choose()?;
         let data_dir = make_data_dir(data_dir)?;
         let lock = lock(&data_dir)?;
@@ -71,16 +78,17 @@ impl Embedded {
         let programs = Programs::find(&data, version.as_deref())?;
         let [a, b, c, d, ..]: [u8; 32] = Sha256::digest(data.as_os_str().as_encoded_bytes()).into();
         let mark = format!("{:08x}", u32::from_be_bytes([a, b, c, d]));
-        let socket_dir = make_socket_dir(&account, &mark)?;
+        let listen = listen(&account, &folder, &mark)?;
         let processes = Processes { data, cluster: format!("thunder-{mark}") };
-        let server = Arc::new(Server { account, programs, processes, socket_dir, log: data_dir.join("postgres.log") });
-        if server.processes.clear(&server.socket_dir).await {
+        let server = Arc::new(Server { account, programs, processes, listen, log: data_dir.join("postgres.log") });
+        if server.clear().await {
             progress("stopped the database server that an earlier Thunder left behind");
         }
         if version.is_none() {
             progress("making a new database");
             server.init(&folder).await?;
         }
+        server.set_password().await?;
         progress("starting the database");
         let mut child = server.spawn()?;
         server.wait_until_ready(&mut child).await?;
@@ -105,12 +113,14 @@ impl Embedded {
 
 impl Server {
     fn options(&self, database: &str) -> PgConnectOptions {
-        PgConnectOptions::new_without_pgpass()
-            .socket(&self.socket_dir)
-            .port(5432)
-            .username(NAME)
-            .database(database)
-            .ssl_mode(PgSslMode::Disable)
+        self.listen.options().database(database)
+    }
+
+    /// Stops what an earlier server left running, and removes what it left behind.
+    async fn clear(&self) -> bool {
+        let found_any = self.processes.clear().await;
+        self.listen.clear();
+        found_any
     }
 
     /// Makes the data directory under another name, so that an interrupted start leaves no half of one.
@@ -124,19 +134,44 @@ impl Server {
         }
         let mut command = Command::new(self.programs.initdb());
         command.args(["--username", NAME, "--auth", "trust", "--no-locale", "--encoding", "UTF8", "--no-instructions"]);
-        command.arg("--pgdata").arg(&fresh).env("LC_ALL", "C").current_dir(folder).stdin(Stdio::null());
+        command.arg("--pgdata").arg(&fresh).env("LC_ALL", "C").current_dir(folder);
         self.account.lend(&mut command);
-        let failed = |status: String, output: String| EmbeddedError::Program {
-            program: self.programs.initdb(),
-            status,
-            output: output.trim().to_owned(),
-        };
-        let output = command.output().await.map_err(|error| failed(error.to_string(), String::new()))?;
-        if !output.status.success() {
-            return Err(failed(output.status.to_string(), String::from_utf8_lossy(&output.stderr).into_owned()));
-        }
+        self.finish(command, self.programs.initdb(), "").await?;
         fs::rename(&fresh, &self.processes.data).map_err(disk("cannot rename", &fresh))?;
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("cannot write", folder))
+    }
+
+    /// Makes the password valid, where one is asked for: in single-user mode, where nobody can connect.
+    async fn set_password(&self) -> Result<(), EmbeddedError> {
+        let Listen::Loopback { password, .. } = &self.listen else { return Ok(()) };
+        let mut command = Command::new(self.programs.postgres());
+        command.arg("--single").arg("-D").arg(&self.processes.data).arg("postgres");
+        command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
+        self.account.lend(&mut command);
+        self.finish(command, self.programs.postgres(), &format!("alter role {NAME} password '{password}'\n")).await
+    }
+
+    /// Runs a program to its end.
+    async fn finish(&self, mut command: Command, program: PathBuf, input: &str) -> Result<(), EmbeddedError> {
+        let failed = |status: String, output: &[u8]| EmbeddedError::Program {
+            program: program.clone(),
+            status,
+            output: String::from_utf8_lossy(output).trim().to_owned(),
+        };
+        let broken = |error: std::io::Error| failed(error.to_string(), &[]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(broken)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(input.as_bytes()).await.map_err(broken)?;
+        }
+        let output = child.wait_with_output().await.map_err(broken)?;
+        // Single-user mode tells errors and ends well.
+        let refused = output.stderr.windows(6).any(|window| window == b"ERROR:");
+        if output.status.success() && !refused {
+            Ok(())
+        } else {
+            Err(failed(output.status.to_string(), &output.stderr))
+        }
     }
 
     fn spawn(&self) -> Result<Child, EmbeddedError> {
@@ -144,13 +179,11 @@ impl Server {
         let errors = log.try_clone().map_err(disk("cannot open", &self.log))?;
         let mut command = Command::new(self.programs.postgres());
         command.arg("-D").arg(&self.processes.data);
-        let mut socket_dir = std::ffi::OsString::from("unix_socket_directories=");
-        socket_dir.push(&self.socket_dir);
-        command.arg("-c").arg(socket_dir).arg("-c").arg(format!("cluster_name={}", self.processes.cluster));
+        for setting in self.listen.settings() {
+            command.arg("-c").arg(setting);
+        }
+        command.arg("-c").arg(format!("cluster_name={}", self.processes.cluster));
         for setting in [
-            "listen_addresses=",
-            "port=5432",
-            "unix_socket_permissions=0700",
             "max_connections=64",
             "logging_collector=off",
             "log_destination=stderr",
@@ -186,7 +219,7 @@ impl Server {
         let begin = Instant::now();
         loop {
             // the file of the socket comes first, and what listens there says that it is still starting
-            if self.socket_dir.join(".s.PGSQL.5432").exists() && self.make_database().await.is_ok() {
+            if self.listen.may_answer() && self.make_database().await.is_ok() {
                 return Ok(());
             }
             if let Ok(Some(status)) = child.try_wait() {
@@ -247,7 +280,7 @@ async fn supervise(server: Arc<Server>, mut child: Child, mut stopped: oneshot::
                 _ = &mut stopped => return,
             }
             pause = (pause * 2).min(Duration::from_secs(5));
-            server.processes.clear(&server.socket_dir).await;
+            server.clear().await;
             match server.spawn() {
                 Ok(started) => break child = started,
                 Err(error) => tracing::error!(%error, "the database server cannot be started again"),
@@ -294,18 +327,30 @@ fn lock(data_dir: &Path) -> Result<File, EmbeddedError> {
     Ok(file)
 }
 
-/// A short private folder in the temp directory, the same one at every start.
-fn make_socket_dir(account: &Account, mark: &str) -> Result<PathBuf, EmbeddedError> {
-    let mut parent = env::temp_dir();
-    if parent.as_os_str().len() > LONGEST_SOCKET_DIR - 30 || account.can_enter(&parent).is_err() {
-        parent = PathBuf::from("/tmp");
-    }
-    let folder = parent.join(format!("thunder-{}-{mark}", account.uid));
-    account.make_folder(&folder)?;
-    Ok(folder)
-}
-
 fn disk(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> EmbeddedError {
     let path = path.to_owned();
     move |source| EmbeddedError::Disk { action, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn listens_with_a_password_where_no_socket_can_be() {
+        let data_dir = std::env::temp_dir().join(format!("thunder-loopback-{}", std::process::id()));
+        for _ in 0..2 {
+            let loopback = |_: &Account, folder: &Path, _: &str| Listen::loopback(folder);
+            let embedded = Embedded::start_on(&data_dir, &|_| {}, loopback).await.unwrap();
+            let mut connection = PgConnection::connect_with(&embedded.options()).await.unwrap();
+            let one: i32 = sqlx::query_scalar("select 1").fetch_one(&mut connection).await.unwrap();
+            assert_eq!(one, 1);
+            connection.close().await.unwrap();
+            let guess = embedded.options().password("guess");
+            let refused = PgConnection::connect_with(&guess).await.unwrap_err().to_string();
+            assert!(refused.contains("password authentication failed"), "{refused}");
+            embedded.stop().await;
+        }
+        fs::remove_dir_all(&data_dir).unwrap();
+    }
 }

@@ -33,7 +33,7 @@ enum Role {
 impl Processes {
     /// Stops what runs on the data directory without us, and removes what it left. The caller holds the lock on the
     /// directory, so nothing of it belongs to a living Thunder.
-    pub async fn clear(&self, socket_dir: &Path) -> bool {
+    pub async fn clear(&self) -> bool {
         let found_any = !self.find().is_empty();
         // children go when their server goes, and those that have lost it notice by themselves
         for (to_server, to_children) in
@@ -56,9 +56,6 @@ impl Processes {
         }
         // what is left now is of the dead, whoever has their numbers today
         let _ = fs::remove_file(self.data.join("postmaster.pid"));
-        for name in [".s.PGSQL.5432", ".s.PGSQL.5432.lock"] {
-            let _ = fs::remove_file(socket_dir.join(name));
-        }
         found_any
     }
 

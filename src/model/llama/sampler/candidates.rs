@@ -61,11 +61,13 @@ impl View<'_> {
         let mut count: u32 = self
             .blocks()
             .map(|(_, logits, bits)| {
-                logits
-                    .iter()
-                    .enumerate()
-                    .map(|(at, &logit)| u32::from(logit > f32::NEG_INFINITY && bits >> at & 1 != 0))
-                    .sum::<u32>()
+                let finite = |logit: f32| u32::from(logit > f32::NEG_INFINITY);
+                if bits == u128::MAX {
+                    // Without the mask the compiler vectorises it.
+                    return logits.iter().map(|&logit| finite(logit)).sum::<u32>();
+                }
+                let allowed = |at: usize| (bits >> at & 1) as u32;
+                logits.iter().enumerate().map(|(at, &logit)| finite(logit) & allowed(at)).sum::<u32>()
             })
             .sum();
         for &(token, logit) in self.edits.iter().filter(|edit| self.allows(edit.0)) {

@@ -1,3 +1,7 @@
+mod version;
+
+pub use version::{Origin, Version};
+
 use super::Factory;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -17,6 +21,9 @@ pub struct Description {
     pub version: String,
     /// The configuration it takes, as an example; `null` when it takes none.
     pub config: Value,
+    /// Whose code it is.
+    #[serde(default)]
+    pub origin: Origin,
 }
 
 /// A mod as a request names it.

@@ -1,0 +1,169 @@
+use super::*;
+use crate::api::security;
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::{Config, LimitFlags, Size};
+use crate::mods::Registry;
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::get;
+use futures::{SinkExt, StreamExt};
+use std::sync::Arc;
+use yawc::{Frame, HttpRequest, OpCode, TcpWebSocket, WebSocket};
+
+/// A server of one WebSocket that sends back what it gets; "bye" ends it, "flood" sends without an end.
+async fn echo(change: impl FnOnce(&mut ServerFlags)) -> (App, SocketAddr) {
+    let limits = LimitFlags { max_message: Size(1 << 20), socket_ping: 20, ..LimitFlags::default() };
+    let mut flags = ServerFlags { limits, ..ServerFlags::default() };
+    change(&mut flags);
+    let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
+    let engine = EngineFlags { parallel: 1, batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
+    let config = Config::new(engine, data, &flags).unwrap();
+    let app = App::new(Arc::new(config), Arc::new(Registry::default()), chrono::DateTime::default);
+    let handler = |upgrade: Upgrade| async move { upgrade.serve(|error| error.openai().to_string(), answer) };
+    let routes = Router::new()
+        .route(PATHS[0], get(handler))
+        .layer(from_fn_with_state(app.clone(), security::guard))
+        .with_state(app.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    (app, address)
+}
+
+async fn answer(mut socket: Socket) -> Close {
+    loop {
+        let message = socket.incoming.next().await;
+        match &message {
+            Message::Text(text) if text == "bye" => return Close::normal(),
+            Message::Text(text) if text == "flood" => while socket.outgoing.send("x".repeat(100_000)).await.is_ok() {},
+            _ => {}
+        }
+        if socket.outgoing.send(message).await.is_err() {
+            return Close::normal();
+        }
+    }
+}
+
+async fn connect(address: SocketAddr, options: Options, headers: &[(&str, &str)]) -> yawc::Result<TcpWebSocket> {
+    let mut request = HttpRequest::builder();
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let url = format!("ws://{address}{}", PATHS[0]).parse().unwrap();
+    WebSocket::connect(url).with_options(options).with_request(request).await
+}
+
+/// Frames up to the end, without pings.
+async fn rest(socket: &mut TcpWebSocket) -> Vec<Frame> {
+    let frames = socket.filter(|frame| std::future::ready(frame.opcode() != OpCode::Ping));
+    frames.collect().await
+}
+
+fn first_text(frames: &[Frame]) -> &str {
+    frames.first().filter(|frame| frame.opcode() == OpCode::Text).map_or("", Frame::as_str)
+}
+
+fn close_code(frames: &[Frame]) -> Option<u16> {
+    frames.last().filter(|frame| frame.opcode() == OpCode::Close)?.close_code().map(u16::from)
+}
+
+#[tokio::test]
+async fn messages_go_both_ways_compressed_and_in_pieces() {
+    let (app, address) = echo(|_| ()).await;
+    for options in [Options::default(), Options::default().with_balanced_compression()] {
+        let mut socket = connect(address, options, &[]).await.unwrap();
+        let long = "a text that compresses well, ".repeat(1000);
+        socket.send(Frame::text(long.clone())).await.unwrap();
+        assert_eq!(socket.next().await.unwrap().as_str(), long);
+        socket.send(Frame::text("a").with_fin(false)).await.unwrap();
+        socket.send(Frame::continuation("b")).await.unwrap();
+        assert_eq!(socket.next().await.unwrap().as_str(), "ab");
+        socket.send(Frame::binary(&b"\x00\xff"[..])).await.unwrap();
+        assert_eq!(socket.next().await.unwrap().into_payload(), &b"\x00\xff"[..]);
+        socket.send(Frame::text("bye")).await.unwrap();
+        assert_eq!(close_code(&rest(&mut socket).await), Some(1000));
+    }
+    app.sockets().all_closed().await;
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_refused_with_a_reason() {
+    let (_, address) = echo(|flags| flags.limits.max_message = Size(1000)).await;
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    socket.send(Frame::text("x".repeat(1001))).await.unwrap();
+    let frames = rest(&mut socket).await;
+    let said = first_text(&frames);
+    assert!(said.contains("a message may have 1000 bytes"), "{said}");
+    assert_eq!(close_code(&frames), Some(1009));
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    socket.send(Frame::text("x".repeat(100_000))).await.unwrap();
+    assert_eq!(close_code(&rest(&mut socket).await), Some(1009));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_stops_the_sender() {
+    let (app, address) = echo(|_| ()).await;
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    socket.send(Frame::text("flood")).await.unwrap();
+    assert!(socket.next().await.is_some());
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    // Control frames still go through while messages wait.
+    assert_eq!(*app.sockets().open.borrow(), 1);
+    drop(socket);
+    app.sockets().all_closed().await;
+}
+
+#[tokio::test]
+async fn the_key_comes_as_a_header_or_with_the_first_message() {
+    let (_, address) = echo(|flags| flags.api_keys = vec!["right".parse().unwrap()]).await;
+    let mut socket = connect(address, Options::default(), &[("authorization", "Bearer right")]).await.unwrap();
+    socket.send(Frame::text("hello")).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().as_str(), "hello");
+    assert!(connect(address, Options::default(), &[("authorization", "Bearer wrong")]).await.is_err());
+
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    socket.send(Frame::text(r#"{"type":"auth","api_key":"right"}"#)).await.unwrap();
+    socket.send(Frame::text("hello")).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().as_str(), "hello");
+
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    socket.send(Frame::text(r#"{"api_key":"right","type":"config","n":1}"#)).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().as_str(), r#"{"type":"config","n":1}"#);
+
+    for first in [r#"{"type":"auth","api_key":"wrong"}"#, r#"{"type":"config"}"#, "[]", "no JSON"] {
+        let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+        socket.send(Frame::text(first)).await.unwrap();
+        let frames = rest(&mut socket).await;
+        let said = first_text(&frames);
+        assert!(said.contains("API key"), "{first}: {said}");
+        assert_eq!(close_code(&frames), Some(1008), "{first}");
+    }
+}
+
+#[tokio::test]
+async fn pages_of_other_origins_cannot_connect() {
+    let (_, address) = echo(|_| ()).await;
+    assert!(connect(address, Options::default(), &[("origin", "https://evil.example")]).await.is_err());
+    let own = format!("http://{address}");
+    assert!(connect(address, Options::default(), &[("origin", &own)]).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_plain_request_is_told_what_it_is() {
+    let (_, address) = echo(|_| ()).await;
+    let answer = reqwest::get(format!("http://{address}{}", PATHS[0])).await.unwrap();
+    assert_eq!(answer.status(), 400);
+    assert!(answer.text().await.unwrap().contains("is a WebSocket"));
+}
+
+#[tokio::test]
+async fn a_server_that_stops_says_goodbye() {
+    let (app, address) = echo(|_| ()).await;
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    socket.send(Frame::text("hello")).await.unwrap();
+    assert!(socket.next().await.is_some());
+    app.set_state(crate::api::State::Stopping);
+    assert_eq!(close_code(&rest(&mut socket).await), Some(1001));
+    app.sockets().all_closed().await;
+}
