@@ -121,7 +121,7 @@ async fn run_again(place: &mut Place, args: &Args) -> anyhow::Result<Outcome> {
     let prompt = prompt.context("the run cannot be run again: its prompt is not recorded, it is of another engine")?;
     let body = json!({ "prompt": prompt, "any_version": args.any_version });
     let server = place.server().clone();
-    let answer = server.send(server.request(Method::POST, "/api/v1/runs/again").json(&body)).await?;
+    let answer = server.send(server.request(Method::POST, "/api/v1/reruns").json(&body)).await?;
     let answer: Value = answer.json().await.context("the server's answer is not JSON")?;
     let again = answer["run_id"].as_str().context("the server's answer names no run")?.to_owned();
     let now = place.document(&again).await?;

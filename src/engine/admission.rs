@@ -88,7 +88,7 @@ impl Scheduler<'_> {
         let idle =
             self.idle.iter().map(|idle| (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory)));
         let best_idle = idle
-            .filter(|(idle, other)| other.stays > reading.stays && 4 * other.stays >= idle.tokens.len())
+            .filter(|(idle, other)| other.stays > reading.stays && idle.is_worth(other.stays))
             .max_by_key(|(_, other)| other.stays);
         Some(match best_idle {
             Some((idle, reading)) => choice(slot, reading, &idle.memory),

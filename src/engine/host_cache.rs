@@ -37,7 +37,9 @@ impl HostCache {
     pub fn wants(&self, tokens: &[TokenId], adapters: Option<&AdapterSet>) -> bool {
         tokens.len() >= WORTH
             && tokens.len() * self.per_token <= self.limit
-            && !self.entries.iter().any(|entry| entry.adapters.as_ref() == adapters && entry.tokens.starts_with(tokens))
+            && !self.entries.iter().any(|entry| {
+                entry.adapters.as_ref() == adapters && entry.tokens.starts_with(tokens) && entry.is_worth(tokens.len())
+            })
     }
 
     /// Keeps a state, and forgets those that it holds, and the oldest ones where there is no room.
@@ -69,7 +71,7 @@ impl HostCache {
             .map(|at| (of(&self.entries[at]), at))
             .filter(|&(common, at)| {
                 let len = self.entries[at].tokens.len();
-                common > shared && 4 * common >= len && (!whole || common == len)
+                common > shared && self.entries[at].is_worth(common) && (!whole || common == len)
             })
             .max()
             .map(|(_, at)| at)
@@ -89,6 +91,11 @@ impl HostCache {
 }
 
 impl Idle {
+    /// Whether it is worth to be copied for so many of its tokens.
+    pub fn is_worth(&self, shared: usize) -> bool {
+        4 * shared >= self.tokens.len()
+    }
+
     fn size(&self) -> usize {
         self.state.len() + size_of_val(self.tokens.as_slice())
     }

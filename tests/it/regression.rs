@@ -133,14 +133,14 @@ async fn what_cannot_run_again_says_why() {
     let mut prompt = run_of["events"][0]["details"]["prompt"].clone();
     let again = |prompt: &Value| json!({"prompt": prompt});
     prompt["parameters"]["mods"][0]["version"] = json!("0".repeat(64));
-    let (status, problem) = server.post("/api/v1/runs/again", &again(&prompt)).await;
+    let (status, problem) = server.post("/api/v1/reruns", &again(&prompt)).await;
     assert_eq!(status, 409);
     assert!(problem["detail"].as_str().unwrap().contains("take_back"), "{problem}");
-    let (status, answer) = server.post("/api/v1/runs/again", &json!({"prompt": prompt, "any_version": true})).await;
+    let (status, answer) = server.post("/api/v1/reruns", &json!({"prompt": prompt, "any_version": true})).await;
     assert_eq!(status, 200, "{answer}");
     let mut far = run_of["events"][0]["details"]["prompt"].clone();
     far["spans"] = json!([{"role": "user", "start": 3, "end": 1_000_000}]);
-    assert_eq!(server.post("/api/v1/runs/again", &again(&far)).await.0, 400);
+    assert_eq!(server.post("/api/v1/reruns", &again(&far)).await.0, 400);
     let hostile = [
         ("/tokens", json!([1_000_000])),
         ("/tokens", json!([])),
@@ -159,7 +159,7 @@ async fn what_cannot_run_again_says_why() {
     for (place, value) in hostile {
         let mut wrong = run_of["events"][0]["details"]["prompt"].clone();
         *wrong.pointer_mut(place).unwrap() = value;
-        let (status, problem) = server.post("/api/v1/runs/again", &again(&wrong)).await;
+        let (status, problem) = server.post("/api/v1/reruns", &again(&wrong)).await;
         assert!((400..500).contains(&status), "{place}: {status} {problem}");
     }
 }

@@ -3,7 +3,6 @@
 //! One file a resource. Each route reads the store, or the hub of running runs, and writes what it found; nothing is
 //! kept here. A run is named by its `run_id` or by the client's `request_id`.
 
-mod again;
 mod alternatives;
 mod attention;
 mod columns;
@@ -13,6 +12,7 @@ pub(super) mod feedback;
 mod follow;
 mod live;
 mod map;
+mod reruns;
 mod runs;
 
 use super::{ApiError, App};
@@ -27,7 +27,7 @@ use utoipa_axum::routes;
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(runs::list))
-        .routes(routes!(again::run))
+        .routes(routes!(reruns::run))
         .routes(routes!(live::changes))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(feedback::list, feedback::add))

@@ -1,4 +1,4 @@
-//! `/api/v1/runs/again`: a recorded run, run once more with the same seed, model, mods and parameters.
+//! `/api/v1/reruns`: a recorded run, run once more with the same seed, model, mods and parameters.
 
 use crate::api::extract::Json;
 use crate::api::generation::note_client;
@@ -43,7 +43,7 @@ pub struct RanAgain {
 }
 
 /// Runs a recorded run once more and answers when it is over. The new run is recorded as any other.
-#[utoipa::path(post, path = "/api/v1/runs/again", tag = "runs", request_body = Again, responses(
+#[utoipa::path(post, path = "/api/v1/reruns", tag = "runs", request_body = Again, responses(
     (status = 200, body = RanAgain),
     (status = 400, body = Problem, description = "What was recorded does not say enough, or not what this model takes"),
     (status = 404, body = Problem, description = "The model is not here"),
