@@ -46,6 +46,8 @@ socket.onmessage = ({ data }) => {
       break;
     case 'error':
       console.error(`${message.error}: ${message.message}`);
+      // Without a text the run goes on, or was over before it could be changed.
+      if (message.request_id && !('generated_text' in message)) break;
       process.exitCode = 1;
       socket.close();
       break;

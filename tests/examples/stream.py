@@ -88,6 +88,8 @@ def main(prompt, base="http://127.0.0.1:6767"):
             print(text)
             print(message["finish_reason"], message["usage"], file=sys.stderr)
             connection.send({"type": "feedback", "rating": 1, "text": "from the example"})
+        elif kind == "error" and message.get("request_id") and "generated_text" not in message:
+            print(message["message"], file=sys.stderr)  # The run was over before it could be changed.
         elif kind == "error":
             sys.exit(f"{message['error']}: {message['message']}")
     connection.frame(8, struct.pack("!H", 1000))
