@@ -9,6 +9,7 @@ const [prompt = 'Once upon a time', base = 'http://127.0.0.1:6767'] = process.ar
 const socket = new WebSocket(`${base.replace(/^http/, 'ws')}/generate`);
 const send = (message) => socket.send(JSON.stringify(message));
 let text = '';
+let over = false;
 
 socket.onopen = () => {
   const key = process.env.THUNDER_API_KEY;
@@ -39,15 +40,16 @@ socket.onmessage = ({ data }) => {
       if (message.operation === 'feedback') socket.close();
       break;
     case 'completion':
+      over = true;
       if (text !== message.generated_text) throw new Error('the text that was streamed is not the text');
       console.log(text);
       console.error(message.finish_reason, message.usage);
       send({ type: 'feedback', rating: 1, text: 'from the example' });
       break;
     case 'error':
+      // A short run may end before it hears that it is to change.
+      if (over) break;
       console.error(`${message.error}: ${message.message}`);
-      // Without a text the run goes on, or was over before it could be changed.
-      if (message.request_id && !('generated_text' in message)) break;
       process.exitCode = 1;
       socket.close();
       break;

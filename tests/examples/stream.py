@@ -68,7 +68,7 @@ def main(prompt, base="http://127.0.0.1:6767"):
         "parameters": {"max_tokens": 60, "temperature": 0.7},
         "options": {"generated_text": "delta"},
     })
-    text = ""
+    text, over = "", False
     for message in connection:
         kind = message["type"]
         if kind == "init":
@@ -84,13 +84,12 @@ def main(prompt, base="http://127.0.0.1:6767"):
             if message["operation"] == "feedback":
                 break
         elif kind == "completion":
+            over = True
             assert text == message["generated_text"]
             print(text)
             print(message["finish_reason"], message["usage"], file=sys.stderr)
             connection.send({"type": "feedback", "rating": 1, "text": "from the example"})
-        elif kind == "error" and message.get("request_id") and "generated_text" not in message:
-            print(message["message"], file=sys.stderr)  # The run was over before it could be changed.
-        elif kind == "error":
+        elif kind == "error" and not over:  # a short run may end before it hears that it is to change
             sys.exit(f"{message['error']}: {message['message']}")
     connection.frame(8, struct.pack("!H", 1000))
 
