@@ -115,7 +115,7 @@ impl App {
         Ok(self.default_model()?.engine().clone())
     }
 
-    /// Nothing, until the server stops: WebSockets may also be opened while it starts, to wait for it.
+    /// Nothing, until the server stops: a WebSocket may also be opened while it starts, to wait for it.
     pub(in crate::api) fn open_for_sockets(&self) -> Result<(), ApiError> {
         if matches!(self.state(), State::Stopping | State::Stopped) { Err(self.not_ready()) } else { Ok(()) }
     }
@@ -135,7 +135,7 @@ impl App {
         &self.0.rates
     }
 
-    /// The open WebSockets.
+    /// The WebSocket connections that are open.
     pub(in crate::api) fn sockets(&self) -> &Sockets {
         &self.0.sockets
     }

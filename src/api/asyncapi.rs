@@ -1,4 +1,4 @@
-//! The WebSocket protocols as one AsyncAPI document, put together from what each says of itself.
+//! The WebSocket protocols as one `AsyncAPI` document, put together from what each says of itself.
 
 use super::{attention, stream};
 use bytes::Bytes;

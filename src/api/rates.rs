@@ -1,5 +1,5 @@
-//! How often runs may be begun: by each key, and from each address. One middleware for all generation routes; WebSockets ask for
-//! each run.
+//! How often runs may be begun: by each key, and from each address. One middleware for all generation routes; a WebSocket asks
+//! for each run.
 
 use super::{ApiError, App, Caller, Kind, security};
 use crate::config::RateConfig;
@@ -91,7 +91,7 @@ impl<K: Hash + Eq + Clone> Rate<K> {
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
-        v4 => v4,
+        address @ IpAddr::V4(_) => address,
     }
 }
 

@@ -176,10 +176,9 @@ impl Scheduler<'_> {
             self.control_in_slot(at, order)
         } else if let Some(at) = self.queue.iter().position(|live| live.run.id == id) {
             self.control_in_queue(at, order)
-        } else if let Some(at) = self.parked.iter().position(|live| live.run.id == id) {
-            Some(self.control_parked(at, order))
         } else {
-            None
+            let parked = self.parked.iter().position(|live| live.run.id == id);
+            parked.map(|at| self.control_parked(at, order))
         };
         if let Some(standing) = standing {
             // Who has gone meanwhile needs no answer.

@@ -1,4 +1,4 @@
-//! The protocol's part of the AsyncAPI document.
+//! The protocol's part of the `AsyncAPI` document.
 
 use serde_json::{Map, Value, json};
 

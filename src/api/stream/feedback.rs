@@ -10,7 +10,7 @@ use crate::api::wire::Fields;
 ///
 /// # Errors
 /// There is no such run, the message is wrong, or the database is away.
-pub(super) async fn hear(session: &mut Session, fields: Fields<'_>) -> Result<(), ApiError> {
+pub(super) fn hear(session: &mut Session, fields: Fields<'_>) -> Result<(), ApiError> {
     let given = feedback::read(fields)?;
     let id = match (session.meant(fields), fields.text("request_id")?) {
         (Ok((id, going)), _) => going.begun.get().map_or(id, |run| run.id.to_string()),

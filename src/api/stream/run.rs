@@ -184,7 +184,7 @@ impl Run {
         sleep(limit).await;
         loop {
             match self.control.look().await {
-                Ok(standing) if standing.worked < limit => sleep((limit - standing.worked).max(LOOK)).await,
+                Ok(standing) if standing.worked < limit => sleep(limit.saturating_sub(standing.worked).max(LOOK)).await,
                 Ok(_) => return,
                 Err(RunOver) => std::future::pending().await,
             }

@@ -57,9 +57,10 @@ pub(super) async fn serve(app: App, socket: Socket) -> Close {
             }
             Err(error) => Err(error),
         };
-        if let Err(error) = heard {
-            // Sending fails when the client has gone, and then this is dropped.
-            let _ = session.say(message::error(&error, None)).await;
+        if let Err(error) = heard
+            && session.say(message::error(&error, None)).await.is_err()
+        {
+            return Close::normal();
         }
         if !greeted {
             return Close::policy("the first message must be a config message");
@@ -89,7 +90,7 @@ impl Session {
             Some("config") => self.configure(message),
             Some("resume") => self.resume(fields).await,
             Some("control") => control::obey(self, fields).await,
-            Some("feedback") => feedback::hear(self, fields).await,
+            Some("feedback") => feedback::hear(self, fields),
             Some("ping") => self.say(message::status("ping", 100, "pong", None)).await,
             Some("auth") => Ok(()),
             Some(other) => Err(ApiError::invalid(
