@@ -53,9 +53,12 @@ pub(in crate::api) struct Prunable {
     end: usize,
 }
 
-/// What earlier answers on a connection looked at, by turn and sentence.
+/// Of each turn and sentence, the largest attention of the last answers.
+type Seen = HashMap<(i64, i64), VecDeque<f32>>;
+
+/// What earlier answers on a connection looked at.
 #[derive(Debug, Clone, Default)]
-pub(super) struct History(Arc<Mutex<HashMap<(i64, i64), VecDeque<f32>>>>);
+pub(super) struct History(Arc<Mutex<Seen>>);
 
 impl Watch {
     /// Reads `suggest_pruning`, `prune_below`, and `sentences`: a list of `{turn_id, sentence_id, start, end}`. Without them

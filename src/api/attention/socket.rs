@@ -27,6 +27,13 @@ use tokio::task::JoinSet;
 /// Requests that one connection can have under way.
 const MOST_REQUESTS: usize = 64;
 
+/// A request under way.
+struct UnderWay {
+    /// Tells it from a later one of the same name.
+    number: u64,
+    cancel: watch::Sender<bool>,
+}
+
 /// What the tasks of a connection share.
 #[derive(Clone)]
 struct Connection {
@@ -35,8 +42,8 @@ struct Connection {
     address: Option<SocketAddr>,
     outgoing: Outgoing,
     history: History,
-    /// Of each request under way, by the client's name for it: the way to cancel it.
-    requests: Arc<Mutex<HashMap<String, watch::Sender<bool>>>>,
+    /// By the client's names for them.
+    requests: Arc<Mutex<HashMap<String, UnderWay>>>,
 }
 
 /// Opens the WebSocket: `generate`, `cancel` and `ping` in; `token`, `retract`, `pruning_suggestion`, `done`, `error` and `pong`
@@ -138,7 +145,7 @@ impl Connection {
             Some(other) => return Err(wrong("message_format", "\"json\" or \"msgpack\"", &Value::from(other))),
         };
         let id = parameters::request_id(fields)?.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
-        let (cancel, cancelled) = watch::channel(false);
+        let (number, (cancel, cancelled)) = (rand::random(), watch::channel(false));
         {
             let mut requests = self.requests();
             if requests.len() >= MOST_REQUESTS {
@@ -150,19 +157,29 @@ impl Connection {
                     format!("the request '{id}' is under way on this connection; give each its own request_id");
                 return Err(ApiError::conflict(message).at("request_id").code("duplicate_request_id"));
             }
-            requests.insert(id.clone(), cancel);
+            requests.insert(id.clone(), UnderWay { number, cancel });
         }
         let connection = self.clone();
         tasks.spawn(async move {
             let at_work = connection.outgoing.at_work();
-            if let Err(error) = connection.generate(carrier, &body, &id, cancelled).await {
+            let over = || connection.over(&id, number);
+            if let Err(error) = connection.generate(carrier, &body, &id, cancelled, &over).await {
+                over();
                 // A client that has gone is noticed by the connection.
                 let _ = connection.tell_error(carrier, &error, Some(&id)).await;
             }
-            connection.requests().remove(&id);
+            over();
             drop(at_work);
         });
         Ok(())
+    }
+
+    /// The request is not under way any more.
+    fn over(&self, id: &str, number: u64) {
+        let mut requests = self.requests();
+        if requests.get(id).is_some_and(|under_way| under_way.number == number) {
+            requests.remove(id);
+        }
     }
 
     fn cancel(&self, fields: Fields<'_>) -> Result<(), ApiError> {
@@ -170,8 +187,8 @@ impl Connection {
             .text("request_id")?
             .ok_or_else(|| ApiError::invalid("request_id", "request_id is missing; it says which request to cancel"))?;
         match self.requests().get(id) {
-            Some(cancel) => {
-                cancel.send_replace(true);
+            Some(under_way) => {
+                under_way.cancel.send_replace(true);
                 Ok(())
             }
             None => Err(ApiError::not_found("request under way on this connection called", id).at("request_id")),
@@ -184,6 +201,7 @@ impl Connection {
         body: &Value,
         id: &str,
         mut cancelled: watch::Receiver<bool>,
+        no_more: &(dyn Fn() + Sync),
     ) -> Result<(), ApiError> {
         self.app.rates().check(self.caller.as_ref(), self.address)?;
         let fields = Fields::new(body)?;
@@ -202,13 +220,17 @@ impl Connection {
         let begin = Runs::begin(self.app.clone(), &loaded, asked.requests);
         let runs = tokio::select! {
             runs = begin => runs?,
-            () = until_cancelled(&mut cancelled) => return self.tell_cancelled(&writer, None, &over).await,
+            () = until_cancelled(&mut cancelled) => {
+                no_more();
+                return self.tell_cancelled(&writer, None, &over).await;
+            }
         };
         let mut telling = Telling::with_history(runs, asked.answer, self.history.clone());
         loop {
             let said = tokio::select! {
                 said = telling.next() => said?,
                 () = until_cancelled(&mut cancelled) => {
+                    no_more();
                     return self.tell_cancelled(&writer, Some(telling), &over).await;
                 }
             };
@@ -217,6 +239,10 @@ impl Connection {
                 over[*sample] = true;
             }
             let message = writer.write(said).await?;
+            if over.iter().all(|&over| over) {
+                // Before the client hears of the end, so that it can use the name again at once.
+                no_more();
+            }
             if self.outgoing.send(message).await.is_err() {
                 return Ok(());
             }
@@ -253,7 +279,7 @@ impl Connection {
         }
     }
 
-    fn requests(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<bool>>> {
+    fn requests(&self) -> MutexGuard<'_, HashMap<String, UnderWay>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -84,7 +84,7 @@ impl Entry {
     /// Returns when somebody has aborted it.
     pub(super) async fn aborted(&mut self) {
         if self.aborted.wait_for(|aborted| *aborted).await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 
