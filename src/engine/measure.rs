@@ -78,7 +78,6 @@ pub(super) fn shifts(before: (Distribution, &[f32]), after: (Distribution, &[f32
 
 /// e^x for −80 ≤ x ≤ 0, relative error below 4e-6: 2^n by the exponent bits, 2^f by a polynomial on [−½, ½].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the loop around it only vectorises when it is inlined")]
 fn exp(x: f32) -> f32 {
     // 1.5 × 2^23: a float of this size has no bits below 1, so that adding it rounds, and its low bits are the integer.
     // Baseline x86-64 has no instruction for `floor` or `round`; a call of libm would keep the loop from being vectorised.
