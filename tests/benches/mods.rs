@@ -17,7 +17,7 @@ use thunder::mods::{
 };
 use tokio::sync::mpsc;
 
-const PYTHON: &str = r#"
+const PYTHON: &str = r"
 import time
 from thunder_mods import Added, ForwardPass, mod
 
@@ -38,7 +38,7 @@ def edits(event, actions):
 @mod(events=[ForwardPass, Added])
 def sleeps(event, actions):
     time.sleep(0.2)
-"#;
+";
 
 /// The cheapest mod in Rust.
 struct Nothing;
@@ -47,11 +47,10 @@ impl Factory for Nothing {
     fn describe(&self) -> Description {
         Description {
             name: "built-in nothing".into(),
-            description: String::new(),
             language: "rust".into(),
             version: "1".into(),
-            config: serde_json::Value::Null,
             origin: Origin::Builtin,
+            ..Description::default()
         }
     }
 

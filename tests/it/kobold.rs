@@ -21,7 +21,7 @@ async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
             match line.split_once(": ") {
                 Some(("event", word)) => word.clone_into(&mut name),
                 Some(("data", json)) => {
-                    assert!(data.replace(serde_json::from_str(json).unwrap()).is_none(), "one line")
+                    assert!(data.replace(serde_json::from_str(json).unwrap()).is_none(), "one line");
                 }
                 _ => {}
             }

@@ -111,7 +111,7 @@ async fn faults(server: &Server) {
 /// Memory of the server's process, in MiB; 0 where the system does not say.
 fn resident_mib(server: &Server) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{}/statm", server.pid())).unwrap_or_default();
-    statm.split(' ').nth(1).map_or(0, |pages| pages.parse::<u64>().unwrap() * 4096 >> 20)
+    statm.split(' ').nth(1).map_or(0, |pages| (pages.parse::<u64>().unwrap() * 4096) >> 20)
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ async fn a_conversation_is_kept_and_gone_on_with() {
     assert!(saved["messages"][1]["content"].as_str().unwrap().starts_with("Yes."));
     // The KV state is kept beside it, and another server goes on with it as if it had held the conversation.
     let state = std::fs::metadata(folder.join("talk.json.ses1")).unwrap();
-    assert!(state.len() > 1000 && state.permissions().mode() & 0o077 == 0, "{state:?}");
+    assert!(state.len() > 1000 && state.permissions().mode() & 0o777 == 0o600, "{state:?}");
     let other = Server::start(&[]);
     other.wait_ready().await;
     let told = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;

@@ -18,7 +18,6 @@ impl Check<'_> {
     fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
         let wrong = |right: String| Err(format!("{} must be {right}, found {value}", place(at)));
         let schema = match schema {
-            Value::Bool(true) => return Ok(()),
             Value::Bool(false) => return Err(format!("{} must not be there", place(at))),
             Value::Object(schema) => schema,
             _ => return Ok(()),

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use std::ops::RangeInclusive;
 
 /// JSON schema of a configuration: an object with these properties and no others.
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
 pub fn schema(required: &[&str], properties: Value) -> Value {
     let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
     if !required.is_empty() {

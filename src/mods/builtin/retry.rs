@@ -100,11 +100,10 @@ impl Retry {
         let length = self.trail.tokens();
         let at = match &self.place {
             Some(place) if length >= place.at + self.window || is_over(call) => place.at,
-            Some(_) => return Reply::noop(),
             None if length >= self.settled + self.window && self.mean(length - self.window) < self.least => {
                 length - self.window
             }
-            None => return Reply::noop(),
+            _ => return Reply::noop(),
         };
         let mean = self.mean(at);
         let mut place = self.place.take().unwrap_or(Place { at, tries: Vec::new() });

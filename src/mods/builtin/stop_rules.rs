@@ -264,7 +264,6 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
     fn play(script: &str, rules: Value) -> Told {
         Play { script: script.into(), max_tokens: 200, ..Play::default() }.play(&[(&StopRules, rules)])
     }

@@ -247,13 +247,13 @@ impl Stage {
         }
         let token = match temperature.take() {
             Some(0.0) => self.logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |best| best.0),
-            temperature => match self.draw(temperature.unwrap_or(1.0)) {
-                Some(token) => token,
-                None => {
+            temperature => {
+                let Some(token) = self.draw(temperature.unwrap_or(1.0)) else {
                     self.told.error = Some("no token can be drawn".into());
                     return false;
-                }
-            },
+                };
+                token
+            }
         };
         let token = token as TokenId;
         self.told.draws += 1;

@@ -167,14 +167,13 @@ impl Guard {
     }
 
     fn judge(&self, pieces: &[Piece], from: usize, unread: bool) -> Option<Wrong> {
-        let from = match self.reading.format.call {
+        let from = if self.reading.format.call == CallShape::Channel {
             // The parser says the whole channel at once; the call is what its last header began.
-            CallShape::Channel => rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0),
+            rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
+        } else {
             // Spaces before it may stay.
-            _ => {
-                let rest = &self.written.bytes()[from..];
-                from + rest.len() - rest.trim_ascii_start().len()
-            }
+            let rest = &self.written.bytes()[from..];
+            from + rest.len() - rest.trim_ascii_start().len()
         };
         if from < self.standing {
             return None;
@@ -282,15 +281,14 @@ impl Session for Guard {
             CallEvent::Added { tokens, .. } => {
                 let over = tokens.last().is_some_and(|&last| ends(call.run, last));
                 let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                match self.read(over) {
-                    Some(wrong) => self.answer(&wrong, call),
-                    None => {
-                        // What is drawn again is a call that fits, or text.
-                        let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                        let text = self.holdback() == 0;
-                        self.again_from.take_if(|from| complete > calls || (text && *from < length));
-                        Reply::noop()
-                    }
+                if let Some(wrong) = self.read(over) {
+                    self.answer(&wrong, call)
+                } else {
+                    // What is drawn again is a call that fits, or text.
+                    let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
+                    let text = self.holdback() == 0;
+                    self.again_from.take_if(|from| complete > calls || (text && *from < length));
+                    Reply::noop()
                 }
             }
             CallEvent::ForwardPass { .. } => match (&self.left_to_text, self.again_from) {

@@ -10,12 +10,8 @@ impl Factory for Named {
     fn describe(&self) -> Description {
         Description {
             name: self.0.into(),
-            description: String::new(),
             language: "python".into(),
             version: "1".into(),
-            config: Value::Null,
-            documentation: String::new(),
-            schema: Value::Null,
             origin: self.1,
             ..Description::default()
         }

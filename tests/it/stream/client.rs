@@ -90,14 +90,14 @@ impl Client {
     }
 
     /// Messages up to the end of a run.
-    pub async fn to_end(&mut self) -> Vec<Value> {
+    pub async fn until_end(&mut self) -> Vec<Value> {
         self.until(|message| message["type"] == "completion" || message["type"] == "error").await
     }
 
     /// Sends a configuration and hears the run to its end.
     pub async fn run(&mut self, config: &Value) -> Vec<Value> {
         self.send(config).await;
-        self.to_end().await
+        self.until_end().await
     }
 
     /// Messages up to the status of that operation, with it.

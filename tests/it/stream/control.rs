@@ -17,7 +17,7 @@ async fn stop_ends_a_run_with_its_completion() {
     let (mut client, id) = begun(server).await;
     let mut messages = client.until(|message| message["index"] == 5).await;
     client.send(&json!({"type": "control", "action": "stop"})).await;
-    messages.extend(client.to_end().await);
+    messages.extend(client.until_end().await);
     let completion = messages.last().unwrap();
     assert_eq!(
         (&completion["type"], &completion["finish_reason"]),
@@ -49,7 +49,7 @@ async fn modify_takes_effect_and_is_in_the_trace() {
     };
     // Another maximum ends it soon.
     client.send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": from + 200}})).await;
-    let completion = client.to_end().await.pop().unwrap();
+    let completion = client.until_end().await.pop().unwrap();
     assert_eq!(completion["finish_reason"], "length", "{completion}");
     let run = server.finished(&id).await;
     let events = run["events"].as_array().unwrap();
@@ -73,7 +73,7 @@ async fn other_stop_strings_hold_from_then_on() {
     let (mut client, _) = begun(server).await;
     client.until(|message| message["index"] == 2).await;
     client.send(&json!({"type": "control", "action": "modify", "parameters": {"stop": ["e", "a", "o", "i"]}})).await;
-    let messages = client.to_end().await;
+    let messages = client.until_end().await;
     let completion = messages.last().unwrap();
     assert_eq!(completion["finish_reason"], "stop", "{completion}");
     assert!(completion["stop_string"].is_string());
@@ -97,7 +97,7 @@ async fn what_cannot_be_changed_is_refused_and_changes_nothing() {
         assert!(error.get("generated_text").is_none(), "the run goes on: {error}");
     }
     client.send(&json!({"type": "control", "action": "stop"})).await;
-    assert_eq!(client.to_end().await.last().unwrap()["type"], "completion");
+    assert_eq!(client.until_end().await.last().unwrap()["type"], "completion");
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
         json!({"prompt": "Another prompt that has nothing to do with it", "max_tokens": 40, "ignore_eos": true});
     server.answer("/v1/generate", &other).await;
     client.send(&json!({"type": "control", "action": "resume"})).await;
-    messages.extend(client.to_end().await);
+    messages.extend(client.until_end().await);
     let completion = messages.last().unwrap();
     assert_eq!(completion["type"], "completion", "{completion}");
     // The same run, without a gap. Its text is not that of another run with the same seed to the last token: how a state came
@@ -155,7 +155,7 @@ async fn regenerate_begins_another_run_in_its_place() {
     let token = client.until(|message| message["index"] == 5).await;
     assert!(of_type(&token, "token").all(|token| token["request_id"] == init["request_id"]));
     client.send(&json!({"type": "control", "action": "stop"})).await;
-    assert_eq!(client.to_end().await.last().unwrap()["request_id"], init["request_id"]);
+    assert_eq!(client.until_end().await.last().unwrap()["request_id"], init["request_id"]);
     let run = server.finished(init["request_id"].as_str().unwrap()).await;
     assert_eq!(run["run"]["temperature"], 0.0, "changes are part of the configuration");
     assert_eq!(server.finished(first["request_id"].as_str().unwrap()).await["run"]["status"], "cancelled");

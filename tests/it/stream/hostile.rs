@@ -154,7 +154,7 @@ async fn frames_that_break_the_rules_close_the_connection() {
     let mut stream = raw(server).await;
     let config = br#"{"type":"config","prompt":"Once","parameters":{"max_tokens":2}}"#;
     for (index, byte) in config.iter().enumerate() {
-        let opcode = if index == 0 { 0x01 } else { 0x00 };
+        let opcode = u8::from(index == 0);
         let fin = if index + 1 == config.len() { 0x80 } else { 0 };
         stream.write_all(&masked(fin | opcode, &[*byte])).await.unwrap();
     }
@@ -210,7 +210,7 @@ async fn a_client_that_does_not_read_makes_its_run_wait_and_nobody_else() {
     let other = server.answer("/v1/generate", &json!({"prompt": "Other", "max_tokens": 20, "ignore_eos": true})).await;
     assert_eq!(other["usage"]["completion_tokens"], 20);
     // It goes on where it was.
-    let end = slow.to_end().await.pop().unwrap();
+    let end = slow.until_end().await.pop().unwrap();
     assert_eq!((&end["type"], &end["request_id"]), (&json!("completion"), &json!(id)), "{end}");
     assert_eq!(end["usage"]["completion_tokens"], 3900);
 }

@@ -72,7 +72,7 @@ async fn an_idle_connection_is_closed_and_one_with_a_run_is_not() {
     assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
     busy.send(&json!({"type": "control", "action": "resume"})).await;
     busy.until_status("resume").await;
-    let end = busy.to_end().await.pop().unwrap();
+    let end = busy.until_end().await.pop().unwrap();
     assert!(end["type"] == "completion" || end["error"] == "timeout", "{end}");
     assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
 }
@@ -156,7 +156,7 @@ async fn a_server_that_stops_lets_runs_end_and_says_goodbye() {
     let stopped = server.stop("TERM");
     let heard = async {
         assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
-        assert_eq!(busy.to_end().await.last().unwrap()["usage"]["completion_tokens"], 800);
+        assert_eq!(busy.until_end().await.last().unwrap()["usage"]["completion_tokens"], 800);
         assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
     };
     let (code, ()) = tokio::join!(stopped, heard);
@@ -173,7 +173,7 @@ async fn a_run_that_a_stopping_server_cuts_off_says_what_it_had() {
     client.send(&json!({"type": "control", "action": "pause"})).await;
     messages.extend(client.until_status("pause").await);
     let heard = async {
-        messages.extend(client.to_end().await);
+        messages.extend(client.until_end().await);
         let error = messages.last().unwrap();
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unavailable"), &json!("retry")), "{error}");
         assert_eq!(error["generated_text"], super::followed(&messages));

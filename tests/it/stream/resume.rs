@@ -17,7 +17,7 @@ async fn a_client_that_comes_back_misses_nothing_and_hears_nothing_twice() {
     drop(client);
     let mut client = Client::connect(server).await;
     client.send(&json!({"type": "resume", "request_id": id, "after": 40})).await;
-    let rest = client.to_end().await;
+    let rest = client.until_end().await;
     let init = &rest[0];
     assert_eq!((&init["type"], &init["resumed"], &init["index"]), (&json!("init"), &json!(true), &json!(40)), "{init}");
     assert_eq!(init["generated_text"], followed(&messages));
@@ -27,7 +27,7 @@ async fn a_client_that_comes_back_misses_nothing_and_hears_nothing_twice() {
     assert_eq!(messages.last().unwrap()["generated_text"], followed(&messages));
     // Once more, from the beginning, after its end; a configuration without a prompt says the same.
     client.send(&json!({"type": "config", "request_id": id})).await;
-    let again = client.to_end().await;
+    let again = client.until_end().await;
     assert_eq!(of_type(&again, "token").count(), 600);
     assert_eq!(again.last().unwrap()["generated_text"], messages.last().unwrap()["generated_text"]);
 }
@@ -44,7 +44,7 @@ async fn control_works_after_coming_back_and_the_first_connection_is_told() {
     second.until(|message| message["index"] == 4).await;
     first.until_status("moved").await;
     second.send(&json!({"type": "control", "action": "stop"})).await;
-    assert_eq!(second.to_end().await.last().unwrap()["stopped_by"], "client");
+    assert_eq!(second.until_end().await.last().unwrap()["stopped_by"], "client");
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
     let mut client = Client::connect(&server).await;
     let id = short[0]["request_id"].clone();
     client.send(&json!({"type": "resume", "request_id": id, "after": 2})).await;
-    let stored: Vec<Value> = client.to_end().await;
+    let stored: Vec<Value> = client.until_end().await;
     assert_eq!(stored.len(), 2);
     assert_eq!((&stored[0]["stored"], &stored[1]["stored"]), (&json!(true), &json!(true)), "{stored:?}");
     let (told, kept) = (short.last().unwrap(), &stored[1]);
