@@ -411,6 +411,9 @@ impl Engine {
             "model": { "name": model.name(), "fingerprint": format!("{:032x}", model.fingerprint()) },
             "release": env!("CARGO_PKG_VERSION"),
         });
+        if let Some(reading) = &request.reading {
+            parameters["reading"] = reading.recorded();
+        }
         if let Some(budget) = &request.thinking {
             parameters["thinking"] = json!(budget);
         }

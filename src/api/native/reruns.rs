@@ -8,6 +8,7 @@ use crate::api::{ApiError, App, Caller, Loaded, Problem, mods as registry};
 use crate::engine::{Limits, Output, Overflow, Request, ThinkingBudget};
 use crate::events::{FinishReason, Prompt, RunId, Surface};
 use crate::model::Vocabulary;
+use crate::model::chat::answer::Reading;
 use crate::model::grammar::Constraint;
 use crate::mods::{Chosen, ModRef, Upload, version_of};
 use axum::Extension;
@@ -15,6 +16,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// What to run.
@@ -129,6 +131,8 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
         return Err(ApiError::invalid("prompt.parameters.overflow", "overflow: keep and discard have at most 31 bits"));
     }
     check_spans(&prompt)?;
+    let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
+    let reading = Reading::of_recording(template, prompt.tools.as_ref(), &recorded["reading"]);
     let adapters = lora::adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
@@ -138,6 +142,7 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
         tools: prompt.tools,
         sampling,
         constraint,
+        reading: Some(Arc::new(reading)),
         thinking: thinking(&recorded["thinking"], vocabulary)?,
         // Not what is usual today.
         adapters: Some(adapters.unwrap_or_default()),

@@ -5,7 +5,7 @@
 //! probabilities, and all other tokens with an equal share of the rest.
 
 use crate::events::{Action as Recorded, ActionType, Event, EventType, Item, ModCall, Prompt, RunId, TokenId};
-use crate::model::chat::answer::{Reading, Tool};
+use crate::model::chat::answer::Reading;
 use crate::model::llama::ModelOptions;
 use crate::model::{Model, Vocabulary};
 use crate::mods::{Action, Call, CallEvent, Done, Factory, LogitEdit, Pending, Reply, RunView, Session};
@@ -113,6 +113,8 @@ fn feed(
     let own = factory.describe().name;
     let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == own.as_str());
     let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
+    let template = model.card().chat_template.as_deref().unwrap_or_default();
+    let reading = Reading::of_recording(template, prompt.tools.as_ref(), &parameters["reading"]);
     let view = Arc::new(RunView {
         run_id: RunId::now(),
         request_id: run.request.request_id.clone(),
@@ -120,7 +122,7 @@ fn feed(
         vocabulary: Arc::clone(model.vocabulary()),
         conversation: prompt.conversation.clone(),
         tools: prompt.tools.clone(),
-        reading: Arc::new(reading(model, prompt)),
+        reading: Arc::new(reading),
         seed: parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32,
         parameters,
         grammars: Arc::clone(model.grammars()),
@@ -364,19 +366,6 @@ fn did(action: Action) -> Option<Did> {
         Action::ToolCalls(payload) => Did { tool_calls: Some(payload), ..of },
         Action::EmitError(message) => Did { message: Some(message), ..of },
     })
-}
-
-/// How the run's answer is read, as far as the recording tells.
-fn reading(model: &Model, prompt: &Prompt) -> Reading {
-    let tools = prompt.tools.as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(|tool| {
-        let function = &tool["function"];
-        Some(Tool {
-            name: function["name"].as_str()?.to_owned(),
-            parameters: function.get("parameters").cloned().unwrap_or_else(|| serde_json::json!({})),
-            strict: false,
-        })
-    });
-    Reading { tools: tools.collect(), ..Reading::plain(model.card().chat_template.as_deref().unwrap_or_default()) }
 }
 
 /// Logits with the recorded probabilities of the most probable tokens, and the rest shared evenly.

@@ -16,7 +16,7 @@ pub use parser::Parser;
 pub(super) use channel::MARKERS as CHANNEL_MARKERS;
 
 use super::family::Format;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// How an answer is to be read.
 #[derive(Debug, Clone)]
@@ -38,6 +38,36 @@ impl Reading {
     #[must_use]
     pub fn plain(template: &str) -> Self {
         Self { format: Format::of(template), tools: Vec::new(), thoughts: true, thinking: false, single: false }
+    }
+
+    /// What a recording keeps of it, besides the tools as they were sent.
+    #[must_use]
+    pub fn recorded(&self) -> Value {
+        json!({ "thoughts": self.thoughts, "thinking": self.thinking, "single": self.single })
+    }
+
+    /// The reading of a recorded run's answer: of a model with this chat template, with the tools as they were sent in any
+    /// dialect, and what [`Self::recorded`] kept.
+    #[must_use]
+    pub fn of_recording(template: &str, tools: Option<&Value>, recorded: &Value) -> Self {
+        let tools = tools.and_then(Value::as_array).into_iter().flatten().filter_map(|tool| {
+            let function = tool.get("function").unwrap_or(tool);
+            let parameters = function.get("parameters").or_else(|| function.get("input_schema"));
+            Some(Tool {
+                name: function["name"].as_str()?.to_owned(),
+                parameters: parameters.cloned().unwrap_or_else(|| json!({})),
+                strict: function["strict"] == true,
+            })
+        });
+        let plain = Self::plain(template);
+        let said = |name: &str, usual: bool| recorded[name].as_bool().unwrap_or(usual);
+        Self {
+            tools: tools.collect(),
+            thoughts: said("thoughts", plain.thoughts),
+            thinking: said("thinking", plain.thinking),
+            single: said("single", plain.single),
+            ..plain
+        }
     }
 }
 

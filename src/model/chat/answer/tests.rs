@@ -428,3 +428,21 @@ fn swallowed(text: &str) -> bool {
         || before.contains("<|start|>")
         || before.contains("[CALL_ID]")
 }
+
+#[test]
+fn a_reading_comes_back_from_a_recording() {
+    let template = "{{ '<|im_start|>' }}<tool_call>";
+    let reading = Reading { thinking: true, single: true, ..Reading::plain(template) };
+    let parameters = json!({"type": "object", "properties": {"city": {}}});
+    for tools in [
+        json!([{"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": true}}]),
+        json!([{"name": "weather", "input_schema": parameters, "strict": true}]),
+    ] {
+        let back = Reading::of_recording(template, Some(&tools), &reading.recorded());
+        assert!(back.thinking && back.single && back.thoughts);
+        assert_eq!((back.tools[0].name.as_str(), &back.tools[0].parameters), ("weather", &parameters));
+        assert!(back.tools[0].strict);
+    }
+    let plain = Reading::of_recording(template, None, &serde_json::Value::Null);
+    assert!(plain.tools.is_empty() && !plain.thinking);
+}
