@@ -109,7 +109,8 @@ impl Server {
             "temperature": 0.8, "seed": seed, "stream_options": { "include_usage": true },
         });
         let sent = Instant::now();
-        let answer = client.post(format!("{}/v1/completions", self.base)).json(&body).send().await.expect("an answer");
+        let answer = client.post(format!("{}/v1/completions", self.base)).json(&body).send().await;
+        let answer = answer.unwrap_or_else(|error| panic!("{}: {error}", self.name));
         assert!(answer.status().is_success(), "{}: {}", self.name, answer.text().await.unwrap_or_default());
         let (mut came, mut count) = (Vec::with_capacity(tokens), 0);
         let (mut stream, mut unread) = (answer.bytes_stream(), String::new());
@@ -165,7 +166,8 @@ async fn round(server: &Server, setup: &Setup, ids: &[TokenId], streams: usize, 
     let mut random = StdRng::seed_from_u64(seed);
     let mut prompt =
         |length: usize| -> Vec<TokenId> { (0..length).map(|_| ids[random.random_range(0..ids.len())]).collect() };
-    let client = reqwest::Client::new();
+    // llama-server closes a connection that was kept now and then, just as it is used again.
+    let client = reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client");
     let prompts: Vec<_> = (0..streams).map(|_| prompt(setup.prompt)).collect();
     let answers =
         futures::future::join_all(prompts.iter().map(|prompt| server.complete(&client, prompt, setup.tokens, seed)))
