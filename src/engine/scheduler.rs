@@ -15,12 +15,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::oneshot;
 
 /// How long the thread sleeps when all it waits for is somebody to read.
 const NAP: Duration = Duration::from_millis(2);
+/// How long the thread stays awake for a mod's answer.
+const MOMENT: Duration = Duration::from_micros(200);
 
 /// What the decode thread is told.
 pub(super) enum Command {
@@ -212,6 +214,9 @@ impl<'model> Scheduler<'model> {
         } else {
             None
         };
+        if let Some(command) = self.soon() {
+            return self.obey(command);
+        }
         let command = match timeout {
             Some(timeout) => match self.inbox.recv_timeout(timeout) {
                 Ok(command) => command,
@@ -224,6 +229,23 @@ impl<'model> Scheduler<'model> {
             },
         };
         self.obey(command)
+    }
+
+    /// What comes within a moment, while a mod's answer is awaited. Most mods answer sooner than a sleeping core wakes up.
+    fn soon(&self) -> Option<Command> {
+        let awaits = |slot: &Slot| slot.live.as_ref().is_some_and(|live| matches!(live.run.state, State::Waiting(..)));
+        if !self.slots.iter().any(awaits) {
+            return None;
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < MOMENT {
+            if let Ok(command) = self.inbox.try_recv() {
+                return Some(command);
+            }
+            // Whoever shares the core goes first.
+            std::thread::yield_now();
+        }
+        None
     }
 
     fn obey(&mut self, command: Command) -> bool {
