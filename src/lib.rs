@@ -22,6 +22,17 @@
 //! # Modules, in data-flow order
 //! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `trace` ← `events`; `store` ← `events`, `trace`; `api` ←
 //! all of these; `ui` ← all but the contracts of `api`. A test reads the `use` lines and holds this.
+//!
+//! # Surfaces
+//! A folder of `api` is one dialect and only translates: `openai`, `anthropic`, `responses`, `llama` (llama-server's own
+//! routes), `kobold`, `attention` (every token with its rows), `stream` (runs that are paused, changed and come back to),
+//! `native` (what is recorded), `mods` (the registry). They share `wire` (parameters), `chat` (conversations), `generation`
+//! (from a request to a run and its outputs) and `socket` (everything about WebSockets that is not a protocol).
+//!
+//! # Whose code runs where
+//! One thread decodes, for all runs of a model; it waits for nobody. Built-in mods run on it. Python mods run in worker
+//! processes, source that somebody uploaded in a sandbox (`mods::python::sandbox`). Attention is coded on a thread of its
+//! own, and everything is written to the database by tasks that read what the decode thread has queued.
 
 pub mod api;
 pub mod cli;
