@@ -132,7 +132,8 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
     }
     check_spans(&prompt)?;
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
-    let reading = Reading::of_recording(template, prompt.tools.as_ref(), &recorded["reading"]);
+    let said = Some(&recorded["reading"]).filter(|said| said.is_object());
+    let reading = said.map(|said| Reading::of_recording(template, prompt.tools.as_ref(), said));
     let adapters = lora::adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
@@ -142,7 +143,7 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
         tools: prompt.tools,
         sampling,
         constraint,
-        reading: Some(Arc::new(reading)),
+        reading: reading.map(Arc::new),
         thinking: thinking(&recorded["thinking"], vocabulary)?,
         // Not what is usual today.
         adapters: Some(adapters.unwrap_or_default()),
