@@ -339,7 +339,8 @@ impl Run {
             self.answer.stop_at(limits.stop.iter().map(|text| text.as_bytes().to_vec()).collect());
         }
         self.request.limits = limits;
-        self.note = Some(note);
+        // Several changes may come before the next event tells of them.
+        self.note = Some(self.note.take().map_or(note.clone(), |before| format!("{before}; {note}")));
         let between_tokens = matches!(self.state, State::Decode { .. }) && self.forced.is_none();
         if between_tokens && self.generated() > 0 && self.generated() >= self.max_tokens {
             self.finish(FinishReason::Length, None, None);

@@ -64,6 +64,10 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
         let (status, error) = answer(http.post(format!("{base}/v1/completions")).json(&body)).await;
         assert_eq!(status, 503, "{error}");
     }
+    // The thread says that a run is lost while it dies, and is dead a moment later.
+    while app.engine().unwrap().is_running() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     for path in ["/health", "/healthz", "/v1/health"] {
         let (status, health) = answer(http.get(format!("{base}{path}"))).await;
         assert_eq!((status, health["status"].as_str()), (503, Some("failed")), "{health}");

@@ -204,8 +204,7 @@ async fn feedback_is_kept_with_the_run_and_shown() {
         assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
     }
     // It goes with its run.
-    let (status, _) = server.get(&format!("/api/v1/runs/{run_id}")).await;
-    assert_eq!(status, 200);
+    server.finished(run_id).await;
     let deleted = server.request(reqwest::Method::DELETE, &format!("/api/v1/runs/{run_id}")).send().await.unwrap();
     assert_eq!(deleted.status(), 204);
 }
