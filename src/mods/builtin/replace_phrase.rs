@@ -181,7 +181,7 @@ mod tests {
             replace.insert(from.clone(), json!(to));
             let told = Play { seed, script, alphabet: "ab ", max_tokens: 60, ..Play::default() }
                 .play(&[(&ReplacePhrase, json!({"replace": replace}))]);
-            prop_assert!(!told.text.to_lowercase().contains(&from), "{:?}", told);
+            prop_assert!(told.cut_off || !told.text.to_lowercase().contains(&from), "{:?}", told);
         }
     }
 }

@@ -172,6 +172,8 @@ pub struct Told {
     pub retracted: usize,
     /// Tokens that were drawn.
     pub draws: usize,
+    /// Whether the limit of steps ended it, in whatever state it was.
+    pub cut_off: bool,
 }
 
 impl Default for Play {
@@ -220,7 +222,9 @@ impl Play {
             told: Told::default(),
             play: self,
         };
-        while stage.step < 4 * stage.play.max_tokens as u32 + 256 && stage.go_on() {}
+        let most = 4 * stage.play.max_tokens as u32 + 256;
+        while stage.step < most && stage.go_on() {}
+        stage.told.cut_off = stage.step >= most;
         stage.told.tokens = stage.sequence.split_off(stage.prompt);
         let vocabulary = &stage.play.run.vocabulary;
         let text: Vec<TokenId> = stage.told.tokens.iter().copied().filter(|&token| token != EOG).collect();
