@@ -27,7 +27,7 @@
 //! A folder of `api` is one dialect and only translates: `openai`, `anthropic`, `responses`, `llama` (llama-server's own
 //! routes), `kobold`, `attention` (every token with its rows), `stream` (runs that are paused, changed and come back to),
 //! `native` (what is recorded), `mods` (the registry). They share `wire` (parameters), `chat` (conversations), `generation`
-//! (from a request to a run and its outputs) and `socket` (everything about WebSockets that is not a protocol).
+//! (from a request to a run and its outputs) and `socket` (connections that stay open, whatever is said on them).
 //!
 //! # Whose code runs where
 //! One thread decodes, for all runs of a model; it waits for nobody. Built-in mods run on it. Python mods run in worker
