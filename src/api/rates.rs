@@ -18,7 +18,7 @@ use std::time::Duration;
 const MANY: usize = 10_000;
 
 /// Routes that begin runs.
-const ROUTES: [&str; 13] = [
+const ROUTES: [&str; 14] = [
     "/v1/chat/completions",
     "/chat/completions",
     "/v1/completions",
@@ -32,6 +32,7 @@ const ROUTES: [&str; 13] = [
     "/api/v1/generate",
     "/api/extra/generate",
     "/api/extra/generate/stream",
+    "/api/v1/reruns",
 ];
 
 /// Who has begun how many runs lately.

@@ -27,10 +27,10 @@ pub struct LimitFlags {
     /// Most seconds that a run on WS /generate or POST /v1/generate may take; a request may ask for less; 0 for any time
     #[arg(long, env = "THUNDER_RUN_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
     pub run_timeout: u64,
-    /// Most runs that each key may begin in a minute; 0 for any number
+    /// Most requests that begin runs that each key may make in a minute; 0 for any number
     #[arg(long, env = "THUNDER_RATE_LIMIT", value_name = "RUNS", default_value_t = 0)]
     pub rate_limit: u32,
-    /// Most runs that may be begun from each address in a minute; 0 for any number
+    /// Most requests that begin runs that may come from each address in a minute; 0 for any number
     #[arg(long, env = "THUNDER_RATE_LIMIT_ADDRESS", value_name = "RUNS", default_value_t = 0)]
     pub rate_limit_address: u32,
     /// Most of them at once; 0 for as many as in a minute

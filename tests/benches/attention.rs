@@ -2,9 +2,9 @@
 //! against requests without, at two lengths of context; and the server's memory before and after a long answer. The sides
 //! alternate, so that what else the machine does meets all; the table shows medians and their ratio.
 //!
-//! `cargo bench --bench attention -- MODEL.gguf [--threads N] [--tokens N] [--rounds N] [--long N] [--record]`; a model of the size that
-//! the issue names is made by
-//! `fixtures/models/make_tiny.py --output MODEL.gguf --layers 12 --width 768 --heads 12 --kv-heads 12 --hidden 2560`.
+//! `cargo bench --bench attention -- MODEL.gguf [--threads N] [--tokens N] [--rounds N] [--long N] [--record]`; a model of 100
+//! million parameters is made by
+//! `fixtures/models/make_tiny.py --output MODEL.gguf --vocabulary 1000 --layers 12 --width 768 --heads 12 --kv-heads 12 --hidden 2560`.
 
 use futures::{SinkExt, StreamExt};
 use serde_json::{Value, json};

@@ -143,3 +143,25 @@ fn files_are_short_and_their_names_say_something() {
         }
     }
 }
+
+#[test]
+fn the_top_level_holds_only_what_belongs_there() {
+    const KNOWN: &[&str] = &[
+        "CHANGELOG.md",
+        "Cargo.lock",
+        "Cargo.toml",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "fixtures",
+        "migrations",
+        "src",
+        "target",
+        "templates",
+        "tests",
+    ];
+    let entries = std::fs::read_dir(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let strange: Vec<_> = names.filter(|name| !name.starts_with('.') && !KNOWN.contains(&name.as_str())).collect();
+    assert!(strange.is_empty(), "{strange:?}");
+}

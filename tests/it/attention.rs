@@ -559,7 +559,7 @@ async fn a_server_without_attention_says_so() {
 #[tokio::test]
 async fn the_examples_run() {
     let server = server().await;
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/examples");
     let python = Command::new("python3").arg(format!("{root}/attention.py")).arg(&server.base).output().unwrap();
     let said = String::from_utf8_lossy(&python.stdout);
     assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));

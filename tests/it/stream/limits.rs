@@ -94,9 +94,15 @@ async fn too_many_runs_are_refused_on_every_route() {
     let error = client.run(&short()).await.pop().unwrap();
     assert_eq!((&error["error"], &error["recoverable"]), (&json!("rate_limited"), &json!(true)), "{error}");
     assert!(error["retry_after_seconds"].as_u64().unwrap() > 0);
-    for path in
-        ["/v1/generate", "/v1/completions", "/v1/chat/completions", "/completion", "/v1/messages", "/v1/responses"]
-    {
+    for path in [
+        "/v1/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/completion",
+        "/v1/messages",
+        "/v1/responses",
+        "/api/v1/reruns",
+    ] {
         let refused = post(path, "one", body.clone()).await;
         assert_eq!(refused.status(), 429, "{path}");
         let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();

@@ -1,6 +1,6 @@
 """Tokenizes a text, generates from the tokens, and shows for each new token which earlier ones it looked at most.
 
-    python3 examples/attention.py [http://127.0.0.1:6767]
+    python3 tests/examples/attention.py [http://127.0.0.1:6767]
 
 Only the standard library is used; the answer is taken at once. attention.mjs shows the same as a stream.
 """

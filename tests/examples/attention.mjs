@@ -1,6 +1,6 @@
 // Streams tokens with their attention over the WebSocket, as binary frames, and shows which earlier token each looked at most.
 //
-//     node examples/attention.mjs [http://127.0.0.1:6767]
+//     node tests/examples/attention.mjs [http://127.0.0.1:6767]
 //
 // Node from 22 on and every browser have what is used here; Node 20 needs --experimental-websocket.
 
