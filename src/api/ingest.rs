@@ -10,6 +10,7 @@ use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures::StreamExt;
+use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -20,6 +21,9 @@ const MOST_BYTES: usize = 64 * 1024 * 1024;
 const MOST_DISCARDED: usize = 4 * MOST_BYTES;
 /// Documents above it are parsed off the threads that serve connections.
 const LARGE_BYTES: usize = 256 * 1024;
+/// MiB of documents that are parsed and stored at once, each at least one; a document takes several times its size in
+/// memory. The others wait.
+static ROOM: Semaphore = Semaphore::const_new(4 * (MOST_BYTES >> 20));
 
 /// The routes.
 pub fn router() -> OpenApiRouter<App> {
@@ -38,6 +42,8 @@ pub fn router() -> OpenApiRouter<App> {
 async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<StatusCode, ApiError> {
     let store = app.store()?;
     let payload = read(&headers, body).await?;
+    let mib = payload.len().div_ceil(1 << 20).max(1);
+    let _room = ROOM.acquire_many(mib as u32).await.map_err(ApiError::internal)?;
     let document = if payload.len() > LARGE_BYTES {
         tokio::task::spawn_blocking(move || Document::parse(&payload)).await.map_err(ApiError::internal)?
     } else {

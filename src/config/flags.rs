@@ -353,7 +353,8 @@ impl ServerFlags {
         if addresses.is_empty() {
             addresses.push(super::DEFAULT_ADDRESS);
         }
-        addresses.dedup();
+        let mut seen = std::collections::HashSet::new();
+        addresses.retain(|&address| address.port() == 0 || seen.insert(address));
         Ok(addresses)
     }
 

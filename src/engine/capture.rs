@@ -5,6 +5,7 @@ use crate::model::llama::Captured;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
 use tokio::sync::mpsc;
 
 /// Rows that may wait to be coded; a run whose rows find no place is left out of the batch.
@@ -29,6 +30,7 @@ enum Job {
 /// The way to the coding thread. Dropping it ends the thread once the queue is empty.
 pub(super) struct Capture {
     jobs: SyncSender<Job>,
+    thread: JoinHandle<()>,
     waiting: Arc<AtomicUsize>,
     waiting_bytes: Arc<AtomicUsize>,
 }
@@ -41,10 +43,18 @@ impl Capture {
         let waiting = Arc::new(AtomicUsize::new(0));
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let (counter, bytes) = (Arc::clone(&waiting), Arc::clone(&waiting_bytes));
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("thunder-attention".into())
             .spawn(move || code_rows(&queue, coder, &recorder, &counter, &bytes))?;
-        Ok(Self { jobs, waiting, waiting_bytes })
+        Ok(Self { jobs, thread, waiting, waiting_bytes })
+    }
+
+    /// Waits until everything that was handed over is with the recorder.
+    pub fn finish(self) {
+        drop(self.jobs);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that codes attention panicked");
+        }
     }
 
     /// Whether `rows` more rows have a place.

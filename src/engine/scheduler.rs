@@ -397,6 +397,10 @@ impl<'model> Scheduler<'model> {
                 return;
             }
         }
+        // Ends of runs whose attention is still being coded are behind it.
+        if let Some(capture) = self.capture.take() {
+            capture.finish();
+        }
     }
 }
 

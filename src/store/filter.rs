@@ -5,6 +5,7 @@
 //! an error with its position, and never an empty result.
 
 use super::BadFilter;
+use super::rows::clean;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 use sqlx::{Postgres, QueryBuilder};
@@ -24,6 +25,9 @@ pub const FIELDS: [&str; 12] = [
     "after",
     "before",
 ];
+
+/// Most terms; each of them costs time for every run.
+const MOST_TERMS: usize = 64;
 
 /// A filter that was understood.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -80,6 +84,10 @@ impl Filter {
         let mut scanner = Scanner { chars: &chars, at: 0 };
         let mut terms = Vec::new();
         while scanner.skip_blanks() {
+            if terms.len() == MOST_TERMS {
+                let left = chars.len() - scanner.at;
+                return Err(bad(scanner.at, left, &format!("a filter has at most {MOST_TERMS} terms")));
+            }
             terms.push(scanner.term(now)?);
         }
         Ok(Self { terms })
@@ -335,14 +343,17 @@ impl Condition {
         match self {
             // a word of punctuation alone has no place in an index of words
             Self::Word(word) | Self::Phrase(word) if !word.contains(char::is_alphanumeric) => {
-                query.push("position(").push_bind(word.clone()).push(" in prompt_preview || output_preview) > 0");
+                query
+                    .push("position(")
+                    .push_bind(clean(word).into_owned())
+                    .push(" in prompt_preview || output_preview) > 0");
             }
             Self::Word(word) => {
-                query.push("search @@ (nullif(plainto_tsquery('simple', ").push_bind(word.to_lowercase());
+                query.push("search @@ (nullif(plainto_tsquery('simple', ").push_bind(clean(word).to_lowercase());
                 query.push(")::text, '') || ':*')::tsquery");
             }
             Self::Phrase(phrase) => {
-                query.push("search @@ phraseto_tsquery('simple', ").push_bind(phrase.to_lowercase()).push(")");
+                query.push("search @@ phraseto_tsquery('simple', ").push_bind(clean(phrase).to_lowercase()).push(")");
             }
             Self::Model(text) => push_contains(query, "model", text),
             Self::Mod(text) => {
@@ -373,7 +384,7 @@ impl Condition {
 
 fn push_contains(query: &mut QueryBuilder<Postgres>, column: &'static str, text: &str) {
     let mut pattern = String::from("%");
-    for c in text.chars().filter(|c| *c != '\0') {
+    for c in clean(text).chars() {
         if matches!(c, '%' | '_' | '\\') {
             pattern.push('\\');
         }
@@ -465,6 +476,8 @@ mod tests {
         assert_eq!(error("model>3").at, 0);
         assert_eq!(error("a - b").at, 2);
         assert_eq!(error("after:soon").at, 6);
+        let many = error(&"a ".repeat(65));
+        assert_eq!((many.at, many.len), (128, 2));
     }
 
     proptest! {

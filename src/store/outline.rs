@@ -14,6 +14,8 @@ const PREVIEW: usize = 300;
 const SEARCHABLE: usize = 60_000;
 /// Characters of error messages that can be filtered by.
 const ERRORS: usize = 2_000;
+/// Names of mods in the run list; a foreign trace may name another one in each of its calls.
+const MODS: usize = 64;
 /// Most bytes of a surprise strip.
 const STRIP: usize = 96;
 
@@ -88,8 +90,9 @@ impl Outline {
                 }
             }
             Item::ModCall(call) => {
-                if self.summary.surface == Surface::Ingest && !self.summary.mods.contains(&call.mod_name) {
-                    self.summary.mods.push(call.mod_name.clone());
+                let mods = &mut self.summary.mods;
+                if self.summary.surface == Surface::Ingest && mods.len() < MODS && !mods.contains(&call.mod_name) {
+                    mods.push(call.mod_name.clone());
                 }
                 if let Some(message) = &call.exception_message {
                     self.error(&call.mod_name, message);

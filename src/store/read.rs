@@ -156,12 +156,10 @@ async fn numbering(connection: &mut PgConnection, run_id: RunId, before: i32) ->
         return Ok(Numbering::default());
     }
     let row = sqlx::query(
-        "select count(distinct c.call_index) as calls, count(distinct l.log_index) as logs,
-            count(distinct a.action_index) as actions
-        from mod_calls c
-        left join mod_logs l on l.run_id = $1 and l.mod_call_sequence = c.call_index
-        left join actions a on a.run_id = $1 and a.mod_call_sequence = c.call_index
-        where c.run_id = $1 and c.event_sequence_order < $2",
+        "with calls as (select call_index from mod_calls where run_id = $1 and event_sequence_order < $2)
+        select (select count(*) from calls) as calls,
+            (select count(*) from mod_logs where run_id = $1 and mod_call_sequence in (select call_index from calls)) as logs,
+            (select count(*) from actions where run_id = $1 and mod_call_sequence in (select call_index from calls)) as actions",
     )
     .bind(run_id.0)
     .bind(before)

@@ -56,6 +56,8 @@ struct Recorder {
     ignored: HashSet<RunId>,
     /// Runs that were given up: what is stored of them must be marked as interrupted.
     given_up: Vec<RunId>,
+    /// The last rows of runs whose end waits in `pending` since neither database nor disk took it.
+    ended: Vec<RunRow>,
 }
 
 struct Recording {
@@ -75,6 +77,7 @@ struct Batch {
 struct Landed {
     spool: Spool,
     records: Vec<Record>,
+    rows: Vec<RunRow>,
     fate: Fate,
     /// Those of the batch that are still to be marked.
     given_up: Vec<RunId>,
@@ -106,6 +109,7 @@ pub async fn record(
         pending_items: 0,
         ignored: HashSet::new(),
         given_up: Vec::new(),
+        ended: Vec::new(),
     };
     let mut flight: Option<JoinHandle<Landed>> = None;
     let mut tick = interval(FLUSH);
@@ -209,7 +213,7 @@ impl Recorder {
         let records = std::mem::take(&mut self.pending);
         let changed =
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.outline.row()));
-        let rows = changed.collect();
+        let rows = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
         self.runs.retain(|_, run| run.outline.status() == RunStatus::Running);
         Batch { records, rows, given_up: std::mem::take(&mut self.given_up) }
     }
@@ -235,6 +239,12 @@ impl Recorder {
         if landed.fate == Fate::Lost {
             self.pending_items += landed.records.iter().map(Record::len).sum::<usize>();
             self.pending.splice(..0, landed.records);
+            for row in landed.rows {
+                match self.runs.get_mut(&row.summary.run_id) {
+                    Some(run) => run.changed = true,
+                    None => self.ended.push(row),
+                }
+            }
             self.make_room();
             return landed.spool;
         }
@@ -270,6 +280,7 @@ impl Recorder {
         let over = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
         self.pending.retain(|record| record.run_id() != run_id);
         self.pending_items = self.pending.iter().map(Record::len).sum();
+        self.ended.retain(|row| row.summary.run_id != run_id);
         if self.runs.remove(&run_id).is_some() && !over {
             self.ignored.insert(run_id);
         }
@@ -290,13 +301,13 @@ async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> L
                 {
                     given_up.pop();
                 }
-                return Landed { spool, records, fate: Fate::Stored, given_up, lost: Vec::new() };
+                return Landed { spool, records, rows, fate: Fate::Stored, given_up, lost: Vec::new() };
             }
             Ok(Err(failure)) if !error::is_transient(&failure) => {
                 tracing::error!(error = %failure, "the database refused a batch; trying run by run");
                 let lost = store_one_by_one(&pool, &mut spool, &records, &rows).await;
                 let fate = if spool.is_drained() { Fate::Stored } else { Fate::Spooled };
-                return Landed { spool, records, fate, given_up, lost };
+                return Landed { spool, records, rows, fate, given_up, lost };
             }
             Ok(Err(failure)) => tracing::warn!(error = %failure, "the database is away; runs go to the spool file"),
             Err(_) => tracing::warn!("the database is too slow; runs go to the spool file"),
@@ -317,7 +328,7 @@ async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> L
             Err(_) => break,
         }
     }
-    Landed { spool, records, fate, given_up, lost: Vec::new() }
+    Landed { spool, records, rows, fate, given_up, lost: Vec::new() }
 }
 
 /// Stores the next records of a spool file.

@@ -74,7 +74,7 @@ pub struct RunSummary {
     pub model: Option<String>,
     /// Who asked.
     pub user_label: Option<String>,
-    /// Names of its mods, in order.
+    /// Names of its mods, in order; of a foreign run the first 64.
     pub mods: Vec<String>,
     /// Most tokens to generate.
     pub max_tokens: Option<i32>,
@@ -264,6 +264,21 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
     Ok(())
 }
 
+/// Marks a run as interrupted and leaves everything else of its row as it is.
+pub(super) async fn mark_interrupted(
+    connection: &mut PgConnection,
+    run_id: RunId,
+    at: DateTime<Utc>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query("update runs set status = $2, completed_at = $3, version = version + 1 where run_id = $1")
+        .bind(run_id.0)
+        .bind(RunStatus::Interrupted.as_str())
+        .bind(at)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
 /// A column file as it is stored.
 pub(super) fn pack(columns: &[u8]) -> std::io::Result<Vec<u8>> {
     const LEVEL: i32 = 3;
@@ -277,7 +292,8 @@ pub(super) async fn save_columns(
     packed: &[u8],
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
-        "insert into run_columns (run_id, columns) values ($1, $2)
+        // none for a run that is being removed
+        "insert into run_columns (run_id, columns) select run_id, $2 from runs where run_id = $1 for share
         on conflict (run_id) do update set columns = excluded.columns",
     )
     .bind(run_id.0)

@@ -42,9 +42,15 @@ impl Spool {
     pub fn create(folder: &Path, server_id: Uuid) -> Result<Self, Error> {
         fs::create_dir_all(folder).map_err(disk("cannot create", folder))?;
         let path = folder.join(format!("{server_id}.spool"));
-        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
-        let file = file.map_err(disk("cannot create", &path))?;
-        file.lock().map_err(disk("cannot lock", &path))?;
+        let file = loop {
+            let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+            let file = file.map_err(disk("cannot create", &path))?;
+            file.lock().map_err(disk("cannot lock", &path))?;
+            // Another Thunder may have taken it for a dead one's before it was locked, and removed it.
+            if path.exists() {
+                break file;
+            }
+        };
         let end = file.metadata().map_err(disk("cannot read", &path))?.len();
         Ok(Self { file, path, read: 0, end })
     }
@@ -88,7 +94,11 @@ impl Spool {
             .seek(SeekFrom::Start(self.end))
             .and_then(|_| self.file.write_all(&bytes))
             .and_then(|()| self.file.sync_data());
-        written.map_err(disk("cannot write", &self.path))?;
+        if let Err(source) = written {
+            // What is there of them is no record, and a full disk has better uses for it.
+            let _ = self.file.set_len(self.end);
+            return Err(disk("cannot write", &self.path)(source));
+        }
         self.end += bytes.len() as u64;
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::Error;
 use super::outline::{Outline, RunRow};
 use super::read;
 use super::rows::{Rows, Way, clean};
-use super::runs::{by_id, claim, holder, save};
+use super::runs::{by_id, claim, holder, mark_interrupted, save};
 use crate::events::{Item, RunEnd, RunId, RunStart};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
@@ -33,9 +33,14 @@ impl Record {
         }
     }
 
-    /// How many items it has.
+    /// How many items it has; attention, of which one can be as large as a thousand events, counts by its bytes.
     pub fn len(&self) -> usize {
-        if let Self::Items(_, _, items) = self { items.len() } else { 1 }
+        const BYTES: usize = 4096;
+        let weight = |item: &Item| match item {
+            Item::Attention(step) => 1 + (step.t0.len() + step.t1.len()) / BYTES,
+            _ => 1,
+        };
+        if let Self::Items(_, _, items) = self { items.iter().map(weight).sum() } else { 1 }
     }
 }
 
@@ -75,11 +80,17 @@ pub async fn rewrite(pool: &PgPool, records: &[Record]) -> Result<(), Error> {
     Ok(transaction.commit().await?)
 }
 
-/// Marks a run whose server died, and counts what there is of it.
+/// Marks a run whose server died, and counts what there is of it, as far as that can be read.
 pub async fn interrupt(pool: &PgPool, run_id: RunId, at: DateTime<Utc>) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
-    refold(&mut transaction, run_id, |outline| outline.interrupted(at)).await?;
-    Ok(transaction.commit().await?)
+    let failure = match refold(&mut transaction, run_id, |outline| outline.interrupted(at)).await {
+        Ok(()) => return Ok(transaction.commit().await?),
+        Err(failure @ Error::Unavailable(_)) => return Err(failure),
+        Err(failure) => failure,
+    };
+    transaction.rollback().await?;
+    tracing::error!(run.id = %run_id, error = %failure, "an interrupted run is only marked; what is stored of it cannot be read");
+    Ok(mark_interrupted(&mut *pool.acquire().await?, run_id, at).await?)
 }
 
 async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {

@@ -128,6 +128,7 @@ async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
     assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
     let (status, told) = complete("best-effort").await;
     assert_eq!(status, 200, "{told}");
+    let waited = told["thunder"]["run_id"].as_str().unwrap().to_owned();
 
     // what was given up is no trouble to what comes after
     let database = Store::open(Database::Embedded { data_dir: elsewhere }, |_| {}).await.unwrap();
@@ -135,6 +136,11 @@ async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
     while status != 200 {
         assert!(asked.elapsed() < Duration::from_mins(1), "{told}");
         (status, told) = complete("required").await;
+    }
+    // what could wait in memory is there as a whole, with its end
+    while database.find(&waited).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
+        assert!(asked.elapsed() < Duration::from_mins(1), "{:?}", database.find(&waited).await);
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
     server.kill().await.unwrap();
     database.close().await;

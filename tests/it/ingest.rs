@@ -259,3 +259,34 @@ async fn a_large_document_replays() {
     let text = server.request(Method::GET, "/api/v1/runs/long/events").send().await.unwrap().text().await.unwrap();
     assert_eq!(text.lines().count(), 9000, "over several pages");
 }
+
+/// A foreign trace may say in few bytes what would fill the memory, were it taken at its word.
+#[tokio::test]
+async fn what_few_bytes_claim_takes_little_memory() {
+    let server = server().await;
+    let prefilled = json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "details":
+        {"evicted": {"ranges": [[0, u32::MAX], [0, u32::MAX]], "messages": []}}});
+    let call =
+        |name: String| json!({"event_sequence_order": 0, "mod_name": name, "event_type": "Prefilled", "step": 0});
+    let log = json!({"mod_call_sequence": 0, "mod_name": "m", "log_message": "x"});
+    let documents = [
+        json!({"request": {"request_id": "names"}, "events": [prefilled],
+            "mod_calls": [call("m".repeat(50_000))], "mod_logs": vec![log; 2000]}),
+        json!({"request": {"request_id": "texts"}, "events": [
+            {"event_type": "Sampled", "step": 0, "sequence_order": 0, "sampled_token": 1, "token_text": "t".repeat(50_000)},
+            {"event_type": "Added", "step": 0, "sequence_order": 1, "added_token_count": 60_000}]}),
+        json!({"request": {"request_id": "mods"}, "events": [prefilled],
+            "mod_calls": (0..500).map(|number| call(format!("m{number}"))).collect::<Vec<_>>()}),
+    ];
+    for document in &documents {
+        let response = post(server, document.to_string().into_bytes(), &[]).await;
+        assert_eq!(response.status(), 201, "{}", document["request"]);
+        let id = document["request"]["request_id"].as_str().unwrap();
+        let columns = server.request(Method::GET, &format!("/api/v1/runs/{id}/columns")).send().await.unwrap();
+        let size = columns.bytes().await.unwrap().len();
+        assert!((100..4_000_000).contains(&size), "{id}: {size}");
+    }
+    let (_, run) = server.get("/api/v1/runs/mods").await;
+    assert_eq!(run["run"]["mods"].as_array().unwrap().len(), 64);
+    assert_eq!(run["mod_calls"].as_array().unwrap().len(), 500);
+}

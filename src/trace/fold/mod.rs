@@ -115,7 +115,8 @@ pub struct EventPoint {
 
 /// Most rows that a fold invents for tokens which a foreign trace only counts. A few bytes may claim billions.
 const MOST_INVENTED: u32 = 65_536;
-/// Longest label of a mark, in characters.
+/// Longest label and name of a mark, and longest text that one draw gives to several tokens, in characters. A few bytes of a
+/// foreign trace may repeat each of them as often as they like.
 const MOST_LABEL: usize = 80;
 
 /// The fold: feed it the items of a run in order. Each costs O(1), amortised over the rows it makes or ends.
@@ -263,6 +264,8 @@ impl Fold {
         let measured = event.measured.as_ref();
         let measures = measured.map_or(&[][..], |measured| &measured.tokens);
         let drawn = self.step.drawn(event.step);
+        let drawn_text = drawn.as_ref().and_then(|drawn| drawn.text.as_deref());
+        let shared = drawn_text.is_some_and(|text| text.chars().nth(MOST_LABEL).is_none());
         let invented: Vec<TokenId>;
         let tokens = match &event.added_tokens {
             Some(tokens) => tokens,
@@ -282,10 +285,10 @@ impl Fold {
         for (index, &token) in tokens.iter().enumerate() {
             let drawn = drawn.as_ref().filter(|drawn| drawn.token.is_none_or(|drawn| drawn == token));
             let measure = measures.get(index).filter(|measure| measure.token == token);
-            let text = match (measure, drawn.and_then(|drawn| drawn.text.as_ref())) {
+            let text = match (measure, drawn.and(drawn_text)) {
                 (Some(measure), _) => measure.text.clone(),
-                (None, Some(text)) => text.clone(),
-                (None, None) => nameless(token),
+                (None, Some(text)) if shared || index == 0 => text.to_owned(),
+                (None, _) => nameless(token),
             };
             let known = drawn.filter(|_| !forced);
             let row = Row {
@@ -382,25 +385,23 @@ impl Fold {
 
     /// What went because the context was full. The rows stay where they were: they are what was read and said.
     fn evicted(&mut self, eviction: &Eviction) {
-        let tokens: u32 = eviction.ranges.iter().map(|&(start, end)| end.saturating_sub(start)).sum();
+        let tokens: u64 = eviction.ranges.iter().map(|&(start, end)| u64::from(end.saturating_sub(start))).sum();
         let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();
         let who = if roles.is_empty() { String::new() } else { format!(" ({})", roles.join(", ")) };
         let label = format!("context full: {tokens} tokens dropped{who}");
-        self.mark_by("engine".to_owned(), MarkKind::Log, &label, self.calls);
+        self.mark_by("engine", MarkKind::Log, &label, self.calls);
     }
 
     fn mark(&mut self, kind: MarkKind, label: &str, call_index: u32) {
-        self.mark_by(self.caller.clone(), kind, label, call_index);
+        let caller = std::mem::take(&mut self.caller);
+        self.mark_by(&caller, kind, label, call_index);
+        self.caller = caller;
     }
 
-    fn mark_by(&mut self, mod_name: String, kind: MarkKind, label: &str, call_index: u32) {
-        self.marks.push(Mark {
-            seq: self.event_count().saturating_sub(1),
-            kind,
-            mod_name,
-            label: label.chars().take(MOST_LABEL).collect(),
-            call_index,
-        });
+    fn mark_by(&mut self, mod_name: &str, kind: MarkKind, label: &str, call_index: u32) {
+        let short = |text: &str| text.chars().take(MOST_LABEL).collect();
+        let seq = self.event_count().saturating_sub(1);
+        self.marks.push(Mark { seq, kind, mod_name: short(mod_name), label: short(label), call_index });
     }
 }
 

@@ -213,3 +213,27 @@ async fn a_killed_database_comes_back_while_a_run_is_recorded() {
     assert_eq!(format!("{stored:#?}"), spoken(&sent));
     store.close().await;
 }
+
+/// Rows that cannot be read any more keep nobody from starting.
+#[tokio::test]
+async fn a_damaged_run_of_a_dead_server_is_marked_and_keeps_nobody_from_starting() {
+    let data = Data::new();
+    let store = data.open().await;
+    let (Recorder { signals: recorder, .. }, _) = store.recorder();
+    let mut run = Live::new("damaged");
+    for signal in [run.started(), run.prefilled(), run.token(" sky")] {
+        recorder.send(signal).await.unwrap();
+    }
+    wait_for(&store, run.run_id(), RunStatus::Running).await;
+    while store.items(run.run_id(), 0..100).await.unwrap().len() < 7 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    psql(&data.url(), "update events set measured = '\\x07'").await;
+    store.close().await;
+    let store = data.open().await;
+    let found = store.find("damaged").await.unwrap().unwrap();
+    assert_eq!(found.status, RunStatus::Interrupted);
+    assert!(found.completed_at.is_some());
+    assert!(store.items(run.run_id(), 0..100).await.is_err(), "what is damaged is not read as something else");
+    store.close().await;
+}

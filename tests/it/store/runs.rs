@@ -44,6 +44,7 @@ async fn runs_are_listed_filtered_and_paged() {
     assert_eq!(found(&store, "after:1h").await, ["ours"]);
     assert_eq!(found(&store, "error:100%").await, Vec::<String>::new());
     assert_eq!(found(&store, "backtracks:0 error:0 actions<1 forced<=0 ??").await, Vec::<String>::new());
+    assert_eq!(found(&store, "a\0b -\"c\0\" model:\0").await, Vec::<String>::new(), "NUL, which no text holds");
     let error = store.runs(&RunQuery { q: "modle:x".into(), ..RunQuery::default() }).await.unwrap_err();
     assert!(matches!(error, Error::BadFilter(bad) if bad.did_you_mean.as_deref() == Some("model")));
     store.close().await;

@@ -255,13 +255,15 @@ export class RunState {
       const count = this.#invent(natural(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
+    const shared = cut(drawn?.text ?? '') === (drawn?.text ?? '');
     const origin = forced ? FLAGS.forced | FLAGS.touched : FLAGS.sampled;
     const pending = this.#step.pending;
     this.#step.pending = 0;
     tokens.forEach((token, index) => {
       const draw = drawn && (drawn.token === undefined || drawn.token === token) ? drawn : null;
       const measure = measures[index]?.token === token ? measures[index] : null;
-      const text = measure ? measure.text ?? '' : draw?.text ?? nameless(token);
+      const drawnText = shared || index === 0 ? draw?.text : undefined;
+      const text = measure ? measure.text ?? '' : drawnText ?? nameless(token);
       const known = forced ? null : draw;
       const logprob = measure?.logprob ?? known?.logprob;
       this.#append(token, text, seq, origin | pending | special(text), index === 0 ? dt : 0, {
@@ -357,7 +359,7 @@ export class RunState {
 
   #mark(kind, label, callIndex, by = this.#caller) {
     const seq = Math.max(0, this.eventCount - 1);
-    this.marks.push({ seq, kind, mod_name: by, label: cut(label), call_index: callIndex });
+    this.marks.push({ seq, kind, mod_name: cut(by), label: cut(label), call_index: callIndex });
   }
 
   #action(action) {
