@@ -6,25 +6,27 @@
 mod cache;
 mod defaults;
 mod encoder;
+mod error;
 pub mod flags;
 mod limits;
 pub mod llama_server;
 mod mods;
+mod security;
 
 use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, Scaled, ServerFlags, SplitMode, Switch};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
-use subtle::ConstantTimeEq;
 
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
+pub use error::Error;
 pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
+pub use security::{KeyHash, LOCALHOST, Security};
 
 /// Port of the server.
 pub const DEFAULT_PORT: u16 = 6767;
@@ -37,9 +39,6 @@ pub const DEFAULT_SLOT_CONTEXT: u32 = 8192;
 const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-
-/// The word for pages of this machine, at any port, among the origins that may call the API.
-pub const LOCALHOST: &str = "localhost";
 
 /// A validated configuration.
 #[derive(Debug, Clone)]
@@ -150,111 +149,6 @@ pub struct ModelsConfig {
     pub most: Option<usize>,
 }
 
-/// Who may do what.
-#[derive(Debug, Clone, Default)]
-pub struct Security {
-    /// Hashes of the keys; when empty, no key is asked for.
-    pub keys: Vec<KeyHash>,
-    /// Web origins whose pages may call the API; `*` for all, [`LOCALHOST`] for this machine's.
-    pub cors_origins: Vec<String>,
-    /// Names under which browsers may reach the server, in lower case.
-    pub trusted_hosts: Vec<String>,
-}
-
-/// SHA-256 of an API key, and what its owner may do; the key itself is not kept.
-#[derive(Clone)]
-pub struct KeyHash {
-    hash: [u8; 32],
-    name: Option<String>,
-    mods: bool,
-}
-
-impl KeyHash {
-    /// The hash of a key without a name and without rights beyond everybody's.
-    #[must_use]
-    pub fn of(key: &str) -> Self {
-        Self { hash: Sha256::digest(key.as_bytes()).into(), name: None, mods: false }
-    }
-
-    /// The same key, whose owner may register, switch and remove mods.
-    #[must_use]
-    pub fn with_mods(self) -> Self {
-        Self { mods: true, ..self }
-    }
-
-    /// A line of a key file: the key, then `mods` if its owner may change mods, then `name=` and what it is called.
-    ///
-    /// # Errors
-    /// The word that is neither.
-    fn from_line(line: &str) -> Result<Self, String> {
-        let mut words = line.split_whitespace();
-        let mut key = Self::of(words.next().unwrap_or_default());
-        for word in words {
-            match word.strip_prefix("name=") {
-                Some(name) if !name.is_empty() && name.len() <= 64 => key.name = Some(name.to_owned()),
-                None if word == "mods" => key.mods = true,
-                _ => return Err(word.to_owned()),
-            }
-        }
-        Ok(key)
-    }
-
-    /// The hash.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; 32] {
-        &self.hash
-    }
-
-    /// Whether its owner may register, switch and remove mods.
-    #[must_use]
-    pub const fn may_change_mods(&self) -> bool {
-        self.mods
-    }
-
-    /// A name for the key that does not give it away.
-    #[must_use]
-    pub fn label(&self) -> String {
-        let [a, b, c, ..] = self.hash;
-        self.name.clone().unwrap_or_else(|| format!("key-{a:02x}{b:02x}{c:02x}"))
-    }
-}
-
-impl Security {
-    /// Whether pages of that origin may call the API.
-    #[must_use]
-    pub fn allows_origin(&self, origin: &str) -> bool {
-        self.cors_origins
-            .iter()
-            .any(|allowed| allowed == "*" || allowed == origin || (allowed == LOCALHOST && is_local(origin)))
-    }
-
-    /// The one of the keys that was sent, if any. Takes the same time for every wrong key.
-    #[must_use]
-    pub fn known(&self, sent: &str) -> Option<&KeyHash> {
-        let sent = KeyHash::of(sent);
-        // Every hash is compared, so that the time does not tell which key came close.
-        self.keys.iter().fold(None, |found, key| if bool::from(key.hash.ct_eq(&sent.hash)) { Some(key) } else { found })
-    }
-}
-
-/// Whether an origin is a page of this machine.
-fn is_local(origin: &str) -> bool {
-    let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-    rest.is_some_and(|authority| {
-        let host = match authority.rsplit_once(':') {
-            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
-            _ => authority,
-        };
-        matches!(host, "localhost" | "127.0.0.1" | "[::1]")
-    })
-}
-
-impl std::fmt::Debug for KeyHash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.label())
-    }
-}
-
 impl std::fmt::Debug for DataConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let url = self.database_url.as_ref().map(|_| "(hidden)");
@@ -291,177 +185,6 @@ impl std::str::FromStr for Size {
         let count: usize = digits.parse().map_err(|_| wrong())?;
         count.checked_mul(1 << shift).filter(|&bytes| bytes > 0).map(Self).ok_or_else(wrong)
     }
-}
-
-/// Why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A number is out of its range.
-    #[error("{flag} must be {range}, got {value}")]
-    Range {
-        /// The flag.
-        flag: &'static str,
-        /// What it takes.
-        range: &'static str,
-        /// What was given.
-        value: u64,
-    },
-    /// The model is not there.
-    #[error("there is no model file at {path}; --model takes the path of a GGUF file")]
-    NoModel {
-        /// Path given.
-        path: String,
-    },
-    /// The LoRA adapter is not there.
-    #[error("there is no LoRA adapter at {path}; --lora takes the path of a GGUF file")]
-    NoAdapter {
-        /// Path given.
-        path: String,
-    },
-    /// The folder of mods is not there.
-    #[error("there is no folder {path}; --mods-dir takes a folder of Python files")]
-    NoModsDir {
-        /// Path given.
-        path: String,
-    },
-    /// Not a list of proportions.
-    #[error("--tensor-split takes a proportion for each GPU, e.g. 3,1")]
-    TensorSplit,
-    /// The folder of models is not there.
-    #[error("there is no folder {path}; --models-dir takes a folder of GGUF files")]
-    NoModelsDir {
-        /// Path given.
-        path: String,
-    },
-    /// A folder is not there.
-    #[error("there is no folder {path}; {flag} takes a folder that exists")]
-    NoFolder {
-        /// The flag.
-        flag: &'static str,
-        /// Path given.
-        path: String,
-    },
-    /// A file cannot be read.
-    #[error("cannot read {path}, which {flag} names: {source}")]
-    File {
-        /// The flag.
-        flag: &'static str,
-        /// Path given.
-        path: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// Not a parameter.
-    #[error(
-        "'{text}' is not what {flag} takes: JSON, for --parameter behind a name and =, e.g. min_keep=2, for \
-         --chat-template-kwargs an object"
-    )]
-    Parameter {
-        /// The flag.
-        flag: &'static str,
-        /// What was given.
-        text: String,
-    },
-    /// Flash attention does not show what it attends to.
-    #[error(
-        "--flash-attn on and --attention on exclude each other: flash attention never holds what could be captured"
-    )]
-    FlashAttention,
-    /// A name of a template that llama.cpp has built in.
-    #[error(
-        "--chat-template takes Jinja text or chatml, got '{name}'; give the template's text, or a file with --chat-template-file"
-    )]
-    ChatTemplate {
-        /// What was given.
-        name: String,
-    },
-    /// The host has no address.
-    #[error("cannot find the host '{host}': {source}")]
-    Host {
-        /// Host given.
-        host: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The host has no address.
-    #[error("the host '{host}' has no address")]
-    NoAddress {
-        /// Host given.
-        host: String,
-    },
-    /// The key file cannot be read.
-    #[error("cannot read the keys in {path}: {source}")]
-    KeyFile {
-        /// Path given.
-        path: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The key file holds none.
-    #[error("there is no key in {path}; it takes one key a line")]
-    NoKeyInFile {
-        /// Path given.
-        path: String,
-    },
-    /// A line of the key file says something unknown.
-    #[error("{path}, line {line}: '{word}' is not known; behind a key may stand mods, and name=NAME")]
-    KeyLine {
-        /// Path given.
-        path: String,
-        /// Counted from 1.
-        line: usize,
-        /// The word.
-        word: String,
-    },
-    /// Nobody could upload.
-    #[error(
-        "--allow-mod-upload needs a key whose owner may do so: give one with --mod-key KEY, or write mods behind one in the key file"
-    )]
-    NoModKey,
-    /// An empty key would let everybody in.
-    #[error("an API key must not be empty")]
-    EmptyKey,
-    /// Other machines could reach a server without a key.
-    #[error(
-        "{address} can be reached from other machines, and no API key is set; give --api-key KEY, or say --allow-unauthenticated if everybody who reaches it may use it"
-    )]
-    Unauthenticated {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// Not an origin.
-    #[error(
-        "'{origin}' is not a web origin; --cors-origin takes scheme and host, e.g. https://app.example, localhost, or *"
-    )]
-    Origin {
-        /// What was given.
-        origin: String,
-    },
-    /// Values cannot be quantised without flash attention.
-    #[error(
-        "--cache-type-v {cache_type} needs flash attention, which is off while attention can be captured; add --attention off, or take f16, bf16 or f32"
-    )]
-    QuantisedValues {
-        /// The type.
-        cache_type: CacheType,
-    },
-    /// One cache for all slots.
-    #[error(
-        "--kv-unified is not supported: each slot has a cache of its own, in which a token's place is its position, so that a row of attention says which token it looks at; --ctx-size is divided among the slots"
-    )]
-    UnifiedCache,
-    /// Not a share.
-    #[error("--slot-prompt-similarity must be between 0 and 1, got {value}")]
-    Similarity {
-        /// What was given.
-        value: f32,
-    },
-    /// No folder to keep data in.
-    #[error("there is no home folder to keep data in; give --data-dir DIR")]
-    NoHome,
-    /// Not a PostgreSQL address.
-    #[error("the database URL must begin with postgres:// or postgresql://")]
-    DatabaseUrl,
 }
 
 impl Config {
