@@ -4,11 +4,16 @@
 //! newtype ([`OpenAiError`], [`LlamaError`]) and renders the same error in its shape. The cause of a 5xx is logged once, here,
 //! and the client gets the request id to ask for it.
 
+mod dialects;
+mod kind;
+
+pub use dialects::{AnthropicError, LlamaError, OpenAiError, StreamError};
+pub use kind::Kind;
+
 use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::fmt::Display;
 use utoipa::ToSchema;
 
@@ -26,100 +31,6 @@ pub async fn with_request_id<F: Future>(id: String, request: F) -> F::Output {
 #[must_use]
 pub fn request_id() -> Option<String> {
     REQUEST_ID.try_with(Clone::clone).ok()
-}
-
-/// What sort of error it is; decides status and title.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// The request is wrong.
-    BadRequest,
-    /// No key, or one that is not known.
-    Unauthorized,
-    /// Known, but not allowed.
-    Forbidden,
-    /// There is no such thing.
-    NotFound,
-    /// The route exists, for another method.
-    MethodNotAllowed,
-    /// It contradicts what is there.
-    Conflict,
-    /// The body is larger than the route takes.
-    TooLarge,
-    /// The body is of another type than the route takes.
-    UnsupportedMediaType,
-    /// Well formed, and refused: a mod ended the run with an error before its first token.
-    Unprocessable,
-    /// There is no room to keep it.
-    NoRoom,
-    /// Too many requests at once; try again later.
-    Busy,
-    /// Our fault.
-    Internal,
-    /// The server was started without it, or the model cannot do it.
-    NotSupported,
-    /// A part of the server is not there (yet).
-    Unavailable,
-}
-
-impl Kind {
-    /// The HTTP status.
-    #[must_use]
-    pub const fn status(self) -> StatusCode {
-        match self {
-            Self::BadRequest => StatusCode::BAD_REQUEST,
-            Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::NotFound => StatusCode::NOT_FOUND,
-            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Conflict => StatusCode::CONFLICT,
-            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Unprocessable => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
-            Self::Busy => StatusCode::TOO_MANY_REQUESTS,
-            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
-            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        }
-    }
-
-    const fn slug(self) -> &'static str {
-        match self {
-            Self::BadRequest => "bad-request",
-            Self::Unauthorized => "unauthorized",
-            Self::Forbidden => "forbidden",
-            Self::NotFound => "not-found",
-            Self::MethodNotAllowed => "method-not-allowed",
-            Self::Conflict => "conflict",
-            Self::TooLarge => "too-large",
-            Self::UnsupportedMediaType => "unsupported-media-type",
-            Self::Unprocessable => "unprocessable",
-            Self::NoRoom => "no-room",
-            Self::Busy => "busy",
-            Self::Internal => "internal",
-            Self::NotSupported => "not-supported",
-            Self::Unavailable => "unavailable",
-        }
-    }
-
-    const fn title(self) -> &'static str {
-        match self {
-            Self::BadRequest => "The request is not valid",
-            Self::Unauthorized => "An API key is needed",
-            Self::Forbidden => "Not allowed",
-            Self::NotFound => "Not found",
-            Self::MethodNotAllowed => "Method not allowed",
-            Self::Conflict => "It contradicts what is there",
-            Self::TooLarge => "The body is too large",
-            Self::UnsupportedMediaType => "The body is of a type that is not taken here",
-            Self::Unprocessable => "The run was refused",
-            Self::NoRoom => "There is no room to keep it",
-            Self::Busy => "Too many runs at once",
-            Self::Internal => "Something went wrong on the server",
-            Self::NotSupported => "This server cannot do that",
-            Self::Unavailable => "The server is not ready",
-        }
-    }
 }
 
 /// An error of a machine surface.
@@ -306,86 +217,6 @@ impl ApiError {
         }
     }
 
-    /// `{"error":{message,type,param,code}}`, as OpenAI's clients read it. Logs the cause of an internal error.
-    #[must_use]
-    pub fn openai(&self) -> Value {
-        let mut error = json!({ "message": self.public_detail(), "type": self.word(), "param": self.pointer,
-                                "code": self.code });
-        self.tell_exceeded(&mut error);
-        json!({ "error": error })
-    }
-
-    /// `{"error":{code,message,type}}` with the HTTP status as the code, as llama-server's clients read it. Logs the
-    /// cause of an internal error.
-    #[must_use]
-    pub fn llama(&self) -> Value {
-        let kind = if self.exceeded.is_some() { "exceed_context_size_error" } else { self.word() };
-        let mut error = json!({ "code": self.status().as_u16(), "message": self.public_detail(), "type": kind });
-        self.tell_exceeded(&mut error);
-        json!({ "error": error })
-    }
-
-    /// `{"type":"error","error":{type,message}}`, as Anthropic's clients read it. Logs the cause of an internal error.
-    #[must_use]
-    pub fn anthropic(&self) -> Value {
-        let kind = match self.kind {
-            Kind::TooLarge => "request_too_large",
-            Kind::Internal => "api_error",
-            Kind::Unavailable => "overloaded_error",
-            _ => self.word(),
-        };
-        let error = json!({ "type": kind, "message": self.public_detail() });
-        json!({ "type": "error", "error": error, "request_id": request_id() })
-    }
-
-    /// `{"type":"error","error",message,recoverable,recovery_action}`, as clients of the streaming protocol read it. Logs the
-    /// cause of an internal error.
-    #[must_use]
-    pub fn streaming(&self) -> Value {
-        let (kind, action) = match self.kind {
-            _ if self.exceeded.is_some() => ("context_length_exceeded", Some("reduce_prompt")),
-            Kind::Busy => ("rate_limited", Some("retry")),
-            Kind::NoRoom => ("memory_pressure", Some("retry")),
-            Kind::Unavailable if self.pointer.as_deref() == Some("model") => ("model_loading_error", None),
-            Kind::Unavailable => ("unavailable", Some("retry")),
-            Kind::Internal => ("internal_error", None),
-            Kind::Unauthorized => ("unauthorized", Some("authenticate")),
-            Kind::Forbidden => ("forbidden", None),
-            _ => ("invalid_request", None),
-        };
-        let recoverable = action.is_some() && self.kind != Kind::Unauthorized;
-        let mut error = json!({ "type": "error", "error": kind, "message": self.public_detail(),
-                                "recoverable": recoverable, "recovery_action": action });
-        if let Some(pointer) = &self.pointer {
-            error["parameter"] = pointer.as_str().into();
-        }
-        if let Some(seconds) = self.retry_after_s {
-            error["retry_after_seconds"] = seconds.into();
-        }
-        self.tell_exceeded(&mut error);
-        error
-    }
-
-    fn word(&self) -> &'static str {
-        match self.kind {
-            Kind::Unauthorized => "authentication_error",
-            Kind::Forbidden => "permission_error",
-            Kind::NotFound => "not_found_error",
-            Kind::Busy => "rate_limit_error",
-            Kind::Internal => "server_error",
-            Kind::NotSupported => "not_supported_error",
-            Kind::Unavailable => "unavailable_error",
-            _ => "invalid_request_error",
-        }
-    }
-
-    fn tell_exceeded(&self, error: &mut Value) {
-        if let Some((prompt_tokens, context)) = self.exceeded {
-            error["n_prompt_tokens"] = prompt_tokens.into();
-            error["n_ctx"] = context.into();
-        }
-    }
-
     pub(in crate::api) fn respond(&self, content_type: &'static str, body: Vec<u8>) -> Response {
         let mut response = (self.status(), body).into_response();
         let headers = response.headers_mut();
@@ -404,74 +235,6 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&self.problem()).unwrap_or_default();
         self.respond("application/problem+json", body)
-    }
-}
-
-/// An [`ApiError`] in OpenAI's shape.
-#[derive(Debug, Clone)]
-pub struct OpenAiError(pub ApiError);
-
-impl<E: Into<ApiError>> From<E> for OpenAiError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl IntoResponse for OpenAiError {
-    fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self.0.openai()).unwrap_or_default();
-        self.0.respond("application/json", body)
-    }
-}
-
-/// An [`ApiError`] in Anthropic's shape.
-#[derive(Debug, Clone)]
-pub struct AnthropicError(pub ApiError);
-
-impl<E: Into<ApiError>> From<E> for AnthropicError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl IntoResponse for AnthropicError {
-    fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self.0.anthropic()).unwrap_or_default();
-        self.0.respond("application/json", body)
-    }
-}
-
-/// An [`ApiError`] in the streaming protocol's shape.
-#[derive(Debug, Clone)]
-pub struct StreamError(pub ApiError);
-
-impl<E: Into<ApiError>> From<E> for StreamError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl IntoResponse for StreamError {
-    fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self.0.streaming()).unwrap_or_default();
-        self.0.respond("application/json", body)
-    }
-}
-
-/// An [`ApiError`] in llama-server's shape.
-#[derive(Debug, Clone)]
-pub struct LlamaError(pub ApiError);
-
-impl<E: Into<ApiError>> From<E> for LlamaError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl IntoResponse for LlamaError {
-    fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self.0.llama()).unwrap_or_default();
-        self.0.respond("application/json; charset=utf-8", body)
     }
 }
 
