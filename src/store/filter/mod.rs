@@ -1,0 +1,168 @@
+//! The filter language of the run list.
+//!
+//! Terms are separated by blanks and must all hold: free words (all words of prompt and answer, the last letters may be
+//! missing), `"an exact phrase"`, `field:value`, `field>number`, `-` before a term negates it. A name that is no field is
+//! an error with its position, and never an empty result.
+
+mod read;
+mod sql;
+
+use super::BadFilter;
+use crate::events::{RunStatus, Surface};
+use chrono::{DateTime, Utc};
+use read::Scanner;
+
+/// The fields, in the order in which a page should offer them.
+pub const FIELDS: [&str; 12] = [
+    "model",
+    "mod",
+    "status",
+    "surface",
+    "error",
+    "request",
+    "tokens",
+    "backtracks",
+    "forced",
+    "actions",
+    "after",
+    "before",
+];
+
+/// Most terms; each of them costs time for every run.
+const MOST_TERMS: usize = 64;
+
+/// A filter that was understood.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Filter {
+    terms: Vec<Term>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Term {
+    negated: bool,
+    condition: Condition,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Condition {
+    Word(String),
+    Phrase(String),
+    Model(String),
+    Mod(String),
+    Status(RunStatus),
+    Surface(Surface),
+    Error(String),
+    Request(String),
+    Count(Count, Comparison, i32),
+    After(DateTime<Utc>),
+    Before(DateTime<Utc>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Count {
+    Tokens,
+    Backtracks,
+    Forced,
+    Actions,
+    Errors,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    Is,
+    Above,
+    AtLeast,
+    Below,
+    AtMost,
+}
+
+impl Filter {
+    /// Reads a filter. `now` is what `after:7d` counts back from.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its place.
+    pub fn parse(text: &str, now: DateTime<Utc>) -> Result<Self, BadFilter> {
+        let chars: Vec<char> = text.chars().collect();
+        let mut scanner = Scanner::new(&chars);
+        let mut terms = Vec::new();
+        while scanner.skip_blanks() {
+            if terms.len() == MOST_TERMS {
+                return Err(scanner.too_many(MOST_TERMS));
+            }
+            terms.push(scanner.term(now)?);
+        }
+        Ok(Self { terms })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn now() -> DateTime<Utc> {
+        "2026-01-31T12:00:00Z".parse().unwrap()
+    }
+
+    fn one(text: &str) -> Condition {
+        let mut terms = Filter::parse(text, now()).unwrap().terms;
+        assert_eq!(terms.len(), 1, "{text}");
+        terms.remove(0).condition
+    }
+
+    fn error(text: &str) -> BadFilter {
+        Filter::parse(text, now()).unwrap_err()
+    }
+
+    #[test]
+    fn reads_every_kind_of_term() {
+        assert_eq!(one("sky"), Condition::Word("sky".into()));
+        assert_eq!(one("\"the sky\""), Condition::Phrase("the sky".into()));
+        assert_eq!(one("model:qwen"), Condition::Model("qwen".into()));
+        assert_eq!(one("mod:\"no refusal\""), Condition::Mod("no refusal".into()));
+        assert_eq!(one("status:done"), Condition::Status(RunStatus::Done));
+        assert_eq!(one("surface:llama_server"), Condition::Surface(Surface::LlamaServer));
+        assert_eq!(one("error:\"context window\""), Condition::Error("context window".into()));
+        assert_eq!(one("error>0"), Condition::Count(Count::Errors, Comparison::Above, 0));
+        assert_eq!(one("tokens>=10"), Condition::Count(Count::Tokens, Comparison::AtLeast, 10));
+        assert_eq!(one("tokens:7"), Condition::Count(Count::Tokens, Comparison::Is, 7));
+        assert_eq!(one("after:2026-01-01"), Condition::After("2026-01-01T00:00:00Z".parse().unwrap()));
+        assert_eq!(one("after:24h"), Condition::After("2026-01-30T12:00:00Z".parse().unwrap()));
+        assert_eq!(one("before:today"), Condition::Before("2026-01-31T00:00:00Z".parse().unwrap()));
+        let filter = Filter::parse("  -status:failed sky -\"blue sea\" ", now()).unwrap();
+        assert_eq!(filter.terms.iter().map(|term| term.negated).collect::<Vec<_>>(), [true, false, true]);
+        assert_eq!(Filter::parse(" ", now()).unwrap(), Filter::default());
+    }
+
+    #[test]
+    fn a_name_that_is_no_field_is_an_error_with_its_place() {
+        let wrong = error("sky modle:qwen");
+        assert_eq!((wrong.at, wrong.len, wrong.did_you_mean.as_deref()), (4, 5, Some("model")));
+        assert_eq!(error("-backtrack>0").did_you_mean.as_deref(), Some("backtracks"));
+        assert_eq!(error("http://example.org").did_you_mean, None);
+    }
+
+    #[test]
+    fn wrong_values_are_errors_with_their_place() {
+        let wrong = error("status:finished");
+        assert_eq!((wrong.at, wrong.len), (7, 8));
+        assert_eq!(error("status:cancel").did_you_mean.as_deref(), Some("cancelled"));
+        assert_eq!((error("tokens>many").at, error("tokens>many").len), (7, 4));
+        assert_eq!((error("ä \"open").at, error("ä \"open").len), (2, 5));
+        assert_eq!((error("model:").at, error("model:").len), (0, 6));
+        assert_eq!(error("model>3").at, 0);
+        assert_eq!(error("a - b").at, 2);
+        assert_eq!(error("after:soon").at, 6);
+        let many = error(&"a ".repeat(65));
+        assert_eq!((many.at, many.len), (128, 2));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused_within_its_bounds(text in "(\\PC|[-:<>=\" \t]|tokens|after|status){0,40}") {
+            if let Err(wrong) = Filter::parse(&text, now()) {
+                prop_assert!(wrong.at + wrong.len <= text.chars().count(), "{wrong:?}");
+            }
+        }
+    }
+}

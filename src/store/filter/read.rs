@@ -1,0 +1,253 @@
+//! Terms as a person writes them, and what is wrong with those that are none.
+
+use super::{Comparison, Condition, Count, FIELDS, Term};
+use crate::events::{RunStatus, Surface};
+use crate::store::BadFilter;
+use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
+
+pub(super) struct Scanner<'a> {
+    chars: &'a [char],
+    at: usize,
+}
+
+/// A part of the filter and where it stood.
+struct Part {
+    text: String,
+    at: usize,
+    len: usize,
+    quoted: bool,
+}
+
+impl<'a> Scanner<'a> {
+    /// At the beginning of a text.
+    pub fn new(chars: &'a [char]) -> Self {
+        Self { chars, at: 0 }
+    }
+
+    /// What is left is more than there may be.
+    pub fn too_many(&self, most: usize) -> BadFilter {
+        bad(self.at, self.chars.len() - self.at, &format!("a filter has at most {most} terms"))
+    }
+
+    /// Whether there is a term.
+    pub fn skip_blanks(&mut self) -> bool {
+        while self.peek().is_some_and(char::is_whitespace) {
+            self.at += 1;
+        }
+        self.at < self.chars.len()
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.chars.get(self.at).copied()
+    }
+
+    fn take(&mut self, wanted: char) -> bool {
+        let found = self.peek() == Some(wanted);
+        self.at += usize::from(found);
+        found
+    }
+
+    /// The term that begins here.
+    pub fn term(&mut self, now: DateTime<Utc>) -> Result<Term, BadFilter> {
+        let minus = self.at;
+        let negated = self.take('-');
+        if negated && self.peek().is_none_or(char::is_whitespace) {
+            return Err(bad(minus, 1, "'-' needs a term right after it"));
+        }
+        let begin = self.at;
+        while self.peek().is_some_and(|c| c.is_ascii_alphabetic() || c == '_') {
+            self.at += 1;
+        }
+        let name: String = self.chars[begin..self.at].iter().collect();
+        let comparison = if name.is_empty() { None } else { self.comparison() };
+        let condition = if let Some(comparison) = comparison {
+            let value = self.value()?;
+            condition(&name, begin, comparison, value, now)?
+        } else {
+            self.at = begin;
+            let part = self.value()?;
+            if part.quoted { Condition::Phrase(part.text) } else { Condition::Word(part.text) }
+        };
+        Ok(Term { negated, condition })
+    }
+
+    fn comparison(&mut self) -> Option<Comparison> {
+        let strict = match self.peek()? {
+            ':' | '=' => Comparison::Is,
+            '>' => Comparison::Above,
+            '<' => Comparison::Below,
+            _ => return None,
+        };
+        self.at += 1;
+        if strict == Comparison::Is || !self.take('=') {
+            return Some(strict);
+        }
+        Some(if strict == Comparison::Above { Comparison::AtLeast } else { Comparison::AtMost })
+    }
+
+    /// A quoted text, or everything up to the next blank; may be empty.
+    fn value(&mut self) -> Result<Part, BadFilter> {
+        let at = self.at;
+        if !self.take('"') {
+            while self.peek().is_some_and(|c| !c.is_whitespace()) {
+                self.at += 1;
+            }
+            let text = self.chars[at..self.at].iter().collect();
+            return Ok(Part { text, at, len: self.at - at, quoted: false });
+        }
+        while self.peek().is_some_and(|c| c != '"') {
+            self.at += 1;
+        }
+        let text = self.chars[at + 1..self.at].iter().collect();
+        if !self.take('"') {
+            return Err(bad(at, self.at - at, "this quotation mark is never closed"));
+        }
+        Ok(Part { text, at, len: self.at - at, quoted: true })
+    }
+}
+
+fn condition(
+    name: &str,
+    name_at: usize,
+    comparison: Comparison,
+    value: Part,
+    now: DateTime<Utc>,
+) -> Result<Condition, BadFilter> {
+    let count = match name {
+        "tokens" => Some(Count::Tokens),
+        "backtracks" => Some(Count::Backtracks),
+        "forced" => Some(Count::Forced),
+        "actions" => Some(Count::Actions),
+        "error" if comparison != Comparison::Is => Some(Count::Errors),
+        _ if FIELDS.contains(&name) => None,
+        _ => {
+            let message = format!(
+                "'{name}' is not a field; the fields are {}. Put the term in quotation marks to search for it as text",
+                FIELDS.join(", ")
+            );
+            let did_you_mean = nearest(name, FIELDS);
+            return Err(BadFilter { at: name_at, len: name.chars().count(), message, did_you_mean });
+        }
+    };
+    if value.text.is_empty() {
+        let len = (value.at + value.len).saturating_sub(name_at);
+        return Err(bad(name_at, len, &format!("'{name}' needs a value, for example {}", example(name))));
+    }
+    if let Some(count) = count {
+        let number = value.text.parse().map_err(|_| {
+            bad(
+                value.at,
+                value.len,
+                &format!("'{name}' is compared with a whole number, for example {}", example(name)),
+            )
+        })?;
+        return Ok(Condition::Count(count, comparison, number));
+    }
+    if comparison != Comparison::Is {
+        let message = format!("'{name}' is not a number; right would be {}", example(name));
+        return Err(bad(name_at, value.at + value.len - name_at, &message));
+    }
+    Ok(match name {
+        "model" => Condition::Model(value.text),
+        "mod" => Condition::Mod(value.text),
+        "error" => Condition::Error(value.text),
+        "request" => Condition::Request(value.text),
+        "status" => {
+            Condition::Status(one_of(name, &value, RunStatus::from_name, RunStatus::ALL.map(RunStatus::as_str))?)
+        }
+        "surface" => Condition::Surface(one_of(name, &value, Surface::from_name, Surface::ALL.map(Surface::as_str))?),
+        "after" => Condition::After(moment(name, &value, now)?),
+        _ => Condition::Before(moment(name, &value, now)?),
+    })
+}
+
+fn example(field: &str) -> &'static str {
+    match field {
+        "model" => "model:qwen",
+        "mod" => "mod:no-refusal",
+        "status" => "status:failed",
+        "surface" => "surface:openai",
+        "error" => "error:\"context window\" or error>0",
+        "request" => "request:req_abc123",
+        "tokens" => "tokens>100",
+        "backtracks" => "backtracks>0",
+        "forced" => "forced>0",
+        "actions" => "actions>=3",
+        "after" => "after:2026-01-31 or after:24h",
+        _ => "before:2026-01-31",
+    }
+}
+
+fn one_of<T, const N: usize>(
+    name: &str,
+    value: &Part,
+    read: impl Fn(&str) -> Option<T>,
+    all: [&'static str; N],
+) -> Result<T, BadFilter> {
+    read(&value.text).ok_or_else(|| BadFilter {
+        at: value.at,
+        len: value.len,
+        message: format!("'{}' is no {name}; it is one of {}", value.text, all.join(", ")),
+        did_you_mean: nearest(&value.text, all),
+    })
+}
+
+/// A date, a date with time and zone, or a span back from now.
+fn moment(name: &str, value: &Part, now: DateTime<Utc>) -> Result<DateTime<Utc>, BadFilter> {
+    let text = value.text.as_str();
+    let day = |date: NaiveDate| date.and_time(chrono::NaiveTime::MIN).and_utc();
+    let named = match text {
+        "today" => Some(day(now.date_naive())),
+        "yesterday" => now.date_naive().checked_sub_days(Days::new(1)).map(day),
+        _ => None,
+    };
+    named
+        .or_else(|| NaiveDate::parse_from_str(text, "%Y-%m-%d").ok().map(day))
+        .or_else(|| DateTime::parse_from_rfc3339(text).ok().map(Into::into))
+        .or_else(|| span(text).and_then(|span| now.checked_sub_signed(span)))
+        .ok_or_else(|| {
+            let message = format!(
+                "'{name}' needs a date (2026-01-31), a time (2026-01-31T18:30:00Z) or a span back from now (30m, 24h, 7d)"
+            );
+            bad(value.at, value.len, &message)
+        })
+}
+
+fn span(text: &str) -> Option<TimeDelta> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number: i64 = number.parse().ok().filter(|number| (0..1_000_000).contains(number))?;
+    match unit {
+        "m" => TimeDelta::try_minutes(number),
+        "h" => TimeDelta::try_hours(number),
+        "d" => TimeDelta::try_days(number),
+        _ => None,
+    }
+}
+
+fn bad(at: usize, len: usize, message: &str) -> BadFilter {
+    BadFilter { at, len, message: message.to_owned(), did_you_mean: None }
+}
+
+/// The name that is at most two edits away, or that this one begins.
+fn nearest<const N: usize>(name: &str, all: [&'static str; N]) -> Option<String> {
+    let name = name.to_lowercase();
+    let distance = |other: &str| if other.starts_with(&name) { 1 } else { edits(&name, other) };
+    let best = all.into_iter().min_by_key(|other| distance(other))?;
+    (distance(best) <= 2).then(|| best.to_owned())
+}
+
+/// Levenshtein distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let replace = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = replace.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

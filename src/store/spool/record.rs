@@ -1,0 +1,196 @@
+//! The coding of a record: its length, its checksum, its body.
+
+use crate::events::{Action, AttentionStep, Event, Item, ModCall, ModLog, RunEnd, RunId, RunStart};
+use crate::store::writer::Record;
+use crate::trace::document::Numbering;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read};
+use std::sync::Arc;
+use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Length and checksum.
+pub(super) const HEADER: usize = 12;
+/// A longer record is not one.
+const LONGEST: usize = 1 << 30;
+
+const STARTED: u8 = 1;
+const ITEMS: u8 = 2;
+const ATTENTION: u8 = 3;
+const ENDED: u8 = 4;
+
+/// The next body; `None` where none is whole.
+pub(super) fn read_body(file: &mut impl Read, left: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut header = [0; HEADER];
+    if left < HEADER as u64 {
+        return Ok(None);
+    }
+    file.read_exact(&mut header)?;
+    let (length, checksum) = header.split_at(4);
+    let length = u32::from_le_bytes(length.try_into().unwrap_or_default()) as usize;
+    let checksum = u64::from_le_bytes(checksum.try_into().unwrap_or_default());
+    if length > LONGEST || length as u64 > left - HEADER as u64 {
+        return Ok(None);
+    }
+    let mut body = vec![0; length];
+    file.read_exact(&mut body)?;
+    Ok((xxh3_64(&body) == checksum).then_some(body))
+}
+
+#[derive(Serialize)]
+struct ItemsOut<'a> {
+    run_id: RunId,
+    calls: u32,
+    logs: u32,
+    actions: u32,
+    items: Vec<ItemOut<'a>>,
+}
+
+#[derive(Serialize)]
+enum ItemOut<'a> {
+    E(&'a Event),
+    C(&'a ModCall),
+    L(&'a ModLog),
+    A(&'a Action),
+}
+
+#[derive(Deserialize)]
+struct ItemsIn {
+    run_id: RunId,
+    calls: u32,
+    logs: u32,
+    actions: u32,
+    items: Vec<ItemIn>,
+}
+
+#[derive(Deserialize)]
+enum ItemIn {
+    E(Event),
+    C(ModCall),
+    L(ModLog),
+    A(Action),
+}
+
+/// Appends a record.
+pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
+    match record {
+        Record::Started(start, server_id) => push(out, STARTED, |body| json(body, &(&**start, server_id))),
+        Record::Ended(run_id, end) => push(out, ENDED, |body| json(body, &(run_id, &**end))),
+        Record::Items(run_id, numbering, items) => {
+            let plain = items.iter().filter_map(|item| {
+                Some(match item {
+                    Item::Event(event) => ItemOut::E(event),
+                    Item::ModCall(call) => ItemOut::C(call),
+                    Item::ModLog(log) => ItemOut::L(log),
+                    Item::Action(action) => ItemOut::A(action),
+                    Item::Attention(_) => return None,
+                })
+            });
+            let plain = ItemsOut {
+                run_id: *run_id,
+                calls: numbering.mod_calls,
+                logs: numbering.mod_logs,
+                actions: numbering.actions,
+                items: plain.collect(),
+            };
+            if !plain.items.is_empty() {
+                push(out, ITEMS, |body| json(body, &plain));
+            }
+            for item in items.iter() {
+                if let Item::Attention(step) = item {
+                    push(out, ATTENTION, |body| attention(body, *run_id, step));
+                }
+            }
+        }
+    }
+}
+
+fn push(out: &mut Vec<u8>, kind: u8, write: impl FnOnce(&mut Vec<u8>)) {
+    let begin = out.len();
+    out.extend_from_slice(&[0; HEADER]);
+    out.push(kind);
+    write(out);
+    let body = begin + HEADER;
+    let (length, checksum) = ((out.len() - body) as u32, xxh3_64(&out[body..]));
+    out[begin..begin + 4].copy_from_slice(&length.to_le_bytes());
+    out[begin + 4..body].copy_from_slice(&checksum.to_le_bytes());
+}
+
+fn json(out: &mut Vec<u8>, value: &impl Serialize) {
+    let begin = out.len();
+    if let Err(error) = serde_json::to_writer(&mut *out, value) {
+        // these types hold nothing that JSON cannot
+        tracing::error!(%error, "a record cannot be written to the spool file");
+        out.truncate(begin);
+    }
+}
+
+fn attention(out: &mut Vec<u8>, run_id: RunId, step: &AttentionStep) {
+    out.extend_from_slice(run_id.0.as_bytes());
+    for number in [
+        step.sequence_order.cast_unsigned(),
+        step.row_len,
+        step.heads.into(),
+        step.layer_ids.len() as u32,
+        step.t0.len() as u32,
+    ] {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+    for layer in step.layer_ids.iter() {
+        out.extend_from_slice(&layer.to_le_bytes());
+    }
+    out.extend_from_slice(&step.t0);
+    out.extend_from_slice(&step.t1);
+}
+
+/// The record of a body; `None` where it is none of this version.
+pub(super) fn decode(body: &[u8]) -> Option<Record> {
+    let (kind, body) = body.split_first()?;
+    Some(match *kind {
+        STARTED => {
+            let (start, server_id): (RunStart, Uuid) = serde_json::from_slice(body).ok()?;
+            Record::Started(Arc::new(start), server_id)
+        }
+        ITEMS => {
+            let read: ItemsIn = serde_json::from_slice(body).ok()?;
+            let numbering = Numbering { mod_calls: read.calls, mod_logs: read.logs, actions: read.actions };
+            let items = read.items.into_iter().map(|item| match item {
+                ItemIn::E(event) => Item::Event(event),
+                ItemIn::C(call) => Item::ModCall(call),
+                ItemIn::L(log) => Item::ModLog(log),
+                ItemIn::A(action) => Item::Action(action),
+            });
+            Record::Items(read.run_id, numbering, Arc::new(items.collect()))
+        }
+        ATTENTION => {
+            let (run_id, step) = decode_attention(body)?;
+            Record::Items(run_id, Numbering::default(), Arc::new(vec![Item::Attention(step)]))
+        }
+        ENDED => {
+            let (run_id, end): (RunId, RunEnd) = serde_json::from_slice(body).ok()?;
+            Record::Ended(run_id, Arc::new(end))
+        }
+        _ => return None,
+    })
+}
+
+fn decode_attention(body: &[u8]) -> Option<(RunId, AttentionStep)> {
+    let (run_id, mut rest) = body.split_first_chunk::<16>()?;
+    let mut number = || {
+        let (bytes, after) = rest.split_first_chunk::<4>()?;
+        rest = after;
+        Some(u32::from_le_bytes(*bytes))
+    };
+    let (sequence_order, row_len, heads, layers, t0) = (number()?, number()?, number()?, number()?, number()?);
+    let (layer_ids, tiers) = rest.split_at_checked((layers as usize).checked_mul(2)?)?;
+    let (t0, t1) = tiers.split_at_checked(t0 as usize)?;
+    let step = AttentionStep {
+        sequence_order: sequence_order.cast_signed(),
+        row_len,
+        heads: heads.try_into().ok()?,
+        layer_ids: layer_ids.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect(),
+        t0: t0.to_vec(),
+        t1: t1.to_vec(),
+    };
+    Some((RunId(Uuid::from_bytes(*run_id)), step))
+}
