@@ -1,0 +1,91 @@
+//! Captured rows: whose they are, and that they are distributions.
+
+use super::{Told, added_at, bench, request, with_mod};
+use std::sync::Mutex;
+use thunder::events::Item;
+use thunder::mods::Action;
+
+#[tokio::test]
+async fn attention_rows_are_distributions_over_the_positions_before() {
+    for parallel in [1, 3] {
+        let mut bench = bench(parallel, true).await;
+        let mut asked = request("The sky is", 6);
+        asked.attention = true;
+        let prompt_len = asked.prompt.len() as u32;
+        let told = bench.tell(asked).await;
+        let steps: Vec<_> = told
+            .items
+            .iter()
+            .filter_map(|item| match item {
+                Item::Attention(step) => Some(step),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            steps.iter().map(|step| step.row_len).collect::<Vec<_>>(),
+            (prompt_len..prompt_len + 6).collect::<Vec<_>>()
+        );
+        for step in steps {
+            assert_eq!(step.layer_ids.as_ref(), [0, 1, 2, 3]);
+            let values: Vec<f32> = step.t0.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            for row in values.chunks_exact(step.row_len as usize) {
+                let sum: f32 = row.iter().sum();
+                assert!((sum - 1.0).abs() < 1e-3, "a row sums to {sum}");
+            }
+        }
+    }
+}
+
+/// The same attention whether a run is alone, shares batches with others, or has backtracked to where it is.
+#[tokio::test]
+async fn attention_belongs_to_its_own_run() {
+    let rows = |told: &Told| -> Vec<Vec<f32>> {
+        told.items
+            .iter()
+            .filter_map(|item| match item {
+                Item::Attention(step) => {
+                    Some(step.t0.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+                }
+                _ => None,
+            })
+            .collect()
+    };
+    let asked = |prompt: &str| {
+        let mut r = request(prompt, 8);
+        r.attention = true;
+        r
+    };
+    let mut alone = bench(1, true).await;
+    let expected = rows(&alone.tell(asked("The sky is blue")).await);
+    let mut shared = bench(4, true).await;
+    let mut others = Vec::new();
+    for prompt in [
+        "One",
+        "Two of them and some more text to make the prompt longer than a physical batch of tokens can be, so that it is cut",
+        "Three",
+    ] {
+        others.push(shared.engine.submit(request(prompt, 60)).await.unwrap());
+    }
+    let told = shared.tell(asked("The sky is blue")).await;
+    for (a, b) in expected.iter().zip(rows(&told)) {
+        let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(worst < 2e-3, "rows differ by {worst}");
+    }
+    drop(others);
+    let once = Mutex::new(false);
+    let told = alone
+        .tell(with_mod(asked("The sky is blue"), false, move |call| {
+            if added_at(call, 4) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+                Action::Backtrack { n: 3, tokens: vec![] }
+            } else {
+                Action::Noop
+            }
+        }))
+        .await;
+    let after: Vec<Vec<f32>> = rows(&told).split_off(4);
+    for (a, b) in expected[1..].iter().zip(&after) {
+        assert_eq!(a.len(), b.len());
+        let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(worst < 2e-3, "rows differ by {worst}");
+    }
+}

@@ -1,0 +1,47 @@
+//! Grammars that begin late, never end or leave nothing.
+
+use super::{bench, model, request};
+use thunder::engine::{Request, Sampling};
+use thunder::events::FinishReason;
+use thunder::model::grammar::{Constraint, Source, Trigger};
+
+#[tokio::test]
+async fn a_lazy_constraint_begins_behind_its_trigger_and_ends_the_run() {
+    let letter = model().vocabulary().encode("a", false, false)[0];
+    let request = |constraint| Request {
+        constraint: Some(constraint),
+        sampling: Sampling { logit_bias: vec![(letter, 100.0)], ..request("Hello", 1).sampling },
+        ..request("Hello", 12)
+    };
+    let constraint = Constraint::new("test", Source::Regex("xyz".into()));
+    let mut bench = bench(1, false).await;
+    let triggered = bench.tell(request(constraint.clone().lazy(Trigger::text("aaa")))).await;
+    assert_eq!(triggered.text, "aaaxyz");
+    assert_eq!(triggered.end.finish.reason, FinishReason::Stop);
+    let by_token = bench.tell(request(constraint.clone().lazy(Trigger::token(letter)))).await;
+    assert_eq!(by_token.text, "axyz");
+    let never = bench.tell(request(constraint.clone().lazy(Trigger::text("b")))).await;
+    assert_eq!(never.text, "a".repeat(12));
+    let at_once = bench.tell(request(constraint)).await;
+    assert_eq!(at_once.text, "xyz");
+}
+
+#[tokio::test]
+async fn a_grammar_gone_wrong_ends_its_run_and_no_other() {
+    let mut bench = bench(2, false).await;
+    // Its text never comes to an end: the limit ends it.
+    let endless = Constraint::new("test", Source::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));
+    let failed = bench.tell(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
+    assert!(failed.text.starts_with("ab"), "{}", failed.text);
+    assert_eq!(failed.end.finish.reason, FinishReason::Length);
+    let banned = model().vocabulary().encode("x", false, false)[0];
+    let refused = Request {
+        constraint: Some(Constraint::new("test", Source::Regex("x".into()))),
+        sampling: Sampling { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..Sampling::default() },
+        ..request("Hello", 12)
+    };
+    let refused = bench.tell(refused).await;
+    assert_eq!(refused.end.finish.reason, FinishReason::Error);
+    assert!(refused.end.finish.message.as_deref().unwrap().contains("none that the constraint allows"));
+    assert_eq!(bench.tell(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
+}

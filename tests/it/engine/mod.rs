@@ -1,0 +1,212 @@
+//! The engine on a real model: mods, KV state, text and trace agree. The model's weights are random; nothing here
+//! depends on them.
+
+mod attention;
+mod constraints;
+mod mods;
+mod runs;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
+use thunder::events::{EventType, Item, RunEnd, Signal, Surface, TokenId};
+use thunder::model::Model;
+use thunder::model::llama::{CacheType, ModelOptions};
+use thunder::mods::{
+    Action, Call, Chosen, Description, Done, EventSet, Factory, ModRef, Pending, Reply, RunView, Session,
+};
+use tokio::sync::mpsc;
+
+pub const CONTEXT: u32 = 512;
+
+pub fn model() -> Arc<Model> {
+    static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
+    let mut model = MODEL.lock().unwrap();
+    Arc::clone(model.get_or_insert_with(|| Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())))
+}
+
+pub struct Bench {
+    pub engine: Engine,
+    signals: mpsc::Receiver<Signal>,
+}
+
+pub struct Told {
+    pub text: String,
+    pub end: Arc<RunEnd>,
+    pub items: Vec<Item>,
+}
+
+pub async fn bench(parallel: u32, attention: bool) -> Bench {
+    bench_with(parallel, attention, |_| {}).await
+}
+
+pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
+    bench_of(model(), parallel, attention, change).await
+}
+
+pub async fn bench_of(model: Arc<Model>, parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
+    let (recorder, signals) = mpsc::channel(100_000);
+    let mut options = Options {
+        ctx_size: CONTEXT,
+        parallel,
+        threads: 1,
+        threads_batch: 1,
+        batch_size: 256,
+        ubatch_size: 64,
+        attention,
+        cache_type_k: CacheType::F16,
+        cache_type_v: CacheType::F16,
+        slot_prompt_similarity: 0.1,
+        cache_ram_bytes: 64 << 20,
+        session_memory_bytes: 64 << 20,
+        attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
+        clock: chrono::Utc::now,
+    };
+    change(&mut options);
+    Bench { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+pub fn request(prompt: &str, max_tokens: u32) -> Request {
+    let prompt = model().vocabulary().encode(prompt, false, true);
+    request_tokens(prompt, max_tokens)
+}
+
+pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
+    Request {
+        sampling: Sampling { temperature: 0.0, seed: 7, ..Sampling::default() },
+        limits: Limits { max_steps: 10 * max_tokens, ignore_eos: true, ..Limits::new(max_tokens) },
+        alternatives: 5,
+        ..Request::new(prompt, Surface::Cli)
+    }
+}
+
+impl Bench {
+    pub async fn tell(&mut self, request: Request) -> Told {
+        let generation = self.engine.submit(request).await.unwrap();
+        let (text, end) = follow(generation.output).await;
+        let mut items = Vec::new();
+        loop {
+            match self.signals.recv().await.unwrap() {
+                Signal::Items(id, more) if id == generation.run_id => items.extend(more.iter().cloned()),
+                Signal::Ended(id, _) if id == generation.run_id => break,
+                _ => {}
+            }
+        }
+        Told { text, end, items }
+    }
+}
+
+pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
+    let mut text = Vec::new();
+    while let Some(output) = output.recv().await {
+        match output {
+            Output::Text(delta) => text.extend(delta.text.chars()),
+            Output::Retract { chars } => text.truncate(text.len() - chars),
+            Output::Prompt(_) | Output::Progress(_) => {}
+            Output::Ended(end) => return (text.into_iter().collect(), end),
+        }
+    }
+    panic!("the stream ended without an end");
+}
+
+impl Told {
+    /// What the trace says the sequence of generated tokens is.
+    pub fn generated(&self) -> Vec<TokenId> {
+        let mut generated: Vec<TokenId> = Vec::new();
+        for item in &self.items {
+            match item {
+                Item::Event(event) => generated.extend(event.added_tokens.iter().flatten()),
+                Item::Action(action) => {
+                    let details: serde_json::Value = action
+                        .details
+                        .as_ref()
+                        .map_or_else(Default::default, |d| serde_json::from_str(d.get()).unwrap());
+                    if details["superseded"] == true {
+                        continue;
+                    }
+                    if let Some(removed) = details["removed"].as_u64() {
+                        generated.truncate(generated.len() - removed as usize);
+                    }
+                    if action.action_type == thunder::events::ActionType::ForceOutput {
+                        generated.clear();
+                    }
+                }
+                _ => {}
+            }
+        }
+        generated
+    }
+
+    fn events(&self) -> Vec<(EventType, i32)> {
+        self.items
+            .iter()
+            .filter_map(|item| match item {
+                Item::Event(event) => Some((event.event_type, event.step)),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+type Handler = dyn Fn(&Call<'_>) -> Action + Send + Sync;
+
+struct TestMod {
+    name: &'static str,
+    late: bool,
+    handler: Arc<Handler>,
+}
+
+struct TestSession {
+    late: bool,
+    handler: Arc<Handler>,
+}
+
+impl Factory for TestMod {
+    fn describe(&self) -> Description {
+        Description {
+            name: self.name.into(),
+            description: String::new(),
+            language: "test".into(),
+            version: "1".into(),
+            origin: thunder::mods::Origin::Builtin,
+            ..Description::default()
+        }
+    }
+    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        Ok(Box::new(TestSession { late: self.late, handler: Arc::clone(&self.handler) }))
+    }
+}
+
+impl Session for TestSession {
+    fn handles(&self) -> EventSet {
+        EventSet::ALL
+    }
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        let reply = Reply::from((self.handler)(call));
+        if self.late {
+            std::thread::spawn(move || done.reply(reply));
+            return Err(Pending);
+        }
+        done.disarm();
+        Ok(reply)
+    }
+}
+
+pub fn with_mod(
+    mut request: Request,
+    late: bool,
+    handler: impl Fn(&Call<'_>) -> Action + Send + Sync + 'static,
+) -> Request {
+    let factory = Arc::new(TestMod { name: "test", late, handler: Arc::new(handler) });
+    request.mods.push(Chosen { mod_ref: ModRef { name: "test".into(), config: serde_json::Value::Null }, factory });
+    request
+}
+
+pub fn added_at(call: &Call<'_>, generated: usize) -> bool {
+    call.event_type() == EventType::Added && call.generated().len() == generated
+}

@@ -1,0 +1,234 @@
+//! What mods do to a run: text, KV state and trace agree afterwards.
+
+use super::{added_at, bench, model, request, request_tokens, with_mod};
+use std::sync::{Arc, Mutex};
+use thunder::events::{EventType, FinishReason, Item};
+use thunder::mods::{Action, Call};
+
+/// Whatever a mod did to the sequence, the model goes on exactly as after a prompt of the same tokens.
+async fn goes_on_as_if_nothing_had_been(
+    handler: impl Fn(&Call<'_>) -> Action + Send + Sync + Clone + 'static,
+    late: bool,
+) {
+    let mut bench = bench(1, false).await;
+    let told = bench.tell(with_mod(request("The sky is", 16), late, handler)).await;
+    let generated = told.generated();
+    assert_eq!(generated.len(), 16, "{:?}", told.end);
+    assert_eq!(told.end.finish.usage.completion_tokens, 16);
+    assert_eq!(told.text, told.end.finish.text);
+    assert_eq!(told.text, model().vocabulary().decode(&generated));
+    let mut prompt = model().vocabulary().encode("The sky is", false, true);
+    prompt.extend_from_slice(&generated[..10]);
+    let fresh = bench.tell(request_tokens(prompt, 6)).await;
+    assert_eq!(fresh.generated(), generated[10..]);
+}
+
+#[tokio::test]
+async fn backtrack_at_added_replaces_tokens() {
+    let once = Arc::new(Mutex::new(false));
+    for late in [false, true] {
+        *once.lock().unwrap() = false;
+        let once = Arc::clone(&once);
+        goes_on_as_if_nothing_had_been(
+            move |call| {
+                if added_at(call, 6) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+                    return Action::Backtrack { n: 3, tokens: vec![40, 41] };
+                }
+                Action::Noop
+            },
+            late,
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn backtrack_without_tokens_draws_from_the_shortened_sequence() {
+    let once = Arc::new(Mutex::new(false));
+    goes_on_as_if_nothing_had_been(
+        move |call| {
+            if call.event_type() == EventType::ForwardPass
+                && call.generated().len() == 5
+                && !std::mem::replace(&mut *once.lock().unwrap(), true)
+            {
+                return Action::Backtrack { n: 2, tokens: vec![] };
+            }
+            Action::Noop
+        },
+        false,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn forced_tokens_take_one_decode_and_are_measured() {
+    for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
+        let once = Arc::new(Mutex::new(false));
+        let inner = Arc::clone(&once);
+        goes_on_as_if_nothing_had_been(
+            move |call| {
+                if call.event_type() == event
+                    && call.generated().len() == 4
+                    && !std::mem::replace(&mut *inner.lock().unwrap(), true)
+                {
+                    return Action::ForceTokens(vec![50, 51, 52]);
+                }
+                Action::Noop
+            },
+            true,
+        )
+        .await;
+        *once.lock().unwrap() = false;
+        let mut bench = bench(1, false).await;
+        let once2 = Arc::clone(&once);
+        let told = bench
+            .tell(with_mod(request("The sky is", 16), false, move |call| {
+                if call.event_type() == event
+                    && call.generated().len() == 4
+                    && !std::mem::replace(&mut *once2.lock().unwrap(), true)
+                {
+                    return Action::ForceTokens(vec![50, 51, 52]);
+                }
+                Action::Noop
+            }))
+            .await;
+        let forced: Vec<_> = told
+            .items
+            .iter()
+            .filter_map(|item| match item {
+                Item::Event(e) if e.forced == Some(true) => Some(e),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(forced.len(), 1);
+        assert_eq!(forced[0].added_tokens.as_deref(), Some(&[50, 51, 52][..]));
+        let tokens = &forced[0].measured.as_ref().unwrap().tokens;
+        assert!(
+            tokens.iter().all(|token| token.logprob.is_some() && token.rank.is_some_and(|rank| rank >= 1)),
+            "{tokens:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn sampled_backtrack_of_one_draws_again_without_a_gap() {
+    let mut bench = bench(1, false).await;
+    let once = Arc::new(Mutex::new(false));
+    let mut asked = request("The sky is", 8);
+    asked.sampling.temperature = 1.5;
+    let told = bench
+        .tell(with_mod(asked, false, move |call| {
+            if call.event_type() == EventType::Sampled
+                && call.generated().len() == 3
+                && !std::mem::replace(&mut *once.lock().unwrap(), true)
+            {
+                return Action::Backtrack { n: 1, tokens: vec![] };
+            }
+            Action::Noop
+        }))
+        .await;
+    assert_eq!(told.generated().len(), 8);
+    let steps: Vec<i32> =
+        told.events().iter().filter(|(kind, _)| *kind == EventType::ForwardPass).map(|&(_, step)| step).collect();
+    assert_eq!(steps, (1..=9).collect::<Vec<_>>(), "one step more than tokens: the dropped draw has its own");
+}
+
+#[tokio::test]
+async fn force_output_replaces_everything_and_ends() {
+    let mut bench = bench(1, false).await;
+    let told = bench
+        .tell(with_mod(request("The sky is", 16), true, |call| {
+            if added_at(call, 5) { Action::ForceOutput(vec![60, 61]) } else { Action::Noop }
+        }))
+        .await;
+    assert_eq!(told.generated(), [60, 61]);
+    assert_eq!(told.text, model().vocabulary().decode(&[60, 61]));
+    assert_eq!(told.end.finish.reason, FinishReason::Stop);
+}
+
+#[tokio::test]
+async fn an_action_that_its_event_does_not_permit_is_the_mods_error() {
+    let mut bench = bench(1, false).await;
+    let told = bench
+        .tell(with_mod(request("The sky is", 4), false, |call| {
+            if call.event_type() == EventType::Prefilled { Action::ForceTokens(vec![1]) } else { Action::Noop }
+        }))
+        .await;
+    let call = told
+        .items
+        .iter()
+        .find_map(|item| match item {
+            Item::ModCall(call) => Some(call),
+            _ => None,
+        })
+        .unwrap();
+    assert!(call.exception_occurred);
+    assert_eq!(call.exception_message.as_deref(), Some("ForceTokens is not permitted on Prefilled"));
+    assert_eq!(told.generated().len(), 4);
+}
+
+#[tokio::test]
+async fn the_first_mod_that_changes_control_wins() {
+    let mut bench = bench(1, false).await;
+    let mut asked = with_mod(request("The sky is", 8), false, |call| {
+        if added_at(call, 2) { Action::ForceTokens(vec![70]) } else { Action::Noop }
+    });
+    asked = with_mod(asked, true, |call| if added_at(call, 2) { Action::EmitError("no".into()) } else { Action::Noop });
+    let told = bench.tell(asked).await;
+    assert_eq!(told.end.finish.reason, FinishReason::Length);
+    assert_eq!(told.generated()[2], 70);
+    let superseded = told.items.iter().any(|item| matches!(item, Item::Action(action)
+        if action.error_message.is_some() && action.details.as_ref().is_some_and(|d| d.get().contains("\"superseded\":true"))));
+    assert!(superseded);
+}
+
+#[tokio::test]
+async fn edited_logits_decide_and_the_edit_is_recorded() {
+    let mut bench = bench(1, false).await;
+    let told = bench
+        .tell(with_mod(request("The sky is", 3), true, |call| match call.event_type() {
+            EventType::ForwardPass => Action::AdjustedLogits {
+                edit: thunder::mods::LogitEdit::Set(vec![(99, 1000.0)]),
+                temperature: Some(1.0),
+            },
+            _ => Action::Noop,
+        }))
+        .await;
+    assert_eq!(told.generated(), [99, 99, 99]);
+    let moved = told
+        .items
+        .iter()
+        .any(|item| matches!(item, Item::Action(a) if a.details.as_ref().unwrap().get().contains("\"token\":99")));
+    assert!(moved);
+}
+
+#[tokio::test]
+async fn a_mod_that_backtracks_for_ever_is_stopped() {
+    let mut bench = bench(1, false).await;
+    let mut asked = with_mod(request("The sky is", 8), false, |call| {
+        if call.event_type() == EventType::Added { Action::Backtrack { n: 1, tokens: vec![] } } else { Action::Noop }
+    });
+    asked.limits.max_steps = 20;
+    let told = bench.tell(asked).await;
+    assert_eq!(told.end.finish.reason, FinishReason::Length);
+    assert!(told.end.finish.message.as_ref().unwrap().contains("20 steps"), "{:?}", told.end.finish.message);
+    assert_eq!(told.text, "");
+}
+
+#[tokio::test]
+async fn tool_calls_and_errors_end_the_run() {
+    let mut bench = bench(1, false).await;
+    let told = bench
+        .tell(with_mod(request("The sky is", 8), false, |call| {
+            if added_at(call, 2) {
+                Action::ToolCalls(serde_json::json!({"function": {"name": "f", "arguments": "{}"}}))
+            } else {
+                Action::Noop
+            }
+        }))
+        .await;
+    assert_eq!(told.end.finish.reason, FinishReason::ToolCalls);
+    assert_eq!(told.end.finish.tool_calls.as_ref().unwrap()[0]["function"]["name"], "f");
+    let told = bench.tell(with_mod(request("The sky is", 8), false, |_| Action::EmitError("refused".into()))).await;
+    assert_eq!((told.end.finish.reason, told.end.finish.message.as_deref()), (FinishReason::Error, Some("refused")));
+}
