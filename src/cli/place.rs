@@ -3,14 +3,67 @@
 use super::client::{Server, ServerArgs};
 use super::export::run_path;
 use super::local::{Local, Record};
+use super::startup;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::config::{Config, DEFAULT_ADDRESS};
+use crate::config::{Config, DEFAULT_ADDRESS, ModsConfig};
 use crate::mods::Registry;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::Value;
+use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// What says where the runs of a command take place.
+#[derive(Debug, clap::Args)]
+pub struct PlaceArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+    #[command(flatten)]
+    pub data: DataFlags,
+}
+
+impl PlaceArgs {
+    /// The place, and the names that the mods have there: on the server that was named or runs, else in this process; in any
+    /// case in this process where a mod is a file, or a flag says which model or database. `said` tells whether a flag stood
+    /// on the command line.
+    pub async fn open(&self, mods: &[String], said: impl Fn(&str) -> bool) -> anyhow::Result<(Place, Vec<String>)> {
+        if let Some(file) = mods.iter().find(|name| is_file(name) && !Path::new(name).is_file()) {
+            bail!("there is no file {file}; --mod takes the name of a mod or a Python file");
+        }
+        let here =
+            mods.iter().any(|name| is_file(name)) || ["model", "data_dir", "database_url"].into_iter().any(&said);
+        if here && self.server.server.is_some() {
+            bail!(
+                "--model, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
+                 combined with --server"
+            );
+        }
+        if !here && let Some(server) = self.server.find().await? {
+            return Ok((Place::on(server), mods.to_vec()));
+        }
+        let registry = Registry::with_builtin();
+        let config = ModsConfig::try_from(self.engine.mods.clone())?;
+        let mut names = Vec::new();
+        for name in mods {
+            if is_file(name) {
+                names.extend(startup::register_file(&registry, &config, name.as_ref()).await?);
+            } else {
+                names.push(name.clone());
+            }
+        }
+        let own_database = said("data_dir") || said("database_url");
+        let place = Place::here(self.engine.clone(), self.data.clone(), &self.server, registry, own_database).await?;
+        Ok((place, names))
+    }
+}
+
+/// Whether a mod is given as a file and not by its name.
+pub fn is_file(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "py") || name.contains(std::path::MAIN_SEPARATOR)
+}
 
 /// Where runs take place.
 pub struct Place {
@@ -22,13 +75,13 @@ pub struct Place {
 
 impl Place {
     /// A server that runs already.
-    pub fn on(server: Server) -> Self {
+    fn on(server: Server) -> Self {
         Self { server, local: None, owner: None }
     }
 
     /// An engine in this process. Runs are recorded in its database, or, when that is the default one and belongs to a
     /// running server, handed to that server; with `own_database` no server is asked.
-    pub async fn here(
+    async fn here(
         mut engine: EngineFlags,
         data: DataFlags,
         server: &ServerArgs,

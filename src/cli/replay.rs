@@ -1,15 +1,10 @@
-use super::client::ServerArgs;
-use super::place::{self, Place};
-use super::startup;
-use crate::config::ModsConfig;
-use crate::config::flags::{DataFlags, EngineFlags};
-use crate::mods::Registry;
+use super::place::{self, Place, PlaceArgs};
 use crate::trace::difference::{self, Difference, Kind};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs a recorded run again, with the same model, seed, parameters and mods, and tells the first difference
@@ -25,7 +20,7 @@ pub struct Args {
     verify: bool,
     /// Python file with a mod that the run names, again for more
     #[arg(long = "mod", value_name = "FILE.py")]
-    mods: Vec<PathBuf>,
+    mods: Vec<String>,
     /// Run with the mods as they are now, also where they were others then
     #[arg(long)]
     any_version: bool,
@@ -33,11 +28,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    server: ServerArgs,
-    #[command(flatten)]
-    engine: EngineFlags,
-    #[command(flatten)]
-    data: DataFlags,
+    place: PlaceArgs,
 }
 
 /// What came of it.
@@ -86,24 +77,10 @@ fn tell(run: &str, outcome: &Outcome) {
 }
 
 async fn verify(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Outcome> {
-    let here = !args.mods.is_empty() || ["model", "data_dir", "database_url"].into_iter().any(&said);
-    if here && args.server.server.is_some() {
-        bail!(
-            "--mod, --model, --data-dir and --database-url are for an engine in this process and cannot be combined with --server"
-        );
+    if let Some(name) = args.mods.iter().find(|name| !place::is_file(name)) {
+        bail!("--mod takes a Python file here, got '{name}'; what the server knows by name is there without it");
     }
-    let found = if here { None } else { args.server.find().await? };
-    let mut place = if let Some(server) = found {
-        Place::on(server)
-    } else {
-        let registry = Registry::with_builtin();
-        let config = ModsConfig::try_from(args.engine.mods.clone())?;
-        for file in &args.mods {
-            startup::register_file(&registry, &config, file).await?;
-        }
-        let own_database = said("data_dir") || said("database_url");
-        Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?
-    };
+    let (mut place, _) = args.place.open(&args.mods, said).await?;
     let outcome = run_again(&mut place, args).await;
     place.close().await;
     outcome

@@ -1,16 +1,11 @@
-use super::client::{Server, ServerArgs, words};
+use super::client::{Server, words};
 use super::events::Events;
-use super::place::Place;
+use super::place::PlaceArgs;
 use super::printer::Printer;
-use super::startup;
-use crate::config::ModsConfig;
-use crate::config::flags::{DataFlags, EngineFlags};
-use crate::mods::Registry;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::io::Read;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Runs one prompt, streams the answer, records the run and prints where its replay is
@@ -53,11 +48,7 @@ pub struct Args {
     #[arg(long)]
     no_attention: bool,
     #[command(flatten)]
-    server: ServerArgs,
-    #[command(flatten)]
-    engine: EngineFlags,
-    #[command(flatten)]
-    data: DataFlags,
+    place: PlaceArgs,
 }
 
 /// What is known when the answer is complete.
@@ -70,27 +61,8 @@ struct Outcome {
 
 /// Runs the prompt. `said` tells whether a flag stood on the command line.
 pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
-    let files: Vec<PathBuf> = args.mods.iter().filter(|name| is_file(name)).map(PathBuf::from).collect();
-    if let Some(file) = files.iter().find(|file| !file.is_file()) {
-        bail!("there is no file {}; --mod takes the name of a mod or a Python file", file.display());
-    }
-    let here = !files.is_empty() || ["model", "data_dir", "database_url"].into_iter().any(&said);
-    if here && args.server.server.is_some() {
-        let why =
-            if files.is_empty() { "--model, --data-dir and --database-url are" } else { "a mod given as a file is" };
-        bail!("{why} for an engine in this process and cannot be combined with --server");
-    }
-    let attention = !args.no_attention && args.engine.captures_attention();
-    let found = if here { None } else { args.server.find().await? };
-    let mut names = args.mods.clone();
-    let mut place = if let Some(server) = found {
-        Place::on(server)
-    } else {
-        let registry = Registry::with_builtin();
-        names = register(&registry, &args, &files).await?;
-        let own_database = said("data_dir") || said("database_url");
-        Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?
-    };
+    let attention = !args.no_attention && args.place.engine.captures_attention();
+    let (mut place, names) = args.place.open(&args.mods, said).await?;
     let outcome = stream(place.server(), &args, &names, attention && place.keeps_attention()).await;
     let replay = match &outcome {
         Ok(outcome) => place.recorded(outcome.run_id.as_deref()).await,
@@ -98,23 +70,6 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
     };
     place.close().await;
     Ok(report(&outcome?, replay?))
-}
-
-/// Registers the mods that are files; the names of all.
-async fn register(registry: &Registry, args: &Args, files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
-    let config = ModsConfig::try_from(args.engine.mods.clone())?;
-    let mut names = Vec::new();
-    for name in &args.mods {
-        match files.iter().find(|file| file.as_path() == Path::new(name)) {
-            Some(file) => names.extend(startup::register_file(registry, &config, file).await?),
-            None => names.push(name.clone()),
-        }
-    }
-    Ok(names)
-}
-
-fn is_file(name: &str) -> bool {
-    Path::new(name).extension().is_some_and(|extension| extension == "py") || name.contains(std::path::MAIN_SEPARATOR)
 }
 
 fn report(outcome: &Outcome, replay: Option<String>) -> ExitCode {

@@ -9,18 +9,13 @@ mod screen;
 mod state;
 mod talk;
 
-use super::client::ServerArgs;
-use super::place::Place;
-use super::startup;
-use crate::config::flags::{DataFlags, EngineFlags};
-use crate::config::{DataConfig, ModsConfig};
-use crate::mods::Registry;
-use anyhow::bail;
+use super::place::PlaceArgs;
+use crate::config::DataConfig;
 use conversation::Conversation;
 use input::Reader;
 use screen::Screen;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use talk::Talk;
 
@@ -56,19 +51,15 @@ pub struct Args {
     #[arg(long)]
     no_attention: bool,
     #[command(flatten)]
-    server: ServerArgs,
-    #[command(flatten)]
-    engine: EngineFlags,
-    #[command(flatten)]
-    data: DataFlags,
+    place: PlaceArgs,
 }
 
 /// Talks until the person leaves. `said` tells whether a flag stood on the command line.
 pub async fn chat(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
     let conversation = beginning(&args)?;
-    let reader = Reader::new(DataConfig::try_from(args.data.clone())?.dir.join("chat_history"))?;
-    let (place, mods) = place(&args, said).await?;
-    let attention = !args.no_attention && args.engine.captures_attention() && place.keeps_attention();
+    let reader = Reader::new(DataConfig::try_from(args.place.data.clone())?.dir.join("chat_history"))?;
+    let (place, mods) = args.place.open(&args.mods, said).await?;
+    let attention = !args.no_attention && args.place.engine.captures_attention() && place.keeps_attention();
     let mut talk = Talk::new(place, conversation, reader, Screen::new(), attention);
     talk.add_mods(mods);
     if let Some(path) = &args.restore {
@@ -100,34 +91,4 @@ fn beginning(args: &Args) -> anyhow::Result<Conversation> {
     set("temperature", args.temperature.map(Value::from));
     set("seed", args.seed.map(Value::from));
     Ok(conversation)
-}
-
-async fn place(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<(Place, Vec<String>)> {
-    let is_file = |name: &str| {
-        Path::new(name).extension().is_some_and(|end| end == "py") || name.contains(std::path::MAIN_SEPARATOR)
-    };
-    let files = args.mods.iter().any(|name| is_file(name));
-    let here = files || ["model", "data_dir", "database_url"].into_iter().any(&said);
-    if here && args.server.server.is_some() {
-        bail!(
-            "--model, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
-             combined with --server"
-        );
-    }
-    if !here && let Some(server) = args.server.find().await? {
-        return Ok((Place::on(server), args.mods.clone()));
-    }
-    let registry = Registry::with_builtin();
-    let config = ModsConfig::try_from(args.engine.mods.clone())?;
-    let mut names = Vec::new();
-    for name in &args.mods {
-        if is_file(name) {
-            names.extend(startup::register_file(&registry, &config, name.as_ref()).await?);
-        } else {
-            names.push(name.clone());
-        }
-    }
-    let own_database = said("data_dir") || said("database_url");
-    let place = Place::here(args.engine.clone(), args.data.clone(), &args.server, registry, own_database).await?;
-    Ok((place, names))
 }

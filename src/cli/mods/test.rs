@@ -1,5 +1,6 @@
 use super::{check, dry_run};
 use crate::cli::client::ServerArgs;
+use crate::cli::place::PlaceArgs;
 use crate::cli::{export, startup};
 use crate::config::flags::{DataFlags, EngineFlags};
 use crate::config::{Config, DataConfig, bundled_model};
@@ -35,11 +36,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    server: ServerArgs,
-    #[command(flatten)]
-    engine: EngineFlags,
-    #[command(flatten)]
-    data: DataFlags,
+    place: PlaceArgs,
 }
 
 /// Runs the tests, or the dry run.
@@ -60,9 +57,9 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut documents = Vec::new();
     for run in &args.against {
-        documents.push((run.clone(), recorded(run, &args.server, &args.data).await?));
+        documents.push((run.clone(), recorded(run, &args.place.server, &args.place.data).await?));
     }
-    let model = model(&args.engine, &args.data)?;
+    let model = model(&args.place.engine, &args.place.data)?;
     let feed = move || dry_run::feed_all(&model, &*factory, config.as_ref(), &documents);
     let reports = tokio::task::spawn_blocking(feed).await??;
     let same = reports.iter().all(|report| report.difference.is_none());
