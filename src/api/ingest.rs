@@ -33,7 +33,17 @@ pub fn router() -> OpenApiRouter<App> {
 /// Takes a whole run of another engine. `/v1/ingest` is the same.
 #[utoipa::path(post, path = "/ingest", tag = "ingest",
     request_body(content = Object, content_type = "application/json",
-        description = "`{request, events, mod_calls, mod_logs, actions}`; gzip and zstd by Content-Encoding; at most 64 MiB decompressed"),
+        description = "`{request, events, mod_calls, mod_logs, actions}`; gzip and zstd by Content-Encoding; at most 64 MiB decompressed",
+        example = json!({
+            "request": {"request_id": "req_1", "created_at": "2025-12-01T18:30:00Z", "model": "my-model", "max_tokens": 100},
+            "events": [
+                {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 150, "max_steps": 100},
+                {"event_type": "ForwardPass", "step": 1, "sequence_order": 1, "top_tokens": [{"token": 1234, "prob": 0.85}]},
+                {"event_type": "Sampled", "step": 1, "sequence_order": 2, "sampled_token": 1234, "token_text": " there"},
+                {"event_type": "Added", "step": 1, "sequence_order": 3, "added_tokens": [1234], "added_token_count": 1, "forced": false}],
+            "mod_calls": [{"event_sequence_order": 2, "mod_name": "my_mod", "event_type": "Sampled", "step": 1, "execution_time_ms": 0.4}],
+            "mod_logs": [{"mod_call_sequence": 0, "mod_name": "my_mod", "log_message": "hello", "log_level": "INFO"}],
+            "actions": [{"mod_call_sequence": 0, "action_type": "Noop", "action_order": 0}]})),
     responses(
         (status = 201, description = "Stored, or the same document was stored before; the body is empty"),
         (status = 400, body = Problem, description = "Not JSON, a wrong type or a broken link; `pointer` is its JSON path"),

@@ -290,3 +290,18 @@ async fn what_few_bytes_claim_takes_little_memory() {
     assert_eq!(run["run"]["mods"].as_array().unwrap().len(), 64);
     assert_eq!(run["mod_calls"].as_array().unwrap().len(), 500);
 }
+
+#[tokio::test]
+async fn the_example_of_the_api_document_is_taken() {
+    let server = server().await;
+    let (_, api) = server.get("/api/v1/openapi.json").await;
+    let example = &api["paths"]["/ingest"]["post"]["requestBody"]["content"]["application/json"]["example"];
+    let response = post(server, example.to_string().into_bytes(), &[]).await;
+    assert_eq!(response.status(), 201, "{example}");
+    let (_, run) = server.get(&format!("/api/v1/runs/{}", example["request"]["request_id"].as_str().unwrap())).await;
+    assert_eq!(run["run"]["completion_tokens"], 1);
+    for section in ["events", "mod_calls", "mod_logs", "actions"] {
+        let (given, kept) = (example[section].as_array().unwrap(), run[section].as_array().unwrap());
+        assert!(!given.is_empty() && given.len() == kept.len(), "{section}");
+    }
+}

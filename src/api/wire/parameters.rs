@@ -11,6 +11,8 @@ use std::ops::RangeInclusive;
 
 /// Longest `request_id`.
 const LONGEST_ID: usize = 256;
+/// Most texts that end a run: the end of the answer is compared with all of them at every token.
+const MOST_STOPS: usize = 1024;
 /// Largest bias in OpenAI's API; llama-server's has no limit.
 const OPENAI_BIAS: f32 = 100.0;
 /// Length of the text that a run is recognised by.
@@ -218,6 +220,10 @@ pub(in crate::api) fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> 
         Some(Value::Array(list)) => list,
         Some(other) => return Err(wrong("stop", "a text or a list of texts", other)),
     };
+    if texts.len() > MOST_STOPS {
+        let detail = format!("stop takes at most {MOST_STOPS} texts, got {}", texts.len());
+        return Err(ApiError::invalid("stop", detail));
+    }
     let read = |text: &Value| match text.as_str() {
         Some(text) => Ok(text.to_owned()),
         None => Err(wrong("stop", "a text or a list of texts", text)),

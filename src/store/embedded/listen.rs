@@ -110,6 +110,14 @@ impl Listen {
             let _ = fs::remove_file(folder.join(format!("{}.lock", socket_name())));
         }
     }
+
+    /// Removes the folder of the socket; the next start makes it anew.
+    pub fn remove(&self) {
+        self.clear();
+        if let Self::Socket(folder) = self {
+            let _ = fs::remove_dir(folder);
+        }
+    }
 }
 
 fn socket_name() -> String {

@@ -107,6 +107,7 @@ impl Embedded {
         if let Some((stop, supervisor)) = self.supervisor.lock().await.take() {
             let _ = stop.send(());
             let _ = supervisor.await;
+            self.server.listen.remove();
         }
     }
 }

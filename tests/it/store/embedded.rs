@@ -37,6 +37,7 @@ async fn data_survives_a_stop_and_stays_private() {
     assert_eq!(String::from_utf8_lossy(&mode.stdout).trim(), "700");
     store.close().await;
     assert!(!data.0.join("postgres/data/postmaster.pid").exists(), "the server was stopped");
+    assert!(!std::path::Path::new(&socket).exists(), "the socket's folder is gone");
     let begin = Instant::now();
     let store = data.open().await;
     println!("warm start in {:?}", begin.elapsed());
