@@ -6,7 +6,11 @@
 //! million parameters is made by
 //! `fixtures/models/make_tiny.py --output MODEL.gguf --vocabulary 1000 --layers 12 --width 768 --heads 12 --kv-heads 12 --hidden 2560`.
 
+#[path = "shared/median.rs"]
+mod median;
+
 use futures::{SinkExt, StreamExt};
+use median::median;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -137,11 +141,6 @@ async fn answer(socket: &mut TcpWebSocket, setup: &Setup, prompt: usize, tokens:
         first.get_or_insert(now);
         last = Some(now);
     }
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn main() {

@@ -4,6 +4,11 @@
 //!
 //! `cargo bench --bench decode -- [MODEL.gguf] [--threads N] [--tokens N] [--rounds N]`
 
+#[path = "shared/engine.rs"]
+mod engine;
+#[path = "shared/median.rs"]
+mod median;
+
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
@@ -11,14 +16,12 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::LlamaToken;
+use median::median;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
-use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
+use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{Recorder, Surface, TokenId};
-use thunder::model::Model;
-use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::store::{Database, Store};
 
 const PROMPT: &str = "Once upon a time there was a small house by the sea, and in it lived";
@@ -110,26 +113,7 @@ fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32,
 }
 
 async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: impl Into<Recorder>) -> Engine {
-    let model = Arc::new(Model::load(&setup.model, &ModelOptions::default(), |_| true).expect("the model loads"));
-    let options = Options {
-        ctx_size: context_size(setup),
-        parallel: streams,
-        threads: setup.threads,
-        threads_batch: setup.threads,
-        batch_size: 2048,
-        ubatch_size: 512,
-        attention,
-        cache_type_k: CacheType::F16,
-        cache_type_v: CacheType::F16,
-        slot_prompt_similarity: 0.1,
-        cache_ram_bytes: 0,
-        session_memory_bytes: 0,
-        attention_coder: |values, layers, heads, row_len| {
-            thunder::trace::attention::encode(values, layers, heads, row_len).ok()
-        },
-        clock: chrono::Utc::now,
-    };
-    Engine::start(model, options, recorder).await.expect("the engine starts")
+    engine::engine(&setup.model, (streams, context_size(setup)), setup.threads, attention, recorder).await
 }
 
 fn request(engine: &Engine, setup: &Setup, attention: bool, record: RecordPolicy) -> Request {
@@ -171,11 +155,6 @@ async fn thunder(engine: &Engine, setup: &Setup, streams: u32, attention: bool, 
         ended = Some(ended.map_or(last, |ended| ended.max(last)));
     }
     (ended.expect("runs") - begun.expect("runs")).as_secs_f64()
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn main() {

@@ -4,8 +4,12 @@
 //!
 //! `cargo bench --bench ingest -- [--database-url URL] [--rounds N]`; without an address on an embedded server.
 
+#[path = "shared/median.rs"]
+mod median;
+
 use chrono::Utc;
 use clap::Parser;
+use median::median;
 use serde_json::json;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolCopyExt};
 use sqlx::{Connection, PgPool};
@@ -183,11 +187,6 @@ fn rename(table: &mut [u8], run_id: RunId) {
             at += 4 + usize::try_from(length).unwrap_or(0);
         }
     }
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
 }
 
 fn payload(request_id: &str) -> Vec<u8> {

@@ -4,13 +4,17 @@
 //! `cargo bench --bench mods -- [MODEL.gguf]… [--tokens N] [--rounds N]`; `make_tiny.py --vocabulary 32000 --output …` makes
 //! a model with so many tokens. The numpy lines need `THUNDER_PYTHON` to name a Python that has numpy.
 
+#[path = "shared/engine.rs"]
+mod engine;
+#[path = "shared/median.rs"]
+mod median;
+
+use median::median;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-use thunder::engine::{Engine, Limits, Options, Output, RecordPolicy, Request, Sampling};
+use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{EventType, Surface, TokenId};
-use thunder::model::Model;
-use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{
     Call, Description, Done, EventSet, Factory, ModRef, Origin, Pending, Registry, Reply, RunView, Session,
@@ -101,23 +105,6 @@ struct Lab {
 
 impl Lab {
     async fn new(model: &Path, tokens: u32) -> Self {
-        let model = Arc::new(Model::load(model, &ModelOptions::default(), |_| true).expect("the model loads"));
-        let options = Options {
-            ctx_size: 5 * 1024,
-            parallel: 5,
-            threads: 1,
-            threads_batch: 1,
-            batch_size: 2048,
-            ubatch_size: 512,
-            attention: false,
-            cache_type_k: CacheType::F16,
-            cache_type_v: CacheType::F16,
-            slot_prompt_similarity: 0.1,
-            cache_ram_bytes: 0,
-            session_memory_bytes: 0,
-            attention_coder: |_, _, _, _| None,
-            clock: chrono::Utc::now,
-        };
         let (recorder, mut signals) = mpsc::channel(1000);
         tokio::spawn(async move { while signals.recv().await.is_some() {} });
         let registry = Registry::default();
@@ -128,7 +115,7 @@ impl Lab {
             registry.insert(found);
         }
         let _ = std::fs::remove_file(path);
-        Self { engine: Engine::start(model, options, recorder).await.expect("the engine starts"), registry, tokens }
+        Self { engine: engine::engine(model, (5, 5 * 1024), 1, false, recorder).await, registry, tokens }
     }
 
     /// Seconds from the first generated token to the last.
@@ -189,11 +176,6 @@ impl Lab {
         }
         median(&mut shares)
     }
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn main() {

@@ -4,7 +4,11 @@
 //! `cargo bench --bench server -- --rival PATH/llama-server [MODEL.gguf] [--threads N] [--tokens N] [--prompt N] [--rounds N]
 //! [--flags "…"]`; `--flags` go to both. Without a rival there is nothing to compare with, and nothing is measured.
 
+#[path = "shared/median.rs"]
+mod median;
+
 use futures::StreamExt;
+use median::median;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
@@ -191,11 +195,6 @@ async fn round(server: &Server, setup: &Setup, ids: &[TokenId], streams: usize, 
     futures::future::join_all(long.iter().map(|prompt| server.complete(&client, prompt, 1, seed))).await;
     let read = (streams * 4 * setup.prompt) as f64 / begun.elapsed().as_secs_f64();
     [generated, whole, read, 1.0 / wait, 1.0 / longest_wait]
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn main() {

@@ -1,0 +1,36 @@
+use std::path::Path;
+use std::sync::Arc;
+use thunder::engine::{Engine, Options};
+use thunder::events::Recorder;
+use thunder::model::Model;
+use thunder::model::llama::{CacheType, ModelOptions};
+
+/// An engine that is measured: `parallel` slots of `ctx_size` tokens each, no state kept beside them.
+pub async fn engine(
+    model: &Path,
+    (parallel, ctx_size): (u32, u32),
+    threads: i32,
+    attention: bool,
+    recorder: impl Into<Recorder>,
+) -> Engine {
+    let model = Arc::new(Model::load(model, &ModelOptions::default(), |_| true).expect("the model loads"));
+    let options = Options {
+        ctx_size,
+        parallel,
+        threads,
+        threads_batch: threads,
+        batch_size: 2048,
+        ubatch_size: 512,
+        attention,
+        cache_type_k: CacheType::F16,
+        cache_type_v: CacheType::F16,
+        slot_prompt_similarity: 0.1,
+        cache_ram_bytes: 0,
+        session_memory_bytes: 0,
+        attention_coder: |values, layers, heads, row_len| {
+            thunder::trace::attention::encode(values, layers, heads, row_len).ok()
+        },
+        clock: chrono::Utc::now,
+    };
+    Engine::start(model, options, recorder).await.expect("the engine starts")
+}

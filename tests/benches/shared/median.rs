@@ -1,0 +1,8 @@
+use std::cmp::Ordering;
+
+/// The middle one of some measurements.
+pub fn median<T: PartialOrd + Copy>(mut values: impl AsMut<[T]>) -> T {
+    let values = values.as_mut();
+    values.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    values[values.len() / 2]
+}
