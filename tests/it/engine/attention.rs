@@ -1,8 +1,9 @@
 //! Captured rows: whose they are, and that they are distributions.
 
-use super::{Told, added_at, bench, request, with_mod};
+use super::{Told, added_at, bench, bench_with, request, with_mod};
 use std::sync::Mutex;
-use thunder::events::Item;
+use std::time::Duration;
+use thunder::events::{Item, Signal};
 use thunder::mods::Action;
 
 #[tokio::test]
@@ -88,4 +89,34 @@ async fn attention_belongs_to_its_own_run() {
         let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
         assert!(worst < 2e-3, "rows differ by {worst}");
     }
+}
+
+/// A coder that takes its time.
+fn slowly(_: &[f32], _: usize, _: usize, _: usize) -> Option<(Vec<u8>, Vec<u8>)> {
+    std::thread::sleep(Duration::from_millis(20));
+    Some((vec![1], Vec::new()))
+}
+
+#[tokio::test]
+async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
+    let mut bench = bench_with(1, true, |options| options.attention_coder = slowly).await;
+    let mut asked = request("The sky is", 400);
+    (asked.attention, asked.limits.max_steps) = (true, 4000);
+    let mut generation = bench.engine.submit(asked).await.unwrap();
+    for _ in 0..20 {
+        generation.output.recv().await.unwrap();
+    }
+    bench.engine.stop().await;
+    let (mut rows, mut ended) = (0, false);
+    while let Ok(signal) = bench.signals.try_recv() {
+        assert!(!ended, "a run's end is its last signal");
+        match signal {
+            Signal::Started(_) => {}
+            Signal::Items(_, items) => {
+                rows += items.iter().filter(|item| matches!(item, Item::Attention(_))).count();
+            }
+            Signal::Ended(..) => ended = true,
+        }
+    }
+    assert!(ended && rows >= 15, "{rows} rows, ended: {ended}");
 }
