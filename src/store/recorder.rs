@@ -125,7 +125,9 @@ pub async fn record(
             landed = async { flight.as_mut()?.await.ok() }, if flight.is_some() => {
                 flight = None;
                 if let Some(landed) = landed {
-                    lost = landed.fate == Fate::Lost;
+                    if std::mem::replace(&mut lost, landed.fate == Fate::Lost) && !lost {
+                        tracing::info!("runs can be stored or spooled again");
+                    }
                     spool_file = Some(recorder.landed(landed));
                 }
             }
@@ -150,7 +152,7 @@ pub async fn record(
             && let Some(spool) = spool_file.take()
         {
             let overload = recorder.pending_items >= MOST_WAITING;
-            flight = Some(tokio::spawn(land(recorder.target.pool.clone(), spool, recorder.batch(), overload)));
+            flight = Some(tokio::spawn(land(recorder.target.pool.clone(), spool, recorder.batch(), overload, lost)));
         }
     }
     if let Some(spool) = spool_file.filter(Spool::is_drained) {
@@ -290,8 +292,8 @@ impl Recorder {
     }
 }
 
-/// Brings a batch to the database or, when it is away, to the disk.
-async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> Landed {
+/// Brings a batch to the database or, when it is away, to the disk. `told` says that it is known that neither takes any.
+async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool, told: bool) -> Landed {
     let Batch { records, rows, mut given_up } = batch;
     if spool.is_drained() && !overload {
         match timeout(PATIENCE, writer::write(&pool, &records, &rows, Attempt::First)).await {
@@ -309,6 +311,7 @@ async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> L
                 let fate = if spool.is_drained() { Fate::Stored } else { Fate::Spooled };
                 return Landed { spool, records, rows, fate, given_up, lost };
             }
+            _ if told => {}
             Ok(Err(failure)) => tracing::warn!(error = %failure, "the database is away; runs go to the spool file"),
             Err(_) => tracing::warn!("the database is too slow; runs go to the spool file"),
         }
@@ -316,7 +319,9 @@ async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool) -> L
     let fate = match spool.append(&records) {
         Ok(()) => Fate::Spooled,
         Err(failure) => {
-            tracing::error!(error = %failure, "runs can neither be stored nor spooled");
+            if !told {
+                tracing::error!(error = %failure, "runs can neither be stored nor spooled");
+            }
             Fate::Lost
         }
     };
