@@ -260,7 +260,12 @@ impl From<BytesRejection> for ApiError {
 
 impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
-        Self::bad_request(rejection.body_text())
+        let text = rejection.body_text();
+        let wrong = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+        match wrong.split_once(": ") {
+            Some((field, _)) if !field.contains(' ') => Self::invalid(field, wrong),
+            _ => Self::bad_request(wrong),
+        }
     }
 }
 
