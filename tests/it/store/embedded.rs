@@ -70,10 +70,10 @@ async fn a_killed_server_is_started_again() {
     let store = data.open().await;
     store.ingest(document("kept", 5)).await.unwrap();
     for _ in 0..2 {
-        let killed = data.postmaster();
+        let killed = data.postmaster().await;
         kill(killed, "-9");
         let begin = Instant::now();
-        while store.find("kept").await.is_err() || data.postmaster() == killed {
+        while store.find("kept").await.is_err() || data.postmaster().await == killed {
             assert!(begin.elapsed() < Duration::from_secs(20), "it did not come back");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -158,7 +158,7 @@ fn the_server_of_a_killed_thunder_is_taken_over() {
     let first = runtime();
     let store = first.block_on(data.open());
     first.block_on(store.ingest(document("kept", 5))).unwrap();
-    let orphan = data.postmaster();
+    let orphan = first.block_on(data.postmaster());
     // nothing of it runs any more, and nobody has stopped the server
     first.shutdown_background();
     drop(store);
@@ -166,7 +166,7 @@ fn the_server_of_a_killed_thunder_is_taken_over() {
     let second = runtime();
     second.block_on(async {
         let store = data.open().await;
-        assert_ne!(data.postmaster(), orphan);
+        assert_ne!(data.postmaster().await, orphan);
         assert!(store.find("kept").await.unwrap().is_some());
         store.close().await;
     });

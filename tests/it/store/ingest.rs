@@ -118,9 +118,11 @@ async fn what_was_acknowledged_survives_a_killed_database() {
             })
         })
         .collect();
+    let mut killed = 0;
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(900)).await;
-        kill(data.postmaster(), "-9");
+        killed = data.postmaster_after(killed).await;
+        kill(killed, "-9");
     }
     let mut all = Vec::new();
     for poster in posters {

@@ -38,10 +38,23 @@ impl Data {
         Store::open(self.database(), |_| {}).await
     }
 
-    /// Process id of the database server.
-    fn postmaster(&self) -> i32 {
-        let file = std::fs::read_to_string(self.0.join("postgres/data/postmaster.pid")).unwrap();
-        file.lines().next().unwrap().parse().unwrap()
+    /// Process id of the database server, once it has written it.
+    async fn postmaster(&self) -> i32 {
+        self.postmaster_after(0).await
+    }
+
+    /// The same, of the one that comes after that process.
+    async fn postmaster_after(&self, killed: i32) -> i32 {
+        let path = self.0.join("postgres/data/postmaster.pid");
+        for _ in 0..1500 {
+            let file = std::fs::read_to_string(&path).unwrap_or_default();
+            let number = file.lines().next().and_then(|line| line.parse().ok());
+            if let Some(number) = number.filter(|&number| number != killed) {
+                return number;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        panic!("the database server never came back");
     }
 
     /// Address of the running server for a second, independent client.

@@ -198,9 +198,11 @@ async fn a_killed_database_comes_back_while_a_run_is_recorded() {
     for signal in &sent {
         recorder.send(signal.clone()).await.unwrap();
     }
+    let mut killed = 0;
     for number in 0..40 {
         if number % 15 == 10 {
-            kill(data.postmaster(), "-9");
+            killed = data.postmaster_after(killed).await;
+            kill(killed, "-9");
         }
         sent.push(run.token(" x"));
         recorder.send(sent.last().unwrap().clone()).await.unwrap();
