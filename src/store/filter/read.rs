@@ -24,6 +24,11 @@ impl<'a> Scanner<'a> {
         Self { chars, at: 0 }
     }
 
+    /// Where it stands, in characters.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
     /// What is left is more than there may be.
     pub fn too_many(&self, most: usize) -> BadFilter {
         bad(self.at, self.chars.len() - self.at, &format!("a filter has at most {most} terms"))
