@@ -122,6 +122,70 @@ test('the replay steps by keyboard: position, struck-out tokens, panel, link', a
   await quiet();
 });
 
+test('the strip is the slider, and one field leads to an event or a token', async () => {
+  const page = await open(`/runs/${runId}`);
+  await ready(page);
+  const where = () => page.textContent('[data-where]');
+  const box = await page.locator('[data-overview]').boundingBox();
+  const count = Number(await page.getAttribute('[data-scrub]', 'max'));
+  await page.mouse.click(box.x + box.width / 2, box.y + box.height / 2);
+  const middle = Number((await where()).match(/event (\d+)/)[1]);
+  assert.ok(Math.abs(middle - count / 2) <= 1, `${middle} of ${count}`);
+  await page.keyboard.press('Shift+ArrowRight');
+  assert.match(await where(), new RegExp(`event ${middle + 1} `), 'keys mean the same on the slider');
+  await page.keyboard.press('Control+k');
+  await page.keyboard.type('token 3');
+  assert.match(await page.textContent('#goto-what'), /token 3/);
+  await page.keyboard.press('Enter');
+  assert.match(await where(), /^token 3 /);
+  await page.keyboard.press('Control+k');
+  await page.keyboard.type('7');
+  await page.keyboard.press('Enter');
+  assert.match(await where(), /event 7 /);
+  await page.context().close();
+  await quiet();
+});
+
+test('another token is tried in the playground, from the text as it stood', async () => {
+  const page = await open(`/runs/${runId}?at=6`);
+  await ready(page);
+  await page.locator('.alts tr', { hasText: '␣air' }).locator('.fork').click({ force: true });
+  await page.waitForURL(/playground\?from=.*next=/);
+  await page.waitForFunction(() => document.querySelector('[data-raw]').value);
+  assert.equal(await page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
+  assert.equal(await page.getAttribute('#tab-raw', 'aria-selected'), 'true');
+  await page.context().close();
+  await quiet();
+});
+
+test('a trace without events says so, and one that says little shows what it says', async () => {
+  const post = (document) => fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
+  const rest = { mod_calls: [], mod_logs: [], actions: [] };
+  await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
+  const empty = await open(`/runs/${requestId}-none`);
+  await empty.waitForSelector('.replay.idle .text[data-none]');
+  assert.ok(!(await empty.isVisible('.deck')), 'there is nothing to step through');
+  await empty.context().close();
+  await post({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });
+  const page = await open(`/runs/${requestId}-little?at=0`);
+  await page.waitForSelector('.panel .given');
+  assert.match(await page.textContent('.panel .given'), /150 tokens.*500 steps/);
+  await page.keyboard.press('Shift+ArrowRight');
+  await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .given')?.textContent));
+  await page.click('.panel summary:has-text("As recorded")');
+  await page.waitForFunction(() => /"input_text": "Once upon a time"/.test(document.querySelector('.panel pre')?.textContent));
+  await page.context().close();
+  await quiet();
+});
+
+test('a mod is tried from the list of mods', async () => {
+  const page = await open('/mods');
+  await page.click('a[aria-label="Try force-prefix in the playground"]');
+  await page.waitForSelector('[data-mod=force-prefix]');
+  await page.context().close();
+  await quiet();
+});
+
 test('find, help and play', async () => {
   const page = await open(`/runs/${runId}`);
   await ready(page);

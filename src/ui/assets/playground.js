@@ -1,7 +1,9 @@
 // The playground: a form over the public API, and the run it starts in the very same replay component.
-import { ask, copy, h, problem, toast } from './dom.js';
+import { ask, copy, h, problem, reach, toast } from './dom.js';
 import { listen } from './keys.js';
+import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
+import { opened } from './shell.js';
 import { curlOf, formOf, missing, requestOf } from './request.js';
 
 const SAVED = 'thunder.playground';
@@ -49,6 +51,9 @@ function fields(schema) {
       h('dd', {}, field.description ?? '', field.enum ? ` One of ${field.enum.join(', ')}.` : ''),
     ])));
 }
+
+/** A configuration to start from, as the list of mods has it. */
+const example = (option) => (option.dataset.config === 'null' ? '' : option.dataset.config);
 
 function mod({ name, config = '' }) {
   const option = form.querySelector(`[data-mod-add] option[value="${CSS.escape(name)}"]`);
@@ -131,6 +136,7 @@ function show(id, options) {
   view?.close();
   pane.classList.remove('idle');
   view = new Replay(pane, id, options);
+  opened((place) => view.visit(place));
   view.open().catch((error) => fail(`The run could not be shown: ${error.message}.`));
 }
 
@@ -159,7 +165,7 @@ async function generate() {
   state.textContent = 'Waiting for the model…';
   const began = performance.now();
   try {
-    const response = await fetch(request.path, {
+    const response = await reach(request.path, {
       method: 'POST',
       headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
       body: JSON.stringify(request.body),
@@ -242,7 +248,7 @@ form.addEventListener('click', (event) => {
   } else if (action === 'addMod') {
     const option = form.querySelector('[data-mod-add]').selectedOptions[0];
     if (!option) return toast('No mod is registered on this server.');
-    mod({ name: option.value, config: option.dataset.config === 'null' ? '' : option.dataset.config });
+    mod({ name: option.value, config: example(option) });
     save();
   } else if (action === 'curl') {
     try { copy(curlOf(requestOf(read()), location.origin), 'curl line'); } catch (error) { fail(error.message); }
@@ -265,13 +271,27 @@ listen(['playground', 'replay'], (action, key) => {
   return view ? view.act(action, key) : false;
 });
 
+/** Prompt and answer of a run as they stood at event `n`. */
+async function textAt(id, n) {
+  const columns = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
+  const run = Run.stored(await columns.arrayBuffer());
+  return run.sequence(n).map((row) => run.text(row)).join('');
+}
+
 // Where the form starts: from a run (`?from=`), from what stood here last, or empty.
 async function start() {
-  const from = new URL(location).searchParams.get('from');
+  const asked = new URL(location).searchParams;
+  const from = asked.get('from');
   const saved = localStorage.getItem(SAVED);
   let data = {};
   try { if (saved) data = JSON.parse(saved); } catch { /* an older shape: start empty */ }
-  if (!from) return write(data);
+  if (!from) {
+    const wanted = asked.get('mod');
+    const option = wanted && form.querySelector(`[data-mod-add] option[value="${CSS.escape(wanted)}"]`);
+    write(option ? { ...data, mods: [{ name: wanted, config: example(option) }] } : data);
+    if (wanted && !option) fail(`There is no mod '${wanted}' on this server.`);
+    return undefined;
+  }
   try {
     const [summary, items] = await Promise.all([
       ask(`/api/v1/runs/${encodeURIComponent(from)}`).then((r) => r.json()).catch(() => null),
@@ -279,9 +299,11 @@ async function start() {
     ]);
     const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
     const given = formOf(event?.details?.prompt, summary?.run);
+    const at = /^\d+$/.test(asked.get('at') ?? '') ? Number(asked.get('at')) : null;
+    if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? '') });
     write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
-    show(from, { recorded: Boolean(summary?.run?.has_attention), hooks: {} });
-    recorded.replaceChildren('settings of ', h('a', { href: `/runs/${encodeURIComponent(from)}` }, from));
+    show(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
+    recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
     previous = from;
   } catch (error) {
     write(data);
