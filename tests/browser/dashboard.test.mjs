@@ -237,6 +237,19 @@ test('the playground shows the run that it starts, live, and its attention', asy
   await quiet();
 });
 
+test('an empty playground offers requests, and one click runs one', async () => {
+  const page = await open('/playground');
+  await page.click('.starters button:has-text("JSON")');
+  await page.waitForSelector('[data-recorded] a', { timeout: 30000 });
+  assert.equal(await page.getAttribute('.mods li', 'data-mod'), 'json-schema');
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
+  const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .t:not(.p):not(.tpl)')].map((e) => e.textContent).join(''));
+  assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
+  assert.equal(await page.locator('.starters').count(), 0);
+  await page.context().close();
+  await quiet();
+});
+
 test('the playground stops a run, and its form comes back from a run', async () => {
   const page = await open('/playground');
   await page.fill('.message textarea', 'Count as far as you can.');

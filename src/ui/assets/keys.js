@@ -22,6 +22,7 @@ export const TABLE = [
     [['c'], 'compare the two selected', 'compare', 'runs'],
     [['n'], 'show new runs', 'news', 'runs'],
     [[']'], 'older', 'older', 'runs'],
+    [['['], 'newest', 'newest', 'runs'],
     [['y'], 'copy a link to this list', 'copy', 'runs'],
   ]],
   ['Replay: move', [

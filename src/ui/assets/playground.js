@@ -4,6 +4,7 @@ import { listen } from './keys.js';
 import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
 import { opened } from './shell.js';
+import { starters } from './starters.js';
 import { curlOf, formOf, missing, requestOf } from './request.js';
 
 const SAVED = 'thunder.playground';
@@ -137,6 +138,9 @@ function show(id, options) {
   pane.classList.remove('idle');
   view = new Replay(pane, id, options);
   opened((place) => view.visit(place));
+  // On a small screen the run stands below the form.
+  const head = recorded.closest('.live');
+  if (options.live && head.getBoundingClientRect().top > innerHeight * 0.7) head.scrollIntoView({ block: 'start' });
   view.open().catch((error) => fail(`The run could not be shown: ${error.message}.`));
 }
 
@@ -174,7 +178,7 @@ async function generate() {
     if (!response.ok) throw await problem(response);
     const id = response.headers.get('x-thunder-run-id');
     if (id) {
-      recorded.replaceChildren('recorded as ', h('a', { href: `/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · before it ', h('a', { href: `/runs/${encodeURIComponent(previous)}` }, 'the previous run')] : []));
+      recorded.replaceChildren('recorded as ', h('a', { href: `/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the one before')] : []));
       previous = id;
       show(id, {
         live: true,
@@ -313,3 +317,14 @@ async function start() {
 }
 
 start();
+
+const offered = [...form.querySelectorAll('[data-mod-add] option')].map((option) => option.value);
+if (!form.elements.attention.disabled) offered.push('attention');
+// The replay of the first run takes the place of what stands in its text.
+const able = form.dataset.model && !document.querySelector('main > .banner.warn') && !new URL(location).searchParams.has('from');
+const first = able && starters(offered, (chosen) => {
+  write({ ...read(), ...chosen });
+  save();
+  generate();
+});
+if (first) pane.querySelector('[data-text]').append(first);

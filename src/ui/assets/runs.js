@@ -219,6 +219,7 @@ listen(['runs'], (action, key) => {
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
     case 'news': return showNew() !== false;
+    case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;
     case 'copy': copy(location.href, 'link'); return true;
     case 'escape':
