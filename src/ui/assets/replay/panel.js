@@ -115,7 +115,7 @@ export class Panel {
   #drawGiven(event) {
     this.#token.querySelector('.given')?.remove();
     const facts = event?.event_type === 'Prefilled'
-      ? [['prompt', event.prompt_length, 'tokens'], ['before it', event.tokens_so_far_len, 'tokens'], ['at most', event.max_steps, 'steps']]
+      ? [['prompt', event.prompt_length, 'tokens'], ['before it', event.tokens_so_far_len || null, 'tokens'], ['at most', event.max_steps, 'steps']]
       : event?.event_type === 'ForwardPass' && event.input_text ? [['the model read', show(event.input_text), '']] : [];
     const known = facts.filter(([, value]) => value !== undefined && value !== null);
     if (!known.length) return;
