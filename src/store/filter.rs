@@ -76,15 +76,13 @@ impl Filter {
     /// # Errors
     /// The first thing that is wrong, with its place.
     pub fn parse(text: &str, now: DateTime<Utc>) -> Result<Self, BadFilter> {
-        Ok(Self { terms: terms(text, now)?.into_iter().map(|(term, _)| term).collect() })
-    }
-
-    /// The terms of a filter as they are written; empty for one that is wrong.
-    #[must_use]
-    pub fn written(text: &str) -> Vec<String> {
-        terms(text, DateTime::default())
-            .map(|terms| terms.into_iter().map(|(_, written)| written).collect())
-            .unwrap_or_default()
+        let chars: Vec<char> = text.chars().collect();
+        let mut scanner = Scanner { chars: &chars, at: 0 };
+        let mut terms = Vec::new();
+        while scanner.skip_blanks() {
+            terms.push(scanner.term(now)?);
+        }
+        Ok(Self { terms })
     }
 
     /// Appends ` and …` for every term.
@@ -95,19 +93,6 @@ impl Filter {
             query.push(", false)");
         }
     }
-}
-
-/// The terms of a filter, each with its text.
-fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilter> {
-    let chars: Vec<char> = text.chars().collect();
-    let mut scanner = Scanner { chars: &chars, at: 0 };
-    let mut terms = Vec::new();
-    while scanner.skip_blanks() {
-        let start = scanner.at;
-        let term = scanner.term(now)?;
-        terms.push((term, chars[start..scanner.at].iter().collect()));
-    }
-    Ok(terms)
 }
 
 struct Scanner<'a> {

@@ -5,7 +5,6 @@ use super::run::RunView;
 use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
 use crate::api::App;
 use crate::events::RunId;
-use crate::store::filter::Filter;
 use crate::store::{BadFilter, Error, RunPage, RunQuery};
 use askama::Template;
 use axum::extract::{Query, State};
@@ -148,8 +147,24 @@ fn views(q: &str) -> Vec<View> {
     VIEWS.iter().map(|&(name, view)| View { name, q: view, href: runs_href(view), current: view == q }).collect()
 }
 
+/// The terms of a filter that was understood, as they are written: blanks divide them, except within quotation marks.
+fn terms(q: &str) -> Vec<String> {
+    let mut terms = vec![String::new()];
+    let mut quoted = false;
+    for c in q.chars() {
+        quoted ^= c == '"';
+        if c.is_whitespace() && !quoted {
+            terms.push(String::new());
+        } else if let Some(term) = terms.last_mut() {
+            term.push(c);
+        }
+    }
+    terms.retain(|term| !term.is_empty());
+    terms
+}
+
 fn without_each(q: &str) -> Vec<TermView> {
-    let terms = Filter::written(q);
+    let terms = terms(q);
     if terms.len() < 2 {
         return Vec::new();
     }

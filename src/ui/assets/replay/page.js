@@ -1,8 +1,8 @@
 // The page of one run: the replay component, and the address that says what it shows.
 import { ask, copy, toast } from '../dom.js';
 import { listen } from '../keys.js';
-import { opened } from '../shell.js';
 import { Replay } from './view.js';
+import { opened } from '../shell.js';
 
 const root = document.querySelector('[data-replay]');
 const problem = document.querySelector('[data-problem]');
