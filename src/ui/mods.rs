@@ -1,7 +1,7 @@
 //! The mods that runs can name: versions, whose they are, what they cost, what is wrong with them.
 
 use super::error::show;
-use super::shell::{Shell, machine_time, runs_href};
+use super::shell::{Shell, encoded, machine_time, runs_href};
 use crate::api::App;
 use crate::mods::{Origin, Problem, Shown};
 use askama::Template;
@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use chrono::{DateTime, Utc};
+use serde_json::Value;
 
 #[derive(Template)]
 #[template(path = "mods.html")]
@@ -21,7 +22,10 @@ struct ModsPage {
 struct ModRow {
     name: String,
     description: String,
+    documentation: String,
+    fields: Vec<Field>,
     runs_href: String,
+    try_href: String,
     version: String,
     hash: String,
     earlier: usize,
@@ -33,6 +37,30 @@ struct ModRow {
     mean: String,
     last_failure: String,
     failure_href: String,
+}
+
+/// A field of a mod's configuration.
+struct Field {
+    name: String,
+    needed: bool,
+    /// Its default as JSON; empty where it has none.
+    default: String,
+    description: String,
+}
+
+/// The fields that a JSON schema of an object names.
+fn fields(schema: &Value) -> Vec<Field> {
+    let needed =
+        |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one.as_str() == Some(name)));
+    let known = schema["properties"].as_object().into_iter().flatten();
+    known
+        .map(|(name, field)| Field {
+            name: name.clone(),
+            needed: needed(name),
+            default: field.get("default").filter(|value| !value.is_null()).map(Value::to_string).unwrap_or_default(),
+            description: field["description"].as_str().unwrap_or_default().to_owned(),
+        })
+        .collect()
 }
 
 struct ProblemView {
@@ -76,6 +104,9 @@ impl From<Shown> for ModRow {
         let failure = record.last_failure;
         Self {
             runs_href: runs_href(&format!("mod:{}", description.name)),
+            try_href: format!("/playground?mod={}", encoded(&description.name)),
+            fields: fields(&description.schema),
+            documentation: description.documentation,
             from: match current.origin {
                 Origin::Builtin => "built in".to_owned(),
                 Origin::File if by.is_empty() => "a file".to_owned(),
@@ -128,8 +159,9 @@ mod tests {
     #[test]
     fn every_mod_has_a_row_and_every_problem_a_word() {
         let mut shown = Registry::with_builtin().shown();
-        shown[0].description.name = "<i>".into();
-        shown[0].record = Record {
+        let last = shown.len() - 1;
+        shown[last].description.name = "<i>".into();
+        shown[last].record = Record {
             calls: 7,
             failures: 1,
             mean_us: Some(1500.0),
@@ -141,6 +173,7 @@ mod tests {
         let html = ModsPage::new(&HeaderMap::new(), shown, vec![problem]).render().unwrap();
         crate::ui::checks::page(&html);
         assert_eq!(html.matches("<tr").count(), count + 1);
+        assert!(html.contains("href=\"/playground?mod=ban-phrases\"") && html.contains("max_retries"));
         assert!(html.contains("1.5 ms") && html.contains("line 3") && html.contains("boom"));
         assert!(!html.contains("<b>boom") && !html.contains("<u>") && !html.contains("<i>"));
     }

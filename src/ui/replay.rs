@@ -149,7 +149,8 @@ async fn newer_in_pages(app: &App, q: &str, run: &RunSummary) -> Result<Option<R
         let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
         let page = store.runs(&query).await.map_err(error::failed)?;
         for other in page.runs {
-            if (other.created_at, other.run_id) <= (run.created_at, run.run_id) {
+            // The list's order is that of the ids: a trace of last year that came in today is among today's.
+            if other.run_id <= run.run_id {
                 return Ok(last);
             }
             last = Some(other);

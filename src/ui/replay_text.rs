@@ -15,6 +15,9 @@ use axum::response::Response;
 /// Events on one page.
 const PAGE: i32 = 300;
 
+/// Log lines written for an event.
+const LINES: usize = 40;
+
 /// Candidates written for a forward pass.
 const CANDIDATES: usize = 3;
 
@@ -40,6 +43,9 @@ struct EventView {
     kind: &'static str,
     what: String,
     mods: Vec<Line>,
+    /// Log lines beyond those written.
+    more: usize,
+    logs: usize,
 }
 
 struct Line {
@@ -101,6 +107,8 @@ fn table(run: RunId, items: &[Item]) -> Vec<EventView> {
                 kind: event.event_type.as_str(),
                 what: what(event),
                 mods: Vec::new(),
+                more: 0,
+                logs: 0,
             });
             continue;
         }
@@ -113,7 +121,9 @@ fn table(run: RunId, items: &[Item]) -> Vec<EventView> {
                     row.mods.push(Line { tone: "err", text: format!("{caller}: {message}") });
                 }
             }
+            Item::ModLog(_) if row.logs == LINES => row.more += 1,
             Item::ModLog(log) => {
+                row.logs += 1;
                 row.mods.push(Line { tone: "hint", text: format!("{}: {}", log.mod_name, log.log_message) });
             }
             Item::Action(action) if action.action_type != ActionType::Noop => {
@@ -137,6 +147,8 @@ fn what(event: &Event) -> String {
                 let candidate = |c: &crate::events::Alternative| format!("{:?} {:.1} %", c.text, c.prob * 100.0);
                 measured.model.iter().take(CANDIDATES).map(candidate).collect::<Vec<_>>().join("  ")
             })
+            .filter(|candidates| !candidates.is_empty())
+            .or_else(|| event.input_text.as_ref().map(|text| format!("after {text:?}")))
             .unwrap_or_default(),
         EventType::Sampled => match (&event.token_text, event.sampled_token) {
             (Some(text), _) => format!("{text:?}"),
@@ -190,6 +202,9 @@ mod tests {
         };
         let mut back = Action::new(0, ActionType::Backtrack, None);
         back.backtrack_steps = Some(3);
+        let mut read = Event::new(EventType::ForwardPass, 2, 1, None);
+        read.input_text = Some("Once upon".into());
+        assert_eq!(what(&read), "after \"Once upon\"");
         let run = sample();
         let events = table(run.run_id, &[Item::Event(sampled), Item::ModCall(call), Item::Action(back)]);
         assert_eq!(events[0].what, "\" <b>\\u{202e}\"");

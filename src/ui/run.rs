@@ -30,6 +30,7 @@ pub(super) struct RunView {
     pub(super) speed: String,
     pub(super) first_token: String,
     pub(super) sampling: String,
+    pub(super) mod_text: String,
     pub(super) attention: bool,
     pub(super) strip: String,
     pub(super) text_href: String,
@@ -70,6 +71,11 @@ impl RunView {
             speed: speed(run),
             first_token: run.first_token_us.map(duration).unwrap_or_default(),
             sampling: sampling(run),
+            mod_text: run
+                .mod_text
+                .clone()
+                .filter(|text| !run.mods.contains(text) && *text != run.mods.join(", "))
+                .unwrap_or_default(),
             attention: run.has_attention,
             strip: strip_path(&run.surprise_strip),
             text_href: format!("/runs/{id}?view=text"),
@@ -115,7 +121,8 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
         RunStatus::Running | RunStatus::Done => {
             if let Some(message) = run.message.as_deref().filter(|message| !message.is_empty()) {
                 // It may begin with a mod's name, which is no place for a capital letter.
-                add("warn", message.to_owned());
+                let more = if run.errors > 1 { format!(" ({} errors in all)", run.errors) } else { String::new() };
+                add("warn", format!("{message}{more}"));
             }
         }
     }
@@ -143,6 +150,9 @@ fn sampling(run: &RunSummary) -> String {
     let mut parts = Vec::new();
     if let Some(temperature) = run.temperature {
         parts.push(format!("temp {}", short(temperature)));
+    }
+    if let Some(most) = run.max_tokens {
+        parts.push(format!("at most {most}"));
     }
     if let Some(seed) = run.seed {
         parts.push(format!("seed {seed}"));
@@ -229,7 +239,7 @@ mod tests {
         assert_eq!(view.title, "Explain <script>alert(1)</script> why it rains");
         assert_eq!(view.speed, "40.6 t/s");
         assert_eq!(view.first_token, "120 ms");
-        assert_eq!(view.sampling, "temp 0.8 · seed 42");
+        assert_eq!(view.sampling, "temp 0.8 · at most 10 · seed 42");
         assert!(view.href.ends_with("?q=mod%3A%22a%20b%22"));
     }
 

@@ -44,10 +44,19 @@ struct List {
     /// `rows`, `empty` (no runs at all), `no-match`, or "" when the filter is wrong.
     state: &'static str,
     runs: Vec<RunView>,
+    /// The terms of a filter that nothing matches, where there is more than one.
+    terms: Vec<TermView>,
     newest_href: String,
     older_href: String,
     curl_chat: String,
     curl_ingest: String,
+}
+
+/// One term of the filter, and the list without it.
+struct TermView {
+    text: String,
+    without_q: String,
+    without_href: String,
 }
 
 struct View {
@@ -138,6 +147,39 @@ fn views(q: &str) -> Vec<View> {
     VIEWS.iter().map(|&(name, view)| View { name, q: view, href: runs_href(view), current: view == q }).collect()
 }
 
+/// The terms of a filter that was understood, as they are written: blanks divide them, except within quotation marks.
+fn terms(q: &str) -> Vec<String> {
+    let mut terms = vec![String::new()];
+    let mut quoted = false;
+    for c in q.chars() {
+        quoted ^= c == '"';
+        if c.is_whitespace() && !quoted {
+            terms.push(String::new());
+        } else if let Some(term) = terms.last_mut() {
+            term.push(c);
+        }
+    }
+    terms.retain(|term| !term.is_empty());
+    terms
+}
+
+fn without_each(q: &str) -> Vec<TermView> {
+    let terms = terms(q);
+    if terms.len() < 2 {
+        return Vec::new();
+    }
+    let others = |i: usize| {
+        let rest: Vec<&str> =
+            terms.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, term)| term.as_str()).collect();
+        rest.join(" ")
+    };
+    terms
+        .iter()
+        .enumerate()
+        .map(|(i, term)| TermView { text: term.clone(), without_href: runs_href(&others(i)), without_q: others(i) })
+        .collect()
+}
+
 impl List {
     fn new(q: String, paged: bool, found: Result<RunPage, BadFilter>, headers: &HeaderMap) -> Self {
         let (page, bad) = match found {
@@ -150,6 +192,7 @@ impl List {
             Some(_) if q.is_empty() && !paged => "empty",
             Some(_) => "no-match",
         };
+        let terms = if state == "no-match" { without_each(&q) } else { Vec::new() };
         let next = page.as_ref().and_then(|page| page.next);
         let older_href = next.map_or_else(String::new, |before| match q.as_str() {
             "" => format!("/runs?before={before}"),
@@ -158,6 +201,7 @@ impl List {
         Self {
             bad,
             state,
+            terms,
             runs: page.iter().flat_map(|page| &page.runs).map(|run| RunView::new(run, &q)).collect(),
             newest_href: if paged { runs_href(&q) } else { String::new() },
             older_href,
@@ -210,5 +254,8 @@ mod tests {
         crate::ui::checks::page(&html);
         assert!(html.contains("No runs yet") && html.contains("/v1/chat/completions"));
         assert!(rendered("x", Ok(RunPage { runs: vec![], next: None })).contains("No run matches"));
+        let two = rendered("model:demo \"a b\"", Ok(RunPage { runs: vec![], next: None }));
+        crate::ui::checks::page(&two);
+        assert!(two.contains("href=\"/runs?q=model%3Ademo\"") && two.contains("href=\"/runs?q=%22a%20b%22\""), "{two}");
     }
 }

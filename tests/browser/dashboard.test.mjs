@@ -122,6 +122,70 @@ test('the replay steps by keyboard: position, struck-out tokens, panel, link', a
   await quiet();
 });
 
+test('the strip is the slider, and one field leads to an event or a token', async () => {
+  const page = await open(`/runs/${runId}`);
+  await ready(page);
+  const where = () => page.textContent('[data-where]');
+  const box = await page.locator('[data-overview]').boundingBox();
+  const count = Number(await page.getAttribute('[data-scrub]', 'max'));
+  await page.mouse.click(box.x + box.width / 2, box.y + box.height / 2);
+  const middle = Number((await where()).match(/event (\d+)/)[1]);
+  assert.ok(Math.abs(middle - count / 2) <= 1, `${middle} of ${count}`);
+  await page.keyboard.press('Shift+ArrowRight');
+  assert.match(await where(), new RegExp(`event ${middle + 1} `), 'keys mean the same on the slider');
+  await page.keyboard.press('Control+k');
+  await page.keyboard.type('token 3');
+  assert.match(await page.textContent('#goto-what'), /token 3/);
+  await page.keyboard.press('Enter');
+  assert.match(await where(), /^token 3 /);
+  await page.keyboard.press('Control+k');
+  await page.keyboard.type('7');
+  await page.keyboard.press('Enter');
+  assert.match(await where(), /event 7 /);
+  await page.context().close();
+  await quiet();
+});
+
+test('another token is tried in the playground, from the text as it stood', async () => {
+  const page = await open(`/runs/${runId}?at=6`);
+  await ready(page);
+  await page.locator('.alts tr', { hasText: '␣air' }).locator('.fork').click({ force: true });
+  await page.waitForURL(/playground\?from=.*next=/);
+  await page.waitForFunction(() => document.querySelector('[data-raw]').value);
+  assert.equal(await page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
+  assert.equal(await page.getAttribute('#tab-raw', 'aria-selected'), 'true');
+  await page.context().close();
+  await quiet();
+});
+
+test('a trace without events says so, and one that says little shows what it says', async () => {
+  const post = (document) => fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
+  const rest = { mod_calls: [], mod_logs: [], actions: [] };
+  await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
+  const empty = await open(`/runs/${requestId}-none`);
+  await empty.waitForSelector('.replay.idle .text[data-none]');
+  assert.ok(!(await empty.isVisible('.deck')), 'there is nothing to step through');
+  await empty.context().close();
+  await post({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });
+  const page = await open(`/runs/${requestId}-little?at=0`);
+  await page.waitForSelector('.panel .given');
+  assert.match(await page.textContent('.panel .given'), /150 tokens.*500 steps/);
+  await page.keyboard.press('Shift+ArrowRight');
+  await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .given')?.textContent));
+  await page.click('.panel summary:has-text("As recorded")');
+  await page.waitForFunction(() => /"input_text": "Once upon a time"/.test(document.querySelector('.panel pre')?.textContent));
+  await page.context().close();
+  await quiet();
+});
+
+test('a mod is tried from the list of mods', async () => {
+  const page = await open('/mods');
+  await page.click('a[aria-label="Try force-prefix in the playground"]');
+  await page.waitForSelector('[data-mod=force-prefix]');
+  await page.context().close();
+  await quiet();
+});
+
 test('find, help and play', async () => {
   const page = await open(`/runs/${runId}`);
   await ready(page);
@@ -169,6 +233,19 @@ test('the playground shows the run that it starts, live, and its attention', asy
     await page.waitForFunction(() => /attention=mean/.test(location.search));
     await page.waitForSelector('.map:visible');
   } else t.diagnostic('SKIPPED: the server runs without attention');
+  await page.context().close();
+  await quiet();
+});
+
+test('an empty playground offers requests, and one click runs one', async () => {
+  const page = await open('/playground');
+  await page.click('.starters button:has-text("JSON")');
+  await page.waitForSelector('[data-recorded] a', { timeout: 30000 });
+  assert.equal(await page.getAttribute('.mods li', 'data-mod'), 'json-schema');
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
+  const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .t:not(.p):not(.tpl)')].map((e) => e.textContent).join(''));
+  assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
+  assert.equal(await page.locator('.starters').count(), 0);
   await page.context().close();
   await quiet();
 });
@@ -268,24 +345,32 @@ test('nothing is cut off at 320 pixels', async () => {
   await quiet();
 });
 
-test('ten thousand tokens are painted and steppable within budget', async (t) => {
+test('ten thousand tokens cost little more to paint and to step through than thirty', async (t) => {
   const id = `${requestId}-large`;
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 10000)) });
   assert.equal(response.status, 201);
-  const { run } = await (await fetch(`${URL_}/api/v1/runs?q=request:${id}`)).json().then((p) => ({ run: p.runs[0] }));
-  const page = await open(`/runs/${run.run_id}`);
-  await page.waitForFunction(() => document.querySelectorAll('.t').length > 9000, null, { timeout: 20000 });
-  const painted = await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))));
-  const step = await page.evaluate(async () => {
-    const began = performance.now();
-    for (let i = 0; i < 20; i += 1) {
-      document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft', bubbles: true }));
-      await new Promise(requestAnimationFrame);
-    }
-    return (performance.now() - began) / 20;
-  });
-  t.diagnostic(`painted after ${Math.round(painted)} ms, a step takes ${step.toFixed(1)} ms`);
-  assert.ok(painted < 5000 && step < 150, `painted ${painted} ms, step ${step} ms`);
-  await page.context().close();
+  const measure = async (path, tokens) => {
+    const page = await open(path);
+    await page.waitForFunction((count) => document.querySelectorAll('.t').length > count, tokens, { timeout: 60000 });
+    const painted = await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))));
+    const step = await page.evaluate(async () => {
+      const took = [];
+      for (let i = 0; i < 21; i += 1) {
+        const began = performance.now();
+        document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft', bubbles: true }));
+        await new Promise(requestAnimationFrame);
+        took.push(performance.now() - began);
+      }
+      return took.sort((a, b) => a - b)[10];
+    });
+    await page.context().close();
+    return { painted, step };
+  };
+  // Other work on the machine slows both down; what is asked is how the one compares with the other.
+  const small = await measure(`/runs/${runId}`, 20);
+  const large = await measure(`/runs/${id}`, 9000);
+  t.diagnostic(`painted after ${Math.round(large.painted)} ms, a step takes ${large.step.toFixed(1)} ms; of thirty tokens ${Math.round(small.painted)} and ${small.step.toFixed(1)} ms`);
+  assert.ok(large.painted < 1500 + 10 * small.painted, `painted ${large.painted} ms, ${small.painted} ms`);
+  assert.ok(large.step < 10 * Math.max(small.step, 16), `step ${large.step} ms, ${small.step} ms`);
   await quiet();
 });

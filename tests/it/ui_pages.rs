@@ -2,7 +2,7 @@
 
 use crate::harness::{Server, server};
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 struct Page {
@@ -20,8 +20,13 @@ async fn page(server: &Server, path: &str) -> Page {
 
 /// A small run of another engine, with text that must not become markup.
 async fn ingest(server: &Server, request_id: &str) -> String {
+    ingest_of(server, json!({"request_id": request_id, "model": "<i>other</i>"})).await
+}
+
+async fn ingest_of(server: &Server, request: Value) -> String {
+    let request_id = request["request_id"].as_str().unwrap().to_owned();
     let document = json!({
-        "request": {"request_id": request_id, "model": "<i>other</i>"},
+        "request": request,
         "events": [
             {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 2},
             {"event_type": "ForwardPass", "step": 1, "sequence_order": 1, "top_tokens": [{"token": 5, "prob": 0.5}]},
@@ -101,7 +106,9 @@ async fn the_list_alone_is_served_to_scripts() {
 async fn neighbours_follow_the_filter() {
     let server = server().await;
     let first = ingest(server, "ui-neighbour-1").await;
-    let second = ingest(server, "ui-neighbour-2").await;
+    // It came later, so it is the newer one of the list, whenever it happened.
+    let old = json!({"request_id": "ui-neighbour-2", "created_at": "2020-01-01T00:00:00Z"});
+    let second = ingest_of(server, old).await;
     let filter = "request:ui-neighbour";
     let older = server.request(Method::GET, &format!("/runs/{second}/older?q={filter}")).send().await.unwrap();
     assert!(older.url().path().ends_with(&first), "{}", older.url());

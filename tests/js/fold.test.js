@@ -80,12 +80,15 @@ test('a run read from its columns goes on', () => {
 
 test('two hundred thousand tokens grow in place', () => {
   const state = new RunState();
-  const began = performance.now();
+  let copies = 0;
+  let held = state.token;
   for (let seq = 0; seq < 200_000; seq += 1) {
     state.apply({ kind: 'event', event_type: 'Added', step: seq, sequence_order: seq, added_tokens: [seq % 100] });
+    if (state.token !== held) copies += 1;
+    held = state.token;
   }
   assert.equal(state.count, 200_000);
-  assert.ok(performance.now() - began < 2000);
+  assert.ok(copies < 32, `${copies} copies`);
 });
 
 test('damaged columns are an error in words', () => {

@@ -3,6 +3,7 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
+import { destination } from '../../src/ui/assets/goto.js';
 import { curlOf, formOf, missing, requestOf } from '../../src/ui/assets/request.js';
 
 test('events arrive whole, however the stream is cut', () => {
@@ -67,4 +68,16 @@ test('a recorded run fills the form', () => {
   assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }] });
   assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
   assert.equal(formOf(undefined).tab, undefined);
+});
+
+test('one field leads to events, tokens, runs, pages and searches', () => {
+  const id = '0192f0c4-0000-7000-8000-000000000001';
+  assert.deepEqual(destination('event 1207', true), { event: 1207 });
+  assert.deepEqual(destination(' 12 ', true), { event: 12 });
+  assert.deepEqual(destination('token 400', true), { token: 400 });
+  assert.equal(destination('12', false).href, '/runs?q=12');
+  assert.equal(destination(id, true).href, `/runs/${id}`);
+  assert.equal(destination('Mods', false).href, '/mods');
+  assert.equal(destination('model:demo "a b"', true).href, '/runs?q=model%3Ademo+%22a+b%22');
+  assert.equal(destination('  ', true), null);
 });

@@ -52,7 +52,9 @@ test('what the template wrote goes to the message it belongs to', () => {
   assert.equal(roles(2, undefined, []).length, 2);
   assert.equal(mayCut(100, '\n'), false);
   assert.equal(mayCut(128, 'x\n'), true);
-  assert.equal(mayCut(512, 'x'), true);
+  assert.equal(mayCut(512, ' x'), false);
+  assert.equal(mayCut(512, ' x.”'), true);
+  assert.equal(mayCut(1024, ' x'), true);
 });
 
 const run = {
@@ -142,6 +144,11 @@ test('the panel says which stage or mod removed a candidate', () => {
   const foreign = explain([{ event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }, 'junk', null] }), calls: [] }]);
   assert.deepEqual(foreign.rows.map((r) => r.text), ['⟨7⟩']);
   assert.equal(explain([]).rows.length, 0);
+  const named = explain([
+    { event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }] }), calls: [] },
+    { event: event({ event_type: 'Sampled', sampled_token: 7, token_text: ' there' }), calls: [] },
+  ]);
+  assert.equal(named.rows[0].text, ' there', 'what was drawn has its name, also where the candidates have none');
   assert.equal(percent(0.5), '50.0 %');
   assert.equal(percent(0.00001), '< 0.01 %');
 });

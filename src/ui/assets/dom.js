@@ -33,9 +33,18 @@ export async function copy(text, what) {
   }
 }
 
+/** `fetch`, with the browser's several words for a server that does not answer made one. */
+export async function reach(url, options) {
+  try {
+    return await fetch(url, options);
+  } catch (error) {
+    throw error.name === 'AbortError' ? error : new Error('the server cannot be reached');
+  }
+}
+
 /** `fetch` on this server: the session's cookie goes along. Fails with the server's own words. */
 export async function ask(url, options = {}) {
-  const response = await fetch(url, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
+  const response = await reach(url, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
   throw await problem(response);
 }

@@ -5,8 +5,10 @@ export const TABLE = [
   ['Anywhere', [
     [['?'], 'this help', 'help'],
     [['/'], 'filter runs, find in a run', 'find'],
+    [['Ctrl+k'], 'go to an event, a token, a run, a page', 'goto'],
     [['g r'], 'runs', 'goRuns'],
     [['g p'], 'playground', 'goPlayground'],
+    [['g m'], 'mods', 'goMods'],
     [['Escape'], 'close, clear, stop generating', 'escape'],
   ]],
   ['Runs', [
@@ -20,6 +22,7 @@ export const TABLE = [
     [['c'], 'compare the two selected', 'compare', 'runs'],
     [['n'], 'show new runs', 'news', 'runs'],
     [[']'], 'older', 'older', 'runs'],
+    [['['], 'newest', 'newest', 'runs'],
     [['y'], 'copy a link to this list', 'copy', 'runs'],
   ]],
   ['Replay: move', [
@@ -50,7 +53,7 @@ export const TABLE = [
     [['a'], 'attention', 'attention', 'replay'],
     [['w'], 'why this token: to the sampler stages', 'why', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
-    [['f'], 'take the prompt to the playground', 'fork', 'replay'],
+    [['f'], 'continue in the playground from here', 'fork', 'replay'],
   ]],
   ['Compare', [
     [['.'], 'next difference', 'nextChange', 'compare'],
@@ -100,6 +103,7 @@ export function listen(pages, act) {
     const key = nameOf(event);
     const inField = typing(event.target);
     if (key.startsWith('Ctrl+')) {
+      if (document.querySelector('dialog[open]')) return;
       const action = actionOf(key, pages);
       if (action && act(action, key) !== false) event.preventDefault();
       return;
@@ -109,7 +113,7 @@ export function listen(pages, act) {
     // A focused control keeps the keys that it uses itself.
     if (event.target.matches?.('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return;
     if (event.target.matches?.('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return;
-    if (event.target.matches?.('input[type=range]') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key))) return;
+    if (event.target.matches?.('input[type=range]:not([data-scrub])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key))) return;
     const name = first ? `${first} ${key}` : key;
     first = key === 'g' ? 'g' : '';
     const action = actionOf(name, pages);

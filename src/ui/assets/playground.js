@@ -1,7 +1,10 @@
 // The playground: a form over the public API, and the run it starts in the very same replay component.
-import { ask, copy, h, problem, toast } from './dom.js';
+import { ask, copy, h, problem, reach, toast } from './dom.js';
 import { listen } from './keys.js';
+import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
+import { opened } from './shell.js';
+import { starters } from './starters.js';
 import { curlOf, formOf, missing, requestOf } from './request.js';
 
 const SAVED = 'thunder.playground';
@@ -49,6 +52,9 @@ function fields(schema) {
       h('dd', {}, field.description ?? '', field.enum ? ` One of ${field.enum.join(', ')}.` : ''),
     ])));
 }
+
+/** A configuration to start from, as the list of mods has it. */
+const example = (option) => (option.dataset.config === 'null' ? '' : option.dataset.config);
 
 function mod({ name, config = '' }) {
   const option = form.querySelector(`[data-mod-add] option[value="${CSS.escape(name)}"]`);
@@ -131,6 +137,10 @@ function show(id, options) {
   view?.close();
   pane.classList.remove('idle');
   view = new Replay(pane, id, options);
+  opened((place) => view.visit(place));
+  // On a small screen the run stands below the form.
+  const head = recorded.closest('.live');
+  if (options.live && head.getBoundingClientRect().top > innerHeight * 0.7) head.scrollIntoView({ block: 'start' });
   view.open().catch((error) => fail(`The run could not be shown: ${error.message}.`));
 }
 
@@ -159,7 +169,7 @@ async function generate() {
   state.textContent = 'Waiting for the model…';
   const began = performance.now();
   try {
-    const response = await fetch(request.path, {
+    const response = await reach(request.path, {
       method: 'POST',
       headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
       body: JSON.stringify(request.body),
@@ -168,7 +178,7 @@ async function generate() {
     if (!response.ok) throw await problem(response);
     const id = response.headers.get('x-thunder-run-id');
     if (id) {
-      recorded.replaceChildren('recorded as ', h('a', { href: `/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · before it ', h('a', { href: `/runs/${encodeURIComponent(previous)}` }, 'the previous run')] : []));
+      recorded.replaceChildren('recorded as ', h('a', { href: `/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the one before')] : []));
       previous = id;
       show(id, {
         live: true,
@@ -242,7 +252,7 @@ form.addEventListener('click', (event) => {
   } else if (action === 'addMod') {
     const option = form.querySelector('[data-mod-add]').selectedOptions[0];
     if (!option) return toast('No mod is registered on this server.');
-    mod({ name: option.value, config: option.dataset.config === 'null' ? '' : option.dataset.config });
+    mod({ name: option.value, config: example(option) });
     save();
   } else if (action === 'curl') {
     try { copy(curlOf(requestOf(read()), location.origin), 'curl line'); } catch (error) { fail(error.message); }
@@ -265,13 +275,27 @@ listen(['playground', 'replay'], (action, key) => {
   return view ? view.act(action, key) : false;
 });
 
+/** Prompt and answer of a run as they stood at event `n`. */
+async function textAt(id, n) {
+  const columns = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
+  const run = Run.stored(await columns.arrayBuffer());
+  return run.sequence(n).map((row) => run.text(row)).join('');
+}
+
 // Where the form starts: from a run (`?from=`), from what stood here last, or empty.
 async function start() {
-  const from = new URL(location).searchParams.get('from');
+  const asked = new URL(location).searchParams;
+  const from = asked.get('from');
   const saved = localStorage.getItem(SAVED);
   let data = {};
   try { if (saved) data = JSON.parse(saved); } catch { /* an older shape: start empty */ }
-  if (!from) return write(data);
+  if (!from) {
+    const wanted = asked.get('mod');
+    const option = wanted && form.querySelector(`[data-mod-add] option[value="${CSS.escape(wanted)}"]`);
+    write(option ? { ...data, mods: [{ name: wanted, config: example(option) }] } : data);
+    if (wanted && !option) fail(`There is no mod '${wanted}' on this server.`);
+    return undefined;
+  }
   try {
     const [summary, items] = await Promise.all([
       ask(`/api/v1/runs/${encodeURIComponent(from)}`).then((r) => r.json()).catch(() => null),
@@ -279,9 +303,11 @@ async function start() {
     ]);
     const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
     const given = formOf(event?.details?.prompt, summary?.run);
+    const at = /^\d+$/.test(asked.get('at') ?? '') ? Number(asked.get('at')) : null;
+    if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? '') });
     write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
-    show(from, { recorded: Boolean(summary?.run?.has_attention), hooks: {} });
-    recorded.replaceChildren('settings of ', h('a', { href: `/runs/${encodeURIComponent(from)}` }, from));
+    show(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
+    recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
     previous = from;
   } catch (error) {
     write(data);
@@ -291,3 +317,14 @@ async function start() {
 }
 
 start();
+
+const offered = [...form.querySelectorAll('[data-mod-add] option')].map((option) => option.value);
+if (!form.elements.attention.disabled) offered.push('attention');
+// The replay of the first run takes the place of what stands in its text.
+const able = form.dataset.model && !document.querySelector('main > .banner.warn') && !new URL(location).searchParams.has('from');
+const first = able && starters(offered, (chosen) => {
+  write({ ...read(), ...chosen });
+  save();
+  generate();
+});
+if (first) pane.querySelector('[data-text]').append(first);

@@ -1,5 +1,5 @@
 // The list of runs: filters as you type, keeps the address in step, and tells of new runs without moving any row.
-import { ask, copy } from './dom.js';
+import { ask, copy, reach } from './dom.js';
 import { follow } from './sse.js';
 import { listen } from './keys.js';
 import { localise } from './shell.js';
@@ -14,6 +14,7 @@ const dot = document.querySelector('[data-live-dot]');
 
 let loadedAt = Date.now();
 let request = null;
+let unreached = false;
 const fresh = new Set();
 
 /** Fetches the list for an address and puts it in place; a bad filter leaves the old rows, greyed. */
@@ -25,7 +26,7 @@ async function load(url, { push = true } = {}) {
   results.setAttribute('aria-busy', 'true');
   const tick = setInterval(() => { busy.textContent = `${Math.round(performance.now() - began)} ms`; }, 100);
   try {
-    const response = await fetch(url, { headers: { 'X-Fragment': 'list' }, signal });
+    const response = await reach(url, { headers: { 'X-Fragment': 'list' }, signal });
     const next = document.createElement('div');
     next.innerHTML = await response.text(); // the server's own escaped template, same origin
     const error = next.querySelector('#filter-error');
@@ -40,6 +41,7 @@ async function load(url, { push = true } = {}) {
       box.removeAttribute('aria-invalid');
       results.querySelectorAll('time[datetime]').forEach(localise);
       loadedAt = Date.now();
+      unreached = false;
       fresh.clear();
       showNews();
     } else throw new Error(`${response.status} ${response.statusText}`);
@@ -53,6 +55,7 @@ async function load(url, { push = true } = {}) {
   } catch (error) {
     if (signal.aborted) return;
     busy.textContent = '';
+    unreached = true;
     const place = results.querySelector('#filter-error');
     place.hidden = false;
     place.textContent = `The list could not be loaded: ${error.message}.`;
@@ -96,6 +99,12 @@ const stop = new AbortController();
 follow('/api/v1/runs/live', {
   signal: stop.signal,
   onState: (text, ok) => {
+    // What happened while nobody listened is not told afterwards.
+    if (ok && unreached) load(address(box.value.trim()));
+    else if (ok && dot.classList.contains('off')) {
+      fresh.add('missed');
+      showNews();
+    }
     dot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
@@ -210,6 +219,7 @@ listen(['runs'], (action, key) => {
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
     case 'news': return showNew() !== false;
+    case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;
     case 'copy': copy(location.href, 'link'); return true;
     case 'escape':

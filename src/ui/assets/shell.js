@@ -1,5 +1,6 @@
 // What every page has: theme, help, and the keys that mean the same everywhere.
 import { copy, h } from './dom.js';
+import { askWhere } from './goto.js';
 import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
 
 const THEMES = ['system', 'light', 'dark'];
@@ -7,6 +8,7 @@ const THEMES = ['system', 'light', 'dark'];
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   document.querySelector('[data-theme-name]').textContent = theme;
+  document.querySelector('[data-theme-button]').title = `Theme: ${theme}`;
   document.cookie = `thunder_theme=${theme}; path=/; max-age=31536000; samesite=lax`;
   document.dispatchEvent(new CustomEvent('theme'));
 }
@@ -24,16 +26,16 @@ function showHelp() {
     const toggle = h('input', { type: 'checkbox', onchange: (e) => setEnabled(e.target.checked) });
     toggle.checked = enabled();
     help = h('dialog', { class: 'dialog', 'aria-labelledby': 'help-title' },
-      h('h2', { id: 'help-title' }, 'Keyboard'),
+      h('form', { method: 'dialog', class: 'dialog-head' },
+        h('h2', { id: 'help-title' }, 'Keyboard'),
+        h('label', { class: 'check' }, toggle, 'Single-key shortcuts'),
+        h('button', { autofocus: true }, 'Close')),
       h('div', { class: 'keys' }, TABLE.map(([title, rows]) => [
         h('h3', {}, title),
         h('dl', {}, rows.map(([keys, what]) => h('div', {},
           h('dt', {}, what),
-          h('dd', {}, (keys.length > 2 ? [h('kbd', {}, keys[0]), '…', h('kbd', {}, keys.at(-1))] : keys.flatMap((k, i) => [i ? ' ' : null, ...k.split(' g ').map((p) => h('kbd', {}, label(p)))])))))),
-      ])),
-      h('form', { method: 'dialog', class: 'links' },
-        h('label', { class: 'check' }, toggle, 'Single-key shortcuts'),
-        h('button', { autofocus: true }, 'Close')));
+          h('dd', {}, (keys.length > 2 ? [h('kbd', {}, keys[0]), '…', h('kbd', {}, keys.at(-1))] : keys.flatMap((k, i) => [i ? ' ' : null, ...(k === ' ' ? [k] : k.split(' ')).map((part) => h('kbd', {}, label(part)))])))))),
+      ])));
     document.body.append(help);
     help.addEventListener('click', (e) => { if (e.target === help) help.close(); });
   }
@@ -44,11 +46,18 @@ document.querySelector('[data-help-button]').addEventListener('click', showHelp)
 
 listen(['anywhere'], (action) => {
   if (action === 'help') showHelp();
+  else if (action === 'goto') askWhere(open);
   else if (action === 'goRuns') location.assign('/runs');
   else if (action === 'goPlayground') location.assign('/playground');
+  else if (action === 'goMods') location.assign('/mods');
   else return false;
   return true;
 });
+
+let open = null;
+
+/** Tells the field of Ctrl+K how to go to an event or a token of the run that is open. */
+export const opened = (go) => { open = go; };
 
 for (const time of document.querySelectorAll('time[datetime]')) localise(time);
 

@@ -49,21 +49,25 @@ export class Attention {
   #subject = null;
   #mapBox = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.' }, this.#mapCanvas);
   #stripBox = h('div', { class: 'strip' }, this.#strip);
+  #choices = h('div', { class: 'row' }, this.#way, this.#select);
   #n = 0;
 
   /** `hooks`: `recorded`, `changed()`, `painted()`, `go(n)`, `pick(row)`. */
-  constructor(run, id, hooks) {
+  constructor(run, id, hooks, signal) {
     this.#run = run;
     this.#id = id;
     this.#hooks = hooks;
     this.#options();
     this.section.append(h('h2', {}, 'Attention'),
-      h('div', { class: 'row' }, this.#way, this.#select), this.#facts,
+      this.#choices, this.#facts,
       this.#stripBox, this.#tops, this.#note, h('h2', {}, 'Steps × positions'), this.#mapBox);
     this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
     this.#mapBox.addEventListener('click', (e) => this.#mapClick(e));
-    document.addEventListener('theme', () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); });
-    new ResizeObserver(() => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); }).observe(this.section);
+    const again = () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); };
+    const resized = new ResizeObserver(again);
+    resized.observe(this.section);
+    signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); });
+    document.addEventListener('theme', again, { signal });
   }
 
   #options() {
@@ -117,6 +121,7 @@ export class Attention {
     this.#n = n;
     this.section.hidden = !this.on;
     if (!this.on) return;
+    this.#choices.hidden = !this.#hooks.recorded();
     if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Ask for it in the playground, or with "attention": true in a request.');
     const seq = this.#forwardAt(n);
     if (seq === null) return this.#none('No step here yet.');
@@ -237,13 +242,26 @@ export class Attention {
     if (!map?.rows.length || !this.on) return;
     this.#mapBox.hidden = false;
     this.#mapBox.previousElementSibling.hidden = false;
-    const key = `${map.count} ${this.#n} ${this.#mapBox.clientWidth} ${document.documentElement.dataset.theme}`;
-    if (key === this.#drawn) return;
     const s = surface(this.#mapCanvas);
     if (!s) return;
-    this.#drawn = key;
-    const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'accent', 'erased', 'line-strong', 'spark']);
-    s.g.clearRect(0, 0, s.w, s.h);
+    const key = `${map.count} ${s.w} ${document.documentElement.dataset.theme}`;
+    if (key !== this.#drawn) {
+      this.#drawn = key;
+      this.#drawBase(map, s);
+      this.#base.width = this.#mapCanvas.width;
+      this.#base.height = this.#mapCanvas.height;
+      this.#base.getContext('2d').drawImage(this.#mapCanvas, 0, 0);
+    } else s.g.drawImage(this.#base, 0, 0, s.w, s.h);
+    const y = map.rows.findLastIndex((r) => r.seq <= this.#n);
+    s.g.fillStyle = palette(['accent']).accent;
+    if (y >= 0) s.g.fillRect(0, y * (s.h / map.rows.length), s.w, 1.5);
+  }
+
+  /** The map without its cursor: drawn once, copied at every move. */
+  #base = document.createElement('canvas');
+
+  #drawBase(map, s) {
+    const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'erased', 'line-strong', 'spark']);
     const tall = s.h / map.rows.length;
     map.rows.forEach((row, y) => {
       const wide = s.w / map.width;
@@ -263,9 +281,6 @@ export class Attention {
       const y = map.rows.findIndex((r) => r.seq >= mark.seq);
       if (y >= 0) s.g.fillRect(0, y * tall, 6, Math.max(1.5, Math.min(tall, 2)));
     }
-    const y = map.rows.findLastIndex((r) => r.seq <= this.#n);
-    s.g.fillStyle = c.accent;
-    if (y >= 0) s.g.fillRect(0, y * tall, s.w, 1.5);
   }
 
   #mapClick(event) {

@@ -16,10 +16,12 @@ export function branches(count, died) {
     } else by.set(d, { died: d, first: i, last: i, count: 1, parent: null });
   }
   const all = [...by.values()].sort((a, b) => a.last - b.last || b.first - a.first);
-  for (const b of all) {
-    for (const p of all) {
-      if (p !== b && p.first <= b.first && p.last >= b.last && (!b.parent || p.last - p.first < b.parent.last - b.parent.first)) b.parent = p;
-    }
+  // An event removes what stands last, so branches nest or lie apart: what is open at a branch's beginning encloses it.
+  const open = [];
+  for (const b of [...all].sort((x, y) => x.first - y.first || y.last - x.last)) {
+    while (open.length && open.at(-1).last < b.first) open.pop();
+    b.parent = open.at(-1) ?? null;
+    open.push(b);
   }
   return all;
 }

@@ -3,6 +3,13 @@ import { h, palette, surface } from '../dom.js';
 
 const LISTED = 400;
 
+/** The colour that a mark has wherever it is drawn. Pure. */
+export function toneOf(mark) {
+  if (mark.kind === 'log') return 'line-strong';
+  if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'erased';
+  return /^Force/.test(mark.label) ? 'forced' : 'accent';
+}
+
 export class Lanes {
   #root;
   #run;
@@ -14,7 +21,7 @@ export class Lanes {
   #seen = -1;
   #n = 0;
 
-  constructor(root, run, onGo) {
+  constructor(root, run, onGo, signal) {
     this.#root = root;
     this.#run = run;
     this.#go = onGo;
@@ -31,8 +38,10 @@ export class Lanes {
           h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'What'].map((t) => h('th', { scope: 'col' }, t)))), this.#table)));
     this.#lanesBox = h('div');
     root.replaceChildren(this.#lanesBox, this.#details);
-    new ResizeObserver(() => this.draw()).observe(root);
-    document.addEventListener('theme', () => this.draw());
+    const resized = new ResizeObserver(() => this.draw());
+    resized.observe(root);
+    signal.addEventListener('abort', () => resized.disconnect());
+    document.addEventListener('theme', () => this.draw(), { signal });
   }
 
   #lanesBox;
@@ -80,14 +89,12 @@ export class Lanes {
       if (!s) continue;
       const x = (mark.seq / span) * s.w;
       const mid = s.h / 2;
+      s.g.fillStyle = c[toneOf(mark)];
       if (mark.kind === 'log') {
-        s.g.fillStyle = c['line-strong'];
         s.g.fillRect(x - 0.5, mid + 3, 1.5, 4);
       } else if (mark.kind === 'error') {
-        s.g.fillStyle = c.erased;
         s.g.fillRect(x - 1, mid - 8, 2.5, 16);
       } else {
-        s.g.fillStyle = /^Backtrack/.test(mark.label) ? c.erased : /^Force/.test(mark.label) ? c.forced : c.accent;
         s.g.beginPath();
         s.g.arc(x, mid, 3, 0, 7);
         s.g.fill();

@@ -1,7 +1,8 @@
-// The run on one strip: surprise by event, with ticks for backtracks, actions and errors. Click or drag to go there.
-import { h, palette, surface } from '../dom.js';
+// The run on one strip: surprise by event, with ticks for backtracks, actions and errors, under the slider over events.
+import { palette, surface } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './branches.js';
+import { toneOf } from './lanes.js';
 
 /** Highest surprise and whether rows were erased, per pixel column; pure. */
 export function bins(run, width) {
@@ -19,27 +20,19 @@ export function bins(run, width) {
 }
 
 export class Overview {
-  #box;
   #canvas;
+  #scrub;
   #run;
-  #cursor = h('div', { class: 'cursor' });
 
-  constructor(box, run, onSeek) {
-    this.#box = box;
+  /** `box` holds a canvas and, over it, the range input whose thumb is the cursor. */
+  constructor(box, run, signal) {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');
-    box.append(this.#cursor);
-    const seek = (event) => {
-      const at = box.getBoundingClientRect();
-      onSeek(Math.round(((event.clientX - at.left) / at.width) * run.eventCount));
-    };
-    box.addEventListener('pointerdown', (event) => {
-      box.setPointerCapture(event.pointerId);
-      seek(event);
-    });
-    box.addEventListener('pointermove', (event) => { if (box.hasPointerCapture(event.pointerId)) seek(event); });
-    new ResizeObserver(() => this.draw()).observe(box);
-    document.addEventListener('theme', () => this.draw());
+    this.#scrub = box.querySelector('input');
+    const resized = new ResizeObserver(() => this.draw());
+    resized.observe(box);
+    signal.addEventListener('abort', () => resized.disconnect());
+    document.addEventListener('theme', () => this.draw(), { signal });
   }
 
   draw() {
@@ -65,13 +58,16 @@ export class Overview {
     for (const mark of run.marks) {
       if (mark.kind === 'log') continue;
       const x = (mark.seq / Math.max(1, run.eventCount)) * w;
-      g.fillStyle = mark.kind === 'error' || /^Backtrack/.test(mark.label) ? c.erased : /^Force/.test(mark.label) ? c.forced : c.accent;
+      g.fillStyle = c[toneOf(mark)];
       g.fillRect(x - 0.75, 0, mark.kind === 'error' ? 3 : 1.5, mark.kind === 'error' ? 9 : 6);
     }
   }
 
+  /** Moves the cursor to event `n`. */
   at(n) {
-    const share = this.#run.eventCount ? n / this.#run.eventCount : 0;
-    this.#cursor.style.left = `calc(${(share * 100).toFixed(3)}% - 1px)`;
+    const count = this.#run.eventCount;
+    if (Number(this.#scrub.max) !== count) this.#scrub.max = String(count);
+    this.#scrub.disabled = count === 0;
+    this.#scrub.value = String(n);
   }
 }

@@ -2,6 +2,7 @@
 import { ask, copy, toast } from '../dom.js';
 import { listen } from '../keys.js';
 import { Replay } from './view.js';
+import { opened } from '../shell.js';
 
 const root = document.querySelector('[data-replay]');
 const problem = document.querySelector('[data-problem]');
@@ -38,7 +39,10 @@ function changed(s) {
   pending = setTimeout(() => history.replaceState(null, '', address(s)), 120);
 }
 
-function showProblem(text) {
+const tokens = document.querySelector('[data-run-tokens]');
+
+function showProblem(text, tone = 'err') {
+  problem.className = `banner ${tone}`;
   problem.hidden = !text;
   problem.textContent = text;
 }
@@ -49,19 +53,21 @@ const view = new Replay(root, id, {
   recorded: root.dataset.attention === 'true',
   hooks: {
     changed,
-    connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`),
+    connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
+    grown: (count) => { tokens.textContent = `${count} tok`; },
     ended: (summary) => {
       const status = document.querySelector('[data-run-status]');
       if (summary?.status) {
         status.textContent = summary.status;
         status.className = `status st-${summary.status}`;
-        document.querySelector('[data-run-tokens]').textContent = `${summary.completion_tokens ?? 0} tok`;
+        tokens.textContent = `${summary.completion_tokens ?? 0} tok`;
         if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
     },
   },
 });
 
+opened((place) => view.visit(place));
 view.open().catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
 
 const dialog = document.querySelector('[data-delete-dialog]');
@@ -91,7 +97,11 @@ function act(action, key) {
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
     case 'nextRun': return follow('[data-next]');
     case 'prevRun': return follow('[data-prev]');
-    case 'fork': return follow('[data-again]');
+    case 'fork': {
+      const href = view.atEnd ? null : view.fork();
+      if (href) location.assign(href);
+      return href ? true : follow('[data-again]');
+    }
     case 'escape': document.activeElement?.blur?.(); document.querySelector('details.more[open]')?.removeAttribute('open'); return true;
     default: return view.act(action, key);
   }

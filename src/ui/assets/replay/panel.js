@@ -7,6 +7,7 @@ import { show } from './glyphs.js';
 import { explain, measured, percent } from './why.js';
 
 const SHOWN = 12;
+const LOGS = 60;
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits));
 
 export class Panel {
@@ -14,20 +15,23 @@ export class Panel {
   #run;
   #events;
   #go;
+  #fork;
   #token = h('section');
   #alts = h('section', { hidden: true });
   #mods = h('section');
+  #record = h('section', { hidden: true });
   #all = false;
   #turn = 0;
   #job = null;
 
-  /** `attention` is a section that another module fills; `go(n)` moves the cursor. */
-  constructor(root, run, events, { go, attention }) {
+  /** `attention` is a section that another module fills; `go(n)` moves the cursor; `fork(n, text)` is an address or null. */
+  constructor(root, run, events, { go, attention, fork }) {
     this.#run = run;
     this.#events = events;
     this.#go = go;
+    this.#fork = fork;
     this.#root = root;
-    root.replaceChildren(this.#token, attention, this.#alts, this.#mods);
+    root.replaceChildren(this.#token, attention, this.#alts, this.#mods, this.#record);
   }
 
   /** Shows event `e` (null when there is none) and, where it is another, the row looked at. */
@@ -38,6 +42,7 @@ export class Panel {
     if (e === null) {
       this.#alts.hidden = true;
       this.#mods.hidden = true;
+      this.#record.hidden = true;
       return;
     }
     const turn = this.#turn;
@@ -55,6 +60,7 @@ export class Panel {
       } catch (error) {
         if (turn !== this.#turn) return;
         this.#alts.hidden = true;
+        this.#record.hidden = true;
         this.#mods.hidden = false;
         this.#mods.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
       } finally {
@@ -91,15 +97,41 @@ export class Panel {
         run.rank(row) === null ? null : fact('rank', String(run.rank(row))),
         fact('position', String(run.pos(row))),
         fact('token id', String(run.token(row))),
-        run.isPrompt(row) ? null : fact('took', `${run.dt(row)} ms`),
+        run.isPrompt(row) || !run.isTimed ? null : fact('took', `${run.dt(row)} ms`),
         fact('born at', `event ${run.born(row)}`),
         run.died(row) === NEVER ? null : fact('removed at', `event ${run.died(row) - 1}`)));
   }
 
   #drawStep(e, entries) {
     this.#root.removeAttribute('aria-busy');
+    const here = entries.find(({ event }) => event.sequence_order === e);
+    this.#drawGiven(here?.event);
     this.#drawAlternatives(entries);
     this.#drawMods(e, entries);
+    this.#drawRecord(here);
+  }
+
+  /** What an event says of the prompt and of what the model read, which no token shows. */
+  #drawGiven(event) {
+    this.#token.querySelector('.given')?.remove();
+    const facts = event?.event_type === 'Prefilled'
+      ? [['prompt', event.prompt_length, 'tokens'], ['before it', event.tokens_so_far_len || null, 'tokens'], ['at most', event.max_steps, 'steps']]
+      : event?.event_type === 'ForwardPass' && event.input_text ? [['the model read', show(event.input_text), '']] : [];
+    const known = facts.filter(([, value]) => value !== undefined && value !== null);
+    if (!known.length) return;
+    this.#token.append(h('dl', { class: 'tok-facts given' }, known.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole' },
+      h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
+  }
+
+  /** The event and its calls as they were recorded, whatever else stands in them. */
+  #drawRecord(entry) {
+    this.#record.hidden = !entry;
+    if (!entry) return;
+    const whole = () => JSON.stringify({ event: entry.event, ...(entry.calls.length && { calls: entry.calls }) }, null, 2);
+    const open = this.#record.querySelector('details')?.open;
+    const details = h('details', { ontoggle: () => { if (details.open && details.children.length === 1) details.append(h('pre', { class: 'trace', tabindex: '0' }, whole())); } }, h('summary', { class: 'hint' }, 'As recorded'));
+    details.open = Boolean(open);
+    this.#record.replaceChildren(details);
   }
 
   #drawAlternatives(entries) {
@@ -112,6 +144,11 @@ export class Panel {
       if (p !== null) td.style.setProperty('--p', p.toFixed(4));
       return td;
     };
+    const forward = entries.findLast(({ event }) => event.event_type === 'ForwardPass')?.event.sequence_order;
+    const again = (r) => {
+      const href = r.chosen || forward === undefined || r.unnamed ? null : this.#fork(forward, r.text);
+      return href && [' ', h('a', { class: 'fork', href, title: `Continue with ${show(r.text)} instead, in the playground`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try')];
+    };
     const table = h('table', { class: 'alts' },
       h('caption', { class: 'vh' }, 'Candidates for this token'),
       h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, 'model'),
@@ -120,7 +157,7 @@ export class Panel {
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why)))));
+        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, again(r))))));
     const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
       rows.length > shown.length || this.#all ? h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`)) : '',
@@ -146,9 +183,15 @@ export class Panel {
         away ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
         Number.isFinite(call.execution_time_ms) ? h('span', { class: 'hint num' }, call.execution_time_ms < 1 ? `${Math.round(call.execution_time_ms * 1000)} µs` : `${call.execution_time_ms.toFixed(1)} ms`) : null),
       actions.map((a) => h('div', { class: `act${a.action_type === 'EmitError' ? ' bad' : ''}${a.details?.superseded ? ' lost' : ''}` }, ...this.#action(a))),
-      logs.map((l) => h('div', { class: `log ${l.log_level ?? 'INFO'}` }, h('b', {}, `${(l.log_level ?? 'INFO').toLowerCase()} `), l.log_message)),
+      this.#logs(logs),
       call.exception_occurred ? h('div', { class: 'act bad' }, call.exception_message ?? 'raised an exception',
         call.exception_traceback ? h('details', {}, h('summary', {}, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, call.exception_traceback)) : null) : null);
+  }
+
+  #logs(logs, all = false) {
+    const box = h('div', {}, (all ? logs : logs.slice(0, LOGS)).map((l) => h('div', { class: `log ${l.log_level ?? 'INFO'}` }, h('b', {}, `${(l.log_level ?? 'INFO').toLowerCase()} `), l.log_message)));
+    if (!all && logs.length > LOGS) box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => box.replaceWith(this.#logs(logs, true)) }, `All ${logs.length} lines`)));
+    return box;
   }
 
   #action(a) {

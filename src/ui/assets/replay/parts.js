@@ -35,5 +35,5 @@ export function roles(length, spans, texts) {
   return out;
 }
 
-/** Whether a block of text may end after this row: at a line end after 128 rows, at 512 in any case. */
-export const mayCut = (rows, text) => rows >= 512 || (rows >= 128 && text.endsWith('\n'));
+/** Whether a block of text, which begins a line, may end after this row: at a line's end after 128 rows, at a sentence's after 512, at 1024 in any case. */
+export const mayCut = (rows, text) => rows >= 1024 || (rows >= 512 && /[.!?…。！？]["'”’)]*$/.test(text)) || (rows >= 128 && text.endsWith('\n'));

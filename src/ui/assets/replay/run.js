@@ -37,6 +37,8 @@ export class Run {
   /** Type of an event: 0 Prefilled, 1 ForwardPass, 2 Sampled, 3 Added. */
   kind(e) { return this.#s.kinds[e]; }
   step(e) { return this.#s.steps[e]; }
+  /** Whether the trace says when anything happened. */
+  get isTimed() { return this.eventCount > 0 && this.time(this.eventCount - 1) > 0; }
   /** Milliseconds since the run started. */
   time(e) { return this.#s.times[e]; }
 
@@ -53,6 +55,13 @@ export class Run {
     const rows = [];
     for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i)) rows[this.pos(i)] = i;
     return rows;
+  }
+
+  /** How many tokens of the answer stand at event `n`. */
+  answered(n) {
+    let count = 0;
+    for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i) && !this.isPrompt(i)) count += 1;
+    return count;
   }
 
   /** Events of the step that event `e` belongs to, in order. */

@@ -175,18 +175,25 @@ export class Text {
     this.#cursor = row;
     this.#selected = selected;
     for (const i of new Set([...old, row, selected])) if (i !== null && this.#spans[i]) this.#write(i);
-    const target = this.#spans[selected ?? row ?? -1];
-    if (scroll && target) this.#reveal(target);
+    this.#target = this.#spans[selected ?? row ?? -1];
+    if (scroll && this.#target) this.#reveal(this.#target);
   }
 
-  #reveal(span) {
+  #target = null;
+
+  #reveal(span, tries = 3) {
     const box = this.#root.getBoundingClientRect();
     const at = span.getBoundingClientRect();
     if (at.width === 0 && at.height === 0) return;
     const room = Math.min(80, box.height / 4);
     // Only this box scrolls: scrollIntoView would also move the page on small screens.
-    if (at.top < box.top + room) this.#root.scrollTop -= box.top + room - at.top;
-    else if (at.bottom > box.bottom - room) this.#root.scrollTop += at.bottom - box.bottom + room;
+    const above = box.top + room - at.top;
+    const below = at.bottom - box.bottom + room;
+    if (above <= 0 && below <= 0) return;
+    if (Math.max(above, below) > box.height) this.#root.scrollTop += at.top - box.top - box.height / 3;
+    else this.#root.scrollTop += above > 0 ? -above : below;
+    // Blocks that were off screen take their true heights only now: look again where it came to stand.
+    if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
   }
 
   /** Scrolls to the end, while a live run is followed. */
@@ -205,7 +212,9 @@ export class Text {
     const old = this.#hits;
     this.#hits = rows;
     for (const i of [...old, ...rows]) this.#write(i);
-    if (rows.length) this.#reveal(this.#spans[rows[0]]);
+    if (!rows.length) return;
+    this.#target = this.#spans[rows[0]];
+    this.#reveal(this.#target);
   }
 
   /** A row as it is named outside of the text. */

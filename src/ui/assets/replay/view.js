@@ -34,7 +34,7 @@ export class Replay {
   #hit = -1;
   #recorded;
 
-  /** `hooks.changed(state)` hears of every change that a link should carry, `hooks.ended(summary)` of a live run's end. */
+  /** `hooks.changed(state)` hears of every change that a link should carry, `hooks.grown(tokens)` and `hooks.ended(summary)` of a live run. */
   constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
     this.#root = root;
     this.#id = id;
@@ -58,7 +58,13 @@ export class Replay {
       return;
     }
     const first = this.#events.get(0, 0).catch(() => []);
-    const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`);
+    const wait = this.#el('text');
+    wait.dataset.idle = 'Loading the run…';
+    wait.toggleAttribute('data-none', true);
+    const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
+      wait.dataset.idle = 'Nothing could be loaded.';
+      throw error;
+    });
     const run = Run.stored(await response.arrayBuffer());
     const [entry] = await first;
     this.#build(run, entry?.event);
@@ -95,18 +101,16 @@ export class Replay {
       painted: () => this.#paint(),
       go,
       pick: (row) => this.pick(row),
-    });
+    }, this.#gone.signal);
     attention.on = this.#state.attention;
     attention.view = this.#state.layer;
-    const overviewBox = fresh(this.#el('overview'));
-    overviewBox.querySelector('.cursor')?.remove();
     hover(textBox, run, this.#gone.signal);
     this.#parts = {
       text, attention,
       textBox,
-      overview: new Overview(overviewBox, run, go),
-      lanes: new Lanes(this.#el('lanes'), run, go),
-      panel: new Panel(this.#el('panel'), run, this.#events, { go, attention: attention.section }),
+      overview: new Overview(this.#el('overview'), run, this.#gone.signal),
+      lanes: new Lanes(this.#el('lanes'), run, go, this.#gone.signal),
+      panel: new Panel(this.#el('panel'), run, this.#events, { go, attention: attention.section, fork: (n, next) => this.fork(n, next) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#played(playing) }),
     };
     this.#controls();
@@ -125,7 +129,6 @@ export class Replay {
     this.#parts.player.setSpeed(speed.value);
     this.#el('colours').replaceChildren(h('legend', { class: 'vh' }, 'Colour by'), ...MODES.map((mode, i) => {
       const input = h('input', { type: 'radio', name: 'colour', value: mode.id, onchange: () => this.colour(mode.id) });
-      input.checked = mode.id === this.#state.color;
       return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
     }));
     const box = this.#el('find');
@@ -144,7 +147,10 @@ export class Replay {
     text.sync();
     lanes.sync();
     overview.draw();
-    this.#el('scrub').max = String(this.#run.eventCount);
+    const { textBox } = this.#parts;
+    textBox.toggleAttribute('data-none', this.#run.count === 0);
+    textBox.dataset.idle = this.live ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'Nothing was recorded of this run: the trace has no events.';
+    this.#root.classList.toggle('idle', !this.live && this.#run.eventCount === 0);
   }
 
   #grow(items) {
@@ -159,6 +165,7 @@ export class Replay {
 
   #ended(summary) {
     this.live = false;
+    this.#seen();
     this.#recorded = this.#recorded || Boolean(summary?.has_attention);
     this.#hooks.ended?.(summary);
     this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
@@ -201,6 +208,15 @@ export class Replay {
     return e;
   }
 
+  /** Goes to `{event}` or `{token}`, the nth of the answer. */
+  visit({ event, token }) {
+    const run = this.#run;
+    if (!run) return;
+    this.#parts.player.pause();
+    const rows = token === undefined ? [] : run.sequence(run.eventCount).filter((i) => !run.isPrompt(i));
+    this.go(token === undefined ? event : rows.length ? run.born(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
+  }
+
   /** Looks at a row: one of the answer moves the cursor to its birth, one of the prompt is only shown beside it. */
   pick(row) {
     this.#parts.player.pause();
@@ -224,13 +240,13 @@ export class Replay {
 
   #where(e, row) {
     const run = this.#run;
-    const rows = run.sequence(this.n).filter((i) => i !== undefined && !run.isPrompt(i)).length;
-    const total = run.sequence(run.eventCount).filter((i) => i !== undefined && !run.isPrompt(i)).length;
+    const rows = run.answered(this.n);
+    const total = run.answered(run.eventCount);
+    if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
     const end = this.n === run.eventCount;
     this.#el('where').replaceChildren('token ', h('b', {}, String(rows)), ` / ${total} · event `, h('b', {}, end ? (this.live ? 'live' : 'end') : String(this.n)), ` / ${run.eventCount}${seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : ''}`);
     const scrub = this.#el('scrub');
-    scrub.value = String(this.n);
     const p = row === null ? null : run.logprob(row);
     const words = row === null
       ? (end ? 'end of the run' : `event ${this.n} of ${run.eventCount}`)
@@ -267,13 +283,12 @@ export class Replay {
   /** Colours the text by a metric. */
   colour(id) {
     this.#state.color = id;
-    for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === id;
     if (this.#state.attention) {
       this.#state.attention = false;
       this.#parts.attention.on = false;
       this.#parts.attention.at(this.n);
-      this.#toggles();
     }
+    this.#toggles();
     this.#paint();
     this.#tell();
   }
@@ -282,6 +297,8 @@ export class Replay {
     for (const name of ['dead', 'ahead', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
+    // One background at a time: while it is attention, no metric is the chosen one.
+    for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
   #find(needle) {
@@ -309,6 +326,13 @@ export class Replay {
 
   /** Whether the cursor is behind the last event. */
   get atEnd() { return !this.#run || this.n === this.#run.eventCount; }
+
+  /** Where the playground continues the text as it stands at event `n`, with `next` behind it; null when the trace has no prompt. */
+  fork(n = this.n, next = '') {
+    const run = this.#run;
+    if (this.live || !run?.count || run.pos(0) !== 0) return null;
+    return `/playground?${new URLSearchParams({ from: this.#id, at: String(n), ...(next && { next }) })}`;
+  }
 
   #tell() { this.#hooks.changed?.({ ...this.#state }); }
 

@@ -8,7 +8,7 @@ export function candidates(list) {
   if (!Array.isArray(list)) return [];
   return list
     .filter((c) => c && typeof c === 'object' && Number.isFinite(c.prob))
-    .map((c) => ({ token: c.token, text: typeof c.text === 'string' ? c.text : `⟨${c.token}⟩`, prob: c.prob }))
+    .map((c) => ({ token: c.token, text: typeof c.text === 'string' ? c.text : `⟨${c.token}⟩`, unnamed: typeof c.text !== 'string', prob: c.prob }))
     .sort((a, b) => b.prob - a.prob);
 }
 
@@ -31,11 +31,13 @@ export function explain(entries) {
   const rows = new Map();
   for (const [name, list] of [['model', model], ['mods', afterMods], ['sampler', afterSampler]]) {
     for (const c of list) {
-      const row = rows.get(c.token) ?? { token: c.token, text: c.text, model: null, mods: null, sampler: null };
+      const row = rows.get(c.token) ?? { token: c.token, text: c.text, ...(c.unnamed && { unnamed: true }), model: null, mods: null, sampler: null };
       row[name] = c.prob;
       rows.set(c.token, row);
     }
   }
+  const drawn = rows.get(chosen);
+  if (drawn?.unnamed && sampled.event.token_text) Object.assign(drawn, { text: sampled.event.token_text, unnamed: false });
   if (chosen !== null && !rows.has(chosen)) {
     rows.set(chosen, { token: chosen, text: sampled.event.token_text ?? `⟨${chosen}⟩`, model: null, mods: null, sampler: null });
   }

@@ -1,0 +1,43 @@
+// Ctrl+K: one field that leads anywhere. An event or a token of the run that is open, a run by its id, else a search.
+import { h } from './dom.js';
+
+/** Where a text leads: `{event}`, `{token}`, `{href, what}`, or null for nothing. `here` says whether a run is open. Pure. */
+export function destination(text, here) {
+  const wanted = text.trim();
+  if (!wanted) return null;
+  const [, kind, number] = /^(event|token|e|t)?\s*#?(\d{1,9})$/i.exec(wanted) ?? [];
+  if (here && number) return kind?.[0].toLowerCase() === 't' ? { token: Number(number) } : { event: Number(number) };
+  if (/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(wanted)) return { href: `/runs/${wanted}`, what: 'open this run' };
+  const page = ['runs', 'playground', 'mods'].find((name) => name === wanted.toLowerCase());
+  if (page) return { href: `/${page}`, what: `to ${page}` };
+  return { href: `/runs?${new URLSearchParams({ q: wanted })}`, what: 'runs that match' };
+}
+
+let dialog = null;
+
+/** Opens the field; `here(place)` goes to an event or a token of the run that is open, or is null. */
+export function askWhere(here) {
+  if (!dialog) {
+    const box = h('input', { type: 'text', id: 'goto', 'aria-describedby': 'goto-what', autocomplete: 'off', spellcheck: 'false', autofocus: true });
+    const what = h('p', { class: 'hint', id: 'goto-what', role: 'status' });
+    const say = () => {
+      const to = destination(box.value, Boolean(here));
+      what.textContent = !to ? `${here ? 'An event (“1207”), a token (“token 400”), ' : ''}a run’s id, a page, or words to search runs for.`
+        : to.href ? `Enter: ${to.what}` : to.token === undefined ? `Enter: event ${to.event}` : `Enter: token ${to.token}`;
+    };
+    box.addEventListener('input', say);
+    dialog = h('dialog', { class: 'dialog goto' }, h('form', {
+      method: 'dialog',
+      onsubmit: () => {
+        const to = destination(box.value, Boolean(here));
+        if (to?.href) location.assign(to.href);
+        else if (to) here(to);
+      },
+    }, h('label', { for: 'goto' }, 'Go to'), box, what));
+    dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });
+    dialog.fresh = () => { box.value = ''; say(); };
+    document.body.append(dialog);
+  }
+  dialog.fresh();
+  dialog.showModal();
+}
