@@ -2,6 +2,7 @@
 
 use super::pruning::Watch;
 use super::shape::{Coding, Shape, Usual};
+use crate::api::generation::is_known;
 use crate::api::wire::fields::{integer, shown, wrong};
 use crate::api::wire::{Fields, constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
@@ -182,7 +183,7 @@ fn answer(loaded: &Loaded, fields: Fields<'_>, dialect: Dialect, prompt: &[Token
 pub(in crate::api) async fn free_ids(app: &App, requests: &mut [Request]) -> Result<(), ApiError> {
     for request in requests {
         if let Some(id) = &request.request_id
-            && matches!(app.store()?.find(id).await, Ok(Some(_)))
+            && is_known(app, id).await?
         {
             request.request_id = None;
         }
