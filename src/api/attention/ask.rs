@@ -49,6 +49,8 @@ pub(in crate::api) enum Dialect {
     Socket,
     /// `KoboldCPP`'s server-sent events.
     Events,
+    /// `KoboldCPP`'s WebSocket: numbers in frames of their own.
+    Frames,
 }
 
 impl Dialect {
@@ -56,7 +58,7 @@ impl Dialect {
         let (per_layer, aggregated, bytes) = match self {
             Self::Rest => (Coding::Base64, Coding::Array, false),
             Self::Socket => (Coding::Base64, Coding::Array, true),
-            Self::Packed => (Coding::Binary, Coding::Binary, true),
+            Self::Packed | Self::Frames => (Coding::Binary, Coding::Binary, true),
             Self::Events => (Coding::Base64, Coding::Base64, false),
         };
         Usual { per_layer, aggregated, bytes }
