@@ -1,6 +1,6 @@
 //! The WebSocket protocols as one `AsyncAPI` document, put together from what each says of itself.
 
-use super::{attention, stream};
+use super::{attention, kobold, stream};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
@@ -30,7 +30,7 @@ fn build() -> Value {
         "defaultContentType": "application/json",
         "servers": { "local": { "host": "127.0.0.1:6767", "protocol": "ws" } },
     });
-    for part in [stream::describe(), attention::describe()] {
+    for part in [stream::describe(), attention::describe(), kobold::describe()] {
         merge(&mut document, part);
     }
     document

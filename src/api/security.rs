@@ -16,6 +16,7 @@ use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use std::net::IpAddr;
+use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Who sent the request, where keys are set; in the request's extensions.
@@ -26,6 +27,9 @@ pub struct Caller {
     /// Whether they may register, switch and remove mods.
     pub may_change_mods: bool,
 }
+
+/// So long a browser may keep what it was told of an origin.
+const PREFLIGHT: Duration = Duration::from_hours(1);
 
 /// Paths of our own, with everything below them; their errors are problems.
 const OURS: [&str; 11] = [
@@ -227,6 +231,8 @@ pub(super) fn cors(security: &Security) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
         // Clients send headers of their own; who may send any at all is decided above.
         .allow_headers(AllowHeaders::mirror_request())
+        // A page that sends JSON asks before each request otherwise.
+        .max_age(PREFLIGHT)
         .expose_headers([
             header::HeaderName::from_static("x-request-id"),
             header::HeaderName::from_static("x-thunder-run-id"),

@@ -3,8 +3,13 @@
 use crate::harness::{Server, server};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
+use std::time::Duration;
+use yawc::{Frame, OpCode, WebSocket};
+
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The data of each event, with the event's name where it has one.
 async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
@@ -37,6 +42,20 @@ async fn the_newest_halo_weave_finds_what_it_asks_for() {
     let (_, model) = server.get("/api/v1/model").await;
     assert_eq!((&model["result"], &model["model_name"]), (&json!("thunder/tiny"), &json!("tiny")));
     assert!(model["max_context_length"].as_u64().unwrap() > 0);
+    // What a client measures attention in, with the names that KoboldCPP's fork gives it.
+    let (_, info) = server.get("/api/v1/model/info").await;
+    for (theirs, ours) in [
+        ("num_layers", "num_layers"),
+        ("num_attention_heads", "num_attention_heads"),
+        ("num_key_value_heads", "num_key_value_heads"),
+        ("vocab_size", "vocab_size"),
+        ("embedding_size", "hidden_size"),
+        ("max_trained_context", "max_position_embeddings"),
+        ("eos_token_id", "eos_token_id"),
+    ] {
+        assert!(model[theirs].is_u64() && model[theirs] == info[ours], "{theirs}: {model} {info}");
+    }
+    assert!(model["bos_token_id"].is_i64() && model["eot_token_id"].is_i64(), "{model}");
     let tokens = server.answer("/api/v1/tokenize", &json!({"text": "The sky is"})).await;
     let prompt: Vec<i64> = serde_json::from_value(tokens["token_ids"].clone()).unwrap();
     let body = json!({"input_ids": prompt, "max_length": 5, "temperature": 0, "top_p": 0.9, "top_k": 40, "rep_pen": 1.1,
@@ -72,6 +91,109 @@ async fn the_newest_halo_weave_finds_what_it_asks_for() {
     let (status, error) = server.post("/api/extra/generate/stream", &json!({"input_ids": [100_000]})).await;
     assert_eq!(status, 400);
     assert!(error["detail"]["msg"].as_str().unwrap().contains("not in vocabulary"), "{error}");
+}
+
+/// A request on `KoboldCPP`'s WebSocket: its frames in order, and the code that the server closes with.
+async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, Option<u16>) {
+    let url = format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
+    let mut socket = WebSocket::connect(url).await.unwrap();
+    socket.send(Frame::text(body.to_string())).await.unwrap();
+    let mut frames = Vec::new();
+    loop {
+        let frame = tokio::time::timeout(PATIENCE, socket.next()).await.expect("nothing comes");
+        let Some(frame) = frame else { return (frames, None) };
+        match frame.opcode() {
+            OpCode::Text => frames.push(Ok(serde_json::from_str(frame.as_str()).unwrap())),
+            OpCode::Binary => frames.push(Err(frame.into_payload().to_vec())),
+            OpCode::Close => return (frames, frame.close_code().map(u16::from)),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn numbers_come_in_frames_of_their_own() {
+    let server = server().await;
+    let tokens = server.answer("/api/v1/tokenize", &json!({"text": "The sky is"})).await;
+    let prompt: Vec<i64> = serde_json::from_value(tokens["token_ids"].clone()).unwrap();
+    // The client does not say that it wants attention, nor in which form.
+    let body = json!({"input_ids": prompt, "max_length": 4, "temperature": 0, "top_p": 0.9, "top_k": 40, "rep_pen": 1.0,
+                      "request_id": "8e5c0e5a", "sampler_seed": -1, "ignore_eos": true});
+    for format in ["aggregated", "per_layer"] {
+        let mut as_events = body.clone();
+        as_events["output_attentions"] = json!(true);
+        as_events["attention_format"] = json!(format);
+        let told = events(server, &as_events).await;
+        let asked = if format == "aggregated" { &body } else { &as_events };
+        let (frames, code) = frames(server, asked).await;
+        assert_eq!((frames.len(), code), (9, Some(1000)), "{frames:?}");
+        for (pair, (_, event)) in frames[..8].chunks_exact(2).zip(&told) {
+            let [Ok(token), Err(numbers)] = pair else { panic!("a text and its numbers: {pair:?}") };
+            assert_eq!((&token["type"], &token["token_id"]), (&json!("token"), &event["token"]["token_id"]));
+            assert_eq!(token["text"], event["token"]["text"]);
+            let expected = STANDARD.decode(event["attention"]["data"].as_str().unwrap()).unwrap();
+            let near = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+            assert_eq!(numbers.len(), expected.len());
+            for (a, b) in numbers.chunks_exact(4).zip(expected.chunks_exact(4)) {
+                assert!((near(a) - near(b)).abs() < 1e-4);
+            }
+        }
+        let Ok(done) = &frames[8] else { panic!("{frames:?}") };
+        assert_eq!(
+            (&done["type"], &done["finish_reason"], &done["total_tokens"]),
+            (&json!("done"), &json!("length"), &json!(4))
+        );
+    }
+    let mut texts_only = body.clone();
+    texts_only["output_attentions"] = json!(false);
+    let (told, _) = frames(server, &texts_only).await;
+    assert!(told.len() == 5 && told.iter().all(Result::is_ok), "{told:?}");
+    let asked = json!({"prompt": "The sky is", "max_length": 1, "temperature": 0, "ignore_eos": true});
+    let (told, _) = frames(server, &asked).await;
+    assert_eq!(told.len(), 3, "{told:?}");
+    for wrong in
+        [json!({"input_ids": [100_000]}), json!({"input_ids": [4], "attention_format": "viz"}), json!({}), json!([])]
+    {
+        let (told, code) = frames(server, &wrong).await;
+        let [Ok(error)] = &told[..] else { panic!("{wrong}: {told:?}") };
+        assert_eq!((&error["type"], code), (&json!("error"), Some(1008)), "{wrong}: {error}");
+        assert!(error["error"].is_string() && error["error_code"].is_string(), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_generation_in_frames_ends_when_it_is_aborted_or_left() {
+    let server = server().await;
+    let url = || format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
+    let key = format!("FRAMES{}", std::process::id());
+    let body = json!({"input_ids": [40, 41, 42], "max_length": 3000, "ignore_eos": true, "genkey": key});
+    for leaves in [false, true] {
+        let mut socket = WebSocket::connect(url()).await.unwrap();
+        socket.send(Frame::text(body.to_string())).await.unwrap();
+        let first = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap();
+        assert_eq!(first.opcode(), OpCode::Text);
+        if leaves {
+            drop(socket);
+        } else {
+            assert_eq!(server.answer("/api/extra/abort", &json!({"genkey": key})).await["success"], "true");
+            let done = loop {
+                let frame =
+                    tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().expect("closed without an end");
+                if frame.opcode() == OpCode::Text && frame.as_str().contains("\"done\"") {
+                    break serde_json::from_str::<Value>(frame.as_str()).unwrap();
+                }
+            };
+            assert_eq!(done["finish_reason"], "cancelled");
+        }
+        // Its name is nobody's any more.
+        let gone = async {
+            while server.answer("/api/extra/generate/check", &json!({"genkey": key})).await["results"][0]["text"] != ""
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, gone).await.expect("the generation goes on");
+    }
 }
 
 #[tokio::test]
@@ -123,7 +245,7 @@ async fn a_generation_can_be_looked_at_and_aborted() {
             if check["results"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
                 break;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let aborted = server.answer("/api/extra/abort", &json!({"genkey": key})).await;
         assert_eq!(aborted, json!({"success": "true", "done": "true"}));
@@ -176,6 +298,8 @@ async fn pages_may_call_where_they_are_let() {
         let answer = preflight.send().await.unwrap();
         assert_eq!(answer.headers()["access-control-allow-origin"], origin);
         assert_eq!(answer.headers()["access-control-allow-headers"], "content-type");
+        // Else the browser asks again before each message.
+        assert!(answer.headers()["access-control-max-age"].to_str().unwrap().parse::<u64>().unwrap() >= 600);
         for body in [json!({"input_ids": [40], "max_length": 1}), json!({"input_ids": [-4]})] {
             let answer = http
                 .post(format!("{base}/api/extra/generate/stream"))
@@ -186,4 +310,54 @@ async fn pages_may_call_where_they_are_let() {
             assert_eq!(answer.unwrap().headers()["access-control-allow-origin"], origin, "{body}");
         }
     }
+}
+
+/// The processes of a server's database, stopped until this is dropped.
+struct Frozen(Vec<String>);
+
+impl Frozen {
+    fn database_of(server: &Server) -> Self {
+        let file = std::fs::read_to_string(server.data_dir.join("postgres/data/postmaster.pid")).unwrap();
+        let postmaster = file.lines().next().unwrap().trim().to_owned();
+        let is_its = |stat: &str| {
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.split(' ').nth(1) == Some(postmaster.as_str()))
+        };
+        let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let entry = entry.ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            is_its(&stat).then(|| entry.file_name().to_string_lossy().into_owned())
+        });
+        let frozen = Self(processes.chain([postmaster.clone()]).collect());
+        frozen.tell("-STOP");
+        frozen
+    }
+
+    fn tell(&self, signal: &str) {
+        // One that has ended meanwhile is no matter.
+        std::process::Command::new("kill").arg(signal).args(&self.0).status().unwrap();
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.tell("-CONT");
+    }
+}
+
+/// Each message of a chat has a name, and whether that is taken is asked of the database.
+#[tokio::test]
+async fn a_database_that_hangs_holds_no_message_up() {
+    let server = Server::start(&[]);
+    server.wait_ready().await;
+    let message = |name: &str| json!({"input_ids": [40, 41], "max_length": 2, "ignore_eos": true, "output_attentions": true, "request_id": name});
+    assert_eq!(events(&server, &message("before")).await.len(), 3);
+    let frozen = Frozen::database_of(&server);
+    let chat = async {
+        for number in 0..10 {
+            let told = events(&server, &message(&format!("message {number}"))).await;
+            assert_eq!((told.len(), &told[2].1["type"]), (3, &json!("done")), "{told:?}");
+        }
+    };
+    tokio::time::timeout(PATIENCE, chat).await.expect("each message waits for the database");
+    drop(frozen);
 }

@@ -2,6 +2,7 @@
 
 use super::pruning::Watch;
 use super::shape::{Coding, Shape, Usual};
+use crate::api::generation::is_known;
 use crate::api::wire::fields::{integer, shown, wrong};
 use crate::api::wire::{Fields, constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
@@ -48,6 +49,8 @@ pub(in crate::api) enum Dialect {
     Socket,
     /// `KoboldCPP`'s server-sent events.
     Events,
+    /// `KoboldCPP`'s WebSocket: numbers in frames of their own.
+    Frames,
 }
 
 impl Dialect {
@@ -55,7 +58,7 @@ impl Dialect {
         let (per_layer, aggregated, bytes) = match self {
             Self::Rest => (Coding::Base64, Coding::Array, false),
             Self::Socket => (Coding::Base64, Coding::Array, true),
-            Self::Packed => (Coding::Binary, Coding::Binary, true),
+            Self::Packed | Self::Frames => (Coding::Binary, Coding::Binary, true),
             Self::Events => (Coding::Base64, Coding::Base64, false),
         };
         Usual { per_layer, aggregated, bytes }
@@ -182,7 +185,7 @@ fn answer(loaded: &Loaded, fields: Fields<'_>, dialect: Dialect, prompt: &[Token
 pub(in crate::api) async fn free_ids(app: &App, requests: &mut [Request]) -> Result<(), ApiError> {
     for request in requests {
         if let Some(id) = &request.request_id
-            && matches!(app.store()?.find(id).await, Ok(Some(_)))
+            && is_known(app, id).await?
         {
             request.request_id = None;
         }

@@ -53,6 +53,14 @@ struct TokenEvent<'a> {
 }
 
 #[derive(Debug, Serialize)]
+struct BareTokenEvent<'a> {
+    r#type: &'static str,
+    request_id: &'a str,
+    #[serde(flatten)]
+    token: TokenFields,
+}
+
+#[derive(Debug, Serialize)]
 struct DoneEvent<'a> {
     r#type: &'static str,
     request_id: &'a str,
@@ -154,6 +162,28 @@ impl Writer {
         Ok(Message::Binary(with_header(&header, &bytes).into()))
     }
 
+    /// A token as two messages: a text of its fields, and where attention was asked for the bytes of its row, of which there are none
+    /// for a token without one.
+    ///
+    /// # Errors
+    /// A row is not what it must be.
+    pub(in crate::api) async fn apart(&self, told: Told) -> Result<(Message, Option<Message>), ApiError> {
+        let (writer, row) = (self.clone(), told.row.clone());
+        let numbers = beside(row.as_deref(), move || {
+            let answer = &writer.answer;
+            attention_of(told.row.as_deref(), answer.attention.as_ref(), answer.layers)
+                .map(|attention| (attention.and_then(|mut attention| take_bytes(&mut attention)), told))
+        });
+        let (bytes, told) = numbers.await?;
+        let event = BareTokenEvent {
+            r#type: "token",
+            request_id: &self.request_id,
+            token: token_fields(told, self.answer.logprobs),
+        };
+        let numbers = self.answer.attention.is_some().then(|| Message::Binary(bytes.unwrap_or_default().into()));
+        Ok((self.pack(&event)?, numbers))
+    }
+
     /// Only where there are several does a message say which.
     fn sample(&self, sample: usize) -> Option<usize> {
         (self.answer.samples > 1).then_some(sample)
@@ -168,7 +198,7 @@ impl Writer {
 ///
 /// # Errors
 /// It cannot be written.
-pub(super) fn error_message(
+pub(in crate::api) fn error_message(
     carrier: Carrier,
     error: &ApiError,
     request_id: Option<&str>,

@@ -17,10 +17,10 @@ mod socket;
 mod telling;
 mod text;
 
-pub(super) use ask::{Asked, Dialect, free_ids, in_their_words, read, renamed, token_ids};
+pub(super) use ask::{Answer, Asked, Dialect, free_ids, in_their_words, read, renamed, token_ids};
 pub(super) use describe::describe;
 pub use error::AttentionError;
-pub(super) use event::{Carrier, Writer};
+pub(super) use event::{Carrier, Writer, error_message};
 pub(super) use telling::{Said, Telling};
 
 use super::App;

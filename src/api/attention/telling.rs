@@ -50,6 +50,13 @@ pub(in crate::api) struct Done {
     pub(super) generation_time_ms: u64,
 }
 
+impl Told {
+    /// Its text; "" for an incomplete piece of UTF-8.
+    pub(in crate::api) fn text(&self) -> &str {
+        &self.measure.text
+    }
+}
+
 impl Done {
     /// The end of a sample of which nothing was heard.
     pub(super) fn before_it_began(sample: usize) -> Self {
@@ -61,7 +68,7 @@ impl Said {
     /// The text of a token.
     pub(in crate::api) fn text(&self) -> Option<&str> {
         match self {
-            Self::Token(told) => Some(&told.measure.text),
+            Self::Token(told) => Some(told.text()),
             _ => None,
         }
     }

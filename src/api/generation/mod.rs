@@ -13,6 +13,10 @@ use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Value, json};
+use std::time::Duration;
+
+/// So long a request waits to hear whether its id is taken: a busy database must not hold up the first token.
+const ASKING: Duration = Duration::from_millis(250);
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 /// `thunder run` says so, and its runs are told from those of other programs.
@@ -90,14 +94,23 @@ pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u6
     })
 }
 
-/// A client's id names one run for ever. When the database cannot be asked, the run goes on.
+/// A client's id names one run for ever. When the database cannot be asked, or does not say so at once, the run goes on.
 pub(in crate::api) async fn refuse_known_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
     if let Some(id) = request_id
-        && let Ok(Some(_)) = app.store()?.find(id).await
+        && is_known(app, id).await?
     {
         return Err(ApiError::conflict(format!("request_id '{id}' belongs to another run")).at("request_id"));
     }
     Ok(())
+}
+
+/// Whether an earlier run has a client's id, as far as the database can say within [`ASKING`].
+///
+/// # Errors
+/// 503 while the database is being started.
+pub(in crate::api) async fn is_known(app: &App, id: &str) -> Result<bool, ApiError> {
+    let found = tokio::time::timeout(ASKING, app.store()?.find(id)).await;
+    Ok(matches!(found, Ok(Ok(Some(_)))))
 }
 
 impl From<SubmitError> for ApiError {

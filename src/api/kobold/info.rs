@@ -3,6 +3,7 @@
 use super::ask::MAX_LENGTH;
 use super::error::KoboldError;
 use crate::api::App;
+use crate::events::TokenId;
 use axum::Json;
 use axum::extract::State;
 use axum::routing::get;
@@ -30,16 +31,30 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/api/latest/info/version", get(api_version))
 }
 
-/// The model's name and context.
+/// The model: its name, its context, and what its attention is measured in.
 #[utoipa::path(get, path = "/api/v1/model", tag = "KoboldCPP",
-    responses((status = 200, description = "`{result: \"thunder/NAME\", model_name, max_context_length}`"),
+    responses((status = 200, description = "`{result: \"thunder/NAME\", model_name, max_context_length, max_trained_context, vocab_size, \
+                                            num_layers, num_attention_heads, num_key_value_heads, embedding_size, rope_freq_base, \
+                                            bos_token_id, eos_token_id, eot_token_id}`; an id that the model lacks is -1"),
               (status = 503, description = "No model is loaded")))]
 async fn model(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
     let loaded = app.loaded(None).await?;
+    let (card, special) = (loaded.model().card(), loaded.vocabulary().special());
+    let id = |token: Option<TokenId>| token.map_or(-1, i64::from);
     Ok(Json(json!({
         "result": format!("thunder/{}", loaded.name()),
         "model_name": loaded.name(),
         "max_context_length": loaded.engine().context_per_slot(),
+        "max_trained_context": card.context_train,
+        "vocab_size": card.vocabulary,
+        "num_layers": card.layers,
+        "num_attention_heads": card.heads,
+        "num_key_value_heads": card.kv_heads,
+        "embedding_size": card.embedding,
+        "rope_freq_base": card.rope_base,
+        "bos_token_id": id(special.bos),
+        "eos_token_id": id(special.eos),
+        "eot_token_id": id(special.eot.or(special.eos)),
     })))
 }
 
@@ -90,7 +105,7 @@ async fn api_version() -> Json<Value> {
 
 /// What the server is doing.
 #[utoipa::path(get, path = "/api/extra/perf", tag = "KoboldCPP",
-    responses((status = 200, description = "`{queue, idle, uptime, total_gens}`"), (status = 503, description = "No model is loaded")))]
+    responses((status = 200, description = "`{queue, idle, uptime}`"), (status = 503, description = "No model is loaded")))]
 async fn perf(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
     let engine = app.loaded(None).await?.engine().clone();
     let under_way = engine.runs();

@@ -4,13 +4,16 @@
 //! `genkey`; it can then be looked at and aborted from other connections.
 
 mod ask;
+mod describe;
 mod error;
 mod generate;
 mod genkeys;
 mod info;
+mod socket;
 mod stream;
 mod tokens;
 
+pub(super) use describe::describe;
 pub use error::KoboldError;
 pub(super) use generate::generate;
 pub(super) use genkeys::Genkeys;
@@ -24,6 +27,7 @@ pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .merge(info::router())
         .routes(routes!(stream::open))
+        .routes(routes!(socket::open))
         .routes(routes!(generate::check))
         .routes(routes!(generate::abort))
         .routes(routes!(tokens::count))

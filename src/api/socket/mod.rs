@@ -22,7 +22,7 @@ use yawc::close::CloseCode;
 use yawc::{DeflatePool, Options};
 
 /// Every path that is a WebSocket. On these a key may come with the first message, since a browser cannot send headers.
-pub(super) const PATHS: [&str; 2] = ["/generate", "/api/v1/generate/stream"];
+pub(super) const PATHS: [&str; 3] = ["/generate", "/api/v1/generate/stream", "/api/extra/generate/stream/ws"];
 
 /// Compressors that wait for the next message; as many are in use at once as there are threads.
 const COMPRESSORS: usize = 8;

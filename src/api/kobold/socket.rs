@@ -1,0 +1,147 @@
+//! `WS /api/extra/generate/stream/ws`: what `/api/extra/generate/stream` tells, with the numbers in frames of their own.
+//!
+//! Versions of Halo Weave between its first and its newest prefer it, and fail at their first message without it. A connection is one
+//! request; each token is a text frame and, where attention is wanted, a binary frame of nothing but little-endian floats behind
+//! it. A token without a row has an empty frame: those clients show a token when its frame comes.
+
+use super::error::{self, KoboldError};
+use super::genkeys::{Entry, Genkeys};
+use crate::api::attention::{self, Answer, Asked, Carrier, Dialect, Said, Telling, Writer};
+use crate::api::generation::Runs;
+use crate::api::socket::{Close, Message, Outgoing, Socket, Upgrade};
+use crate::api::wire::fields::wrong;
+use crate::api::wire::{self, Fields};
+use crate::api::{ApiError, App, Caller, Loaded};
+use axum::Extension;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use std::net::SocketAddr;
+
+/// Opens the WebSocket. In: `{input_ids | prompt, max_length?, temperature?, …, output_attentions? (true), attention_format? ("aggregated" or
+/// "per_layer")}`, once. Out: `{type: token, token_id, text}`, a binary frame of its floats, and `{type: done, finish_reason,
+/// total_tokens}`, and the connection is closed with 1000; an error is `{type: error, error, error_code}`, and 1008.
+#[utoipa::path(get, path = "/api/extra/generate/stream/ws", tag = "KoboldCPP", responses(
+    (status = 101, description = "The connection is a WebSocket"),
+    (status = 400, description = "Not a WebSocket handshake")))]
+pub(super) async fn open(State(app): State<App>, genkeys: Extension<Genkeys>, request: Request) -> Response {
+    let (mut parts, _) = request.into_parts();
+    match Upgrade::from_request_parts(&mut parts, &app).await {
+        Ok(upgrade) => upgrade.serve(written, move |socket| talk(app, genkeys.0, socket)),
+        Err(error) => KoboldError(error).into_response(),
+    }
+}
+
+fn written(error: &ApiError) -> String {
+    error::shape(error).to_string()
+}
+
+async fn talk(app: App, genkeys: Genkeys, socket: Socket) -> Close {
+    let Socket { caller, address, mut incoming, outgoing } = socket;
+    let message = incoming.next().await;
+    let connection = Connection { app, genkeys, caller, address, outgoing };
+    let at_work = connection.outgoing.at_work();
+    let answered = connection.answer(&message).await;
+    drop(at_work);
+    match answered {
+        Ok(()) => Close::normal(),
+        Err(error) => {
+            if let Ok(message) = attention::error_message(Carrier::Json, &error, None, None) {
+                // A client that has gone is noticed by the connection.
+                let _ = connection.outgoing.send(message).await;
+            }
+            Close::policy(&error.public_detail())
+        }
+    }
+}
+
+struct Connection {
+    app: App,
+    genkeys: Genkeys,
+    caller: Option<Caller>,
+    address: Option<SocketAddr>,
+    outgoing: Outgoing,
+}
+
+impl Connection {
+    /// Does what a message asks for, to its end.
+    async fn answer(&self, message: &Message) -> Result<(), ApiError> {
+        let Message::Text(text) = message else {
+            return Err(ApiError::bad_request("the message is binary; a request is JSON text").code("invalid_json"));
+        };
+        let mut body = wire::json(text.as_bytes())?;
+        self.app.rates().check(self.caller.as_ref(), self.address)?;
+        let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
+        complete(&mut body, &loaded)?;
+        let fields = Fields::new(&body)?;
+        let Asked { mut requests, answer } = attention::read(&self.app, &loaded, fields, Dialect::Frames)?;
+        for request in &mut requests {
+            if let Some(caller) = &self.caller {
+                request.user_label.get_or_insert_with(|| caller.label.clone());
+            }
+        }
+        attention::free_ids(&self.app, &mut requests).await?;
+        let entry = self.genkeys.enter(fields.text("genkey")?.unwrap_or_default());
+        let runs = Runs::begin(self.app.clone(), &loaded, requests).await?;
+        self.tell(Telling::new(runs, answer), entry).await
+    }
+
+    async fn tell(&self, mut telling: Telling, mut entry: Entry) -> Result<(), ApiError> {
+        let writer = writer(&telling.answer);
+        loop {
+            let said = tokio::select! {
+                said = telling.next() => said?,
+                () = entry.aborted() => {
+                    let done = writer.write(Said::Done(telling.cancelled(0))).await?;
+                    let _ = self.outgoing.send(done).await;
+                    return Ok(());
+                }
+            };
+            let messages = match said {
+                None => return Ok(()),
+                Some(Said::Failed { error, .. }) => return Err(error),
+                Some(Said::Token(told)) => {
+                    entry.add(told.text());
+                    let (token, numbers) = writer.apart(*told).await?;
+                    [Some(token), numbers]
+                }
+                Some(said) => [Some(writer.write(said).await?), None],
+            };
+            for message in messages.into_iter().flatten() {
+                if self.outgoing.send(message).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn writer(answer: &Answer) -> Writer {
+    Writer::new(Carrier::Json, answer.request_id.as_deref().unwrap_or_default(), answer)
+}
+
+/// What those who speak this leave out, and a `prompt` as tokens.
+fn complete(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
+    let fields = Fields::new(body)?;
+    let tokens = match (fields.get("input_ids"), fields.text("prompt")?) {
+        (None, Some(prompt)) => Some(loaded.vocabulary().encode(prompt, true, true)),
+        _ => None,
+    };
+    if let Some(format) = fields.text("attention_format")?
+        && !["aggregated", "per_layer"].contains(&format)
+    {
+        return Err(wrong("attention_format", "\"aggregated\" or \"per_layer\"", &Value::from(format)));
+    }
+    if let Some(object) = body.as_object_mut() {
+        object.entry("output_attentions").or_insert(true.into());
+        object.entry("attention_format").or_insert("aggregated".into());
+        // Numbers are bytes, and there is one answer.
+        for name in ["attention_encoding", "num_samples"] {
+            object.remove(name);
+        }
+        if let Some(tokens) = tokens {
+            object.insert("input_ids".into(), tokens.into());
+        }
+    }
+    Ok(())
+}
