@@ -166,7 +166,7 @@ impl Run {
         self.memory = Memory::default();
         self.sequence = tokens;
         if let Some(max_steps) = max_steps {
-            self.max_tokens = max_steps as usize;
+            self.max_tokens = self.request.limits.held(max_steps) as usize;
         }
         // The spans described the prompt that was replaced.
         self.request.spans.clear();

@@ -124,6 +124,7 @@ async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: impl Int
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 0,
         session_memory_bytes: 0,
+        max_tokens: None,
         attention_coder: |values, layers, heads, row_len| {
             thunder::trace::attention::encode(values, layers, heads, row_len).ok()
         },
