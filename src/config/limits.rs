@@ -27,6 +27,10 @@ pub struct LimitFlags {
     /// Most seconds that a run on WS /generate or POST /v1/generate may take; a request may ask for less; 0 for any time
     #[arg(long, env = "THUNDER_RUN_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
     pub run_timeout: u64,
+    /// Most tokens that an answer may have, whatever a request asks for; one that asks for more is refused; 0 for as many
+    /// as the context holds
+    #[arg(long, env = "THUNDER_MAX_TOKENS_LIMIT", value_name = "TOKENS", default_value_t = 0)]
+    pub max_tokens_limit: u32,
     /// Most requests that begin runs that each key may make in a minute; 0 for any number
     #[arg(long, env = "THUNDER_RATE_LIMIT", value_name = "RUNS", default_value_t = 0)]
     pub rate_limit: u32,
@@ -79,6 +83,11 @@ impl LimitFlags {
             keep: Duration::from_secs(self.stream_keep),
             longest: (self.run_timeout > 0).then(|| Duration::from_secs(self.run_timeout)),
         }
+    }
+
+    /// Most tokens that an answer may have; `None` for as many as fit.
+    pub(super) fn max_tokens(&self) -> Option<u32> {
+        (self.max_tokens_limit > 0).then_some(self.max_tokens_limit)
     }
 
     /// How many runs may be begun.

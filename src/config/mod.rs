@@ -130,6 +130,8 @@ pub struct ServerConfig {
     pub runs: RunsConfig,
     /// How many runs may be begun in a minute.
     pub rates: RateConfig,
+    /// Most tokens that an answer may have; `None` for as many as fit.
+    pub max_tokens: Option<u32>,
     /// Fields that a request has when it does not say otherwise.
     pub request_defaults: Map<String, Value>,
     /// llama-server's routes.
@@ -196,6 +198,12 @@ impl Config {
         let listen = server.addresses()?;
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(server.requests.defaults()?);
+        let max_tokens = server.limits.max_tokens();
+        if let (Some(most), Some(predict)) = (max_tokens, request_defaults.get_mut("n_predict"))
+            && predict.as_i64().is_some_and(|predict| predict > i64::from(most))
+        {
+            *predict = most.into();
+        }
         Ok(Self {
             engine: engine.try_into()?,
             data: data.try_into()?,
@@ -209,6 +217,7 @@ impl Config {
                 sockets: server.limits.sockets(),
                 runs: server.limits.runs(),
                 rates: server.limits.rates(),
+                max_tokens,
                 request_defaults,
                 routes: server.routes.config()?,
                 allow_mod_upload: server.allow_mod_upload,

@@ -5,7 +5,7 @@ use super::conversation::Memory;
 use super::measure::{self, Distribution};
 use super::pipeline::{self, Effect};
 use super::run::{Run, State};
-use crate::events::{EventType, FinishReason, TokenId, TokenMeasure};
+use crate::events::{EventType, Fault, FinishReason, TokenId, TokenMeasure};
 use crate::mods::{Action, LogitEdit, Reply};
 
 /// Tokens that are recorded of an edit of the logits.
@@ -77,7 +77,10 @@ impl Run {
                 let calls = if payload.is_array() { payload } else { serde_json::Value::Array(vec![payload]) };
                 self.finish(FinishReason::ToolCalls, None, Some(calls));
             }
-            Action::EmitError(message) => self.finish(FinishReason::Error, Some(message), None),
+            Action::EmitError(message) => {
+                self.fault = Some(Fault::Mod);
+                self.finish(FinishReason::Error, Some(message), None);
+            }
             Action::Noop | Action::AdjustedPrefill { .. } | Action::AdjustedLogits { .. } => self.continue_from_end(),
         }
     }
@@ -167,7 +170,7 @@ impl Run {
         self.memory = Memory::default();
         self.sequence = tokens;
         if let Some(max_steps) = max_steps {
-            self.max_tokens = max_steps as usize;
+            self.max_tokens = self.request.limits.held(max_steps) as usize;
         }
         // The spans described the prompt that was replaced.
         self.request.spans.clear();

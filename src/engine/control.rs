@@ -16,6 +16,9 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
+/// How long a client may take nothing before its run's slot goes to those who wait.
+const UNREAD: Duration = Duration::from_secs(5);
+
 /// The way to a run that is under way; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Control {
@@ -152,7 +155,13 @@ impl Rest {
 impl Live {
     /// Whether nothing is to be decoded for the run now. What has begun as one step is finished first.
     pub(super) fn rests(&self) -> bool {
-        self.rest.is_some() && self.run.forced.is_none() && self.run.prompt_measures.is_empty()
+        self.rest.is_some() && self.run.is_between_tokens()
+    }
+
+    /// Whether its client keeps it from going on, and has for long.
+    fn is_unread(&self, now: Instant) -> bool {
+        self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD)
+            && (self.run.end.is_some() || (self.run.wants_decode().is_some() && self.run.is_between_tokens()))
     }
 
     fn wake(&mut self) {
@@ -216,31 +225,48 @@ impl Scheduler<'_> {
     }
 
     fn control_parked(&mut self, at: usize, order: Order) -> Standing {
-        if matches!(order, Order::Resume) {
-            let mut live = self.parked.swap_remove(at);
-            live.wake();
-            let standing = live.standing(Activity::Waiting);
-            self.waiting.fetch_add(1, Ordering::AcqRel);
-            let turn = self.queue.partition_point(|other| other.arrival < live.arrival);
-            self.queue.insert(turn, live);
-            return standing;
-        }
         let live = &mut self.parked[at];
-        live.obey(order);
+        match order {
+            Order::Pause(_) => {
+                live.rest.get_or_insert(Rest { since: Instant::now(), slot_until: None });
+            }
+            Order::Resume => {
+                live.wake();
+                if live.run.end.is_none() && live.run.outbox.is_empty() {
+                    return self.queue_again(at);
+                }
+            }
+            order => live.obey(order),
+        }
         live.standing(Activity::Parked)
     }
 
-    /// Takes the slots of runs that have rested for long, and clears away what is over without one.
+    /// Lets a run without a slot wait for one, before others that came later.
+    fn queue_again(&mut self, at: usize) -> Standing {
+        let live = self.parked.swap_remove(at);
+        let standing = live.standing(Activity::Waiting);
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        let turn = self.queue.partition_point(|other| other.arrival < live.arrival);
+        self.queue.insert(turn, live);
+        standing
+    }
+
+    /// Takes the slots of runs that have rested for long, and of those whose clients do not read while others wait; lets go
+    /// on what is read again, and clears away what is over without a slot.
     pub(super) fn serve_resting(&mut self) {
         let now = Instant::now();
+        let free = self.slots.iter().filter(|slot| slot.live.is_none()).count();
+        let mut wanted = self.queue.len().saturating_sub(free);
         for index in 0..self.slots.len() {
             let long = self.slots[index].live.as_ref().is_some_and(|live| {
-                live.rests()
+                let rested = live.rests()
                     && live.rest.is_some_and(|rest| rest.is_long(now))
                     && live.run.wants_decode().is_some()
-                    && live.run.outbox.is_empty()
+                    && live.run.outbox.is_empty();
+                rested || wanted > 0 && live.is_unread(now)
             });
             if long {
+                wanted = wanted.saturating_sub(1);
                 self.park(index);
             }
         }
@@ -255,6 +281,8 @@ impl Scheduler<'_> {
                 let live = self.parked.swap_remove(at);
                 self.status.ended(&live.run);
                 self.record_end(live);
+            } else if live.rest.is_none() && live.run.end.is_none() && live.run.outbox.is_empty() {
+                self.queue_again(at);
             } else {
                 at += 1;
             }
@@ -323,6 +351,11 @@ impl Live {
 }
 
 impl Run {
+    /// Whether nothing is half done that its slot is needed for.
+    fn is_between_tokens(&self) -> bool {
+        self.forced.is_none() && self.prompt_measures.is_empty()
+    }
+
     fn change(&mut self, change: Change) {
         if self.end.is_some() {
             return;

@@ -97,6 +97,8 @@ pub struct Options {
     pub cache_ram_bytes: usize,
     /// Most bytes of sessions.
     pub session_memory_bytes: usize,
+    /// Most tokens that the answer of any run may have; `None` for as many as fit.
+    pub max_tokens: Option<u32>,
     /// Codes attention for storage.
     pub attention_coder: AttentionCoder,
     /// Tells the time of day.
@@ -176,6 +178,16 @@ pub enum SubmitError {
         prompt_tokens: usize,
         /// Tokens a slot holds.
         context: usize,
+    },
+    /// More tokens were asked for than the server lets any run have.
+    #[error(
+        "max_tokens is {asked}, and an answer of this server may have at most {limit} tokens; ask for fewer, or leave it out"
+    )]
+    TooManyTokens {
+        /// Asked for.
+        asked: u32,
+        /// The server's limit.
+        limit: u32,
     },
     /// The prompt does not fit, whatever goes.
     #[error(
@@ -391,6 +403,7 @@ impl Engine {
         if request.attention && !options.attention {
             return Err(SubmitError::AttentionOff);
         }
+        request.limits.hold_to(options.max_tokens)?;
         let queued = waiting.load(Ordering::Acquire);
         if queued >= QUEUE {
             return Err(SubmitError::Busy { waiting: queued });

@@ -1,4 +1,4 @@
-use super::ThinkingBudget;
+use super::{SubmitError, ThinkingBudget};
 use crate::events::{Span, Surface, TokenId};
 use crate::model::chat::answer::Reading;
 use crate::model::grammar::Constraint;
@@ -156,6 +156,12 @@ pub struct Limits {
     /// Most time for the answer, counted from its first token; it ends after its first line break.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Duration>,
+    /// What the client asked for as `max_tokens`; `None` where it left that to the server.
+    #[serde(skip)]
+    pub asked: Option<u32>,
+    /// Most tokens that the server lets any run have; `None` for any number. [`Limits::hold_to`] sets it.
+    #[serde(skip)]
+    pub most: Option<u32>,
 }
 
 impl Limits {
@@ -170,7 +176,30 @@ impl Limits {
             ignore_eos: false,
             min_indent: 0,
             max_time: None,
+            asked: None,
+            most: None,
         }
+    }
+
+    /// Holds the run to what the server lets any run have; `None` for any number.
+    ///
+    /// # Errors
+    /// The client asked for more.
+    pub fn hold_to(&mut self, most: Option<u32>) -> Result<(), SubmitError> {
+        let Some(limit) = most else { return Ok(()) };
+        if let Some(asked) = self.asked.filter(|&asked| asked > limit) {
+            return Err(SubmitError::TooManyTokens { asked, limit });
+        }
+        self.most = most;
+        self.max_tokens = self.max_tokens.min(limit);
+        self.max_steps = self.max_steps.min(Self::new(limit).max_steps);
+        Ok(())
+    }
+
+    /// As many tokens, or as many as the server lets any run have.
+    #[must_use]
+    pub fn held(&self, tokens: u32) -> u32 {
+        self.most.map_or(tokens, |most| tokens.min(most))
     }
 }
 
@@ -197,4 +226,20 @@ pub enum RecordPolicy {
     BestEffort,
     /// Nothing is recorded.
     Off,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_longer_than_the_server_lets_it_be() {
+        let mut open = Limits { asked: None, ..Limits::new(4000) };
+        open.hold_to(Some(100)).unwrap();
+        assert_eq!((open.max_tokens, open.max_steps, open.held(500), open.held(50)), (100, 656, 100, 50));
+        let mut asked = Limits { asked: Some(101), ..Limits::new(101) };
+        let refused = asked.hold_to(Some(100)).unwrap_err();
+        assert!(refused.to_string().contains("max_tokens is 101"), "{refused}");
+        assert_eq!((asked.hold_to(None).is_ok(), asked.held(500)), (true, 500));
+    }
 }

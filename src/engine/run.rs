@@ -12,7 +12,9 @@ use super::rows::Rows;
 use super::status::{Meter, PromptDone};
 use super::thinking::Thinking;
 use super::{Output, Progress, Request};
-use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
+use crate::events::{
+    Alternative, EventType, Fault, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure,
+};
 use crate::model::grammar::Follower;
 use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Action, Call, CallEvent, Done, Reply, RunView, Session};
@@ -72,6 +74,8 @@ pub(super) struct Run {
     pub(super) prompt_tokens: usize,
     /// Whether the model's numbers were none.
     pub(super) poisoned: bool,
+    /// Whose error the end of the run is, where it is not the engine's own.
+    pub(super) fault: Option<Fault>,
     pub end: Option<Arc<RunEnd>>,
     /// Shared with the surface.
     pub meter: Arc<Meter>,
@@ -143,6 +147,7 @@ impl Run {
             memory: Memory::default(),
             gone: Gone::default(),
             poisoned: false,
+            fault: None,
             cached: 0,
             reused: 0,
             attention: None,

@@ -51,6 +51,8 @@ pub(super) struct Live {
     pub(super) begun: bool,
     /// Since when it rests.
     pub(super) rest: Option<Rest>,
+    /// Since when the client has taken nothing of what there is for it.
+    pub(super) unread_since: Option<Instant>,
 }
 
 /// A sequence of the context.
@@ -74,8 +76,10 @@ impl Live {
         while let Some(output) = self.run.outbox.pop_front() {
             if let Err(TrySendError::Full(output)) = self.client.try_send(output) {
                 self.run.outbox.push_front(output);
-                break;
+                self.unread_since.get_or_insert_with(Instant::now);
+                return;
             }
+            self.unread_since = None;
         }
     }
 
@@ -265,8 +269,9 @@ impl<'model> Scheduler<'model> {
                     self.signal(started);
                 }
                 self.arrivals += 1;
-                let (arrival, turn, placed, begun, rest) = (self.arrivals, 0, false, false, None);
-                self.queue.push_back(Live { run, client, arrival, turn, placed, begun, rest });
+                let (arrival, turn, placed, begun) = (self.arrivals, 0, false, false);
+                let live = Live { run, client, arrival, turn, placed, begun, rest: None, unread_since: None };
+                self.queue.push_back(live);
             }
             Command::Control(id, order, answer) => self.control(id, order, answer),
             Command::Reply(id, call, reply) => {

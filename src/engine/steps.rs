@@ -6,7 +6,8 @@ use super::run::{Run, State};
 use super::thinking::Thinking;
 use super::{Delta, Output};
 use crate::events::{
-    Alternative, EventType, Finish, FinishReason, Measured, RunEnd, RunStatus, Stage, TokenId, TokenMeasure, Usage,
+    Alternative, EventType, Fault, Finish, FinishReason, Measured, RunEnd, RunStatus, Stage, TokenId, TokenMeasure,
+    Usage,
 };
 use crate::model::grammar::{Accepted, Follower, Mask};
 use crate::model::llama::{Candidates, Draft, Draw};
@@ -103,7 +104,10 @@ impl Run {
     fn sample(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates) {
         let draw = match self.draw(fresh.unwrap_or(&[]), candidates) {
             Ok(draw) => draw,
-            Err(message) => return self.finish(FinishReason::Error, Some(message), None),
+            Err(message) => {
+                self.fault = Some(Fault::Request);
+                return self.finish(FinishReason::Error, Some(message), None);
+            }
         };
         let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
         let measured = self.measure(self.distribution.unwrap_or_else(|| Distribution::of(raw)), raw, draw.token);
@@ -343,6 +347,7 @@ impl Run {
                 stop_string: (reason == FinishReason::Stop).then(|| self.answer.stopped_by()).flatten(),
                 text: printable(self.answer.text()),
                 tool_calls,
+                fault: self.fault,
                 usage: Usage {
                     prompt_tokens: self.prompt_tokens as u32,
                     cached_tokens: self.reused as u32,

@@ -20,7 +20,7 @@ pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
 pub use measured::{Alternative, Eviction, Measured, Prompt, Span, Stage, TokenMeasure};
 pub use recorder::{Promise, Promises, Recorder};
-pub use run::{Evicted, Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
+pub use run::{Evicted, Fault, Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
 
 use std::sync::Arc;
 

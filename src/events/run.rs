@@ -179,6 +179,15 @@ pub struct Usage {
     pub completion_tokens: u32,
 }
 
+/// Whose error ended a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// A mod's, which ended the run with `EmitError`.
+    Mod,
+    /// The request's: what it asked for leaves no token to be drawn.
+    Request,
+}
+
 /// How a run ended, as a surface needs it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Finish {
@@ -192,6 +201,9 @@ pub struct Finish {
     pub text: String,
     /// Tool calls that a mod ended the run with.
     pub tool_calls: Option<serde_json::Value>,
+    /// Whose error it is, where it is not the engine's own.
+    #[serde(default)]
+    pub fault: Option<Fault>,
     /// Token counts.
     pub usage: Usage,
     /// Microseconds from the start to the first generated token.
@@ -243,6 +255,7 @@ impl RunEnd {
             stop_string: None,
             text: String::new(),
             tool_calls: None,
+            fault: None,
             usage,
             first_token_us: None,
             prompt_us: 0,

@@ -216,6 +216,7 @@ mod tests {
             stop_string: None,
             text: "x".into(),
             tool_calls: None,
+            fault: None,
             usage: Usage::default(),
             first_token_us: None,
             prompt_us: 1,

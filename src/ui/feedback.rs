@@ -1,7 +1,8 @@
 //! Feedback as pages write it.
 
 use super::shell::{machine_time, moment};
-use crate::store::Feedback;
+use crate::api::App;
+use crate::store::{Feedback, RunSummary};
 
 /// The fields of one feedback in the templates.
 pub(super) struct FeedbackView {
@@ -15,6 +16,13 @@ pub(super) struct FeedbackView {
     pub(super) user: String,
     pub(super) created_at: String,
     pub(super) created_text: String,
+}
+
+/// What was thought of a run, oldest first; nothing when the database does not say: a page is worth showing without it.
+pub(super) async fn given(app: &App, run: &RunSummary) -> Vec<FeedbackView> {
+    let Ok(store) = app.store() else { return Vec::new() };
+    let given = store.feedback(run.run_id).await.unwrap_or_default();
+    given.iter().map(FeedbackView::new).collect()
 }
 
 impl FeedbackView {

@@ -2,12 +2,12 @@
 
 use super::assets;
 use super::error::{self, show};
-use super::feedback::FeedbackView;
+use super::feedback::{self, FeedbackView};
 use super::replay_text;
 use super::run::{Banner, RunView, banners};
 use super::shell::{Shell, encoded, runs_href};
 use crate::api::{ApiError, App};
-use crate::store::{Feedback, RunQuery, RunSummary};
+use crate::store::{RunQuery, RunSummary};
 use askama::Template;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -21,6 +21,8 @@ struct ReplayPage {
     run: RunView,
     banners: Vec<Banner>,
     feedback: Vec<FeedbackView>,
+    /// Values and names that the feedback form offers.
+    ratings: [(&'static str, &'static str); 5],
     prev_href: String,
     next_href: String,
     pane: Pane,
@@ -67,12 +69,7 @@ pub(super) async fn page(
     if asked.view == "text" {
         return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
     }
-    // The page is worth showing without it.
-    let feedback = match app.store() {
-        Ok(store) => store.feedback(run.run_id).await.unwrap_or_default(),
-        Err(_) => Vec::new(),
-    };
-    show(StatusCode::OK, &ReplayPage::new(&run, &feedback, &asked.q, &headers))
+    show(StatusCode::OK, &ReplayPage::new(&run, feedback::given(&app, &run).await, &asked.q, &headers))
 }
 
 /// The run of an id or a request id.
@@ -82,7 +79,7 @@ pub(super) async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
 }
 
 impl ReplayPage {
-    fn new(run: &RunSummary, feedback: &[Feedback], q: &str, headers: &HeaderMap) -> Self {
+    fn new(run: &RunSummary, feedback: Vec<FeedbackView>, q: &str, headers: &HeaderMap) -> Self {
         let id = run.run_id;
         let beside = |way: &str| match q {
             "" => format!("/runs/{id}/{way}"),
@@ -91,7 +88,8 @@ impl ReplayPage {
         Self {
             shell: Shell::new(headers, "runs"),
             banners: banners(run),
-            feedback: feedback.iter().map(FeedbackView::new).collect(),
+            feedback,
+            ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
             prev_href: beside("newer"),
             next_href: beside("older"),
             pane: Pane {
@@ -166,6 +164,7 @@ async fn newer_in_pages(app: &App, q: &str, run: &RunSummary) -> Result<Option<R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Feedback;
     use crate::ui::run::sample;
 
     fn thanks() -> Feedback {
@@ -181,7 +180,9 @@ mod tests {
 
     #[test]
     fn the_page_names_its_run_and_escapes_it() {
-        let html = ReplayPage::new(&sample(), &[thanks()], "status:failed", &HeaderMap::new()).render().unwrap();
+        let html = ReplayPage::new(&sample(), vec![FeedbackView::new(&thanks())], "status:failed", &HeaderMap::new())
+            .render()
+            .unwrap();
         crate::ui::checks::page(&html);
         assert!(
             html.contains("This run failed: Mod &#39;x&#39; raised") || html.contains("This run failed: Mod"),

@@ -1,6 +1,7 @@
 //! A run as plain text and a table of events: what the replay falls back to without JavaScript.
 
 use super::error::{self, show};
+use super::feedback::{self, FeedbackView};
 use super::run::{Banner, RunView, banners};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
@@ -27,6 +28,7 @@ struct TextPage {
     shell: Shell,
     run: RunView,
     banners: Vec<Banner>,
+    feedback: Vec<FeedbackView>,
     prompt: String,
     answer: String,
     from: i32,
@@ -74,6 +76,7 @@ async fn read(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Re
     Ok(TextPage {
         shell: Shell::new(headers, "runs"),
         banners: banners(run),
+        feedback: feedback::given(app, run).await,
         prompt: if prompt.is_empty() { run.prompt_preview.clone() } else { prompt },
         answer: if answer.is_empty() { run.output_preview.clone() } else { answer },
         from,
@@ -212,6 +215,7 @@ mod tests {
         let page = TextPage {
             shell: Shell::new(&HeaderMap::new(), "runs"),
             banners: banners(&run),
+            feedback: Vec::new(),
             prompt: "a".into(),
             answer: "<i>".into(),
             from: 0,

@@ -302,6 +302,49 @@ test('a run is deleted after a question', async () => {
   await quiet();
 });
 
+for (const scheme of ['light', 'dark']) {
+  test(`feedback is given by keyboard on a phone, and stays (${scheme})`, async () => {
+    const page = await open(`/runs/${runId}`, { width: 320, height: 640, scheme, expected: (what) => what.includes('400') });
+    await ready(page);
+    await page.focus('[data-act=feedback]');
+    await page.keyboard.press('Enter');
+    const dialog = page.locator('[data-feedback-dialog]');
+    await dialog.locator('[name=rating]').first().focus();
+    await page.evaluate(axe);
+    const { violations } = await page.evaluate(() => window.axe.run('[data-feedback-dialog]', { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
+    assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.failureSummary).join(' | ')}`), []);
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
+    const box = await dialog.boundingBox();
+    assert.ok(box.x >= 0 && box.x + box.width <= 320, `${box.x} ${box.width}`);
+    // The arrows choose among the ratings, and no shortcut of the page takes a letter.
+    for (let i = 0; i < 4; i += 1) await page.keyboard.press('ArrowRight');
+    if (!await dialog.locator('[value="1"]').isChecked()) await dialog.locator('[value="1"]').press(' ');
+    await page.keyboard.press('Tab');
+    await page.keyboard.type(`kind & <b>short</b> (${scheme})`);
+    await page.keyboard.press('Tab');
+    await page.keyboard.type('3');
+    await page.keyboard.press('Enter');
+    const line = page.locator('[data-feedback] li').last();
+    await line.waitFor();
+    assert.equal(await dialog.getAttribute('open'), null, 'what is kept closes the form');
+    const kept = /\+1.*kind & <b>short<\/b> .*at token 3/s;
+    assert.match(await line.textContent(), kept);
+    await page.reload();
+    assert.match(await page.locator('[data-feedback] li').last().textContent(), kept);
+    // What the server does not take, it says, and nothing that was written is lost.
+    await page.click('[data-act=feedback]');
+    await dialog.locator('[value="-1"]').check({ force: true });
+    await dialog.locator('textarea').evaluate((field) => { field.value = 'x'.repeat(10001); });
+    await dialog.locator('[value=send]').click();
+    await page.waitForFunction(() => document.querySelector('[data-feedback-dialog] [role=alert]').textContent.includes('10000'));
+    assert.equal((await dialog.locator('textarea').inputValue()).length, 10001);
+    await page.keyboard.press('Escape');
+    assert.equal(await dialog.getAttribute('open'), null);
+    await page.context().close();
+    await quiet();
+  });
+}
+
 test('a run that does not exist has ways out', async () => {
   const page = await open('/runs/nothing-here', { expected: (what) => what.includes('404') });
   assert.match(await page.textContent('h1'), /not found/i);

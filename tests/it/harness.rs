@@ -14,10 +14,10 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to be ready, also while other tests use all cores.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Mods of the shared server, beside the built-in ones.
-const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
+pub const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
 
 /// The model of all tests; its weights are random.
 pub fn model() -> PathBuf {

@@ -122,7 +122,7 @@ impl Catalogue {
         self.attempt(&entry.path).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, Step::Context);
-        let options = engine_options(config, &model, self.0.clock);
+        let options = engine_options(&self.0.config, &model, self.0.clock);
         let settings = super::encoding::settings(config, &model);
         let model = Arc::new(model);
         let engine = Engine::start(Arc::clone(&model), options, recorder).await?;
@@ -178,20 +178,21 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
     }
 }
 
-fn engine_options(config: &EngineConfig, model: &Model, clock: Clock) -> Options {
+fn engine_options(Config { engine, server, .. }: &Config, model: &Model, clock: Clock) -> Options {
     Options {
-        ctx_size: config.slot_context(model.card().context_train),
-        parallel: config.parallel,
-        threads: config.threads,
-        threads_batch: config.threads_batch,
-        batch_size: config.batch_size,
-        ubatch_size: config.ubatch_size,
-        attention: config.attention,
-        cache_type_k: cache_type(config.cache.type_k),
-        cache_type_v: cache_type(config.cache.type_v),
-        slot_prompt_similarity: config.cache.slot_prompt_similarity,
-        cache_ram_bytes: config.cache.idle_bytes,
-        session_memory_bytes: config.cache.session_bytes,
+        ctx_size: engine.slot_context(model.card().context_train),
+        parallel: engine.parallel,
+        threads: engine.threads,
+        threads_batch: engine.threads_batch,
+        batch_size: engine.batch_size,
+        ubatch_size: engine.ubatch_size,
+        attention: engine.attention,
+        cache_type_k: cache_type(engine.cache.type_k),
+        cache_type_v: cache_type(engine.cache.type_v),
+        slot_prompt_similarity: engine.cache.slot_prompt_similarity,
+        cache_ram_bytes: engine.cache.idle_bytes,
+        session_memory_bytes: engine.cache.session_bytes,
+        max_tokens: server.max_tokens,
         attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock,
     }

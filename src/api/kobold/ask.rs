@@ -8,7 +8,7 @@ use crate::events::{Surface, TokenId};
 use serde_json::Value;
 
 /// Tokens of an answer, unless the request says how many.
-pub(super) const MAX_LENGTH: i64 = 200;
+const MAX_LENGTH: i64 = 200;
 
 /// A body, read.
 pub(super) struct Asked {
@@ -19,13 +19,18 @@ pub(super) struct Asked {
     pub(super) render_special: bool,
 }
 
+/// Tokens of an answer to a request that does not say.
+pub(super) fn usual_length(app: &App) -> i64 {
+    app.config().server.max_tokens.map_or(MAX_LENGTH, |most| MAX_LENGTH.min(most.into()))
+}
+
 /// Reads a body.
 ///
 /// # Errors
 /// 400, with the field that is wrong.
 pub(super) fn read(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, ApiError> {
     let mut layer = renamed(app, fields);
-    layer.entry("max_tokens").or_insert(MAX_LENGTH.into());
+    layer.entry("max_tokens").or_insert(usual_length(app).into());
     if fields.flag("bypass_eos")?.unwrap_or(false) || fields.flag("use_default_badwordsids")?.unwrap_or(false) {
         layer.insert("ignore_eos".into(), Value::Bool(true));
     }

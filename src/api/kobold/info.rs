@@ -1,6 +1,6 @@
 //! The small routes that `KoboldCPP`'s clients look at first.
 
-use super::ask::MAX_LENGTH;
+use super::ask::usual_length;
 use super::error::KoboldError;
 use crate::api::App;
 use crate::events::TokenId;
@@ -93,8 +93,8 @@ async fn true_max_context_length(app: State<App>) -> Result<Json<Value>, KoboldE
 
 /// Tokens of an answer to a request that does not say.
 #[utoipa::path(get, path = "/api/v1/config/max_length", tag = "KoboldCPP", responses((status = 200, description = "`{value}`")))]
-async fn max_length() -> Json<Value> {
-    Json(json!({ "value": MAX_LENGTH }))
+async fn max_length(State(app): State<App>) -> Json<Value> {
+    Json(json!({ "value": usual_length(&app) }))
 }
 
 /// The version of `KoboldAI`'s API.

@@ -36,10 +36,11 @@ pub(super) async fn begin(
 ) -> Result<Arc<Run>, ApiError> {
     let Beginning { request_id, caller, replaces, keep } = beginning;
     let loaded = loading::wait(app, config.model(), &request_id, client).await?;
-    if app.streams().find(&request_id).is_some() {
+    // Held until the run is known by it: two that begin at once cannot both have it.
+    let Some(_name) = app.streams().take(&request_id) else {
         let detail = format!("request_id '{request_id}' belongs to another run; a message of type \"resume\" hears it");
         return Err(ApiError::conflict(detail).at("request_id"));
-    }
+    };
     if config.request_id().is_some() {
         generation::refuse_known_id(app, Some(&request_id)).await?;
     }
@@ -57,7 +58,6 @@ pub(super) async fn begin(
         vocabulary: Arc::clone(loaded.vocabulary()),
         seed: request.sampling.seed,
         room,
-        has_mods: !request.mods.is_empty(),
         replaces,
     };
     let generation = loaded.engine().submit(request).await?;

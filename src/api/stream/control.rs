@@ -27,7 +27,7 @@ pub(super) async fn obey(session: &mut Session, fields: Fields<'_>) -> Result<()
     }
     let (id, going) = session.meant(fields)?;
     let done = match going.begun.get() {
-        None => before_it_begins(session, &id, action, &going).await,
+        None => before_it_begins(&id, action, &going).await,
         Some(run) => {
             let run = Arc::clone(run);
             match action {
@@ -46,24 +46,24 @@ pub(super) async fn obey(session: &mut Session, fields: Fields<'_>) -> Result<()
     }
 }
 
-async fn before_it_begins(session: &Session, id: &str, action: &str, going: &Going) -> Result<(), ApiError> {
+async fn before_it_begins(id: &str, action: &str, going: &Going) -> Result<(), ApiError> {
     if action != "stop" {
         let detail = format!("run '{id}' has not begun: {action} takes a run after its init message");
         return Err(ApiError::conflict(detail));
     }
-    going.task.abort();
-    let nothing = message::usage(crate::events::Usage::default());
-    session
-        .say(json!({ "type": "completion", "request_id": id, "generated_text": "", "finish_reason": "stop",
-                     "usage": nothing, "stopped_by": "client" }))
-        .await
+    going.unwanted.send_replace(true);
+    // It may have begun meanwhile.
+    if let Some(run) = going.begun.get() {
+        run.stop(EndedBy::Client).await;
+    }
+    Ok(())
 }
 
 async fn stop(run: &Arc<Run>) -> Result<(), ApiError> {
     if run.is_over() {
         return Err(over(run));
     }
-    run.stop(EndedBy::Client, "the client stopped it").await;
+    run.stop(EndedBy::Client).await;
     Ok(())
 }
 
@@ -108,7 +108,8 @@ async fn modify(session: &Session, run: &Arc<Run>, fields: Fields<'_>) -> Result
     };
     let (config, said) = run.config().modified(parameters)?;
     let head = &run.head;
-    let (sampling, limits) = config.drawing(&session.app, &head.vocabulary, head.room, Some(head.seed))?;
+    let (sampling, mut limits) = config.drawing(&session.app, &head.vocabulary, head.room, Some(head.seed))?;
+    limits.hold_to(session.app.config().server.max_tokens)?;
     let note = format!("the client changed {said}");
     let Standing { generated, activity, .. } =
         run.control.modify(sampling, limits, note).await.map_err(|RunOver| over(run))?;
@@ -124,7 +125,7 @@ async fn regenerate(session: &mut Session, run: &Arc<Run>, going: &Going) -> Res
     session.begin(run.config().again(), new_id(), Some(run.request_id.clone()))?;
     // Nobody is to hear the end of the old one: the new one's init says that it is gone.
     going.task.abort();
-    run.stop(EndedBy::Client, "the client asked for another answer").await;
+    run.stop(EndedBy::Regenerate).await;
     Ok(())
 }
 

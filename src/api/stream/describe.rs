@@ -206,7 +206,12 @@ fn token() -> Value {
             false,
         ),
         ("echo", flag("Whether this is the prompt, repeated.", false), false),
-        ("finish_reason", json!({ "type": ["string", "null"], "description": "null if not finished." }), true),
+        (
+            "finish_reason",
+            json!({ "enum": ["stop", "length", "tool_calls", null], "description":
+            "null if not finished. How a run ends that is stopped or fails, only its last message says." }),
+            true,
+        ),
         ("finished", flag("Whether the run ends with this token, where that is known already.", false), true),
     ])
 }
@@ -234,7 +239,12 @@ fn completion() -> Value {
             "total_ms": number("From the beginning to the end.") } }),
             false,
         ),
-        ("stopped_by", json!({ "const": "client", "description": "Where a control message stopped it." }), false),
+        (
+            "stopped_by",
+            json!({ "const": "client", "description":
+            "Where a control message stopped it; the finish_reason is stop then, as the contract has it." }),
+            false,
+        ),
         ("stop_string", text("The stop string that ended it."), false),
         ("tool_calls", typed("array", "The calls, where a mod ended the run with some."), false),
         ("stored", flag("Whether it comes from the database.", false), false),
@@ -247,7 +257,7 @@ fn error() -> Value {
             "error",
             json!({ "enum": ["invalid_request", "context_length_exceeded", "content_filter", "memory_pressure", "timeout",
             "internal_error", "model_loading_error", "rate_limited", "unavailable", "unauthorized", "forbidden"],
-            "description": "content_filter: a mod ended the run with an error." }),
+            "description": "content_filter: a mod ended the run with an error of its own." }),
             true,
         ),
         ("message", text("For people."), true),
@@ -255,9 +265,12 @@ fn error() -> Value {
         ("recovery_action", json!({ "enum": ["retry", "reduce_prompt", "authenticate", null] }), true),
         ("request_id", id(), false),
         ("parameter", text("The field that is wrong."), false),
+        ("n_prompt_tokens", whole("Tokens of the prompt; with context_length_exceeded."), false),
+        ("n_ctx", whole("Tokens that the context holds; with context_length_exceeded."), false),
         ("retry_after_seconds", whole("When trying again makes sense."), false),
         ("generated_text", text("What the run had said."), false),
         ("usage", of("usage"), false),
+        ("stored", flag("Whether it comes from the database.", false), false),
     ])
 }
 
@@ -279,7 +292,14 @@ fn status() -> Value {
 
 fn schemas() -> Value {
     let parameters = object(&[
-        ("max_tokens", whole("Most tokens of the answer; as many as the context holds when absent."), false),
+        (
+            "max_tokens",
+            whole(
+                "Most tokens of the answer; when absent, as many as the context holds, and at most --max-tokens-limit. More \
+                 than that is refused.",
+            ),
+            false,
+        ),
         ("temperature", json!({ "type": "number", "minimum": 0, "maximum": 100, "default": 0.8 }), false),
         ("top_p", json!({ "type": "number", "minimum": 0, "maximum": 1, "default": 0.95 }), false),
         ("top_k", json!({ "type": "integer", "minimum": -1, "default": 40 }), false),

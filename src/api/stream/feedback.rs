@@ -12,17 +12,20 @@ use crate::api::wire::Fields;
 /// There is no such run, the message is wrong, or the database is away.
 pub(super) fn hear(session: &mut Session, fields: Fields<'_>) -> Result<(), ApiError> {
     let given = feedback::read(fields)?;
-    let id = match (session.meant(fields), fields.text("request_id")?) {
-        (Ok((id, going)), _) => going.begun.get().map_or(id, |run| run.id.to_string()),
+    let (id, known) = match (session.meant(fields), fields.text("request_id")?) {
+        (Ok((id, going)), _) => {
+            let known = going.begun.get().map_or_else(|| id.clone(), |run| run.id.to_string());
+            (id, known)
+        }
         // Of an earlier connection.
-        (Err(_), Some(id)) => id.to_owned(),
+        (Err(_), Some(id)) => (id.to_owned(), id.to_owned()),
         (Err(error), None) => return Err(error),
     };
     let (app, outgoing, caller) = (session.app.clone(), session.outgoing.clone(), session.caller.clone());
     // The run may have to be stored first; what else the client says does not wait for that.
     session.tasks.spawn(async move {
         let _at_work = outgoing.at_work();
-        let said = match feedback::keep(&app, &id, given, caller).await {
+        let said = match feedback::keep(&app, &known, given, caller).await {
             Ok(_) => message::status("feedback", 100, "kept with the run", Some(&id)),
             Err(error) => message::error(&error, Some(&id)),
         };

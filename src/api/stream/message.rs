@@ -3,7 +3,8 @@
 use super::log::Token;
 use super::run::{EndedBy, Over, Run};
 use crate::api::{ApiError, Loaded};
-use crate::events::{Finish, FinishReason, Usage};
+use crate::engine::OUT_OF_MEMORY;
+use crate::events::{Fault, Finish, FinishReason, Usage};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ pub(super) fn echo(run: &Run) -> Option<Value> {
 }
 
 /// A token; `text` is all text with it.
-pub(super) fn token(run: &Run, index: usize, token: &Token, text: &str, over: Option<&Over>) -> Value {
+pub(super) fn token(run: &Run, index: usize, token: &Token, text: &str) -> Value {
     let options = run.head.options;
     let mut message = Map::new();
     message.insert("type".into(), "token".into());
@@ -75,9 +76,10 @@ pub(super) fn token(run: &Run, index: usize, token: &Token, text: &str, over: Op
     if options.timing {
         message.insert("timing".into(), json!({ "token_ms": ms(token.took), "total_ms": ms(token.at) }));
     }
-    let ended_by = over.and_then(|over| over.ended_by);
-    message.insert("finish_reason".into(), token.last.map(|reason| finish_reason(reason, ended_by)).into());
-    message.insert("finished".into(), token.last.is_some().into());
+    // Of a run that is broken off, only its last message says how.
+    let reason = token.last.filter(|reason| !matches!(reason, FinishReason::Cancelled | FinishReason::Error));
+    message.insert("finish_reason".into(), reason.map(FinishReason::as_str).into());
+    message.insert("finished".into(), reason.is_some().into());
     Value::Object(message)
 }
 
@@ -101,25 +103,25 @@ pub(super) fn backtrack(run: &Run, index: usize, (chars, tokens): (usize, usize)
 pub(super) fn last(run: &Run, over: &Over, text: &str) -> Value {
     let text = echoed(run, text);
     match &over.outcome {
-        Ok(end) if over.ended_by == Some(EndedBy::Timeout) => {
-            let message = match run.head.options.timeout {
-                Some(limit) => format!("the run took longer than the {} ms it may take", limit.as_millis()),
-                None => "the run took too long".to_owned(),
-            };
-            partial(failed("timeout", &message, Some("retry")), run, &text, Some(end.finish.usage))
+        Ok(end) => {
+            let finish = &end.finish;
+            let counts = Some(finish.usage);
+            match (finish.reason, over.ended_by) {
+                (FinishReason::Cancelled, Some(EndedBy::Timeout)) => {
+                    partial(timed_out(run.head.options.timeout), run, &text, counts)
+                }
+                (FinishReason::Cancelled, None) => partial(broken_off(finish.message.as_deref()), run, &text, counts),
+                (FinishReason::Error, _) => {
+                    partial(failed(finish.fault, finish.message.as_deref()), run, &text, counts)
+                }
+                (FinishReason::Cancelled, Some(_)) => {
+                    let mut message = completion(run, over, finish, &text);
+                    message["stopped_by"] = "client".into();
+                    message
+                }
+                _ => completion(run, over, finish, &text),
+            }
         }
-        Ok(end) => match end.finish.reason {
-            FinishReason::Error => {
-                let message = end.finish.message.as_deref().unwrap_or("the run failed");
-                let kind = if run.head.has_mods { "content_filter" } else { "internal_error" };
-                partial(failed(kind, message, None), run, &text, Some(end.finish.usage))
-            }
-            FinishReason::Cancelled if over.ended_by.is_none() => {
-                let message = end.finish.message.as_deref().unwrap_or("the run was cancelled");
-                partial(failed("unavailable", message, Some("retry")), run, &text, Some(end.finish.usage))
-            }
-            _ => completion(run, over, &end.finish, &text),
-        },
         Err(error) => partial(error.streaming(), run, &text, None),
     }
 }
@@ -129,12 +131,10 @@ fn completion(run: &Run, over: &Over, finish: &Finish, text: &str) -> Value {
         "type": "completion",
         "request_id": run.request_id,
         "generated_text": text,
-        "finish_reason": finish_reason(finish.reason, over.ended_by),
+        "finish_reason": finish_reason(finish.reason),
         "usage": usage(finish.usage),
     });
-    if over.ended_by == Some(EndedBy::Client) {
-        message["stopped_by"] = "client".into();
-    } else if let Some(stop) = &finish.stop_string {
+    if let Some(stop) = &finish.stop_string {
         message["stop_string"] = stop.as_str().into();
     }
     if let Some(calls) = &finish.tool_calls {
@@ -174,7 +174,38 @@ pub(super) fn error(error: &ApiError, request_id: Option<&str>) -> Value {
     message
 }
 
-fn failed(kind: &str, message: &str, action: Option<&str>) -> Value {
+/// The run of a client that stopped it before it had begun.
+pub(super) fn never_begun(request_id: &str) -> Value {
+    json!({ "type": "completion", "request_id": request_id, "generated_text": "", "finish_reason": "stop",
+            "usage": usage(Usage::default()), "stopped_by": "client" })
+}
+
+/// A run that failed.
+pub(super) fn failed(fault: Option<Fault>, message: Option<&str>) -> Value {
+    let message = message.unwrap_or("the run failed");
+    match fault {
+        Some(Fault::Mod) => ended("content_filter", message, None),
+        Some(Fault::Request) => ended("invalid_request", message, None),
+        None if message.contains(OUT_OF_MEMORY) => ended("memory_pressure", message, Some("retry")),
+        None => ended("internal_error", message, None),
+    }
+}
+
+/// A run that took longer than it may.
+pub(super) fn timed_out(limit: Option<Duration>) -> Value {
+    let message = match limit {
+        Some(limit) => format!("the run took longer than the {} ms it may take", limit.as_millis()),
+        None => "the run took too long".to_owned(),
+    };
+    ended("timeout", &message, Some("retry"))
+}
+
+/// A run that ended before its end, for a reason that lies neither in it nor with its client.
+pub(super) fn broken_off(message: Option<&str>) -> Value {
+    ended("unavailable", message.unwrap_or("the run was cancelled"), Some("retry"))
+}
+
+fn ended(kind: &str, message: &str, action: Option<&str>) -> Value {
     json!({ "type": "error", "error": kind, "message": message, "recoverable": action.is_some(),
             "recovery_action": action })
 }
@@ -189,13 +220,9 @@ fn partial(mut error: Value, run: &Run, text: &str, counts: Option<Usage>) -> Va
     error
 }
 
-fn finish_reason(reason: FinishReason, ended_by: Option<EndedBy>) -> &'static str {
-    match (reason, ended_by) {
-        // Whoever asks for a stop gets one.
-        (FinishReason::Cancelled, Some(EndedBy::Client) | None) => "stop",
-        (FinishReason::Cancelled, Some(EndedBy::Timeout)) => "timeout",
-        (reason, _) => reason.as_str(),
-    }
+/// Whoever asks for a stop gets one.
+pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
+    if reason == FinishReason::Cancelled { FinishReason::Stop.as_str() } else { reason.as_str() }
 }
 
 fn echoed(run: &Run, text: &str) -> String {
@@ -204,4 +231,25 @@ fn echoed(run: &Run, text: &str) -> String {
 
 fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_of_the_kind_that_ended_the_run() {
+        let kind = |fault, message: &str| {
+            let error = failed(fault, Some(message));
+            (error["error"].as_str().unwrap().to_owned(), error["recoverable"].as_bool().unwrap())
+        };
+        assert_eq!(kind(Some(Fault::Mod), "out of memory, says a mod"), ("content_filter".into(), false));
+        assert_eq!(kind(Some(Fault::Request), "no token can be drawn"), ("invalid_request".into(), false));
+        assert_eq!(kind(None, &crate::model::Error::OutOfMemory.to_string()), ("memory_pressure".into(), true));
+        assert_eq!(kind(None, "the KV state is damaged"), ("internal_error".into(), false));
+        for by in EndedBy::ALL {
+            assert_eq!(EndedBy::recorded(&format!("{}; mod 'x' was switched off", by.words())), Some(by));
+        }
+        assert_eq!(EndedBy::recorded("the client went away"), None);
+    }
 }

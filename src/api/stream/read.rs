@@ -158,9 +158,9 @@ impl Config {
             );
             return Err(ApiError::invalid(format!("parameters.{unknown}"), detail));
         }
+        let said: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut change = parameters.clone();
         normalise(&mut change);
-        let said: Vec<String> = change.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut modified = self.clone();
         if let Some(body) = modified.body.as_object_mut() {
             body.extend(change);
@@ -180,7 +180,7 @@ impl Config {
         seed: Option<u32>,
     ) -> Result<(Sampling, Limits), ApiError> {
         let fields = Fields::new(&self.body)?.or(&app.config().server.request_defaults);
-        let mut sampling = parameters::sampling(fields, vocabulary)?;
+        let mut sampling = parameters::sampling(fields, vocabulary).map_err(in_the_contracts_words)?;
         if let (Some(seed), None) = (seed, fields.get("seed")) {
             sampling.seed = seed;
         }
@@ -225,11 +225,17 @@ fn is_section(name: &str) -> bool {
     matches!(name, "type" | "parameters" | "options")
 }
 
-/// The contract's names as the rest of the server knows them.
+/// The contract's name of the penalty, and the one that the rest of the server has for it.
+const PENALTY: [&str; 2] = ["repetition_penalty", "repeat_penalty"];
+
 fn normalise(body: &mut Map<String, Value>) {
-    if let Some(penalty) = body.shift_remove("repetition_penalty") {
-        body.entry("repeat_penalty").or_insert(penalty);
+    if let Some(penalty) = body.shift_remove(PENALTY[0]) {
+        body.insert(PENALTY[1].to_owned(), penalty);
     }
+}
+
+fn in_the_contracts_words(error: ApiError) -> ApiError {
+    if error.pointer() == Some(PENALTY[1]) { error.renamed(PENALTY[1], PENALTY[0]) } else { error }
 }
 
 #[cfg(test)]
@@ -270,7 +276,7 @@ mod tests {
         let config = Config::read(&json!({"prompt": "p", "parameters": {"temperature": 0.7}}), true).unwrap();
         let change = json!({"temperature": 0.9, "repetition_penalty": 1.2});
         let (modified, said) = config.modified(change.as_object().unwrap()).unwrap();
-        assert_eq!(said, "temperature=0.9, repeat_penalty=1.2");
+        assert_eq!(said, "temperature=0.9, repetition_penalty=1.2");
         assert_eq!(modified.body, json!({"prompt": "p", "temperature": 0.9, "repeat_penalty": 1.2}));
         let refused = config.modified(json!({"prompt": "q"}).as_object().unwrap()).unwrap_err();
         assert!(refused.problem().detail.contains("parameters.prompt cannot be changed"));

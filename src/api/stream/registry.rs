@@ -1,14 +1,33 @@
 //! The runs that a client may come back to.
 
 use super::run::Run;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Runs by their `request_id`.
 #[derive(Default)]
-pub(in crate::api) struct Streams(Mutex<HashMap<String, Arc<Run>>>);
+pub(in crate::api) struct Streams {
+    runs: Mutex<HashMap<String, Arc<Run>>>,
+    /// Names of runs that are about to begin.
+    taken: Mutex<HashSet<String>>,
+}
+
+/// A name that no other run can have, as long as it lives.
+pub(super) struct Name<'a> {
+    streams: &'a Streams,
+    id: String,
+}
 
 impl Streams {
+    /// Keeps a name for a run that is about to begin; `None` when another run has it.
+    pub(super) fn take(&self, id: &str) -> Option<Name<'_>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.find(id).is_some() || !taken.insert(id.to_owned()) {
+            return None;
+        }
+        Some(Name { streams: self, id: id.to_owned() })
+    }
+
     pub(super) fn enter(&self, run: &Arc<Run>) {
         self.lock().insert(run.request_id.clone(), Arc::clone(run));
     }
@@ -32,6 +51,12 @@ impl Streams {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Run>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Name<'_> {
+    fn drop(&mut self) {
+        self.streams.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }

@@ -93,9 +93,13 @@ pub(super) struct GenerateResponse {
     request_body(content = GenerateRequest, content_type = "application/json"),
     responses((status = 200, body = GenerateResponse, description = "The answer, or server-sent events of it"),
               (status = 400, description = "A field is wrong; the message names it"),
-              (status = 422, description = "A mod ended the run with an error; `generated_text` is what was said before"),
+              (status = 404, description = "There is no such model"),
+              (status = 409, description = "The `request_id` belongs to another run"),
+              (status = 422, description = "A mod ended the run with an error, or nothing is left that could be drawn; \
+                                            `generated_text` is what was said before"),
               (status = 429, description = "Too many requests; Retry-After says when to try again"),
               (status = 503, description = "The model is being loaded"),
+              (status = 507, description = "There is no memory for it; `generated_text` is what was said before"),
               (status = 504, description = "It took longer than `timeout_ms`; `generated_text` is what was said before")))]
 pub(super) async fn generate(
     State(app): State<App>,
@@ -140,8 +144,9 @@ async fn whole(mut follower: Follower) -> Result<Response, ApiError> {
             Some("error") => {
                 let status = match message["error"].as_str() {
                     Some("timeout") => StatusCode::GATEWAY_TIMEOUT,
-                    Some("content_filter") => StatusCode::UNPROCESSABLE_ENTITY,
+                    Some("content_filter" | "invalid_request") => StatusCode::UNPROCESSABLE_ENTITY,
                     Some("unavailable") => StatusCode::SERVICE_UNAVAILABLE,
+                    Some("memory_pressure") => StatusCode::INSUFFICIENT_STORAGE,
                     _ => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 return Ok((status, Json(message)).into_response());

@@ -42,7 +42,6 @@ pub(super) struct Head {
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) seed: u32,
     pub(super) room: u32,
-    pub(super) has_mods: bool,
     /// The run in whose place it came.
     pub(super) replaces: Option<String>,
 }
@@ -58,8 +57,30 @@ pub(super) struct Over {
 /// Who ended a run before its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndedBy {
+    /// The client stopped it.
     Client,
+    /// The client asked for another answer in its place.
+    Regenerate,
+    /// It took longer than it may.
     Timeout,
+}
+
+impl EndedBy {
+    pub(super) const ALL: [Self; 3] = [Self::Client, Self::Regenerate, Self::Timeout];
+
+    /// What the recording says.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Client => "the client stopped it",
+            Self::Regenerate => "the client asked for another answer",
+            Self::Timeout => "the time is over",
+        }
+    }
+
+    /// Who ended a run whose recording says that.
+    pub(super) fn recorded(message: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|by| message.starts_with(by.words()))
+    }
 }
 
 /// Who hears a run.
@@ -119,10 +140,10 @@ impl Run {
     }
 
     /// Ends the run; what it has said is its answer.
-    pub(super) async fn stop(&self, by: EndedBy, why: &str) {
+    pub(super) async fn stop(&self, by: EndedBy) {
         self.ended_by.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(by);
         // It may be over already.
-        let _ = self.control.stop(why).await;
+        let _ = self.control.stop(by.words()).await;
     }
 
     /// Its configuration, as it was changed last.
@@ -209,7 +230,7 @@ async fn go_on(app: App, run: Arc<Run>, mut output: tokio::sync::mpsc::Receiver<
             }
             () = &mut too_long, if !timed_out => {
                 timed_out = true;
-                run.stop(EndedBy::Timeout, "the time is over").await;
+                run.stop(EndedBy::Timeout).await;
                 continue;
             }
             () = app.stopped() => {
@@ -274,7 +295,7 @@ impl Follower {
                     continue;
                 }
                 return Some(match entry {
-                    Entry::Token(token) => message::token(&self.run, self.at, &token, &self.text, over.as_ref()),
+                    Entry::Token(token) => message::token(&self.run, self.at, &token, &self.text),
                     Entry::Backtrack { chars, tokens, text } => {
                         message::backtrack(&self.run, self.at, (chars, tokens), &text, &self.text)
                     }

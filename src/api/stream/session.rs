@@ -2,7 +2,7 @@
 
 use super::begin::{Beginning, begin, new_id};
 use super::read::Config;
-use super::run::{Follower, Run};
+use super::run::{EndedBy, Follower, Run};
 use super::{control, feedback, message, stored};
 use crate::api::socket::{Close, Message, Outgoing, Socket};
 use crate::api::wire::{Fields, parameters};
@@ -10,6 +10,7 @@ use crate::api::{ApiError, App, Caller, Kind};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Most runs that one connection may have at once.
@@ -34,6 +35,8 @@ pub(super) struct Session {
 pub(super) struct Going {
     /// Empty until the run has begun.
     pub(super) begun: Arc<OnceLock<Arc<Run>>>,
+    /// Whether the client stopped it before it had begun.
+    pub(super) unwanted: Arc<watch::Sender<bool>>,
     pub(super) task: AbortHandle,
 }
 
@@ -48,6 +51,8 @@ pub(super) async fn serve(app: App, socket: Socket) -> Close {
             Some(_) = session.tasks.join_next() => continue,
         };
         let heard = match read(received) {
+            // Who brings a key that was not asked for, or that a header has brought, may.
+            Ok(message) if !greeted && message["type"] == "auth" => continue,
             Ok(message) if !greeted && !opens(&message) => Err(ApiError::bad_request(
                 "the first message must be a config message, {\"type\": \"config\", \"prompt\": …}",
             )),
@@ -128,25 +133,38 @@ impl Session {
             replaces,
             keep: self.app.config().server.runs.keep,
         };
+        let unwanted = Arc::new(watch::Sender::new(false));
         let (app, outgoing, entry) = (self.app.clone(), self.outgoing.clone(), Arc::clone(&begun));
+        let stopped = Arc::clone(&unwanted);
         let task = self.tasks.spawn(async move {
             let _at_work = outgoing.at_work();
             let id = beginning.request_id.clone();
-            let said = match begin(&app, &config, beginning, Some(&outgoing)).await {
-                Ok(run) => {
+            let mut stop = stopped.subscribe();
+            let begun = tokio::select! {
+                biased;
+                begun = begin(&app, &config, beginning, Some(&outgoing)) => Some(begun),
+                _ = stop.wait_for(|&stop| stop) => None,
+            };
+            let said = match begun {
+                Some(Ok(run)) => {
                     let follower = run.follow(0);
-                    let _ = entry.set(run);
+                    let _ = entry.set(Arc::clone(&run));
+                    // Whoever stopped it meanwhile may not have seen that it has begun.
+                    if *stopped.borrow() {
+                        run.stop(EndedBy::Client).await;
+                    }
                     let init = message::init(follower.run(), None);
                     let echo = message::echo(follower.run());
                     follow(follower, std::iter::once(init).chain(echo), &outgoing).await;
                     return;
                 }
-                Err(error) => message::error(&error, Some(&id)),
+                Some(Err(error)) => message::error(&error, Some(&id)),
+                None => message::never_begun(&id),
             };
             // Nothing can be told to a client that has gone.
             let _ = outgoing.send(said.to_string()).await;
         });
-        self.enter(request_id, Going { begun, task });
+        self.enter(request_id, Going { begun, unwanted, task });
         Ok(())
     }
 
@@ -172,7 +190,7 @@ impl Session {
             let init = message::init(follower.run(), Some(follower.position()));
             follow(follower, std::iter::once(init), &outgoing).await;
         });
-        self.enter(run.request_id.clone(), Going { begun, task });
+        self.enter(run.request_id.clone(), Going { begun, unwanted: Arc::default(), task });
         Ok(())
     }
 

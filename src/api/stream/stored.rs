@@ -1,8 +1,9 @@
 //! Runs that only the database knows any more.
 
 use super::message;
+use super::run::EndedBy;
 use crate::api::{ApiError, App};
-use crate::events::{FinishReason, RunStatus, Usage};
+use crate::events::{Action, ActionType, Fault, FinishReason, Item, RunStatus, Usage};
 use crate::store::RunSummary;
 use crate::trace::fold::Fold;
 use serde_json::{Value, json};
@@ -19,30 +20,76 @@ pub(super) async fn messages(app: &App, id: &str) -> Result<[Value; 2], ApiError
         return Err(ApiError::conflict(detail).at("request_id"));
     }
     let document = store.document(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
-    let fold = move || {
+    let read = move || {
+        let items = document.items();
         let mut fold = Fold::new();
-        document.items().iter().for_each(|item| fold.apply(item));
-        fold.answer_text()
+        items.iter().for_each(|item| fold.apply(item));
+        let actions = items.iter().filter_map(|item| match item {
+            Item::Action(action) => Some(action),
+            _ => None,
+        });
+        (fold.answer_text(), Ending::of(actions))
     };
-    let text = tokio::task::spawn_blocking(fold).await.map_err(ApiError::internal)?;
+    let (text, ending) = tokio::task::spawn_blocking(read).await.map_err(ApiError::internal)?;
     let init = json!({ "type": "init", "request_id": run.request_id, "run_id": run.run_id, "model": run.model,
                        "resumed": true, "stored": true });
-    Ok([init, last(&run, &text)])
+    Ok([init, last(&run, &text, ending)])
 }
 
-fn last(run: &RunSummary, text: &str) -> Value {
+/// What a mod ended the run with.
+#[derive(Default)]
+struct Ending {
+    fault: Option<Fault>,
+    tool_calls: Option<Value>,
+}
+
+impl Ending {
+    fn of<'a>(actions: impl Iterator<Item = &'a Action>) -> Self {
+        let mut ending = Self::default();
+        for action in actions {
+            match action.action_type {
+                ActionType::EmitError => ending.fault = Some(Fault::Mod),
+                ActionType::ToolCalls => {
+                    let payload = action.tool_calls.as_ref().and_then(|calls| serde_json::to_value(calls).ok());
+                    ending.tool_calls = payload.map(|calls| if calls.is_array() { calls } else { json!([calls]) });
+                }
+                _ => {}
+            }
+        }
+        ending
+    }
+}
+
+/// As [`message::last`] told it when the run ended.
+fn last(run: &RunSummary, text: &str, ending: Ending) -> Value {
     let counts = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),
         cached_tokens: run.cached_tokens.max(0).cast_unsigned(),
         completion_tokens: run.completion_tokens.max(0).cast_unsigned(),
     };
+    let told = run.message.as_deref();
     let reason = run.finish_reason.unwrap_or(FinishReason::Stop);
-    if matches!(run.status, RunStatus::Done | RunStatus::Cancelled) {
-        let reason = if reason == FinishReason::Cancelled { "stop" } else { reason.as_str() };
-        return json!({ "type": "completion", "request_id": run.request_id, "generated_text": text,
-                       "finish_reason": reason, "usage": message::usage(counts), "stored": true });
+    let ended_by = told.and_then(EndedBy::recorded);
+    let completion = || json!({ "type": "completion", "finish_reason": message::finish_reason(reason) });
+    let mut last = match (run.status, reason) {
+        (RunStatus::Done, _) => completion(),
+        (_, FinishReason::Cancelled) => match ended_by {
+            Some(EndedBy::Timeout) => message::timed_out(None),
+            Some(EndedBy::Client | EndedBy::Regenerate) => {
+                let mut stopped = completion();
+                stopped["stopped_by"] = "client".into();
+                stopped
+            }
+            None => message::broken_off(told),
+        },
+        _ => message::failed(ending.fault, told),
+    };
+    if let (FinishReason::ToolCalls, Some(calls)) = (reason, ending.tool_calls) {
+        last["tool_calls"] = calls;
     }
-    let told = run.message.as_deref().unwrap_or("the run did not end by itself");
-    json!({ "type": "error", "error": "internal_error", "message": told, "recoverable": false, "recovery_action": null,
-            "request_id": run.request_id, "generated_text": text, "usage": message::usage(counts), "stored": true })
+    last["request_id"] = run.request_id.as_str().into();
+    last["generated_text"] = text.into();
+    last["usage"] = message::usage(counts);
+    last["stored"] = true.into();
+    last
 }

@@ -187,15 +187,16 @@ pub(in crate::api) fn limits_from(
     vocabulary: &Vocabulary,
     room: u32,
 ) -> Result<Limits, ApiError> {
-    let max_tokens = match fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]) {
+    let asked = match fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]) {
         // -1 is llama-server's word for "as many as fit".
         Some((name, value)) if integer(value) != Some(-1) => {
             let count = integer(value).filter(|count| (i64::from(least)..=i64::from(i32::MAX)).contains(count));
             let expected = format!("a whole number between {least} and {}, or -1 for as many as fit", i32::MAX);
-            count.map(|count| (count as u32).min(room)).ok_or_else(|| wrong(name, &expected, value))?
+            Some(count.ok_or_else(|| wrong(name, &expected, value))? as u32)
         }
-        _ => room,
+        _ => None,
     };
+    let max_tokens = asked.map_or(room, |asked| asked.min(room));
     let default = Limits::new(max_tokens);
     let max_steps = fields.integer("max_steps", 1..=i64::from(u32::MAX))?.map(|steps| steps as u32);
     Ok(Limits {
@@ -208,6 +209,7 @@ pub(in crate::api) fn limits_from(
             .integer("t_max_predict_ms", -1..=i64::from(u32::MAX))?
             .and_then(|ms| u64::try_from(ms).ok().filter(|&ms| ms > 0))
             .map(std::time::Duration::from_millis),
+        asked,
         ..default
     })
 }

@@ -27,6 +27,7 @@ pub async fn engine(
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 0,
         session_memory_bytes: 0,
+        max_tokens: None,
         attention_coder: |values, layers, heads, row_len| {
             thunder::trace::attention::encode(values, layers, heads, row_len).ok()
         },

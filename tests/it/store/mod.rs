@@ -277,6 +277,7 @@ impl Live {
             stop_string: Some(".".into()),
             text: "done".into(),
             tool_calls: None,
+            fault: None,
             usage: Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: self.step.cast_unsigned() },
             first_token_us: Some(10),
             prompt_us: 5,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 
 /// How long a message may take, also while other tests use all cores.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Among the headers, this asks for compression.
 pub const COMPRESSED: (&str, &str) = ("x-test", "compressed");

@@ -151,6 +151,20 @@ async fn an_error_brings_what_was_said_before_it() {
 }
 
 #[tokio::test]
+async fn only_what_a_mod_says_is_a_content_filter() {
+    let server = server().await;
+    let mut client = Client::connect(server).await;
+    let all: Vec<u32> = (0..640).collect();
+    let config =
+        json!({"type": "config", "prompt": "Once", "mods": ["take_back"], "parameters": {"banned_tokens": all}});
+    let error = client.run(&config).await.pop().unwrap();
+    assert_eq!((&error["error"], &error["recoverable"]), (&json!("invalid_request"), &json!(false)), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("no token can be drawn"), "{error}");
+    let (status, error) = server.post("/v1/generate", &json!({"prompt": "Once", "banned_tokens": all})).await;
+    assert_eq!((status, &error["error"]), (422, &json!("invalid_request")), "{error}");
+}
+
+#[tokio::test]
 async fn a_run_that_takes_too_long_ends_with_what_it_has() {
     let server = server().await;
     let mut client = Client::connect(server).await;

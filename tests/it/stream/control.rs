@@ -34,6 +34,27 @@ async fn stop_ends_a_run_with_its_completion() {
 }
 
 #[tokio::test]
+async fn a_stop_that_overtakes_its_run_ends_it() {
+    let server = server().await;
+    let mut client = Client::connect(server).await;
+    for _ in 0..8 {
+        client.send(&endless()).await;
+        client.send(&json!({"type": "control", "action": "stop"})).await;
+        let messages = client.until_end().await;
+        let completion = messages.last().unwrap();
+        assert_eq!((&completion["type"], &completion["stopped_by"]), (&json!("completion"), &json!("client")));
+        // It may have begun, and is over then.
+        for init in of_type(&messages, "init") {
+            assert_eq!(init["request_id"], completion["request_id"]);
+            assert_eq!(server.finished(init["request_id"].as_str().unwrap()).await["run"]["status"], "cancelled");
+        }
+        assert_eq!(completion["generated_text"], followed(&messages));
+    }
+    let last = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    assert_eq!(last[0]["type"], "init", "nothing of the others comes any more: {last:?}");
+}
+
+#[tokio::test]
 async fn modify_takes_effect_and_is_in_the_trace() {
     let server = server().await;
     let (mut client, id) = begun(server).await;
@@ -173,7 +194,8 @@ async fn feedback_is_kept_with_the_run_and_shown() {
     let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 5}});
     let init = client.run(&config).await.remove(0);
     client.send(&json!({"type": "feedback", "rating": 1, "text": "Great response!", "position": 120})).await;
-    client.until_status("feedback").await;
+    let status = client.until_status("feedback").await.pop().unwrap();
+    assert_eq!(status["request_id"], init["request_id"]);
     let run_id = init["run_id"].as_str().unwrap();
     let feedback = |answer: Value| answer["feedback"].clone();
     let (_, kept) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;

@@ -57,6 +57,10 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
         (json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": 0}}), "max_tokens must be"),
         (json!({"type": "config", "prompt": "x", "parameters": {"temperature": -1}}), "temperature must be"),
         (json!({"type": "config", "prompt": "x", "parameters": {"top_p": 1.5}}), "top_p must be"),
+        (
+            json!({"type": "config", "prompt": "x", "parameters": {"repetition_penalty": 0}}),
+            "repetition_penalty must be",
+        ),
         (json!({"type": "config", "prompt": "x", "parameters": {"stop": [1]}}), "stop must be"),
         (json!({"type": "config", "prompt": "x", "parameters": {"banned_tokens": [640]}}), "banned_tokens"),
         (json!({"type": "config", "prompt": "x", "parameters": {"logit_bias": {"9999": 1}}}), "logit_bias"),
@@ -213,6 +217,22 @@ async fn a_client_that_does_not_read_makes_its_run_wait_and_nobody_else() {
     let end = slow.until_end().await.pop().unwrap();
     assert_eq!((&end["type"], &end["request_id"]), (&json!("completion"), &json!(id)), "{end}");
     assert_eq!(end["usage"]["completion_tokens"], 3900);
+}
+
+#[tokio::test]
+async fn the_slot_of_a_client_that_does_not_read_goes_to_those_who_wait() {
+    let server = Server::start(&["--parallel", "1"]);
+    server.wait_ready().await;
+    let mut slow = Client::connect(&server).await;
+    slow.send(&endless()).await;
+    let mut messages = vec![slow.message().await];
+    // All buffers are filled, and then the only slot is of no use to anybody.
+    let other = json!({"prompt": "Another prompt", "max_tokens": 20, "ignore_eos": true});
+    assert_eq!(server.answer("/v1/generate", &other).await["usage"]["completion_tokens"], 20);
+    messages.extend(slow.until_end().await);
+    let end = messages.last().unwrap();
+    assert_eq!((&end["type"], &end["usage"]["completion_tokens"]), (&json!("completion"), &json!(3900)), "{end}");
+    assert_eq!(end["generated_text"], super::followed(&messages));
 }
 
 #[tokio::test]

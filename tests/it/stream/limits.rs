@@ -48,6 +48,56 @@ async fn a_key_comes_as_a_header_or_with_the_first_message() {
 }
 
 #[tokio::test]
+async fn a_key_that_nobody_asked_for_is_no_mistake() {
+    let server = harness::server().await;
+    let mut client = Client::connect(server).await;
+    client.send(&json!({"type": "auth", "api_key": "unasked"})).await;
+    assert_eq!(client.run(&short()).await[0]["type"], "init");
+}
+
+#[tokio::test]
+async fn no_answer_is_longer_than_the_server_lets_it_be() {
+    let server = Server::start(&["--max-tokens-limit", "12", "--predict", "100", "--mods-dir", harness::MODS]);
+    server.wait_ready().await;
+    let messages = json!([{"role": "user", "content": "Once"}]);
+    let asks = |path: &str, field: &str| {
+        let mut body = match path {
+            "/v1/chat/completions" | "/v1/messages" => json!({"messages": messages}),
+            "/v1/responses" => json!({"input": "Once"}),
+            "/api/v1/generate" if field == "max_new_tokens" => json!({"input_ids": [3, 4, 5]}),
+            _ => json!({"prompt": "Once"}),
+        };
+        body["ignore_eos"] = true.into();
+        body
+    };
+    for (path, field) in [
+        ("/v1/generate", "max_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/completion", "n_predict"),
+        ("/v1/messages", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/api/v1/generate", "max_length"),
+        ("/api/v1/generate", "max_new_tokens"),
+    ] {
+        let mut body = asks(path, field);
+        body[field] = 13.into();
+        let (status, error) = server.post(path, &body).await;
+        assert_eq!(status, 400, "{path}: {error}");
+        assert!(error.to_string().contains("at most 12 tokens"), "{path}: {error}");
+        body[field] = 12.into();
+        let (status, answer) = server.post(path, &body).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+    }
+    let tokens = |answer: &Value| answer["usage"]["completion_tokens"].clone();
+    let open = server.answer("/v1/generate", &json!({"prompt": "Once", "ignore_eos": true})).await;
+    assert_eq!((tokens(&open), &open["finish_reason"]), (json!(12), &json!("length")));
+    let kobold = server.answer("/api/v1/generate", &json!({"prompt": "Once", "bypass_eos": true})).await;
+    assert!(kobold["results"][0]["text"].is_string(), "{kobold}");
+    assert_eq!(server.get("/api/v1/config/max_length").await.1["value"], 12);
+}
+
+#[tokio::test]
 async fn too_large_a_message_is_refused_with_a_reason() {
     let server = Server::start(&["--max-message", "4K"]);
     server.wait_ready().await;

@@ -80,6 +80,56 @@ async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
 }
 
 #[tokio::test]
+async fn a_stored_run_ends_as_it_ended() {
+    let server = Server::start(&["--stream-keep", "0", "--mods-dir", crate::harness::MODS]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    let mut timed = endless();
+    timed["options"]["timeout_ms"] = 100.into();
+    let refused = json!({"type": "config", "prompt": "Once", "mods": ["refuse_late"],
+                         "parameters": {"max_tokens": 40, "ignore_eos": true}});
+    let called = json!({"type": "config", "prompt": "Once", "mods": ["call_tool"]});
+    let mut told = vec![client.run(&timed).await, client.run(&refused).await, client.run(&called).await];
+    client.send(&endless()).await;
+    let mut stopped = client.until(|message| message["index"] == 2).await;
+    client.send(&json!({"type": "control", "action": "stop"})).await;
+    stopped.extend(client.until_end().await);
+    told.push(stopped);
+    for told in told {
+        let (id, last) = (told[0]["request_id"].as_str().unwrap(), told.last().unwrap());
+        server.finished(id).await;
+        let stored = loop {
+            client.send(&json!({"type": "resume", "request_id": id})).await;
+            let heard = client.until_end().await;
+            if heard[0]["stored"] == true {
+                break heard;
+            }
+        };
+        let stored = stored.last().unwrap();
+        for field in
+            ["type", "finish_reason", "stopped_by", "error", "recovery_action", "tool_calls", "generated_text", "usage"]
+        {
+            assert_eq!(stored[field], last[field], "{field}: {stored}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_runs_that_begin_at_once_cannot_have_one_name() {
+    let server = server().await;
+    for _ in 0..5 {
+        let id = format!("both-{}", uuid::Uuid::now_v7());
+        let config = json!({"type": "config", "request_id": id, "prompt": "Once", "parameters": {"max_tokens": 3}});
+        let (mut one, mut other) = (Client::connect(server).await, Client::connect(server).await);
+        let (one, other) = tokio::join!(one.run(&config), other.run(&config));
+        let ends = [&one, &other].map(|messages| messages.last().unwrap());
+        let begun = [&one, &other].iter().filter(|messages| messages[0]["type"] == "init").count();
+        assert_eq!(begun, 1, "{ends:?}");
+        assert!(ends.iter().any(|end| end["parameter"] == "request_id"), "{ends:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_id_names_one_run() {
     let server = server().await;
     let mut client = Client::connect(server).await;

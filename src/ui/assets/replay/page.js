@@ -1,6 +1,7 @@
 // The page of one run: the replay component, and the address that says what it shows.
 import { ask, copy, toast } from '../dom.js';
 import { listen } from '../keys.js';
+import { feedback } from './feedback.js';
 import { Replay } from './view.js';
 import { opened } from '../shell.js';
 
@@ -81,6 +82,8 @@ dialog.addEventListener('close', async () => {
   }
 });
 
+const giveFeedback = feedback(id);
+
 const follow = (selector) => {
   const link = document.querySelector(selector);
   link?.click();
@@ -95,6 +98,7 @@ function act(action, key) {
       copy(location.href, 'link');
       return true;
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
+    case 'feedback': giveFeedback(); return true;
     case 'nextRun': return follow('[data-next]');
     case 'prevRun': return follow('[data-prev]');
     case 'fork': {

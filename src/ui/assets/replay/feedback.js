@@ -1,0 +1,57 @@
+// What somebody thinks of a run: the form, and what is shown of it at once. The server's `FeedbackView` writes the same.
+import { ask, h, toast } from '../dom.js';
+
+/** The line of one feedback, as the page has it after the next load. */
+function line({ rating, text, position, user_label: user, created_at: at }) {
+  const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'plain';
+  const sign = { good: '+', bad: '\u2212', plain: '' }[tone];
+  const hint = (words) => words && [' ', h('span', { class: 'hint' }, words)];
+  return h('li', {},
+    h('span', { class: `rating ${tone} num` }, sign + Math.abs(rating)),
+    text && [' ', h('q', {}, text)],
+    hint(Number.isInteger(position) && `at token ${position}`),
+    hint(user),
+    ' ', h('time', { class: 'hint', datetime: at }, 'just now'));
+}
+
+/** What the form says, without the fields that were left empty. */
+function said(form) {
+  const fields = new FormData(form);
+  const [text, position] = [fields.get('text').trim(), fields.get('position')];
+  return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) }) };
+}
+
+/** Makes the dialog of the run work; answers what opens it. */
+export function feedback(id) {
+  const dialog = document.querySelector('[data-feedback-dialog]');
+  const given = document.querySelector('[data-feedback]');
+  const form = dialog.querySelector('form');
+  const problem = dialog.querySelector('[role=alert]');
+  const send = form.querySelector('[value=send]');
+
+  form.addEventListener('submit', async (event) => {
+    if (event.submitter?.value === 'cancel') return;
+    event.preventDefault();
+    send.disabled = true;
+    problem.textContent = '';
+    try {
+      const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, {
+        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(said(form)),
+      });
+      given.querySelector('ul').append(line(await response.json()));
+      given.hidden = false;
+      form.reset();
+      dialog.close();
+      toast('Feedback kept with the run');
+    } catch (error) {
+      problem.textContent = `Not kept: ${error.message}`;
+    } finally {
+      send.disabled = false;
+    }
+  });
+
+  return () => {
+    problem.textContent = '';
+    dialog.showModal();
+  };
+}
