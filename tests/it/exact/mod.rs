@@ -2,6 +2,8 @@
 //! the cache. Rows are indexed by `input_ids`, whatever the cells are.
 
 mod gguf;
+mod quantised;
+pub mod recurrent;
 mod reference;
 mod variant;
 

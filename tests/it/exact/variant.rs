@@ -171,6 +171,19 @@ fn vocabulary() -> Vec<String> {
     tokens
 }
 
+/// Writes a tokenizer of bytes; returns how many tokens it has.
+pub fn write_vocabulary(w: &mut Writer) -> usize {
+    let tokens = vocabulary();
+    w.string("tokenizer.ggml.model", "gpt2");
+    w.string("tokenizer.ggml.pre", "qwen2");
+    w.strings("tokenizer.ggml.tokens", &tokens);
+    w.numbers("tokenizer.ggml.token_type", (0..tokens.len()).map(|id| if id < CONTROL.len() { 3 } else { 1 }));
+    w.strings("tokenizer.ggml.merges", &[format!("{0} {0}", letters()[0])]);
+    w.number("tokenizer.ggml.bos_token_id", 0);
+    w.number("tokenizer.ggml.eos_token_id", 2);
+    tokens.len()
+}
+
 fn weights(kind: Kind) -> Weights {
     let mut rng = StdRng::seed_from_u64(6767);
     let mut normal = move |count: usize, scale: f32| -> Vec<f32> {
@@ -292,14 +305,7 @@ fn gguf(kind: Kind, weights: &Weights) -> Vec<u8> {
         w.number(&at("expert_used_count"), EXPERTS as u32);
         w.number(&at("expert_feed_forward_length"), HIDDEN as u32);
     }
-    let tokens = vocabulary();
-    w.string("tokenizer.ggml.model", "gpt2");
-    w.string("tokenizer.ggml.pre", "qwen2");
-    w.strings("tokenizer.ggml.tokens", &tokens);
-    w.numbers("tokenizer.ggml.token_type", (0..tokens.len()).map(|id| if id < CONTROL.len() { 3 } else { 1 }));
-    w.strings("tokenizer.ggml.merges", &[format!("{0} {0}", letters()[0])]);
-    w.number("tokenizer.ggml.bos_token_id", 0);
-    w.number("tokenizer.ggml.eos_token_id", 2);
+    write_vocabulary(&mut w);
     let tensors: Vec<_> = weights
         .iter()
         .map(|(name, (inputs, values))| {
