@@ -59,7 +59,7 @@ pub fn mamba() -> PathBuf {
     };
     let values: Vec<Vec<f32>> = tensors
         .iter()
-        .map(|(name, extents)| (0..extents.iter().product()).map(|index| value(name, index)).collect())
+        .map(|(name, extents)| (0..extents.iter().product::<usize>()).map(|index| value(name, index)).collect())
         .collect();
     let tensors: Vec<_> = tensors
         .iter()
