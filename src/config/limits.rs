@@ -11,6 +11,10 @@ pub struct LimitFlags {
     /// Largest message on a WebSocket, e.g. 8M
     #[arg(long, env = "THUNDER_MAX_MESSAGE", value_name = "SIZE", default_value = "8M")]
     pub max_message: Size,
+    /// Most attention in one answer of the attention API, and in one message of its WebSocket, e.g. 1G; a request for more ends
+    /// with the error OOM
+    #[arg(long, env = "THUNDER_MAX_ATTENTION", value_name = "SIZE", default_value = "1G")]
+    pub max_attention: Size,
     /// Seconds between pings on a WebSocket; a client that shows no life for three of them, and for a minute, is cut off;
     /// 0 for no pings
     #[arg(long, env = "THUNDER_SOCKET_PING", value_name = "SECONDS", default_value_t = 20)]
@@ -24,7 +28,8 @@ pub struct LimitFlags {
     /// Seconds for which a run on WS /generate goes on, and is known after its end, when its client has gone
     #[arg(long, env = "THUNDER_STREAM_KEEP", value_name = "SECONDS", default_value_t = 60)]
     pub stream_keep: u64,
-    /// Most seconds that a run on WS /generate or POST /v1/generate may take; a request may ask for less; 0 for any time
+    /// Most seconds that a run on WS /generate, POST /v1/generate or the attention API may take; a request may ask for less; 0
+    /// for any time
     #[arg(long, env = "THUNDER_RUN_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
     pub run_timeout: u64,
     /// Most tokens that an answer may have, whatever a request asks for; one that asks for more is refused; 0 for as many

@@ -124,6 +124,8 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// How long runs may go on after the server was told to stop.
     pub shutdown_grace: Duration,
+    /// Most bytes of attention in an answer at once, or in a message.
+    pub max_attention_bytes: usize,
     /// What one WebSocket may do.
     pub sockets: SocketConfig,
     /// How long runs of the streaming protocol wait for their client.
@@ -214,6 +216,7 @@ impl Config {
                 models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
+                max_attention_bytes: server.limits.max_attention.0,
                 sockets: server.limits.sockets(),
                 runs: server.limits.runs(),
                 rates: server.limits.rates(),

@@ -33,7 +33,7 @@ mod steps;
 mod thinking;
 
 pub use crate::model::OUT_OF_MEMORY;
-pub use crate::model::llama::{Captured, Sampling, Stage};
+pub use crate::model::llama::{Attends, Captured, Sampling, Stage, Unseen};
 pub use capture::AttentionCoder;
 pub use control::{Activity, Control, RunOver, Standing};
 pub use journal::Clock;
@@ -213,6 +213,14 @@ pub enum SubmitError {
     /// The server was started without attention.
     #[error("attention was asked for, but the server runs with flash attention; start it with --attention on")]
     AttentionOff,
+    /// The model's attention cannot be captured.
+    #[error("attention was asked for, but that of the model '{model}' cannot be captured: {why}")]
+    AttentionUnseen {
+        /// Its name.
+        model: String,
+        /// Why.
+        why: Unseen,
+    },
     /// A mod refused its configuration.
     #[error("mod '{name}': {message}")]
     ModConfig {
@@ -258,6 +266,8 @@ struct Inner {
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
     home: Arc<Home>,
+    /// `None` without capture.
+    attends: Option<Result<Attends, Unseen>>,
     sessions: Sessions,
     status: Arc<Status>,
     /// Cloned into every run.
@@ -294,6 +304,7 @@ impl Engine {
         if !model.generates() {
             let inner = Inner {
                 home: Arc::new(home(&model, None)),
+                attends: None,
                 model,
                 options,
                 commands,
@@ -335,7 +346,7 @@ impl Engine {
                 match made {
                     Ok((context, capture, layout)) => {
                         let bytes_per_token = layout.as_ref().map_or(0, Layout::bytes_per_token);
-                        if ready.send(Ok(layout)).is_ok() {
+                        if ready.send(Ok((layout, context.attends().cloned()))).is_ok() {
                             let idle = HostCache::new(options.cache_ram_bytes, bytes_per_token);
                             Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status, idle)
                                 .run();
@@ -351,7 +362,7 @@ impl Engine {
             .spawn(thread)
             .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
         let started = started.await;
-        let layout =
+        let (layout, attends) =
             started.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
         let home = Arc::new(home(&model, layout));
         let thread = Mutex::new(Some(thread));
@@ -361,6 +372,7 @@ impl Engine {
             commands,
             waiting,
             home,
+            attends,
             sessions,
             status,
             counted: Arc::new(()),
@@ -400,8 +412,13 @@ impl Engine {
                 return Err(SubmitError::NothingToDrop { prompt_tokens, context });
             }
         }
-        if request.attention && !options.attention {
-            return Err(SubmitError::AttentionOff);
+        if request.attention {
+            match self.attention() {
+                Ok(_) => {}
+                // Who only wants it recorded gets the run without.
+                Err(SubmitError::AttentionUnseen { .. }) if !request.report.attention_rows => request.attention = false,
+                Err(refused) => return Err(refused),
+            }
         }
         request.limits.hold_to(options.max_tokens)?;
         let queued = waiting.load(Ordering::Acquire);
@@ -526,10 +543,18 @@ impl Engine {
         &self.inner.status
     }
 
-    /// Whether attention can be captured.
-    #[must_use]
-    pub fn attention(&self) -> bool {
-        self.inner.options.attention
+    /// What can be captured of the model's attention.
+    ///
+    /// # Errors
+    /// What a run that asks for attention is refused with.
+    pub fn attention(&self) -> Result<&Attends, SubmitError> {
+        match &self.inner.attends {
+            None => Err(SubmitError::AttentionOff),
+            Some(Ok(attends)) => Ok(attends),
+            Some(Err(why)) => {
+                Err(SubmitError::AttentionUnseen { model: self.inner.model.name().to_owned(), why: *why })
+            }
+        }
     }
 
     /// Whether the decode thread runs. It does not after [`Engine::stop`], nor when it has died of a panic; a model that

@@ -15,6 +15,8 @@ use serde_json::{Map, Value};
 const MOST_SAMPLES: i64 = 64;
 /// Most alternatives of each token.
 const MOST_LOGPROBS: i64 = 100;
+/// Alternatives of each token on the WebSocket, whose tokens have probabilities unless the request says otherwise.
+const USUAL_LOGPROBS: usize = 2;
 
 /// A body, read.
 #[derive(Debug)]
@@ -34,8 +36,12 @@ pub(in crate::api) struct Answer {
     pub(super) logprobs: Option<usize>,
     pub(super) pruning: Option<Watch>,
     pub(super) samples: usize,
+    /// Tokens of the prompt.
+    pub(super) prompt_tokens: u32,
     /// Layers of the model.
     pub(super) layers: usize,
+    /// Most bytes of attention in an answer at once, or in a message.
+    pub(super) most_bytes: usize,
 }
 
 /// Whose words a request is written in.
@@ -43,10 +49,12 @@ pub(in crate::api) struct Answer {
 pub(in crate::api) enum Dialect {
     /// JSON over HTTP.
     Rest,
-    /// `MessagePack`, on either.
+    /// `MessagePack` over HTTP.
     Packed,
     /// JSON on the WebSocket.
     Socket,
+    /// `MessagePack` on the WebSocket.
+    PackedSocket,
     /// `KoboldCPP`'s server-sent events.
     Events,
     /// `KoboldCPP`'s WebSocket: numbers in frames of their own.
@@ -58,12 +66,23 @@ impl Dialect {
         let (per_layer, aggregated, bytes) = match self {
             Self::Rest => (Coding::Base64, Coding::Array, false),
             Self::Socket => (Coding::Base64, Coding::Array, true),
-            Self::Packed | Self::Frames => (Coding::Binary, Coding::Binary, true),
+            Self::Packed | Self::PackedSocket | Self::Frames => (Coding::Binary, Coding::Binary, true),
             Self::Events => (Coding::Base64, Coding::Base64, false),
         };
         Usual { per_layer, aggregated, bytes }
     }
+
+    /// Alternatives of each token when the request does not say how many; `None` without any probability.
+    const fn usual_logprobs(self) -> Option<usize> {
+        match self {
+            Self::Socket | Self::PackedSocket => Some(USUAL_LOGPROBS),
+            Self::Rest | Self::Packed | Self::Events => None,
+        }
+    }
 }
+
+/// Fields that ask for attention: of this API, and of `KoboldCPP`'s.
+const RETURN: [&str; 2] = ["return_attention", "output_attentions"];
 
 /// Names of this API, and of `KoboldCPP`'s, for parameters that all dialects have.
 const NAMES: [(&str, &str); 8] = [
@@ -127,17 +146,19 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>, dialect: Dialect) -
             format!("input_ids has {} tokens, the context holds {context}, the answer included", prompt.len());
         return Err(ApiError::invalid("input_ids", message).exceeds_context(prompt.len(), context as usize));
     }
-    let answer = answer(loaded, fields, dialect, &prompt)?;
+    let answer = answer(app, loaded, fields, dialect, &prompt)?;
     let placement = parameters::placement(fields)?;
     let room = placement.room(context, prompt.len());
     let shows = answer.attention.is_some() || answer.pruning.is_some();
+    let mut limits = parameters::limits(fields, vocabulary, room)?;
+    limits.max_time = limits.max_time.into_iter().chain(app.config().server.runs.longest).min();
     let request = Request {
         request_id: answer.request_id.clone().filter(|_| answer.samples == 1),
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
         sampling: parameters::sampling(fields, vocabulary)?,
         constraint: constraint::constraint(fields, false)?,
-        limits: parameters::limits(fields, vocabulary, room)?,
+        limits,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: shows,
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
@@ -157,7 +178,13 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>, dialect: Dialect) -
     Ok(Asked { requests: requests.collect(), answer })
 }
 
-fn answer(loaded: &Loaded, fields: Fields<'_>, dialect: Dialect, prompt: &[TokenId]) -> Result<Answer, ApiError> {
+fn answer(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    dialect: Dialect,
+    prompt: &[TokenId],
+) -> Result<Answer, ApiError> {
     let flag = |names: [&str; 2]| match fields.first(&names) {
         Some((name, _)) => fields.flag(name).map(|flag| flag.unwrap_or(false)),
         None => Ok(false),
@@ -167,13 +194,26 @@ fn answer(loaded: &Loaded, fields: Fields<'_>, dialect: Dialect, prompt: &[Token
     let shape = Shape::read(fields, dialect.usual())?;
     shape.fits(layers)?;
     let pruning = Watch::read(fields, loaded.vocabulary(), prompt)?;
+    let attention = flag(RETURN)?.then_some(shape);
+    if (attention.is_some() || pruning.is_some())
+        && let Err(unavailable) = loaded.engine().attention()
+    {
+        let asks = if attention.is_some() {
+            fields.first(&RETURN).map_or(RETURN[0], |(name, _)| name)
+        } else {
+            "suggest_pruning"
+        };
+        return Err(ApiError::from(unavailable).at(asks));
+    }
     Ok(Answer {
         request_id: parameters::request_id(fields)?,
-        attention: flag(["return_attention", "output_attentions"])?.then_some(shape),
-        logprobs: logprobs(fields)?,
+        attention,
+        logprobs: logprobs(fields, dialect.usual_logprobs())?,
         pruning,
         samples: fields.integer("num_samples", 1..=MOST_SAMPLES)?.unwrap_or(1) as usize,
+        prompt_tokens: prompt.len() as u32,
         layers,
+        most_bytes: app.config().server.max_attention_bytes,
     })
 }
 
@@ -194,10 +234,10 @@ pub(in crate::api) async fn free_ids(app: &App, requests: &mut [Request]) -> Res
 }
 
 /// `logprobs: true`, and `top_logprobs`, how many alternatives; or `logprobs` as that number.
-fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
+fn logprobs(fields: Fields<'_>, usual: Option<usize>) -> Result<Option<usize>, ApiError> {
     let top = fields.integer("top_logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize);
     match fields.get("logprobs") {
-        None => Ok(top),
+        None => Ok(top.or(usual)),
         Some(Value::Bool(false)) => Ok(None),
         Some(Value::Bool(true)) => Ok(Some(top.unwrap_or(0))),
         Some(Value::Number(_)) => Ok(fields.integer("logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize)),

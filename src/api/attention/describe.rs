@@ -123,8 +123,8 @@ fn generate() -> Value {
             false,
         ),
         ("message_format", one_of(&["json", "msgpack"], "As the request was sent, when absent."), false),
-        ("logprobs", of("boolean", "Whether tokens have their log-probability."), false),
-        ("top_logprobs", of("integer", "Alternatives of each token, 0 to 100."), false),
+        ("logprobs", of("boolean", "Whether tokens have their log-probability; true when absent."), false),
+        ("top_logprobs", of("integer", "Alternatives of each token, 0 to 100; 2 when absent."), false),
         ("num_samples", of("integer", "Answers, 1 to 64, told apart by sample; seeds follow each other."), false),
         ("suggest_pruning", of("boolean", "Whether a pruning_suggestion comes before done."), false),
         ("prune_below", of("number", "Largest attention of a sentence that is suggested; 0.05 when absent."), false),
@@ -229,7 +229,7 @@ fn error() -> Value {
             "error_code",
             of(
                 "string",
-                "INVALID_TOKEN, INVALID_REQUEST, INVALID_JSON, CONTEXT_LENGTH_EXCEEDED, ATTENTION_UNAVAILABLE, NO_MODEL, \
+                "INVALID_TOKEN, INVALID_REQUEST, INVALID_JSON, NESTED_TOO_DEEP, CONTEXT_LENGTH_EXCEEDED, ATTENTION_UNAVAILABLE, NO_MODEL, \
                  MODEL_NOT_FOUND, UNKNOWN_MOD, DUPLICATE_REQUEST_ID, NOT_FOUND, BUSY, OOM, RUN_FAILED, UNAUTHORIZED, FORBIDDEN, \
                  TOO_LARGE, NOT_SUPPORTED or INTERNAL.",
             ),
@@ -237,7 +237,14 @@ fn error() -> Value {
         ),
         ("field", of("string", "The field that is wrong."), false),
         ("token_count", of("integer", "With CONTEXT_LENGTH_EXCEEDED: tokens sent."), false),
-        ("context_length", of("integer", "With CONTEXT_LENGTH_EXCEEDED: tokens that fit."), false),
+        (
+            "context_length",
+            of(
+                "integer",
+                "With CONTEXT_LENGTH_EXCEEDED: tokens that fit; with OOM: tokens of the context at that point.",
+            ),
+            false,
+        ),
         ("vram_used_mb", of("integer", "With OOM, where there is a GPU."), false),
         ("vram_total_mb", of("integer", "With OOM, where there is a GPU."), false),
     ])

@@ -1,6 +1,7 @@
 //! Errors as this API's clients read them: `{"type": "error", "error": text, "error_code": WORD, …}`.
 
 use crate::api::{ApiError, Kind};
+use crate::engine::Captured;
 use crate::model::llama::devices;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
@@ -37,9 +38,23 @@ pub(super) fn fields(error: &ApiError) -> Map<String, Value> {
         fields.insert("context_length".into(), context.into());
     }
     if code == "OOM" {
+        if let Some(context) = error.context() {
+            fields.insert("context_length".into(), context.into());
+        }
         fields.extend(memory());
     }
     fields
+}
+
+/// The attention of `what` is larger than the server's limit; `row` is the one that was too much.
+pub(super) fn out_of_memory(what: &str, most_bytes: usize, row: Option<&Captured>) -> ApiError {
+    let context = row.map_or(0, |row| row.row_len);
+    let message = format!(
+        "out of memory: at a context of {context} tokens, the attention of {what} has more than {most_bytes} bytes \
+         (--max-attention); ask for fewer tokens, for another attention_format or for float16; on the WebSocket the limit \
+         holds for each token"
+    );
+    ApiError::new(Kind::NoRoom, message).code("out_of_memory").at_context(context)
 }
 
 /// The word for programs.

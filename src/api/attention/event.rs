@@ -9,7 +9,7 @@ use crate::api::ApiError;
 use crate::api::socket::Message;
 use crate::events::TokenId;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Bytes behind a header begin at a multiple of this, so that a client can see them as numbers where they are.
@@ -73,6 +73,15 @@ struct DoneEvent<'a> {
 }
 
 #[derive(Debug, Serialize)]
+struct RetractEvent<'a> {
+    r#type: &'static str,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<usize>,
+    tokens: usize,
+}
+
+#[derive(Debug, Serialize)]
 struct PruningEvent<'a> {
     r#type: &'static str,
     request_id: &'a str,
@@ -86,7 +95,7 @@ struct PruningEvent<'a> {
 pub(in crate::api) struct Writer {
     carrier: Carrier,
     request_id: Arc<str>,
-    answer: Answer,
+    pub(super) answer: Answer,
 }
 
 impl Writer {
@@ -104,8 +113,12 @@ impl Writer {
                 let (writer, row) = (self.clone(), told.row.clone());
                 beside(row.as_deref(), move || writer.token(*told)).await
             }
-            Said::TakenBack { sample, tokens } => self
-                .pack(&json!({ "type": "retract", "request_id": self.request_id, "sample": sample, "tokens": tokens })),
+            Said::TakenBack { sample, tokens } => self.pack(&RetractEvent {
+                r#type: "retract",
+                request_id: &self.request_id,
+                sample: self.sample(sample),
+                tokens,
+            }),
             Said::Pruning { sample, sentences } => self.pack(&PruningEvent {
                 r#type: "pruning_suggestion",
                 request_id: &self.request_id,
@@ -142,6 +155,11 @@ impl Writer {
     }
 
     fn token(&self, told: Told) -> Result<Message, ApiError> {
+        if let (Some(shape), Some(row)) = (&self.answer.attention, told.row.as_deref())
+            && shape.bytes(row) > self.answer.most_bytes
+        {
+            return Err(error::out_of_memory("this token", self.answer.most_bytes, Some(row)));
+        }
         let mut attention = attention_of(told.row.as_deref(), self.answer.attention.as_ref(), self.answer.layers)?;
         let json = self.carrier == Carrier::Json;
         let bytes = attention.as_mut().filter(|_| json).and_then(take_bytes);

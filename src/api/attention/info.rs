@@ -58,6 +58,10 @@ pub struct ModelInfo {
     sliding_window: Option<u32>,
     /// Whether requests can ask for attention.
     attention_available: bool,
+    /// The layers whose attention there is, where not all layers attend to tokens: their number is the first extent of a row.
+    attention_layer_ids: Option<Vec<u16>>,
+    /// Whether heads have sinks, which take a share of each row and are no token: rows then sum to less than 1.
+    attention_sinks: bool,
 }
 
 /// Shows the model.
@@ -88,6 +92,7 @@ fn describe(loaded: &Loaded) -> ModelInfo {
             named.insert(name.into(), token.into());
         }
     }
+    let attends = engine.attention().ok();
     ModelInfo {
         model_name: loaded.name().to_owned(),
         architecture: class_of(&card.architecture).map_or_else(|| card.architecture.clone(), str::to_owned),
@@ -105,7 +110,11 @@ fn describe(loaded: &Loaded) -> ModelInfo {
         torch_dtype: card.file_type.clone(),
         context_length: engine.context_per_slot(),
         sliding_window: card.window,
-        attention_available: engine.attention(),
+        attention_available: attends.is_some(),
+        attention_layer_ids: attends
+            .map(|attends| attends.layer_ids.clone())
+            .filter(|layer_ids| layer_ids.len() < card.layers as usize),
+        attention_sinks: attends.is_some_and(|attends| attends.sinks),
     }
 }
 

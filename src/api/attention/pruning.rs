@@ -9,6 +9,7 @@ use crate::trace::attention::Rows;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,14 +17,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 const THRESHOLD: f32 = 0.05;
 /// Answers that a connection remembers of each sentence.
 const REMEMBERED: usize = 4;
-/// Sentences that a request can name, and that a connection remembers.
+/// Sentences that a request can name.
 const MOST_SENTENCES: usize = 100_000;
+/// Sentences that a connection remembers; one that has seen more starts over.
+const MOST_REMEMBERED: usize = 20_000;
 /// Ends of sentences, where a request does not say where they are.
 const ENDS: [char; 4] = ['.', '!', '?', '\n'];
 
-/// A sentence of the prompt, named as the client does.
+/// What a sentence is remembered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Name {
+    /// Turn and sentence, as the client numbers them.
+    Given(i64, i64),
+    /// Its tokens: where sentences are counted here, their numbers change when one goes.
+    Tokens(u64),
+}
+
+/// A sentence of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sentence {
+    name: Name,
     turn: i64,
     sentence: i64,
     start: usize,
@@ -37,6 +50,8 @@ pub(super) struct Watch {
     sentences: Arc<[Sentence]>,
     /// Largest mean attention of each sentence so far.
     most: Vec<f32>,
+    /// Whether there was a step at all.
+    saw: bool,
 }
 
 /// A sentence that could go.
@@ -53,8 +68,8 @@ pub(in crate::api) struct Prunable {
     end: usize,
 }
 
-/// Of each turn and sentence, the largest attention of the last answers.
-type Seen = HashMap<(i64, i64), VecDeque<f32>>;
+/// Of each sentence, the largest attention of the last answers.
+type Seen = HashMap<Name, VecDeque<f32>>;
 
 /// What earlier answers on a connection looked at.
 #[derive(Debug, Clone, Default)]
@@ -86,11 +101,12 @@ impl Watch {
             }
             None => found(vocabulary, prompt),
         };
-        Ok(Some(Self { threshold, most: vec![0.0; sentences.len()], sentences: sentences.into() }))
+        Ok(Some(Self { threshold, most: vec![0.0; sentences.len()], saw: false, sentences: sentences.into() }))
     }
 
     /// Looks at the attention of a step.
     pub(super) fn see(&mut self, rows: &Rows<'_>) {
+        self.saw = true;
         let mean = rows.mean();
         for (sentence, most) in self.sentences.iter().zip(&mut self.most) {
             let seen = mean.get(sentence.range()).unwrap_or_default();
@@ -98,20 +114,23 @@ impl Watch {
         }
     }
 
-    /// What could go, in order; the history remembers what this answer looked at.
+    /// What could go, in order; the history remembers what this answer looked at. An answer of nothing looked at nothing, which
+    /// says nothing.
     pub(super) fn suggestion(&self, history: &History) -> Vec<Prunable> {
+        if !self.saw {
+            return Vec::new();
+        }
         let mut history = history.0.lock().unwrap_or_else(PoisonError::into_inner);
         let prunable = self.sentences.iter().zip(&self.most).filter_map(|(sentence, &most)| {
-            let key = (sentence.turn, sentence.sentence);
-            let mut max_attention = most;
-            if history.len() < MOST_SENTENCES || history.contains_key(&key) {
-                let earlier = history.entry(key).or_default();
-                earlier.push_back(most);
-                if earlier.len() > REMEMBERED {
-                    earlier.pop_front();
-                }
-                max_attention = earlier.iter().fold(most, |a, &b| a.max(b));
+            if history.len() >= MOST_REMEMBERED && !history.contains_key(&sentence.name) {
+                history.clear();
             }
+            let earlier = history.entry(sentence.name).or_default();
+            earlier.push_back(most);
+            if earlier.len() > REMEMBERED {
+                earlier.pop_front();
+            }
+            let max_attention = earlier.iter().fold(most, |a, &b| a.max(b));
             (max_attention < self.threshold).then_some(Prunable {
                 turn_id: sentence.turn,
                 sentence_id: sentence.sentence,
@@ -134,7 +153,8 @@ fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiErro
     let field = |name: &str| value.get(name).and_then(integer);
     let read = || {
         let (start, end) = (usize::try_from(field("start")?).ok()?, usize::try_from(field("end")?).ok()?);
-        let sentence = Sentence { turn: field("turn_id")?, sentence: field("sentence_id")?, start, end };
+        let (turn, number) = (field("turn_id")?, field("sentence_id")?);
+        let sentence = Sentence { name: Name::Given(turn, number), turn, sentence: number, start, end };
         (start < end && end <= tokens).then_some(sentence)
     };
     read().ok_or_else(|| {
@@ -158,7 +178,10 @@ fn found(vocabulary: &Vocabulary, prompt: &[TokenId]) -> Vec<Sentence> {
         // A control token belongs to no sentence: without it the next turn would not be one.
         let upto = if control { index } else { index + 1 };
         if (control || ends) && upto > start {
-            sentences.push(Sentence { turn, sentence: number, start, end: upto });
+            let mut hasher = DefaultHasher::new();
+            prompt[start..upto].hash(&mut hasher);
+            let name = Name::Tokens(hasher.finish());
+            sentences.push(Sentence { name, turn, sentence: number, start, end: upto });
             number += 1;
         }
         if control {
@@ -185,7 +208,7 @@ mod tests {
             })
             .collect::<Result<_, _>>()
             .unwrap();
-        Watch { threshold, most: vec![0.0; sentences.len()], sentences: sentences.into() }
+        Watch { threshold, most: vec![0.0; sentences.len()], saw: false, sentences: sentences.into() }
     }
 
     #[test]
@@ -203,6 +226,7 @@ mod tests {
             see(&[0.1, 0.8, 0.1]);
         }
         assert_eq!(see(&[0.1, 0.8, 0.1])[0].sentence_id, 1, "what lies four answers back is forgotten");
+        assert!(watch(0.2).suggestion(&history).is_empty(), "an answer without a token says nothing");
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! `POST /api/v1/generate`: the whole answer at once. The path is `KoboldCPP`'s too; a body with a `prompt` is read as its.
 
 use super::ask::{self, Dialect};
-use super::error::AttentionError;
+use super::error::{AttentionError, out_of_memory};
 use super::event::{TokenFields, token_fields};
 use super::pruning::Prunable;
 use super::shape::Attention;
 use super::telling::{Said, Telling, attention_of, beside};
 use crate::api::generation::{self, Runs};
 use crate::api::wire::{self, Fields};
-use crate::api::{ApiError, App, Caller, Kind, kobold};
+use crate::api::{ApiError, App, Caller, kobold};
 use crate::events::TokenId;
 use axum::Extension;
 use axum::body::Bytes;
@@ -21,9 +21,6 @@ use serde_json::Value;
 
 /// The media type of `MessagePack`.
 const PACKED: &str = "application/msgpack";
-
-/// Most bytes of attention in one answer; a stream has no such limit.
-const MOST_BYTES: usize = 1 << 30;
 
 /// The answer to a request.
 #[derive(Debug, Serialize)]
@@ -91,9 +88,7 @@ pub(super) async fn generate(
 
 fn read_body(headers: &HeaderMap, body: &[u8]) -> Result<Value, ApiError> {
     if names(headers, &header::CONTENT_TYPE) {
-        return rmp_serde::from_slice(body).map_err(|error| {
-            ApiError::bad_request(format!("the body is not MessagePack: {error}")).code("invalid_json")
-        });
+        return wire::packed(body);
     }
     wire::json(body)
 }
@@ -140,18 +135,14 @@ async fn whole(mut telling: Telling) -> Result<Whole, ApiError> {
             Said::Token(told) => {
                 let sample = &mut samples[told.sample];
                 if let Some(shape) = answer.attention.clone() {
+                    bytes += told.row.as_deref().map_or(0, |row| shape.bytes(row));
+                    if bytes > answer.most_bytes {
+                        return Err(out_of_memory("this answer", answer.most_bytes, told.row.as_deref()));
+                    }
                     let (row, layers) = (told.row.clone(), answer.layers);
                     let shaped =
                         beside(told.row.as_deref(), move || attention_of(row.as_deref(), Some(&shape), layers));
                     let attention = shaped.await?;
-                    let context = attention.as_ref().map_or(0, |attention| attention.context_length);
-                    bytes += attention
-                        .as_ref()
-                        .and_then(|attention| attention.data.as_ref())
-                        .map_or(0, super::shape::Data::size);
-                    if bytes > MOST_BYTES {
-                        return Err(too_large(context));
-                    }
                     let (token_id, text) = (told.measure.token, told.measure.text.clone());
                     sample.attention_data.get_or_insert_default().push(OfToken { token_id, text, attention });
                 }
@@ -183,15 +174,6 @@ async fn whole(mut telling: Telling) -> Result<Whole, ApiError> {
         1 => Whole::One(Box::new(samples.remove(0))),
         _ => Whole::Several { samples },
     })
-}
-
-fn too_large(context: usize) -> ApiError {
-    let message = format!(
-        "out of memory: at a context of {context} tokens, the attention of this answer is larger than {} MiB; ask for fewer tokens or another attention_format, or \
-         use the WebSocket, which has no such limit",
-        MOST_BYTES >> 20
-    );
-    ApiError::new(Kind::NoRoom, message).code("out_of_memory")
 }
 
 /// Writes the answer, away from the async threads: it may be large.

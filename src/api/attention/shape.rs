@@ -19,6 +19,8 @@ const SUM_TOLERANCE: f32 = 0.02;
 const TOP: i64 = 50;
 /// Most weights of layers.
 const MOST_WEIGHTS: usize = 1024;
+/// Bytes of a number as text, about.
+const NUMBER_BYTES: usize = 12;
 
 /// What of a row goes to the client.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,18 +130,6 @@ impl Serialize for Data {
     }
 }
 
-impl Data {
-    /// Bytes that it takes in memory.
-    pub(super) fn size(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Numbers(numbers) => size_of_val(numbers.as_slice()),
-            Self::Strong(strong) => strong.iter().map(|one| 16 + size_of_val(one.layers.as_slice())).sum(),
-        }
-    }
-}
-
 impl Shape {
     /// Reads `attention_format`, `aggregation_mode`, `layer_weights`, `attention_top_k`, `attention_dtype` and
     /// `attention_encoding`.
@@ -239,6 +229,23 @@ impl Shape {
         Ok(attention)
     }
 
+    /// About how many bytes a row takes in a message.
+    pub(super) fn bytes(&self, row: &Captured) -> usize {
+        let row_len = row.row_len as usize;
+        let values = match &self.view {
+            View::PerLayer => row.values.len(),
+            View::Aggregated(_) => row_len,
+            View::Sparse(count) => (*count).min(row_len).saturating_mul(row.layer_ids.len() + 1),
+            View::Viz => 4 * row.layer_ids.len(),
+        };
+        let plain = if self.half { size_of::<f16>() } else { size_of::<f32>() };
+        match self.coding {
+            Coding::Array => values.saturating_mul(NUMBER_BYTES),
+            Coding::Binary => values.saturating_mul(plain),
+            Coding::Base64 => values.saturating_mul(plain).div_ceil(3).saturating_mul(4),
+        }
+    }
+
     fn write(&self, attention: &mut Attention, values: &[f32]) {
         attention.dtype = Some(if self.half { "float16" } else { "float32" });
         let (name, data) = match self.coding {
@@ -246,14 +253,14 @@ impl Shape {
                 ("array", Data::Numbers(values.iter().map(|&value| f16::from_f32(value).to_f32()).collect()))
             }
             Coding::Array => ("array", Data::Numbers(values.to_vec())),
-            Coding::Binary => ("binary", Data::Bytes(self.bytes(values).into_owned())),
-            Coding::Base64 => ("base64", Data::Text(STANDARD.encode(&*self.bytes(values)))),
+            Coding::Binary => ("binary", Data::Bytes(self.coded(values).into_owned())),
+            Coding::Base64 => ("base64", Data::Text(STANDARD.encode(&*self.coded(values)))),
         };
         attention.encoding = Some(name);
         attention.data = Some(data);
     }
 
-    fn bytes<'a>(&self, values: &'a [f32]) -> Cow<'a, [u8]> {
+    fn coded<'a>(&self, values: &'a [f32]) -> Cow<'a, [u8]> {
         if !self.half {
             return little_endian(values, |value| value.to_le_bytes());
         }
@@ -284,16 +291,19 @@ fn mode(fields: Fields<'_>) -> Result<Mode, ApiError> {
 
 fn weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
     const FIELD: &str = "layer_weights";
+    const WEIGHTS: &str =
+        "a list of numbers of 0 or more, one per layer, that are not all 0 and whose sum is no larger than 3e38";
     let Some(list) = fields.list(FIELD)? else { return Ok(None) };
     let weight = |value: &Value| {
         let weight = value.as_f64().map(|weight| weight as f32);
         weight.filter(|weight| weight.is_finite() && *weight >= 0.0)
     };
     let weights: Option<Vec<f32>> = list.iter().map(weight).collect();
-    let usable = |weights: &Vec<f32>| weights.len() <= MOST_WEIGHTS && weights.iter().sum::<f32>() > 0.0;
-    weights.filter(usable).map(Some).ok_or_else(|| {
-        wrong(FIELD, "a list of numbers of 0 or more, one per layer, that are not all 0", &Value::Array(list.clone()))
-    })
+    let usable = |weights: &Vec<f32>| {
+        let sum: f32 = weights.iter().sum();
+        weights.len() <= MOST_WEIGHTS && sum.is_normal()
+    };
+    weights.filter(usable).map(Some).ok_or_else(|| wrong(FIELD, WEIGHTS, &Value::Array(list.clone())))
 }
 
 /// The weights of the layers that a row has.

@@ -107,13 +107,7 @@ async fn talk(app: App, socket: Socket) -> Close {
 fn read(message: &Message) -> (Carrier, Result<Value, ApiError>) {
     match message {
         Message::Text(text) => (Carrier::Json, wire::json(text.as_bytes())),
-        Message::Binary(bytes) => {
-            let read = rmp_serde::from_slice(bytes).map_err(|error| {
-                let error = ApiError::bad_request(format!("the message is binary and not MessagePack: {error}"));
-                error.code("invalid_json")
-            });
-            (Carrier::Packed, read)
-        }
+        Message::Binary(bytes) => (Carrier::Packed, wire::packed(bytes)),
     }
 }
 
@@ -206,7 +200,7 @@ impl Connection {
         self.app.rates().check(self.caller.as_ref(), self.address)?;
         let fields = Fields::new(body)?;
         let loaded = self.app.loaded(fields.text("model")?).await?;
-        let dialect = if carrier == Carrier::Packed { Dialect::Packed } else { Dialect::Socket };
+        let dialect = if carrier == Carrier::Packed { Dialect::PackedSocket } else { Dialect::Socket };
         let mut asked = ask::read(&self.app, &loaded, fields, dialect)?;
         for request in &mut asked.requests {
             if let Some(caller) = &self.caller {
@@ -255,7 +249,7 @@ impl Connection {
         let ends: Vec<_> = going_on
             .map(|sample| match &telling {
                 Some(telling) => telling.cancelled(sample),
-                None => super::telling::Done::before_it_began(sample),
+                None => super::telling::Done::before_it_began(sample, writer.answer.prompt_tokens),
             })
             .collect();
         // Without anybody who listens, the runs end within a token.

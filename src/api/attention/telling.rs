@@ -59,8 +59,8 @@ impl Told {
 
 impl Done {
     /// The end of a sample of which nothing was heard.
-    pub(super) fn before_it_began(sample: usize) -> Self {
-        Self { sample, finish_reason: "cancelled", total_tokens: 0, prompt_tokens: 0, generation_time_ms: 0 }
+    pub(super) fn before_it_began(sample: usize, prompt_tokens: u32) -> Self {
+        Self { sample, finish_reason: "cancelled", total_tokens: 0, prompt_tokens, generation_time_ms: 0 }
     }
 }
 
@@ -145,7 +145,8 @@ impl Telling {
 
     fn ended(&mut self, sample: usize, end: &RunEnd) {
         if let Some(error) = generation::failure(end, self.runs.begun[sample].id) {
-            self.ready.push_back(Said::Failed { sample, error });
+            let context = end.finish.usage.prompt_tokens + self.counts[sample] as u32;
+            self.ready.push_back(Said::Failed { sample, error: error.at_context(context) });
             return;
         }
         if let Some(watch) = &self.watches[sample] {
@@ -158,7 +159,7 @@ impl Telling {
 
     /// How samples that are not over end when the client has had enough.
     pub(in crate::api) fn cancelled(&self, sample: usize) -> Done {
-        self.done(sample, "cancelled", 0)
+        self.done(sample, "cancelled", self.answer.prompt_tokens)
     }
 
     fn done(&self, sample: usize, finish_reason: &'static str, prompt_tokens: u32) -> Done {

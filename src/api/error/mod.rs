@@ -44,6 +44,8 @@ pub struct ApiError {
     code: Option<&'static str>,
     /// Tokens of a prompt that does not fit, and of the context.
     exceeded: Option<(u32, u32)>,
+    /// Tokens of the context at which memory ran out.
+    context: Option<u32>,
 }
 
 /// An error in the shape of RFC 9457.
@@ -79,6 +81,7 @@ impl ApiError {
             retry_after_s: None,
             code: None,
             exceeded: None,
+            context: None,
         }
     }
 
@@ -152,6 +155,13 @@ impl ApiError {
         self.code("context_length_exceeded")
     }
 
+    /// How many tokens the context had when memory ran out.
+    #[must_use]
+    pub const fn at_context(mut self, tokens: u32) -> Self {
+        self.context = Some(tokens);
+        self
+    }
+
     /// The field or place that was wrong.
     #[must_use]
     pub fn pointer(&self) -> Option<&str> {
@@ -168,6 +178,12 @@ impl ApiError {
     #[must_use]
     pub const fn exceeded(&self) -> Option<(u32, u32)> {
         self.exceeded
+    }
+
+    /// Tokens of the context at which memory ran out.
+    #[must_use]
+    pub const fn context(&self) -> Option<u32> {
+        self.context
     }
 
     /// The same error of a field that this dialect's clients call otherwise.

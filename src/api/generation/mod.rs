@@ -125,7 +125,9 @@ impl From<SubmitError> for ApiError {
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::TooManyTokens { .. } => Self::invalid("max_tokens", message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
-            SubmitError::AttentionOff => Self::invalid("attention", message).code("attention_unavailable"),
+            SubmitError::AttentionOff | SubmitError::AttentionUnseen { .. } => {
+                Self::invalid("attention", message).code("attention_unavailable")
+            }
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
             SubmitError::Constraint { error: grammar::Error::Busy, .. } => {
                 Self::new(Kind::Busy, message).retry_after(1)

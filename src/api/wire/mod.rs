@@ -5,9 +5,11 @@ pub(super) mod constraint;
 pub(super) mod fields;
 pub(super) mod lora;
 pub(super) mod mods;
+mod packed;
 pub(super) mod parameters;
 
 pub(super) use fields::Fields;
+pub(super) use packed::packed;
 
 use super::ApiError;
 use serde_json::Value;

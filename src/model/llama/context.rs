@@ -1,4 +1,5 @@
 use super::adapters::{AdapterSet, Adapters};
+use super::attends::{Attends, Unseen};
 use super::cache_type::CacheType;
 use super::ffi::threads::Pool;
 use super::ffi::{self, CapturedRow, Tap, WantedRow};
@@ -66,6 +67,8 @@ pub struct Context<'model> {
     /// Whether the model has a recurrent state.
     recurrent: bool,
     layout: Option<Layout>,
+    architecture: String,
+    attends: Option<Result<Attends, Unseen>>,
 }
 
 /// An attention row that a decode captured.
@@ -130,10 +133,12 @@ impl<'model> Context<'model> {
             wanted: Vec::new(),
             several_streams: options.sequences > 1,
             context: options.context_per_sequence,
-            window: window_of(model),
+            window: ffi::loading::window(model),
+            architecture: model.meta_val_str("general.architecture").unwrap_or_default(),
             fixed: fixed(model),
             recurrent: model.is_recurrent() || model.is_hybrid(),
             layout: None,
+            attends: None,
         })
     }
 
@@ -203,9 +208,18 @@ impl<'model> Context<'model> {
             DecodeError::Unknown(NO_MEMORY) => Error::OutOfMemory,
             other => Error::Decode(other.to_string()),
         })?;
+        let attends = self.attends.as_ref().and_then(|attends| attends.as_ref().ok());
+        let complete = |row: &CapturedRow| {
+            let complete = attends.is_none_or(|attends| attends.has(row));
+            if !complete {
+                tracing::error!(layers = ?row.layer_ids, row.heads, "a row of attention is not complete and goes to nobody");
+            }
+            complete
+        };
         Ok(wanted
             .into_iter()
             .zip(rows)
+            .filter(|(_, row)| complete(row))
             .map(|((index, row_len), CapturedRow { layer_ids, heads, values })| Captured {
                 index,
                 row_len,
@@ -248,19 +262,30 @@ impl<'model> Context<'model> {
         let _ = self.llama.kv_cache_seq_rm(sequence, None, None);
     }
 
-    /// Learns what states of sequences look like here, by decoding a token in sequence 0, which must be empty. `None` for
-    /// models that keep more than a KV cache.
+    /// Learns what states of sequences look like here, and what can be seen of the model's attention, by decoding a token in
+    /// sequence 0, which must be empty. `None` for models that keep more than a KV cache.
     ///
     /// # Errors
     /// [`Error::Decode`].
     pub fn learn_layout(&mut self) -> Result<Option<Layout>, Error> {
-        self.add(0, 0, 0, false, false)?;
-        self.decode()?;
+        let captures = self.tap.is_some();
+        self.add(0, 0, 0, captures, captures)?;
+        let rows = self.decode()?;
+        if let Some(tap) = &mut self.tap {
+            self.attends = Some(Attends::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
+        }
         let layout = ffi::sequence_state(&self.llama, 0)
             .and_then(|state| Layout::learn(&state, self.context as usize, self.window as usize));
         self.clear(0);
         self.layout.clone_from(&layout);
         Ok(layout)
+    }
+
+    /// What can be seen of the model's attention; `None` when it cannot be captured here, or [`Context::learn_layout`] was not
+    /// called.
+    #[must_use]
+    pub fn attends(&self) -> Option<&Result<Attends, Unseen>> {
+        self.attends.as_ref()
     }
 
     /// The state of a sequence, as [`Context::restore`] takes it.
@@ -375,16 +400,6 @@ fn pool(options: &ContextOptions, context: &mut LlamaContext<'_>) -> Option<Pool
         return None;
     }
     Pool::start(threads).filter(|pool| pool.attach(context))
-}
-
-/// Width of the attention window of some layers; 0 where all layers see everything.
-fn window_of(model: &LlamaModel) -> u32 {
-    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
-    model
-        .meta_val_str(&format!("{architecture}.attention.sliding_window"))
-        .ok()
-        .and_then(|width| width.parse().ok())
-        .unwrap_or(0)
 }
 
 /// Follows `llama_kv_cache::get_can_shift`, which has no binding, and refuses recurrent states, of which nothing in the

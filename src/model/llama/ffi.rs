@@ -64,6 +64,7 @@ struct State {
     captured: Vec<CapturedRow>,
     ubatch: u32,
     last_layer: Option<u16>,
+    uneven: bool,
     layers: usize,
 }
 
@@ -85,6 +86,17 @@ impl Tap {
         state.wanted = wanted;
         state.ubatch = 0;
         state.last_layer = None;
+        state.uneven = false;
+    }
+
+    /// How often the decode went through the layers.
+    pub fn passes(&mut self) -> u32 {
+        self.0.get_mut().ubatch + 1
+    }
+
+    /// Whether layers were left out of rows, since they have another number of heads than the ones before.
+    pub fn uneven(&mut self) -> bool {
+        self.0.get_mut().uneven
     }
 
     /// Takes what the decode captured, in the order in which it was wanted.
@@ -167,6 +179,10 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
     for (row, captured) in state.wanted.iter().zip(&mut state.captured) {
         let (token, stream, row_len) = (row.token as usize, row.stream as usize, row.row_len as usize);
         if row.ubatch != state.ubatch || row_len > n_kv || token >= n_tokens || stream >= n_stream {
+            continue;
+        }
+        if captured.heads != 0 && usize::from(captured.heads) != n_head {
+            state.uneven = true;
             continue;
         }
         let start = captured.values.len();

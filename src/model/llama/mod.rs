@@ -1,6 +1,7 @@
 //! llama.cpp behind plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
 mod adapters;
+mod attends;
 mod cache_type;
 mod context;
 mod devices;
@@ -17,6 +18,7 @@ mod state;
 mod ubatch;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
+pub use attends::{Attends, Unseen};
 pub use cache_type::CacheType;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
@@ -188,7 +190,7 @@ impl Model {
             heads: llama.n_head(),
             kv_heads: llama.n_head_kv(),
             rope_base: parameter(&llama, "rope.freq_base"),
-            window: parameter(&llama, "attention.sliding_window").filter(|&width| width > 0),
+            window: Some(ffi::loading::window(&llama)).filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::loading::file_type(&llama),
             tokenizer: kind,

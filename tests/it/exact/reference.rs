@@ -1,16 +1,16 @@
 //! A forward pass in 64-bit floats that shares nothing with llama.cpp but the weights. Keys are kept as they were before they
 //! were turned to their positions, so that a token may move.
 
-use super::variant::{EPS, HEAD_WIDTH, HEADS, HIDDEN, KV_HEADS, Kind, LAYERS, Variant, WIDTH};
+use super::variant::{CAP, EPS, EXPERTS, HEADS, HIDDEN, KERNEL, KV_HEADS, Kind, LAYERS, Turn, Variant, WIDTH};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use thunder::events::TokenId;
 
 pub struct Reference {
-    kind: Kind,
+    pub kind: Kind,
     weights: BTreeMap<String, (usize, Vec<f64>)>,
     tokens: Vec<TokenId>,
-    /// Of each layer, for each token: keys before they are turned, values.
+    /// Of each layer, for each token: keys before they are turned, values; of a convolution what goes into it, and nothing.
     cache: Vec<Vec<(Vec<f64>, Vec<f64>)>>,
     last: Vec<f64>,
 }
@@ -53,11 +53,17 @@ impl Reference {
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        self.linear_of(name, 0, 1, x)
+    }
+
+    /// The `part`-th of so many equal parts of a matrix, and of its bias.
+    fn linear_of(&self, name: &str, part: usize, parts: usize, x: &[f64]) -> Vec<f64> {
         let (inputs, matrix) = self.weight(&format!("{name}.weight"));
-        let mut y: Vec<f64> =
-            matrix.chunks_exact(*inputs).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect();
+        let outputs = matrix.len() / inputs / parts;
+        let rows = matrix.chunks_exact(*inputs).skip(part * outputs).take(outputs);
+        let mut y: Vec<f64> = rows.map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect();
         if let Some((_, bias)) = self.weights.get(&format!("{name}.bias")) {
-            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+            y.iter_mut().zip(&bias[part * outputs..]).for_each(|(y, bias)| *y += bias);
         }
         y
     }
@@ -75,71 +81,127 @@ impl Reference {
     }
 
     fn turned(&self, head: &[f64], position: usize, layer: usize) -> Vec<f64> {
-        let (half, base) = (HEAD_WIDTH / 2, self.kind.rope_base(layer));
+        let (half, base) = (head.len() / 2, self.kind.rope_base(layer));
         let mut out = head.to_vec();
         for i in 0..half {
+            let (a, b) = match self.kind.turn() {
+                Turn::Nothing => return out,
+                Turn::Neighbours => (2 * i, 2 * i + 1),
+                Turn::Halves => (i, i + half),
+            };
             let angle = position as f64 * base.powf(-(i as f64) / half as f64);
             let (sin, cos) = angle.sin_cos();
-            let (a, b) = if self.kind == Kind::Llama { (2 * i, 2 * i + 1) } else { (i, i + half) };
             (out[a], out[b]) = (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
         }
         out
     }
 
     fn feed(&mut self, token: TokenId) {
-        let position = self.tokens.len();
         let (_, embedding) = self.weight("token_embd.weight");
         let mut x = embedding[token as usize * WIDTH..][..WIDTH].to_vec();
-        if self.kind == Kind::Gemma3 {
+        if self.kind.is_gemma() {
             x.iter_mut().for_each(|x| *x *= (WIDTH as f64).sqrt());
         }
         let mut rows = Vec::new();
         for layer in 0..LAYERS {
             let at = |name: &str| format!("blk.{layer}.{name}");
             let y = self.norm(&at("attn_norm"), &x);
-            let q = self.norm(&at("attn_q_norm"), &self.linear(&at("attn_q"), &y));
-            let k = self.norm(&at("attn_k_norm"), &self.linear(&at("attn_k"), &y));
-            let v = self.linear(&at("attn_v"), &y);
-            self.cache[layer].push((k, v));
-            let mut mixed = Vec::with_capacity(WIDTH);
-            for head in 0..HEADS {
-                let kv = head / (HEADS / KV_HEADS) * HEAD_WIDTH;
-                let query = self.turned(&q[head * HEAD_WIDTH..][..HEAD_WIDTH], position, layer);
-                let score = |(at, (key, _)): (usize, &(Vec<f64>, Vec<f64>))| {
-                    if self.kind.window(layer).is_some_and(|window| position - at >= window) {
-                        return f64::NEG_INFINITY;
-                    }
-                    let key = self.turned(&key[kv..][..HEAD_WIDTH], at, layer);
-                    query.iter().zip(&key).map(|(a, b)| a * b).sum::<f64>() / (HEAD_WIDTH as f64).sqrt()
-                };
-                let scores: Vec<f64> = self.cache[layer].iter().enumerate().map(score).collect();
-                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let exp: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
-                let sum: f64 = exp.iter().sum();
-                let row: Vec<f64> = exp.iter().map(|exp| exp / sum).collect();
-                for i in 0..HEAD_WIDTH {
-                    mixed.push(row.iter().zip(&self.cache[layer]).map(|(p, (_, value))| p * value[kv + i]).sum());
-                }
-                rows.extend(row);
-            }
-            let y = self.norm(&at("post_attention_norm"), &self.linear(&at("attn_output"), &mixed));
-            x.iter_mut().zip(&y).for_each(|(x, y)| *x += y);
-            let y = self.norm(&at("ffn_norm"), &x);
-            let (gate, up) = (self.linear(&at("ffn_gate"), &y), self.linear(&at("ffn_up"), &y));
-            let hidden: Vec<f64> = gate.iter().zip(&up).map(|(gate, up)| self.activated(*gate) * up).collect();
-            assert_eq!(hidden.len(), HIDDEN);
-            let y = self.norm(&at("post_ffw_norm"), &self.linear(&at("ffn_down"), &hidden));
+            let mixed =
+                if self.kind.attends(layer) { self.attend(layer, &y, &mut rows) } else { self.convolve(layer, &y) };
+            let mixed = if self.kind.is_gemma() { self.norm(&at("post_attention_norm"), &mixed) } else { mixed };
+            x.iter_mut().zip(&mixed).for_each(|(x, y)| *x += y);
+            let before = if self.kind == Kind::GptOss { "post_attention_norm" } else { "ffn_norm" };
+            let y = self.forward(layer, &self.norm(&at(before), &x));
+            let y = self.norm(&at("post_ffw_norm"), &y);
             x.iter_mut().zip(&y).for_each(|(x, y)| *x += y);
         }
         self.tokens.push(token);
         self.last = rows;
     }
 
+    fn attend(&mut self, layer: usize, y: &[f64], rows: &mut Vec<f64>) -> Vec<f64> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let (position, width) = (self.tokens.len(), self.kind.head_width());
+        let q = self.norm(&at("attn_q_norm"), &self.linear(&at("attn_q"), y));
+        let k = self.norm(&at("attn_k_norm"), &self.linear(&at("attn_k"), y));
+        let v = self.linear(&at("attn_v"), y);
+        self.cache[layer].push((k, v));
+        let mut mixed = Vec::with_capacity(q.len());
+        for head in 0..HEADS {
+            let kv = head / (HEADS / KV_HEADS) * width;
+            let query = self.turned(&q[head * width..][..width], position, layer);
+            let score = |(at, (key, _)): (usize, &(Vec<f64>, Vec<f64>))| {
+                if self.kind.window(layer).is_some_and(|window| position - at >= window) {
+                    return f64::NEG_INFINITY;
+                }
+                let key = self.turned(&key[kv..][..width], at, layer);
+                let score = query.iter().zip(&key).map(|(a, b)| a * b).sum::<f64>() / (width as f64).sqrt();
+                let cap = f64::from(CAP);
+                let score = if self.kind == Kind::Gemma2 { cap * (score / cap).tanh() } else { score };
+                score - self.kind.slope(head) * (position - at) as f64
+            };
+            let scores: Vec<f64> = self.cache[layer].iter().enumerate().map(score).collect();
+            let sink = self.weights.get(&at("attn_sinks.weight")).map_or(f64::NEG_INFINITY, |(_, sinks)| sinks[head]);
+            let most = scores.iter().copied().fold(sink, f64::max);
+            let exp: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+            let sum: f64 = exp.iter().sum::<f64>() + (sink - most).exp();
+            let row: Vec<f64> = exp.iter().map(|exp| exp / sum).collect();
+            for i in 0..width {
+                mixed.push(row.iter().zip(&self.cache[layer]).map(|(p, (_, value))| p * value[kv + i]).sum());
+            }
+            rows.extend(row);
+        }
+        self.linear(&at("attn_output"), &mixed)
+    }
+
+    /// A gated convolution over the last tokens.
+    fn convolve(&mut self, layer: usize, y: &[f64]) -> Vec<f64> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let parts = self.linear(&at("shortconv.in_proj"), y);
+        let (b, c, x) = (&parts[..WIDTH], &parts[WIDTH..2 * WIDTH], &parts[2 * WIDTH..]);
+        self.cache[layer].push((b.iter().zip(x).map(|(b, x)| b * x).collect(), Vec::new()));
+        let (_, kernel) = self.weight(&at("shortconv.conv.weight"));
+        let mixed: Vec<f64> = (0..WIDTH)
+            .map(|i| {
+                let back = self.cache[layer].iter().rev().zip(kernel[i * KERNEL..][..KERNEL].iter().rev());
+                c[i] * back.map(|((gone, _), weight)| gone[i] * weight).sum::<f64>()
+            })
+            .collect();
+        self.linear(&at("shortconv.out_proj"), &mixed)
+    }
+
+    fn forward(&self, layer: usize, y: &[f64]) -> Vec<f64> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        if self.kind != Kind::GptOss {
+            let (gate, up) = (self.linear(&at("ffn_gate"), y), self.linear(&at("ffn_up"), y));
+            let hidden: Vec<f64> = gate.iter().zip(&up).map(|(gate, up)| self.activated(*gate) * up).collect();
+            assert_eq!(hidden.len(), HIDDEN);
+            return self.linear(&at("ffn_down"), &hidden);
+        }
+        let exp: Vec<f64> = self.linear(&at("ffn_gate_inp"), y).iter().map(|score| score.exp()).collect();
+        let sum: f64 = exp.iter().sum();
+        let mut mixed = vec![0.0; WIDTH];
+        for (expert, share) in exp.iter().map(|exp| exp / sum).enumerate() {
+            let gate = self.linear_of(&at("ffn_gate_exps"), expert, EXPERTS, y);
+            let up = self.linear_of(&at("ffn_up_exps"), expert, EXPERTS, y);
+            let hidden: Vec<f64> = gate.iter().zip(&up).map(|(gate, up)| clamped_swiglu(*gate, *up)).collect();
+            let down = self.linear_of(&at("ffn_down_exps"), expert, EXPERTS, &hidden);
+            mixed.iter_mut().zip(&down).for_each(|(mixed, down)| *mixed += share * down);
+        }
+        mixed
+    }
+
     fn activated(&self, x: f64) -> f64 {
-        if self.kind == Kind::Gemma3 {
+        if self.kind.is_gemma() {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
         } else {
             x / (1.0 + (-x).exp())
         }
     }
+}
+
+/// The gate of gpt-oss.
+fn clamped_swiglu(gate: f64, up: f64) -> f64 {
+    let (gate, up) = (gate.min(7.0), up.clamp(-7.0, 7.0));
+    gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0)
 }

@@ -1,5 +1,6 @@
 //! Small models with random weights, one for each way of attending, written as GGUF. The reference reads the same weights.
 
+use super::gguf::Writer;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -11,12 +12,17 @@ use thunder::model::llama::ModelOptions;
 pub const WIDTH: usize = 32;
 pub const HEADS: usize = 4;
 pub const KV_HEADS: usize = 2;
-pub const HEAD_WIDTH: usize = WIDTH / HEADS;
 pub const LAYERS: usize = 4;
 pub const HIDDEN: usize = 48;
 pub const EPS: f32 = 1e-6;
 /// Attention window of the layers that have one, in tokens.
 pub const WINDOW: usize = 12;
+/// Experts of models that have them; all are used, so that rounding never chooses others.
+pub const EXPERTS: usize = 3;
+/// Tokens that a short convolution looks at.
+pub const KERNEL: usize = 3;
+/// Where scores are capped.
+pub const CAP: f32 = 2.0;
 const CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
 /// A way of attending.
@@ -26,27 +32,97 @@ pub enum Kind {
     Llama,
     /// Grouped queries with biases; halves are turned together.
     Qwen2,
+    /// Capped scores, and a window in every other layer.
+    Gemma2,
     /// Grouped queries with norms, and a window in two of three layers.
     Gemma3,
+    /// A learned sink for each head, which takes its share of the row; a window in every other layer; experts.
+    GptOss,
+    /// Scores that fall with the distance (`ALiBi`) instead of turned keys.
+    Refact,
+    /// Every other layer is a short convolution, which attends to nothing.
+    Lfm2,
+    /// As `Llama`, with heads of 64 values, which is what caches of quantised keys need.
+    Wide,
+}
+
+/// What `HEAD_WIDTH` values of a head are turned together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    Neighbours,
+    Halves,
+    Nothing,
 }
 
 impl Kind {
-    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Gemma3];
+    /// Those whose cache can be of any float type.
+    pub const ALL: [Self; 7] =
+        [Self::Llama, Self::Qwen2, Self::Gemma2, Self::Gemma3, Self::GptOss, Self::Refact, Self::Lfm2];
 
     const fn name(self) -> &'static str {
         match self {
-            Self::Llama => "llama",
+            Self::Llama | Self::Wide => "llama",
             Self::Qwen2 => "qwen2",
+            Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
+            Self::GptOss => "gpt-oss",
+            Self::Refact => "refact",
+            Self::Lfm2 => "lfm2",
         }
     }
 
+    pub const fn head_width(self) -> usize {
+        if matches!(self, Self::Wide) { 64 } else { WIDTH / HEADS }
+    }
+
+    pub const fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Whether every head has a sink.
+    pub const fn has_sinks(self) -> bool {
+        matches!(self, Self::GptOss)
+    }
+
+    /// Whether the cache cannot be cut at any place and used again with exact rows.
+    pub const fn forgets(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::GptOss | Self::Lfm2)
+    }
+
     pub fn window(self, layer: usize) -> Option<usize> {
-        (self == Self::Gemma3 && layer % 3 < 2).then_some(WINDOW)
+        let has = match self {
+            Self::Gemma3 => layer % 3 < 2,
+            Self::Gemma2 | Self::GptOss => layer.is_multiple_of(2),
+            _ => false,
+        };
+        has.then_some(WINDOW)
+    }
+
+    /// Whether the layer attends to anything.
+    pub fn attends(self, layer: usize) -> bool {
+        self != Self::Lfm2 || layer % 2 == 1
+    }
+
+    /// The layers that attend.
+    pub fn layers(self) -> Vec<u16> {
+        (0..LAYERS).filter(|&layer| self.attends(layer)).map(|layer| layer as u16).collect()
+    }
+
+    pub const fn turn(self) -> Turn {
+        match self {
+            Self::Llama | Self::Wide => Turn::Neighbours,
+            Self::Refact => Turn::Nothing,
+            _ => Turn::Halves,
+        }
     }
 
     pub fn rope_base(self, layer: usize) -> f64 {
         if self == Self::Gemma3 && self.window(layer).is_none() { 1e6 } else { 1e4 }
+    }
+
+    /// What a score loses for each token between the two.
+    pub fn slope(self, head: usize) -> f64 {
+        if self == Self::Refact { 2_f64.powf(-8.0 * (head + 1) as f64 / HEADS as f64) } else { 0.0 }
     }
 }
 
@@ -95,6 +171,19 @@ fn vocabulary() -> Vec<String> {
     tokens
 }
 
+/// Writes a tokenizer of bytes; returns how many tokens it has.
+pub fn write_vocabulary(w: &mut Writer) -> usize {
+    let tokens = vocabulary();
+    w.string("tokenizer.ggml.model", "gpt2");
+    w.string("tokenizer.ggml.pre", "qwen2");
+    w.strings("tokenizer.ggml.tokens", &tokens);
+    w.numbers("tokenizer.ggml.token_type", (0..tokens.len()).map(|id| if id < CONTROL.len() { 3 } else { 1 }));
+    w.strings("tokenizer.ggml.merges", &[format!("{0} {0}", letters()[0])]);
+    w.number("tokenizer.ggml.bos_token_id", 0);
+    w.number("tokenizer.ggml.eos_token_id", 2);
+    tokens.len()
+}
+
 fn weights(kind: Kind) -> Weights {
     let mut rng = StdRng::seed_from_u64(6767);
     let mut normal = move |count: usize, scale: f32| -> Vec<f32> {
@@ -108,88 +197,73 @@ fn weights(kind: Kind) -> Weights {
     let mut add = |name: String, outputs: usize, inputs: usize, gain: f32| {
         all.insert(name, (inputs, normal(outputs * inputs, gain / (inputs as f32).sqrt())));
     };
-    let kv = KV_HEADS * HEAD_WIDTH;
+    let (q, kv) = (HEADS * kind.head_width(), KV_HEADS * kind.head_width());
     add("token_embd.weight".into(), vocabulary().len(), WIDTH, 5.0);
-    add("output.weight".into(), vocabulary().len(), WIDTH, 3.0);
+    if kind != Kind::Gemma2 {
+        add("output.weight".into(), vocabulary().len(), WIDTH, 3.0);
+    }
     for layer in 0..LAYERS {
         let at = |name: &str| format!("blk.{layer}.{name}");
-        add(at("attn_q.weight"), WIDTH, WIDTH, 1.1);
-        add(at("attn_k.weight"), kv, WIDTH, 1.1);
-        add(at("attn_v.weight"), kv, WIDTH, 1.0);
-        add(at("attn_output.weight"), WIDTH, WIDTH, 1.0);
-        add(at("ffn_gate.weight"), HIDDEN, WIDTH, 1.0);
-        add(at("ffn_up.weight"), HIDDEN, WIDTH, 1.0);
-        add(at("ffn_down.weight"), WIDTH, HIDDEN, 0.5);
-        if kind == Kind::Qwen2 {
+        if kind.attends(layer) {
+            add(at("attn_q.weight"), q, WIDTH, 1.1);
+            add(at("attn_k.weight"), kv, WIDTH, 1.1);
+            add(at("attn_v.weight"), kv, WIDTH, 1.0);
+            add(at("attn_output.weight"), WIDTH, q, 1.0);
+        } else {
+            add(at("shortconv.in_proj.weight"), 3 * WIDTH, WIDTH, 1.0);
+            add(at("shortconv.conv.weight"), WIDTH, KERNEL, 1.0);
+            add(at("shortconv.out_proj.weight"), WIDTH, WIDTH, 1.0);
+        }
+        if matches!(kind, Kind::Qwen2 | Kind::GptOss) {
             add(at("attn_q.bias"), 1, WIDTH, 3.0);
             add(at("attn_k.bias"), 1, kv, 3.0);
             add(at("attn_v.bias"), 1, kv, 3.0);
         }
+        if kind == Kind::GptOss {
+            add(at("attn_output.bias"), 1, WIDTH, 1.0);
+            add(at("ffn_gate_inp.weight"), EXPERTS, WIDTH, 1.0);
+            add(at("ffn_gate_inp.bias"), 1, EXPERTS, 1.0);
+            for (name, outputs, inputs) in [("gate", HIDDEN, WIDTH), ("up", HIDDEN, WIDTH), ("down", WIDTH, HIDDEN)] {
+                add(at(&format!("ffn_{name}_exps.weight")), EXPERTS * outputs, inputs, 0.7);
+                add(at(&format!("ffn_{name}_exps.bias")), EXPERTS, outputs, 1.0);
+            }
+        } else {
+            add(at("ffn_gate.weight"), HIDDEN, WIDTH, 1.0);
+            add(at("ffn_up.weight"), HIDDEN, WIDTH, 1.0);
+            add(at("ffn_down.weight"), WIDTH, HIDDEN, 0.5);
+        }
     }
+    if kind.has_sinks() {
+        // Next to nothing for the first head, most of a row for the last.
+        let sinks: Vec<f32> = (0..HEADS).map(|head| 2.0 * head as f32).collect();
+        all.extend((0..LAYERS).map(|layer| (format!("blk.{layer}.attn_sinks.weight"), (HEADS, sinks.clone()))));
+    }
+    norms(kind, &mut all);
+    all
+}
+
+fn norms(kind: Kind, all: &mut Weights) {
     let mut norm = |name: String, width: usize| {
         let values = (0..width).map(|index| 1.0 + 0.05 * ((index * 7 % 11) as f32 - 5.0)).collect();
         all.insert(name, (width, values));
     };
-    norm("output_norm.weight".into(), WIDTH);
+    norm(if kind == Kind::Lfm2 { "token_embd_norm.weight" } else { "output_norm.weight" }.into(), WIDTH);
     for layer in 0..LAYERS {
         let mut of_layer = |name: &str, width| norm(format!("blk.{layer}.{name}.weight"), width);
         of_layer("attn_norm", WIDTH);
-        of_layer("ffn_norm", WIDTH);
-        if kind == Kind::Gemma3 {
-            of_layer("attn_q_norm", HEAD_WIDTH);
-            of_layer("attn_k_norm", HEAD_WIDTH);
+        if kind != Kind::GptOss {
+            of_layer("ffn_norm", WIDTH);
+        }
+        if kind == Kind::Gemma3 || kind == Kind::Lfm2 && kind.attends(layer) {
+            of_layer("attn_q_norm", kind.head_width());
+            of_layer("attn_k_norm", kind.head_width());
+        }
+        if kind.is_gemma() || kind == Kind::GptOss {
             of_layer("post_attention_norm", WIDTH);
+        }
+        if kind.is_gemma() {
             of_layer("post_ffw_norm", WIDTH);
         }
-    }
-    all
-}
-
-/// A GGUF under construction.
-#[derive(Default)]
-struct Writer {
-    bytes: Vec<u8>,
-    pairs: u64,
-}
-
-impl Writer {
-    fn text(bytes: &mut Vec<u8>, text: &str) {
-        bytes.extend((text.len() as u64).to_le_bytes());
-        bytes.extend(text.as_bytes());
-    }
-
-    fn key(&mut self, name: &str, kind: u32) {
-        Self::text(&mut self.bytes, name);
-        self.bytes.extend(kind.to_le_bytes());
-        self.pairs += 1;
-    }
-
-    fn number(&mut self, name: &str, value: u32) {
-        self.key(name, 4);
-        self.bytes.extend(value.to_le_bytes());
-    }
-
-    fn float(&mut self, name: &str, value: f32) {
-        self.key(name, 6);
-        self.bytes.extend(value.to_le_bytes());
-    }
-
-    fn string(&mut self, name: &str, value: &str) {
-        self.key(name, 8);
-        Self::text(&mut self.bytes, value);
-    }
-
-    fn list(&mut self, name: &str, kind: u32, count: usize, values: &[u8]) {
-        self.key(name, 9);
-        self.bytes.extend(kind.to_le_bytes());
-        self.bytes.extend((count as u64).to_le_bytes());
-        self.bytes.extend(values);
-    }
-
-    fn strings(&mut self, name: &str, values: &[String]) {
-        let mut bytes = Vec::new();
-        values.iter().for_each(|value| Self::text(&mut bytes, value));
-        self.list(name, 8, values.len(), &bytes);
     }
 }
 
@@ -204,44 +278,45 @@ fn gguf(kind: Kind, weights: &Weights) -> Vec<u8> {
     w.number(&at("block_count"), LAYERS as u32);
     w.number(&at("feed_forward_length"), HIDDEN as u32);
     w.number(&at("attention.head_count"), HEADS as u32);
-    w.number(&at("attention.head_count_kv"), KV_HEADS as u32);
+    if kind == Kind::Lfm2 {
+        let heads = |layer| if kind.attends(layer) { KV_HEADS as i32 } else { 0 };
+        w.numbers(&at("attention.head_count_kv"), (0..LAYERS).map(heads));
+        w.number(&at("shortconv.l_cache"), KERNEL as u32);
+    } else {
+        w.number(&at("attention.head_count_kv"), KV_HEADS as u32);
+    }
     w.float(&at("attention.layer_norm_rms_epsilon"), EPS);
     w.float(&at("rope.freq_base"), if kind == Kind::Gemma3 { 1e6 } else { 1e4 });
+    w.number(&at("attention.key_length"), kind.head_width() as u32);
+    w.number(&at("attention.value_length"), kind.head_width() as u32);
     if kind == Kind::Gemma3 {
-        w.number(&at("attention.key_length"), HEAD_WIDTH as u32);
-        w.number(&at("attention.value_length"), HEAD_WIDTH as u32);
-        w.number(&at("attention.sliding_window"), WINDOW as u32);
         w.number(&at("attention.sliding_window_pattern"), 3);
         w.float(&at("rope.freq_base_swa"), 1e4);
     }
-    let tokens = vocabulary();
-    w.string("tokenizer.ggml.model", "gpt2");
-    w.string("tokenizer.ggml.pre", "qwen2");
-    w.strings("tokenizer.ggml.tokens", &tokens);
-    let kinds = (0..tokens.len()).flat_map(|id| if id < CONTROL.len() { 3_i32 } else { 1 }.to_le_bytes());
-    w.list("tokenizer.ggml.token_type", 5, tokens.len(), &kinds.collect::<Vec<_>>());
-    w.strings("tokenizer.ggml.merges", &[format!("{0} {0}", letters()[0])]);
-    w.number("tokenizer.ggml.bos_token_id", 0);
-    w.number("tokenizer.ggml.eos_token_id", 2);
-    let mut file = b"GGUF".to_vec();
-    file.extend(3_u32.to_le_bytes());
-    file.extend((weights.len() as u64).to_le_bytes());
-    file.extend(w.pairs.to_le_bytes());
-    file.extend(&w.bytes);
-    let (mut offset, mut data) = (0_u64, Vec::new());
-    for (name, (inputs, values)) in weights {
-        Writer::text(&mut file, name);
-        let outputs = values.len() / inputs;
-        let extents: &[usize] = if outputs == 1 { &[*inputs] } else { &[*inputs, outputs] };
-        file.extend((extents.len() as u32).to_le_bytes());
-        extents.iter().for_each(|&extent| file.extend((extent as u64).to_le_bytes()));
-        file.extend(0_u32.to_le_bytes());
-        file.extend(offset.to_le_bytes());
-        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        data.resize(data.len().next_multiple_of(32), 0);
-        offset = data.len() as u64;
+    if kind.window(0).is_some() {
+        w.number(&at("attention.sliding_window"), WINDOW as u32);
     }
-    file.resize(file.len().next_multiple_of(32), 0);
-    file.extend(data);
-    file
+    if kind == Kind::Gemma2 {
+        w.float(&at("attn_logit_softcapping"), CAP);
+        w.float(&at("final_logit_softcapping"), 30.0);
+    }
+    if kind == Kind::GptOss {
+        w.number(&at("expert_count"), EXPERTS as u32);
+        w.number(&at("expert_used_count"), EXPERTS as u32);
+        w.number(&at("expert_feed_forward_length"), HIDDEN as u32);
+    }
+    write_vocabulary(&mut w);
+    let tensors: Vec<_> = weights
+        .iter()
+        .map(|(name, (inputs, values))| {
+            let outputs = values.len() / inputs;
+            let extents = match outputs {
+                1 => vec![*inputs],
+                _ if name.ends_with("_exps.weight") => vec![*inputs, outputs / EXPERTS, EXPERTS],
+                _ => vec![*inputs, outputs],
+            };
+            (name.as_str(), extents, values.as_slice())
+        })
+        .collect();
+    w.with_tensors(&tensors)
 }

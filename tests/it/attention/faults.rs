@@ -1,0 +1,131 @@
+//! What is wrong is named, and changes nothing.
+
+use super::{PATH, asking, connect, next, send, tokens_of, until_done};
+use crate::harness::{Server, server};
+use futures::SinkExt;
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::time::Duration;
+use yawc::{Frame, Options};
+
+#[tokio::test]
+async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
+    let server = server().await;
+    let prompt = tokens_of(server, "x").await;
+    let long: Vec<i64> = vec![50; 20_000];
+    let wrong = [
+        (json!({"input_ids": [1, 999_999]}), "INVALID_TOKEN", "Token ID 999999 not in vocabulary (vocab_size=640)"),
+        (json!({"input_ids": [-1]}), "INVALID_TOKEN", "Token ID -1 not"),
+        (json!({"input_ids": [1.5]}), "INVALID_TOKEN", "list of token ids"),
+        (json!({"input_ids": ["a"]}), "INVALID_TOKEN", "list of token ids"),
+        (json!({"input_ids": []}), "INVALID_REQUEST", "empty"),
+        (json!({"input_ids": "1,2"}), "INVALID_REQUEST", "input_ids must be a list"),
+        (json!({"input_ids": null}), "INVALID_REQUEST", "input_ids is missing"),
+        (json!({"input_ids": long}), "CONTEXT_LENGTH_EXCEEDED", "20000 tokens"),
+        (json!({"stop_tokens": [640]}), "INVALID_TOKEN", "Token ID 640"),
+        (json!({"banned_tokens": [9_000_000_000_i64]}), "INVALID_TOKEN", "9000000000"),
+        (json!({"max_new_tokens": 0}), "INVALID_REQUEST", "max_new_tokens"),
+        (json!({"max_new_tokens": "many"}), "INVALID_REQUEST", "max_new_tokens"),
+        (json!({"repetition_penalty": -1}), "INVALID_REQUEST", "repetition_penalty"),
+        (json!({"temperature": "hot"}), "INVALID_REQUEST", "temperature"),
+        (json!({"attention_format": "holographic"}), "INVALID_REQUEST", "per_layer"),
+        (json!({"attention_dtype": "float8"}), "INVALID_REQUEST", "float16"),
+        (json!({"attention_encoding": "smoke"}), "INVALID_REQUEST", "base64"),
+        (json!({"attention_encoding": "binary"}), "INVALID_REQUEST", "JSON holds no bytes"),
+        (json!({"attention_format": "aggregated", "aggregation_mode": "median"}), "INVALID_REQUEST", "last_layer"),
+        (json!({"attention_format": "sparse", "attention_top_k": 0}), "INVALID_REQUEST", "attention_top_k"),
+        (
+            json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [1]}),
+            "INVALID_REQUEST",
+            "4 layers",
+        ),
+        (
+            json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [3e38, 3e38, 3e38, 3e38]}),
+            "INVALID_REQUEST",
+            "layer_weights",
+        ),
+        (json!({"num_samples": 1_000_000_000}), "INVALID_REQUEST", "num_samples"),
+        (json!({"num_samples": -1}), "INVALID_REQUEST", "num_samples"),
+        (json!({"top_logprobs": 10_000}), "INVALID_REQUEST", "top_logprobs"),
+        (json!({"suggest_pruning": true, "sentences": [{"start": 5}]}), "INVALID_REQUEST", "sentences[0]"),
+        (json!({"model": "nobody"}), "MODEL_NOT_FOUND", "nobody"),
+        (json!({"mods": ["nobody"]}), "UNKNOWN_MOD", "nobody"),
+    ];
+    let mut socket = connect(server, PATH, Options::default()).await;
+    for (more, code, words) in wrong {
+        let body = asking(&prompt, &more);
+        let (status, error) = server.post("/api/v1/generate", &body).await;
+        assert!((400..500).contains(&status), "{more}: {status}");
+        assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!(code)), "{error}");
+        assert!(error["error"].as_str().unwrap().contains(words), "{error} should say {words}");
+        if more.get("attention_encoding") == Some(&json!("binary")) {
+            continue;
+        }
+        send(&mut socket, &body).await;
+        let (error, _) = next(&mut socket).await;
+        assert_eq!((&error["error_code"], &error["request_id"]), (&json!(code), &json!("uuid-1234-5678")), "{error}");
+    }
+    for (text, code) in [("{", "INVALID_JSON"), ("[]", "INVALID_REQUEST"), ("{\"type\": \"dance\"}", "INVALID_REQUEST")]
+    {
+        socket.send(Frame::text(text)).await.unwrap();
+        assert_eq!(next(&mut socket).await.0["error_code"], code, "{text}");
+    }
+    // The connection has survived all of it.
+    send(&mut socket, &asking(&prompt, &json!({}))).await;
+    assert_eq!(until_done(&mut socket).await.len(), 5);
+    for (path, body) in [
+        ("/api/v1/tokenize", json!({"text": 5})),
+        ("/api/v1/tokenize", json!({})),
+        ("/api/v1/detokenize", json!({"token_ids": [640]})),
+        ("/api/v1/detokenize", json!({"token_ids": {"a": 1}})),
+    ] {
+        let (status, error) = server.post(path, &body).await;
+        assert_eq!((status, &error["type"]), (400, &json!("error")), "{path} {body}: {error}");
+    }
+    let (status, error) = server.get("/api/v1/generate").await;
+    assert_eq!((status, &error["error_code"]), (405, &json!("METHOD_NOT_ALLOWED")));
+    let (status, error) = server.get(PATH).await;
+    assert_eq!((status, &error["type"]), (400, &json!("error")), "not a handshake");
+}
+
+#[tokio::test]
+async fn a_server_without_attention_says_so() {
+    let server = Server::start(&["--attention", "off"]);
+    let body = json!({"input_ids": [40], "max_new_tokens": 1});
+    let early = loop {
+        match server.request(Method::POST, "/api/v1/generate").json(&body).send().await {
+            Ok(response) => break response,
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    };
+    let status = early.status();
+    let error: Value = early.json().await.unwrap();
+    assert!(status == 200 || (status == 503 && error["error_code"] == "NO_MODEL"), "while it starts: {status} {error}");
+    server.wait_ready().await;
+    let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [1], "return_attention": true})).await;
+    assert_eq!((status, &error["error_code"]), (400, &json!("ATTENTION_UNAVAILABLE")), "{error}");
+    assert_eq!(error["field"], "return_attention");
+    assert_eq!(server.get("/api/v1/model/info").await.1["attention_available"], false);
+    let body = json!({"input_ids": [40, 41], "max_new_tokens": 2, "ignore_eos": true});
+    assert_eq!(server.answer("/api/v1/generate", &body).await["generated_tokens"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_model_that_attends_to_nothing_says_so() {
+    let model = crate::exact::recurrent::mamba();
+    let server = Server::start(&["--model", model.to_str().unwrap()]);
+    server.wait_ready().await;
+    let info = server.get("/api/v1/model/info").await.1;
+    assert_eq!((&info["attention_available"], &info["attention_sinks"]), (&json!(false), &json!(false)));
+    for asks in ["return_attention", "output_attentions", "suggest_pruning"] {
+        let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [40, 41], asks: true})).await;
+        assert_eq!((status, &error["error_code"]), (400, &json!("ATTENTION_UNAVAILABLE")), "{error}");
+        assert_eq!(error["field"], asks);
+        assert!(error["error"].as_str().unwrap().contains("do not attend to tokens"), "{error}");
+    }
+    let body = json!({"input_ids": [40, 41], "max_new_tokens": 2, "ignore_eos": true});
+    assert_eq!(server.answer("/api/v1/generate", &body).await["generated_tokens"].as_array().unwrap().len(), 2);
+    // A conversation that is to be recorded with its attention is recorded with what there is.
+    let body = json!({"prompt": "x", "max_tokens": 2, "attention": true});
+    assert_eq!(server.post("/v1/completions", &body).await.0, 200);
+}

@@ -1,0 +1,220 @@
+//! Clients that mean no good: nothing they send is answered with a 500, ends the server, or holds up others.
+
+use super::{LAYERS, PATH, PATIENCE, asking, connect, next, send, tokens_of, until_done};
+use crate::harness::server;
+use futures::{SinkExt, StreamExt};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use yawc::{Frame, OpCode, Options};
+
+const FIELDS: [&str; 36] = [
+    "type",
+    "request_id",
+    "input_ids",
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "repetition_penalty",
+    "stop_tokens",
+    "banned_tokens",
+    "return_attention",
+    "attention_format",
+    "aggregation_mode",
+    "layer_weights",
+    "attention_top_k",
+    "attention_dtype",
+    "attention_encoding",
+    "message_format",
+    "logprobs",
+    "top_logprobs",
+    "num_samples",
+    "suggest_pruning",
+    "prune_below",
+    "sentences",
+    "seed",
+    "stop",
+    "mods",
+    "record",
+    "model",
+    "max_length",
+    "rep_pen",
+    "sampler_seed",
+    "stop_sequence",
+    "id_slot",
+    "t_max_predict_ms",
+    "logit_bias",
+];
+
+const VALUES: [&str; 22] = [
+    "true",
+    "0",
+    "-1",
+    "3",
+    "0.5",
+    "1e308",
+    "-1e308",
+    "1e400",
+    "9223372036854775807",
+    "18446744073709551616",
+    "NaN",
+    r#""""#,
+    r#""x""#,
+    r#""\u0000""#,
+    r#""\ud800""#,
+    "[]",
+    "{}",
+    "[null]",
+    "[1e300]",
+    "[[[[[[1]]]]]]",
+    "[3e38, 3e38, 3e38, 3e38]",
+    r#"[{"turn_id": 9e15, "sentence_id": -9e15, "start": 0, "end": 1e18}]"#,
+];
+
+/// A small request whose field has this value; not always JSON.
+fn body(field: &str, value: &str) -> String {
+    let mut fields = json!({"type": "generate", "input_ids": [40, 41], "max_new_tokens": 1, "t_max_predict_ms": 500,
+                            "return_attention": true, "ignore_eos": true, "record": false});
+    if field == "layer_weights" {
+        fields.as_object_mut().unwrap().extend([
+            ("attention_format".to_owned(), json!("aggregated")),
+            ("aggregation_mode".to_owned(), json!("weighted_layers")),
+        ]);
+    }
+    fields.as_object_mut().unwrap().remove(field);
+    let text = fields.to_string();
+    format!("{},\"{field}\":{value}}}", &text[..text.len() - 1])
+}
+
+#[tokio::test]
+async fn no_value_of_any_field_is_the_servers_fault() {
+    let server = server().await;
+    let mut codes = BTreeSet::new();
+    for field in FIELDS {
+        for value in VALUES {
+            let request = server.request(Method::POST, "/api/v1/generate").body(body(field, value));
+            let response = request.send().await.unwrap();
+            let status = response.status().as_u16();
+            let answer: Value = response.json().await.unwrap();
+            assert!(status == 200 || (400..500).contains(&status), "{field}: {value}: {status} {answer}");
+            if status != 200 {
+                assert!(answer["error"].as_str().is_some_and(|error| !error.is_empty()), "{field}: {value}: {answer}");
+                codes.insert(answer["error_code"].as_str().unwrap().to_owned());
+            }
+        }
+    }
+    for code in ["INVALID_REQUEST", "INVALID_TOKEN", "INVALID_JSON", "MODEL_NOT_FOUND"] {
+        assert!(codes.contains(code), "{code} is missing in {codes:?}");
+    }
+}
+
+#[tokio::test]
+async fn no_message_on_the_socket_is_the_servers_fault() {
+    let server = server().await;
+    let mut socket = connect(server, PATH, Options::default()).await;
+    for field in FIELDS {
+        for value in VALUES {
+            if field == "message_format" {
+                continue;
+            }
+            socket.send(Frame::text(body(field, value))).await.unwrap();
+            // Every sample ends on its own.
+            let mut left = if (field, value) == ("num_samples", "3") { 3 } else { 1 };
+            while left > 0 {
+                let (message, _) = next(&mut socket).await;
+                match message["type"].as_str().unwrap() {
+                    "error" => {
+                        let code = message["error_code"].as_str().unwrap();
+                        assert!(!["INTERNAL", "RUN_FAILED", "OOM"].contains(&code), "{field}: {value}: {message}");
+                        left = 0;
+                    }
+                    "done" => left -= 1,
+                    _ => {}
+                }
+            }
+        }
+    }
+    send(&mut socket, &json!({"type": "ping"})).await;
+    assert_eq!(next(&mut socket).await.0, json!({"type": "pong"}));
+}
+
+#[tokio::test]
+async fn what_is_packed_deep_is_refused_and_not_followed() {
+    let server = server().await;
+    let wrong: [(Vec<u8>, &str); 6] = [
+        (vec![0x91; 1_000_000], "NESTED_TOO_DEEP"),
+        ([vec![0x81, 0xa1, b'a'].repeat(100_000), vec![1]].concat(), "NESTED_TOO_DEEP"),
+        (b"\xc1".to_vec(), "INVALID_JSON"),
+        (b"\xdd\xff\xff\xff\xff".to_vec(), "INVALID_JSON"),
+        (b"\xc6\xff\xff\xff\xff".to_vec(), "INVALID_JSON"),
+        ([rmp_serde::to_vec_named(&json!({"input_ids": [40]})).unwrap(), b"more".to_vec()].concat(), "INVALID_JSON"),
+    ];
+    let mut socket = connect(server, PATH, Options::default()).await;
+    for (bytes, code) in wrong {
+        let request = server.request(Method::POST, "/api/v1/generate").header("content-type", "application/msgpack");
+        let response = request.body(bytes.clone()).send().await.unwrap();
+        assert_eq!(response.status(), 400);
+        assert_eq!(response.json::<Value>().await.unwrap()["error_code"], code);
+        socket.send(Frame::binary(bytes)).await.unwrap();
+        let frame = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap();
+        assert_eq!(frame.opcode(), OpCode::Binary, "asked in MessagePack, answered in MessagePack");
+        let error: Value = rmp_serde::from_slice(&frame.into_payload()).unwrap();
+        assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!(code)));
+    }
+}
+
+#[tokio::test]
+async fn of_a_thousand_requests_on_a_socket_each_is_answered() {
+    let server = server().await;
+    let mut socket = connect(server, PATH, Options::default()).await;
+    let asked = |number: u32| {
+        let more =
+            json!({"request_id": number.to_string(), "max_new_tokens": 1, "return_attention": false, "record": false});
+        asking(&[40, 41], &more)
+    };
+    let (mut done, mut busy) = (BTreeSet::new(), 0);
+    // As many at once as a connection may have, and then some.
+    for number in 0..1000 {
+        send(&mut socket, &asked(number)).await;
+    }
+    while done.len() + busy < 1000 {
+        let (message, _) = next(&mut socket).await;
+        match message["type"].as_str().unwrap() {
+            "done" => assert!(done.insert(message["request_id"].as_str().unwrap().to_owned()), "{message}"),
+            "error" => {
+                assert_eq!(message["error_code"], "BUSY", "{message}");
+                busy += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(done.len() >= 64, "{} done", done.len());
+    send(&mut socket, &asked(1000)).await;
+    assert_eq!(until_done(&mut socket).await.last().unwrap().0["type"], "done");
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_holds_up_nobody_and_can_vanish() {
+    let server = server().await;
+    let prompt = tokens_of(server, "The sky is").await;
+    let id = format!("unread-{}", std::process::id());
+    let mut unread = connect(server, PATH, Options::default()).await;
+    let more = json!({"request_id": id, "max_new_tokens": 4000, "attention_encoding": "array"});
+    send(&mut unread, &asking(&prompt, &more)).await;
+    for _ in 0..3 {
+        let answer = server.answer("/api/v1/generate", &asking(&prompt, &json!({"request_id": null}))).await;
+        assert_eq!(answer["attention_data"][0]["attention"]["shape"][0], LAYERS);
+    }
+    let run = loop {
+        let (status, run) = server.get(&format!("/api/v1/runs/{id}")).await;
+        if status == 200 {
+            break run;
+        }
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    };
+    assert_eq!(run["run"]["status"], "running", "it waits for its client: {run}");
+    drop(unread);
+    assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
+}

@@ -1,0 +1,86 @@
+//! The attention API as its clients use it: Halo Weave's first version over the WebSocket, its newest over server-sent events
+//! (`kobold`), and the examples. That rows are right is told in `exact`.
+
+mod examples;
+mod faults;
+mod formats;
+mod hostile;
+mod limits;
+mod model;
+mod pruning;
+mod rest;
+mod socket;
+
+use crate::harness::Server;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use futures::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use std::time::Duration;
+use yawc::{Frame, OpCode, Options, TcpWebSocket, WebSocket};
+
+const LAYERS: usize = 4;
+const HEADS: usize = 4;
+const PATIENCE: Duration = Duration::from_mins(1);
+const PATH: &str = "/api/v1/generate/stream";
+
+async fn tokens_of(server: &Server, text: &str) -> Vec<i64> {
+    let answer = server.answer("/api/v1/tokenize", &json!({"text": text, "add_special_tokens": false})).await;
+    serde_json::from_value(answer["token_ids"].clone()).unwrap()
+}
+
+async fn connect(server: &Server, path: &str, options: Options) -> TcpWebSocket {
+    let url = format!("{}{path}", server.base.replace("http", "ws")).parse().unwrap();
+    WebSocket::connect(url).with_options(options.with_max_payload_read(64 << 20)).await.unwrap()
+}
+
+async fn send(socket: &mut TcpWebSocket, message: &Value) {
+    socket.send(Frame::text(message.to_string())).await.unwrap();
+}
+
+/// The next message: its fields, and the bytes behind them.
+async fn next(socket: &mut TcpWebSocket) -> (Value, Vec<u8>) {
+    loop {
+        let frame = tokio::time::timeout(PATIENCE, socket.next()).await.expect("nothing comes").expect("closed");
+        match frame.opcode() {
+            OpCode::Text => return (serde_json::from_str(frame.as_str()).unwrap(), Vec::new()),
+            OpCode::Binary => {
+                let bytes = frame.into_payload();
+                let length = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
+                return (serde_json::from_slice(&bytes[4..4 + length]).unwrap(), bytes[4 + length..].to_vec());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Messages up to the end of a request.
+async fn until_done(socket: &mut TcpWebSocket) -> Vec<(Value, Vec<u8>)> {
+    let mut messages = Vec::new();
+    loop {
+        let message = next(socket).await;
+        let over = message.0["type"] == "done" || message.0["type"] == "error";
+        messages.push(message);
+        if over {
+            return messages;
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+fn base64_floats(attention: &Value) -> Vec<f32> {
+    floats(&STANDARD.decode(attention["data"].as_str().unwrap()).unwrap())
+}
+
+/// A message that asks for little and always the same.
+fn asking(input_ids: &[i64], more: &Value) -> Value {
+    let mut message = json!({
+        "type": "generate", "request_id": "uuid-1234-5678", "input_ids": input_ids, "max_new_tokens": 4, "temperature": 0.0,
+        "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.0, "stop_tokens": [], "return_attention": true, "ignore_eos": true,
+    });
+    message.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    message
+}

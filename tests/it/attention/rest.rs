@@ -1,0 +1,45 @@
+//! The whole answer at once.
+
+use super::{HEADS, LAYERS, asking, tokens_of};
+use crate::harness::server;
+use serde_json::json;
+
+#[tokio::test]
+async fn one_answer_at_once_has_everything() {
+    let server = server().await;
+    let prompt = tokens_of(server, "The sky is").await;
+    let body = asking(&prompt, &json!({"request_id": null, "logprobs": true}));
+    let answer = server.answer("/api/v1/generate", &body).await;
+    let (tokens, data) = (answer["generated_tokens"].as_array().unwrap(), answer["attention_data"].as_array().unwrap());
+    assert_eq!((tokens.len(), data.len(), &answer["finish_reason"]), (4, 4, &json!("length")));
+    assert_eq!(data[3]["attention"]["shape"], json!([LAYERS, HEADS, prompt.len() + 3]));
+    assert_eq!(data[3]["token_id"], tokens[3]["token_id"]);
+    assert!(tokens[0]["logprob"].as_f64().unwrap() <= 0.0);
+    let text: String = tokens.iter().map(|token| token["text"].as_str().unwrap()).collect();
+    assert_eq!(answer["generated_text"], text);
+    // A stop token is no part of the answer; a banned one never comes.
+    let second = &tokens[1]["token_id"];
+    let stopped = server
+        .answer("/api/v1/generate", &asking(&prompt, &json!({"request_id": null, "stop_tokens": [second]})))
+        .await;
+    let expected = usize::from(tokens[0]["token_id"] != *second);
+    assert_eq!(
+        (stopped["generated_tokens"].as_array().unwrap().len(), &stopped["finish_reason"]),
+        (expected, &json!("stop_token"))
+    );
+    let banned = server
+        .answer("/api/v1/generate", &asking(&prompt, &json!({"request_id": null, "banned_tokens": [second]})))
+        .await;
+    assert!(banned["generated_tokens"].as_array().unwrap().iter().all(|token| token["token_id"] != *second));
+    let plain = server.answer("/api/v1/generate", &json!({"input_ids": prompt, "max_new_tokens": 2})).await;
+    assert!(plain.get("attention_data").is_none(), "only what was asked for");
+    // This client leaves what it gets as it is.
+    let bare = reqwest::Client::builder().no_gzip().no_zstd().build().unwrap();
+    let gzipped = bare
+        .post(format!("{}/api/v1/generate", server.base))
+        .header("accept-encoding", "gzip")
+        .json(&body)
+        .send()
+        .await;
+    assert_eq!(gzipped.unwrap().headers()["content-encoding"], "gzip");
+}

@@ -1,0 +1,78 @@
+//! A GGUF file, as far as a small model needs one.
+
+/// A file under construction: pairs first, then tensors.
+#[derive(Default)]
+pub struct Writer {
+    bytes: Vec<u8>,
+    pairs: u64,
+}
+
+impl Writer {
+    fn text(bytes: &mut Vec<u8>, text: &str) {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    }
+
+    fn key(&mut self, name: &str, kind: u32) {
+        Self::text(&mut self.bytes, name);
+        self.bytes.extend(kind.to_le_bytes());
+        self.pairs += 1;
+    }
+
+    pub fn number(&mut self, name: &str, value: u32) {
+        self.key(name, 4);
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    pub fn float(&mut self, name: &str, value: f32) {
+        self.key(name, 6);
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    pub fn string(&mut self, name: &str, value: &str) {
+        self.key(name, 8);
+        Self::text(&mut self.bytes, value);
+    }
+
+    fn list(&mut self, name: &str, kind: u32, count: usize, values: &[u8]) {
+        self.key(name, 9);
+        self.bytes.extend(kind.to_le_bytes());
+        self.bytes.extend((count as u64).to_le_bytes());
+        self.bytes.extend(values);
+    }
+
+    pub fn numbers(&mut self, name: &str, values: impl Iterator<Item = i32>) {
+        let bytes: Vec<u8> = values.flat_map(i32::to_le_bytes).collect();
+        self.list(name, 5, bytes.len() / size_of::<i32>(), &bytes);
+    }
+
+    pub fn strings(&mut self, name: &str, values: &[String]) {
+        let mut bytes = Vec::new();
+        values.iter().for_each(|value| Self::text(&mut bytes, value));
+        self.list(name, 8, values.len(), &bytes);
+    }
+
+    /// The whole file with these tensors of 32-bit floats: name, extents from the innermost on, values.
+    pub fn with_tensors<'a>(self, tensors: &[(&'a str, Vec<usize>, &'a [f32])]) -> Vec<u8> {
+        let mut file = b"GGUF".to_vec();
+        file.extend(3_u32.to_le_bytes());
+        file.extend((tensors.len() as u64).to_le_bytes());
+        file.extend(self.pairs.to_le_bytes());
+        file.extend(&self.bytes);
+        let (mut offset, mut data) = (0_u64, Vec::new());
+        for (name, extents, values) in tensors {
+            Self::text(&mut file, name);
+            assert_eq!(extents.iter().product::<usize>(), values.len(), "{name}");
+            file.extend((extents.len() as u32).to_le_bytes());
+            extents.iter().for_each(|&extent| file.extend((extent as u64).to_le_bytes()));
+            file.extend(0_u32.to_le_bytes());
+            file.extend(offset.to_le_bytes());
+            data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            data.resize(data.len().next_multiple_of(32), 0);
+            offset = data.len() as u64;
+        }
+        file.resize(file.len().next_multiple_of(32), 0);
+        file.extend(data);
+        file
+    }
+}

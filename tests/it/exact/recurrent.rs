@@ -1,0 +1,101 @@
+//! A model that attends to nothing: it runs, and is refused where attention is what is asked for.
+
+use super::gguf::Writer;
+use super::variant::{EPS, LAYERS, WIDTH, write_vocabulary};
+use super::{asked, tokens, told_to_client};
+use crate::engine::bench_of;
+use std::path::PathBuf;
+use std::sync::Arc;
+use thunder::engine::{Report, SubmitError, Unseen};
+use thunder::model::Model;
+use thunder::model::llama::ModelOptions;
+
+/// Writes a mamba model without a pattern in its weights.
+pub fn mamba() -> PathBuf {
+    const KERNEL: usize = 4;
+    const STATE: usize = 16;
+    const RANK: usize = 2;
+    const INNER: usize = 2 * WIDTH;
+    let mut w = Writer::default();
+    w.string("general.architecture", "mamba");
+    w.string("general.name", "recurrent");
+    for (name, value) in [
+        ("context_length", 1024),
+        ("embedding_length", WIDTH),
+        ("block_count", LAYERS),
+        ("feed_forward_length", 0),
+        ("attention.head_count", 0),
+        ("ssm.conv_kernel", KERNEL),
+        ("ssm.inner_size", INNER),
+        ("ssm.state_size", STATE),
+        ("ssm.time_step_rank", RANK),
+    ] {
+        w.number(&format!("mamba.{name}"), value as u32);
+    }
+    w.float("mamba.attention.layer_norm_rms_epsilon", EPS);
+    let vocabulary = write_vocabulary(&mut w);
+    let mut tensors: Vec<(String, Vec<usize>)> =
+        vec![("token_embd.weight".into(), vec![WIDTH, vocabulary]), ("output_norm.weight".into(), vec![WIDTH])];
+    for layer in 0..LAYERS {
+        for (name, extents) in [
+            ("attn_norm.weight", vec![WIDTH]),
+            ("ssm_in.weight", vec![WIDTH, 2 * INNER]),
+            ("ssm_conv1d.weight", vec![KERNEL, INNER]),
+            ("ssm_conv1d.bias", vec![INNER]),
+            ("ssm_x.weight", vec![INNER, RANK + 2 * STATE]),
+            ("ssm_dt.weight", vec![RANK, INNER]),
+            ("ssm_dt.bias", vec![INNER]),
+            ("ssm_a", vec![STATE, INNER]),
+            ("ssm_d", vec![INNER]),
+            ("ssm_out.weight", vec![INNER, WIDTH]),
+        ] {
+            tensors.push((format!("blk.{layer}.{name}"), extents));
+        }
+    }
+    let value = |name: &str, index: usize| match name {
+        name if name.ends_with("norm.weight") => 1.0,
+        name if name.ends_with("ssm_a") => -1.0 - (index % 5) as f32,
+        _ => ((index * 7919 % 101) as f32 - 50.0) / 200.0,
+    };
+    let values: Vec<Vec<f32>> = tensors
+        .iter()
+        .map(|(name, extents)| (0..extents.iter().product::<usize>()).map(|index| value(name, index)).collect())
+        .collect();
+    let tensors: Vec<_> = tensors
+        .iter()
+        .zip(&values)
+        .map(|((name, extents), values)| (name.as_str(), extents.clone(), values.as_slice()))
+        .collect();
+    let path = crate::harness::folder().join("recurrent.gguf");
+    std::fs::write(&path, w.with_tensors(&tensors)).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn a_model_without_attention_runs_and_says_that_there_is_none() {
+    let model = Arc::new(Model::load(&mamba(), &ModelOptions::default(), |_| true).unwrap());
+    let mut bench = bench_of(model, 1, true, |_| {}).await;
+    // Recorded is what there is.
+    let told = bench.tell(asked(tokens(1, 40), 6)).await;
+    assert_eq!(told.generated().len(), 6);
+    let mut request = asked(tokens(1, 40), 6);
+    request.report = Report { each_token: true, attention_rows: true, ..Report::default() };
+    let refused = bench.engine.submit(request).await.map(|_| ()).unwrap_err();
+    assert!(matches!(refused, SubmitError::AttentionUnseen { why: Unseen::Nothing, .. }), "{refused}");
+    assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
+    let mut plain = asked(tokens(1, 40), 6);
+    plain.attention = false;
+    assert_eq!(bench.tell(plain).await.generated(), told.generated());
+}
+
+#[tokio::test]
+async fn what_can_be_seen_of_each_way_of_attending_is_known_before_the_first_run() {
+    for kind in super::Kind::ALL {
+        let bench = super::bench(&super::Variant::new(kind), 1, super::CacheType::F16).await;
+        let attends = bench.engine.attention().unwrap().clone();
+        let expected = (kind.layers(), super::HEADS as u16, kind.has_sinks());
+        assert_eq!((attends.layer_ids, attends.heads, attends.sinks), expected, "{kind:?}");
+        let told = told_to_client(&bench, asked(tokens(2, 30), 3)).await;
+        assert!(told.iter().all(|(_, row)| row.is_some()), "{kind:?}");
+    }
+}
