@@ -251,3 +251,63 @@ async fn a_mod_that_is_switched_off_is_not_called_from_the_next_token_on() {
     let shown = server.get("/v1/mods/slow").await.1;
     assert_eq!((&shown["enabled"], shown["calls"].as_u64()), (&json!(false), Some(before.len() as u64)), "{shown}");
 }
+
+/// Waits until what a request comes to is as it should be.
+async fn until<F: Future<Output = Value>>(
+    what: &str,
+    server: &Server,
+    mut ask: impl FnMut() -> F,
+    right: impl Fn(&Value) -> bool,
+) {
+    let begun = Instant::now();
+    loop {
+        let found = ask().await;
+        if right(&found) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {found}\n{}", server.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn servers_on_one_database_follow_each_other() {
+    let first = Server::start(&with_uploads());
+    first.wait_ready().await;
+    let postmaster = std::fs::read_to_string(first.data_dir.join("postgres/data/postmaster.pid")).unwrap();
+    let socket = postmaster.lines().nth(4).unwrap().replace('/', "%2F");
+    let url = format!("postgres://thunder@{socket}/thunder");
+    let second = Server::start(&[&with_uploads()[..], &["--database-url", &url]].concat());
+    second.wait_ready().await;
+    let ask = |path: &'static str| {
+        let second = &second;
+        move || async move { send(second, "user-key", Method::GET, path, None).await.1 }
+    };
+
+    let body = json!({"name": "fixed", "language": "python", "source": says("fixed", "one")});
+    let (status, registered) = upload(&first, &body).await;
+    assert_eq!(status, 200, "{registered}");
+    until("an upload", &second, ask("/v1/mods/fixed"), |found| found["hash"] == registered["hash"]).await;
+    assert_eq!(text(&answer(&second, "user-key", "fixed").await.1), "one");
+
+    let (_, registered) = upload(&second, &json!({"name": "fixed", "source": says("fixed", "two")})).await;
+    assert_eq!(registered["replaced"], true);
+    let here = || async { send(&first, "user-key", Method::GET, "/v1/mods/fixed", None).await.1 };
+    until("a version", &first, here, |found| found["hash"] == registered["hash"]).await;
+    assert_eq!(text(&answer(&first, "user-key", "fixed").await.1), "two");
+
+    for enabled in [false, true, false] {
+        let path = if enabled { "/v1/mods/fixed/enable" } else { "/v1/mods/fixed/disable" };
+        assert_eq!(send(&first, BOSS, Method::POST, path, None).await.0, 200);
+        until("a switch", &second, ask("/v1/mods/fixed"), |found| found["enabled"] == enabled).await;
+    }
+    assert_eq!(send(&second, BOSS, Method::POST, "/v1/mods/log-top/disable", None).await.0, 200);
+    let here = || async { send(&first, "user-key", Method::GET, "/v1/mods/log-top", None).await.1 };
+    until("a built-in mod", &first, here, |found| found["enabled"] == false).await;
+
+    assert_eq!(send(&first, BOSS, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
+    until("a removal", &second, ask("/v1/mods/fixed"), |found| found["hash"].is_null()).await;
+    assert_eq!(answer(&second, "user-key", "fixed").await.0, 400);
+    second.stop("TERM").await;
+}
