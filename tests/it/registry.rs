@@ -252,20 +252,15 @@ async fn a_mod_that_is_switched_off_is_not_called_from_the_next_token_on() {
     assert_eq!((&shown["enabled"], shown["calls"].as_u64()), (&json!(false), Some(before.len() as u64)), "{shown}");
 }
 
-/// Waits until what a request comes to is as it should be.
-async fn until<F: Future<Output = Value>>(
-    what: &str,
-    server: &Server,
-    mut ask: impl FnMut() -> F,
-    right: impl Fn(&Value) -> bool,
-) {
+/// Waits until a server with keys shows the mod as it should be.
+async fn seen(server: &Server, name: &str, is_right: impl Fn(&Value) -> bool) {
     let begun = Instant::now();
     loop {
-        let found = ask().await;
-        if right(&found) {
+        let (_, shown) = send(server, "user-key", Method::GET, &format!("/v1/mods/{name}"), None).await;
+        if is_right(&shown) {
             return;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {found}\n{}", server.log());
+        assert!(begun.elapsed() < Duration::from_mins(1), "{name}: {shown}\n{}", server.log());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -280,34 +275,27 @@ async fn servers_on_one_database_follow_each_other() {
     let url = format!("postgres://thunder@{socket}/thunder");
     let second = Server::start(&[&with_uploads()[..], &["--database-url", &url]].concat());
     second.wait_ready().await;
-    let ask = |path: &'static str| {
-        let second = &second;
-        move || async move { send(second, "user-key", Method::GET, path, None).await.1 }
-    };
-
     let body = json!({"name": "fixed", "language": "python", "source": says("fixed", "one")});
     let (status, registered) = upload(&first, &body).await;
     assert_eq!(status, 200, "{registered}");
-    until("an upload", &second, ask("/v1/mods/fixed"), |found| found["hash"] == registered["hash"]).await;
+    seen(&second, "fixed", |shown| shown["hash"] == registered["hash"]).await;
     assert_eq!(text(&answer(&second, "user-key", "fixed").await.1), "one");
 
     let (_, registered) = upload(&second, &json!({"name": "fixed", "source": says("fixed", "two")})).await;
     assert_eq!(registered["replaced"], true);
-    let here = || async { send(&first, "user-key", Method::GET, "/v1/mods/fixed", None).await.1 };
-    until("a version", &first, here, |found| found["hash"] == registered["hash"]).await;
+    seen(&first, "fixed", |shown| shown["hash"] == registered["hash"]).await;
     assert_eq!(text(&answer(&first, "user-key", "fixed").await.1), "two");
 
     for enabled in [false, true, false] {
         let path = if enabled { "/v1/mods/fixed/enable" } else { "/v1/mods/fixed/disable" };
         assert_eq!(send(&first, BOSS, Method::POST, path, None).await.0, 200);
-        until("a switch", &second, ask("/v1/mods/fixed"), |found| found["enabled"] == enabled).await;
+        seen(&second, "fixed", |shown| shown["enabled"] == enabled).await;
     }
     assert_eq!(send(&second, BOSS, Method::POST, "/v1/mods/log-top/disable", None).await.0, 200);
-    let here = || async { send(&first, "user-key", Method::GET, "/v1/mods/log-top", None).await.1 };
-    until("a built-in mod", &first, here, |found| found["enabled"] == false).await;
+    seen(&first, "log-top", |shown| shown["enabled"] == false).await;
 
     assert_eq!(send(&first, BOSS, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
-    until("a removal", &second, ask("/v1/mods/fixed"), |found| found["hash"].is_null()).await;
+    seen(&second, "fixed", |shown| shown["hash"].is_null()).await;
     assert_eq!(answer(&second, "user-key", "fixed").await.0, 400);
     second.stop("TERM").await;
 }
