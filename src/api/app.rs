@@ -8,7 +8,7 @@ use crate::mods::Registry;
 use crate::store::{Live, Store};
 use chrono::{DateTime, Utc};
 use std::sync::{Arc, OnceLock};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// What every handler can reach; cheap to clone.
 ///
@@ -25,6 +25,7 @@ struct Inner {
     streams: Streams,
     rates: Rates,
     registry: Arc<Registry>,
+    mods_changing: Mutex<()>,
     config: Arc<Config>,
     clock: fn() -> DateTime<Utc>,
     started_at: DateTime<Utc>,
@@ -55,6 +56,7 @@ impl App {
             streams: Streams::default(),
             rates: Rates::new(config.server.rates),
             registry,
+            mods_changing: Mutex::default(),
             config,
             clock,
             started_at: clock(),
@@ -150,6 +152,11 @@ impl App {
     #[must_use]
     pub fn registry(&self) -> &Arc<Registry> {
         &self.0.registry
+    }
+
+    /// The right to change which mods are uploaded, in the database and in the registry as one.
+    pub(in crate::api) async fn mods_changing(&self) -> MutexGuard<'_, ()> {
+        self.0.mods_changing.lock().await
     }
 
     /// How the server was started.

@@ -37,7 +37,7 @@ pub use error::{
 };
 pub use health::Health;
 pub use kobold::KoboldError;
-pub use mods::load_uploaded;
+pub use mods::{Followed, keep_used};
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 

@@ -6,7 +6,7 @@
 use super::client::Server;
 use super::progress::Progress;
 use super::startup;
-use crate::api::{App, Listeners, State};
+use crate::api::{App, Listeners, State, keep_used};
 use crate::config::{Config, KeyHash, Security};
 use crate::events::{Item, RunId, Signal};
 use crate::mods::Registry;
@@ -64,6 +64,7 @@ impl Local {
                 let store = startup::open_store(&config.data, progress).await?;
                 let (recorder, live) = store.recorder();
                 self.app.set_database(store, live);
+                keep_used(&self.app);
                 recorder
             }
             Record::Document => {

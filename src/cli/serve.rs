@@ -1,6 +1,6 @@
 use super::progress::Progress;
 use super::startup;
-use crate::api::{App, Listeners, State, load_uploaded};
+use crate::api::{App, Followed, Listeners, State, keep_used};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::mods::{Registry, Watch};
@@ -83,7 +83,8 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Wat
     app.set_database(store, live);
     let folder = startup::register_mods(app.registry(), config, progress).await?;
     startup::tell_sandbox(app.registry()).await;
-    load_uploaded(app).await?;
+    tokio::spawn(Followed::at_start(app).await?.follow(app.clone()));
+    keep_used(app);
     let watch = folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {
         Ok(watch) => Some(watch),
         Err(error) => {

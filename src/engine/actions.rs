@@ -7,6 +7,7 @@ use super::pipeline::{self, Effect};
 use super::run::{Run, State};
 use crate::events::{EventType, Fault, FinishReason, TokenId, TokenMeasure};
 use crate::mods::{Action, LogitEdit, Reply};
+use serde_json::Value;
 
 /// Tokens that are recorded of an edit of the logits.
 const MOVED: usize = 8;
@@ -74,7 +75,7 @@ impl Run {
                 self.finish(FinishReason::Stop, None, None);
             }
             Action::ToolCalls(payload) => {
-                let calls = if payload.is_array() { payload } else { serde_json::Value::Array(vec![payload]) };
+                let calls = if payload.is_array() { payload } else { Value::Array(vec![payload]) };
                 self.finish(FinishReason::ToolCalls, None, Some(calls));
             }
             Action::EmitError(message) => {
@@ -246,7 +247,13 @@ fn apply(logits: &mut [f32], edit: &LogitEdit) {
     match edit {
         LogitEdit::Keep => {}
         LogitEdit::Set(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] = value),
-        LogitEdit::Add(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] += value),
+        LogitEdit::Add(entries) => {
+            for &(token, value) in entries {
+                let logit = &mut logits[token as usize];
+                // Two large numbers come to infinity, which the sampler cannot work with.
+                *logit = (*logit + value).min(f32::MAX);
+            }
+        }
         LogitEdit::Allow(mask) => {
             for (logit, &allowed) in logits.chunks_mut(32).zip(mask.as_slice()) {
                 for (bit, logit) in logit.iter_mut().enumerate() {
@@ -303,9 +310,23 @@ fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String>
                 outside(&entries.iter().map(|&(token, _)| token).collect::<Vec<_>>())
             }
         }
-        Action::ToolCalls(payload) if !payload.is_object() && !payload.is_array() => {
-            Some("ToolCalls needs one tool call or a list of them".into())
-        }
+        Action::ToolCalls(payload) => tool_calls_problem(payload),
         _ => None,
     }
+}
+
+/// What is wrong with the payload of `ToolCalls`: one call, a list of them, or a message that has one.
+fn tool_calls_problem(payload: &Value) -> Option<String> {
+    const SHAPE: &str = r#"{"id": …, "type": "function", "function": {"name": …, "arguments": …}}"#;
+    let payload = payload.get("tool_calls").unwrap_or(payload);
+    let calls = payload.as_array().map_or(std::slice::from_ref(payload), Vec::as_slice);
+    if calls.is_empty() {
+        return Some("ToolCalls needs at least one tool call".into());
+    }
+    let has_name = |call: &Value| {
+        let function = call.get("function").filter(|function| function.is_object()).unwrap_or(call);
+        function["name"].as_str().is_some_and(|name| !name.is_empty())
+    };
+    let wrong = calls.iter().position(|call| !has_name(call))?;
+    Some(format!("ToolCalls: call {wrong} names no function; a call is {SHAPE}"))
 }

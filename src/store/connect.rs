@@ -17,8 +17,8 @@ use uuid::Uuid;
 
 /// Oldest server that our SQL runs on.
 const OLDEST: i32 = 14;
-/// Connections of readers and of `/ingest`.
-const CONNECTIONS: u32 = 16;
+/// Connections of readers and of `/ingest`, and one that waits for news.
+const CONNECTIONS: u32 = 17;
 
 /// Where the data lives.
 #[derive(Clone, PartialEq, Eq)]

@@ -35,7 +35,7 @@ pub use error::{BadFilter, EmbeddedError, Error, IngestError};
 pub use feedback::{Feedback, NewFeedback};
 pub use ingest::Ingested;
 pub use live::{Live, LiveUpdate, RunChange};
-pub use mods::{ModState, ModVersion};
+pub use mods::{ModChanges, ModState, ModVersion};
 pub use retention::Retention;
 pub use runs::{MAX_PAGE, RunPage, RunQuery, RunSummary};
 

@@ -1,15 +1,25 @@
-//! Uploaded mods, by version, and which mods are switched off.
+//! Uploaded mods, by version, which mods are switched off, and the versions of files that runs have used.
 
 use super::rows::clean;
 use super::{Error, Store};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, NaiveDate, Utc};
 use serde_json::Value;
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnection, PgListener};
 use sqlx::types::Json;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
 /// Versions that are kept of a name; older ones go.
 const MOST_VERSIONS: i64 = 100;
+/// What the database calls the news that a mod was uploaded, removed or switched.
+const CHANNEL: &str = "thunder_mods";
+/// News may get lost, and between us and the database may be a pool that has none: one looks now and then in any case.
+const LOOK: Duration = Duration::from_secs(30);
+/// Pause before the database is asked for news again.
+const PAUSE: Duration = Duration::from_secs(2);
 
-/// A version of an uploaded mod.
+/// A version of a mod: an uploaded one, or a file's that a run has used.
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub struct ModVersion {
     /// Its name.
@@ -21,8 +31,10 @@ pub struct ModVersion {
     pub upload: Value,
     /// When.
     pub created_at: DateTime<Utc>,
-    /// The label of the key that sent it.
+    /// The label of the key that sent it; the name of the file.
     pub created_by: Option<String>,
+    /// Whether it is a file of a server's own, and not uploaded.
+    pub from_file: bool,
 }
 
 /// Whether a mod is switched on, and which version of it runs take.
@@ -45,8 +57,10 @@ impl Store {
     pub async fn save_mod(&self, version: &ModVersion) -> Result<(), Error> {
         let mut transaction = self.inner.pool.begin().await?;
         sqlx::query(
-            "insert into mod_versions (name, hash, upload, created_at, created_by) values ($1, $2, $3, $4, $5)
-            on conflict do nothing",
+            "insert into mod_versions (name, hash, upload, created_at, created_by, origin)
+            values ($1, $2, $3, $4, $5, 'uploaded')
+            on conflict (name, hash) do update set upload = excluded.upload, origin = 'uploaded', used_on = null
+                where mod_versions.origin = 'file'",
         )
         .bind(&version.name)
         .bind(&version.hash)
@@ -66,39 +80,59 @@ impl Store {
         .bind(version.created_by.as_deref().map(clean))
         .execute(&mut *transaction)
         .await?;
-        sqlx::query(
-            "delete from mod_versions where name = $1 and hash <> $2 and hash not in
-                (select hash from mod_versions where name = $1 order by created_at desc, hash limit $3)",
-        )
-        .bind(&version.name)
-        .bind(&version.hash)
-        .bind(MOST_VERSIONS)
-        .execute(&mut *transaction)
-        .await?;
+        forget_old_versions(&mut transaction, &version.name, &version.hash).await?;
+        tell(&mut transaction).await?;
         transaction.commit().await?;
         Ok(())
     }
 
-    /// The version of each uploaded mod that runs take, by name.
+    /// Keeps a version of a file that a run has used, and the last day on which one did. The same source again is the
+    /// same version, with its first date.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn uploaded_mods(&self) -> Result<Vec<ModVersion>, Error> {
-        let versions = sqlx::query_as(
-            "select v.name, v.hash, v.upload, v.created_at, v.created_by
-            from mods m join mod_versions v on v.name = m.name and v.hash = m.hash order by v.name",
-        );
-        Ok(versions.fetch_all(&self.inner.pool).await?)
+    pub async fn keep_used_mod(&self, version: &ModVersion, day: NaiveDate) -> Result<(), Error> {
+        let name = clean(&version.name);
+        let mut transaction = self.inner.pool.begin().await?;
+        sqlx::query(
+            "insert into mod_versions (name, hash, upload, created_at, created_by, origin, used_on)
+            values ($1, $2, $3, $4, $5, 'file', $6)
+            on conflict (name, hash) do update set used_on = greatest(mod_versions.used_on, excluded.used_on)
+                where mod_versions.origin = 'file'",
+        )
+        .bind(&*name)
+        .bind(&version.hash)
+        .bind(Json(&version.upload))
+        .bind(version.created_at)
+        .bind(version.created_by.as_deref().map(clean))
+        .bind(day)
+        .execute(&mut *transaction)
+        .await?;
+        forget_old_versions(&mut transaction, &name, &version.hash).await?;
+        transaction.commit().await?;
+        Ok(())
     }
 
-    /// All versions of an uploaded mod, newest first; also of one that was removed.
+    /// The version of an uploaded mod that runs take.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn uploaded_mod(&self, name: &str) -> Result<Option<ModVersion>, Error> {
+        let version = sqlx::query_as(
+            "select v.name, v.hash, v.upload, v.created_at, v.created_by, v.origin = 'file' as from_file
+            from mods m join mod_versions v on v.name = m.name and v.hash = m.hash where m.name = $1",
+        );
+        Ok(version.bind(clean(name)).fetch_optional(&self.inner.pool).await?)
+    }
+
+    /// All versions that are kept of a mod, newest first; also of one that was removed.
     ///
     /// # Errors
     /// The database failed.
     pub async fn mod_versions(&self, name: &str) -> Result<Vec<ModVersion>, Error> {
         let versions = sqlx::query_as(
-            "select name, hash, upload, created_at, created_by from mod_versions where name = $1
-            order by created_at desc, hash",
+            "select name, hash, upload, created_at, created_by, origin = 'file' as from_file
+            from mod_versions where name = $1 order by created_at desc, hash",
         );
         Ok(versions.bind(clean(name)).fetch_all(&self.inner.pool).await?)
     }
@@ -123,6 +157,7 @@ impl Store {
         at: DateTime<Utc>,
         by: Option<&str>,
     ) -> Result<(), Error> {
+        let mut transaction = self.inner.pool.begin().await?;
         sqlx::query(
             "insert into mods (name, enabled, changed_at, changed_by) values ($1, $2, $3, $4)
             on conflict (name) do update set enabled = excluded.enabled, changed_at = excluded.changed_at,
@@ -132,8 +167,10 @@ impl Store {
         .bind(enabled)
         .bind(at)
         .bind(by.map(clean))
-        .execute(&self.inner.pool)
+        .execute(&mut *transaction)
         .await?;
+        tell(&mut transaction).await?;
+        transaction.commit().await?;
         Ok(())
     }
 
@@ -142,7 +179,77 @@ impl Store {
     /// # Errors
     /// The database failed.
     pub async fn remove_mod(&self, name: &str) -> Result<(), Error> {
-        sqlx::query("delete from mods where name = $1").bind(clean(name)).execute(&self.inner.pool).await?;
+        let mut transaction = self.inner.pool.begin().await?;
+        sqlx::query("delete from mods where name = $1").bind(clean(name)).execute(&mut *transaction).await?;
+        tell(&mut transaction).await?;
+        transaction.commit().await?;
         Ok(())
     }
+
+    /// The news of mods that this server, or another one on the database, uploads, removes or switches from now on.
+    #[must_use]
+    pub fn mod_changes(&self) -> ModChanges {
+        ModChanges { pool: self.inner.pool.clone(), listener: None }
+    }
+}
+
+/// News of mods.
+pub struct ModChanges {
+    pool: PgPool,
+    listener: Option<PgListener>,
+}
+
+impl ModChanges {
+    /// Returns when something may have changed: also when news may have been missed, and now and then in any case.
+    pub async fn next(&mut self) {
+        let Some(listener) = &mut self.listener else {
+            match listen(&self.pool).await {
+                // What changed before is no news to it.
+                Ok(listener) => self.listener = Some(listener),
+                Err(error) => {
+                    tracing::debug!(%error, "the database has no news of mods");
+                    sleep(PAUSE).await;
+                }
+            }
+            return;
+        };
+        match timeout(LOOK, listener.try_recv()).await {
+            Ok(Ok(Some(_))) => while listener.next_buffered().is_some() {},
+            // The connection was lost, and is another one.
+            Ok(Ok(None)) | Err(_) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the database has no news of mods any more");
+                self.listener = None;
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn listen(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
+    let mut listener = PgListener::connect_with(pool).await?;
+    listener.listen(CHANNEL).await?;
+    Ok(listener)
+}
+
+/// Tells every server on the database once the transaction is done.
+async fn tell(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("select pg_notify($1, '')").bind(CHANNEL).execute(connection).await?;
+    Ok(())
+}
+
+/// Removes the oldest versions of a name where there are too many; never the one that was just kept, nor the one that
+/// runs take.
+async fn forget_old_versions(connection: &mut PgConnection, name: &str, kept: &str) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "delete from mod_versions where name = $1 and hash <> $2
+            and hash is distinct from (select hash from mods where name = $1)
+            and hash not in (select hash from mod_versions where name = $1 order by created_at desc, hash limit $3)",
+    )
+    .bind(name)
+    .bind(kept)
+    .bind(MOST_VERSIONS)
+    .execute(connection)
+    .await?;
+    Ok(())
 }

@@ -56,6 +56,9 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
             gone.push((day, runs.unsigned_abs()));
         }
     }
+    if !gone.is_empty() {
+        let _: i64 = sqlx::query_scalar("select drop_unused_mod_versions()").fetch_one(&mut *connection).await?;
+    }
     Ok(gone)
 }
 

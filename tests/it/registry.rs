@@ -251,3 +251,51 @@ async fn a_mod_that_is_switched_off_is_not_called_from_the_next_token_on() {
     let shown = server.get("/v1/mods/slow").await.1;
     assert_eq!((&shown["enabled"], shown["calls"].as_u64()), (&json!(false), Some(before.len() as u64)), "{shown}");
 }
+
+/// Waits until a server with keys shows the mod as it should be.
+async fn seen(server: &Server, name: &str, is_right: impl Fn(&Value) -> bool) {
+    let begun = Instant::now();
+    loop {
+        let (_, shown) = send(server, "user-key", Method::GET, &format!("/v1/mods/{name}"), None).await;
+        if is_right(&shown) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "{name}: {shown}\n{}", server.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn servers_on_one_database_follow_each_other() {
+    let first = Server::start(&with_uploads());
+    first.wait_ready().await;
+    let postmaster = std::fs::read_to_string(first.data_dir.join("postgres/data/postmaster.pid")).unwrap();
+    let socket = postmaster.lines().nth(4).unwrap().replace('/', "%2F");
+    let url = format!("postgres://thunder@{socket}/thunder");
+    let second = Server::start(&[&with_uploads()[..], &["--database-url", &url]].concat());
+    second.wait_ready().await;
+    let body = json!({"name": "fixed", "language": "python", "source": says("fixed", "one")});
+    let (status, registered) = upload(&first, &body).await;
+    assert_eq!(status, 200, "{registered}");
+    seen(&second, "fixed", |shown| shown["hash"] == registered["hash"]).await;
+    assert_eq!(text(&answer(&second, "user-key", "fixed").await.1), "one");
+
+    let (_, registered) = upload(&second, &json!({"name": "fixed", "source": says("fixed", "two")})).await;
+    assert_eq!(registered["replaced"], true);
+    seen(&first, "fixed", |shown| shown["hash"] == registered["hash"]).await;
+    assert_eq!(text(&answer(&first, "user-key", "fixed").await.1), "two");
+
+    for enabled in [false, true, false] {
+        let path = if enabled { "/v1/mods/fixed/enable" } else { "/v1/mods/fixed/disable" };
+        assert_eq!(send(&first, BOSS, Method::POST, path, None).await.0, 200);
+        seen(&second, "fixed", |shown| shown["enabled"] == enabled).await;
+    }
+    assert_eq!(send(&second, BOSS, Method::POST, "/v1/mods/log-top/disable", None).await.0, 200);
+    seen(&first, "log-top", |shown| shown["enabled"] == false).await;
+
+    assert_eq!(send(&first, BOSS, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
+    seen(&second, "fixed", |shown| shown["hash"].is_null()).await;
+    assert_eq!(answer(&second, "user-key", "fixed").await.0, 400);
+    second.stop("TERM").await;
+}

@@ -64,6 +64,25 @@ async fn a_mod_from_its_first_line_to_a_server() {
     assert!(row.contains("uploaded") && row.contains("Ends sentences calmly."), "{list}");
     let (code, _, said) = run(&[&["mods", "push", &file, "--name", "ban-phrases"][..], &to].concat()).await;
     assert!(code == 1 && said.contains("built-in"), "{said}");
+
+    let package = folder.join("moods");
+    std::fs::create_dir_all(package.join("words")).unwrap();
+    let source = "from thunder_mods import Prefilled, mod\nfrom .words.few import END\n\n\n@mod(events=[Prefilled])\n\
+                  def short(event, actions, tokenizer):\n    return actions.force_output(tokenizer.encode(END))\n";
+    std::fs::write(package.join("short.py"), source).unwrap();
+    std::fs::write(package.join("words/few.py"), "END = \"Yes.\"\n").unwrap();
+    std::fs::write(package.join("test_short.py"), "import pytest\n").unwrap();
+    let moods = package.to_str().unwrap();
+    let (code, told, said) = run(&["mods", "check", moods]).await;
+    assert!(code == 0 && told.contains("short"), "{told}{said}");
+    let (code, told, said) = run(&[&["mods", "push", moods][..], &to].concat()).await;
+    assert!(code == 0 && told.starts_with("short "), "{told}{said}");
+    let ask = json!({"prompt": "Well?", "mods": ["short"]});
+    let request = reqwest::Client::new().post(format!("{}/v1/completions", server.base)).bearer_auth("boss-key");
+    let answer: Value = request.json(&ask).send().await.unwrap().json().await.unwrap();
+    assert_eq!(answer["choices"][0]["text"], "Yes.", "{answer}");
+    let (code, _, said) = run(&[&["mods", "push", moods, "--module", "words"][..], &to].concat()).await;
+    assert!(code == 2 && said.contains("moods.words.few"), "{said}");
     let (code, list, _) = run(&["mods", "list", "--mods-dir", dir]).await;
     assert!(code == 0 && list.contains("calm") && list.contains("ban-phrases"), "{list}");
 }
@@ -209,8 +228,17 @@ async fn a_mod_is_tried_against_recorded_runs() {
         assert!(begun.elapsed().as_secs() < 60, "{}", server.log());
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
-    let (code, _, said) = run(&["replay", "--verify", &recorded, "--server", &server.base]).await;
-    assert!(code == 2 && said.contains("version") && said.contains("stamp"), "{said}");
+    // The version that the run used is kept, and runs in the sandbox.
+    let (code, told, said) = run(&["replay", "--verify", &recorded, "--server", &server.base]).await;
+    if server.get("/props").await.1["mod_sandbox"]["available"] == true {
+        assert_eq!(code, 0, "{told}{said}");
+    } else {
+        assert!(code == 2 && said.contains("sandbox") && said.contains("stamp"), "{said}");
+    }
+    let (_, versions) = server.get("/v1/mods/stamp/versions").await;
+    let origins: Vec<&Value> =
+        versions["versions"].as_array().unwrap().iter().map(|version| &version["origin"]).collect();
+    assert!(origins.len() >= 2 && origins.iter().all(|origin| **origin == "file"), "{versions}");
     let words = ["replay", "--verify", &recorded, "--any-version", "--server", &server.base];
     let (code, told, said) = run(&words).await;
     assert_eq!(code, 0, "what it writes is no difference: {told}{said}");

@@ -63,6 +63,7 @@ pub async fn remove(
     let shown = app.registry().show(&name).ok_or_else(|| unknown(&app, &name))?;
     let where_it_is = match shown.current.origin {
         Origin::Uploaded => {
+            let _changing = app.mods_changing().await;
             app.store()?.remove_mod(&name).await?;
             app.registry().remove(&name);
             app.registry().note(&name, None);

@@ -2,11 +2,15 @@
 //! and uploading needs one in any case and `--allow-mod-upload`.
 
 mod change;
+mod follow;
+mod keep;
 mod show;
 mod upload;
 
-pub(in crate::api) use upload::import;
-pub use upload::load_uploaded;
+pub use follow::Followed;
+pub use keep::keep_used;
+pub(in crate::api) use keep::{stored, used};
+use upload::import;
 
 use super::{ApiError, App, Caller, Kind};
 use axum::Extension;

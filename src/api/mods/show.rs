@@ -66,35 +66,35 @@ pub async fn show(State(app): State<App>, Path(name): Path<String>) -> Result<Js
     app.registry().show(&name).map(Json).ok_or_else(|| unknown(&app, &name))
 }
 
-/// Lists the versions of a mod: of an uploaded one all that are kept, of others those since the server's start.
+/// Lists the versions of a mod: those that were uploaded, those of a file that runs have used, and those of a file since
+/// the server's start.
 #[utoipa::path(get, path = "/v1/mods/{name}/versions", tag = "mods",
     params(("name" = String, Path, description = "Its name")),
     responses((status = 200, body = VersionList), (status = 404, body = Problem)))]
 pub async fn versions(State(app): State<App>, Path(name): Path<String>) -> Result<Json<VersionList>, ApiError> {
     let shown = app.registry().show(&name);
     let current = shown.as_ref().map(|shown| shown.current.hash.clone());
-    let known = match shown {
-        Some(shown) if shown.current.origin != Origin::Uploaded => {
-            let mut versions = shown.earlier;
-            versions.push(shown.current);
-            versions.reverse();
-            versions
-        }
-        _ => {
-            let stored = app.store()?.mod_versions(&name).await?;
-            let version = |stored: crate::store::ModVersion| Version {
+    let mut versions: Vec<Version> = Vec::new();
+    if let Some(mut shown) = shown {
+        versions.append(&mut shown.earlier);
+        versions.push(shown.current);
+    }
+    for stored in app.store()?.mod_versions(&name).await? {
+        if versions.iter().all(|known| known.hash != stored.hash) {
+            versions.push(Version {
                 hash: stored.hash,
-                origin: Origin::Uploaded,
+                origin: if stored.from_file { Origin::File } else { Origin::Uploaded },
                 registered_at: Some(stored.created_at),
                 registered_by: stored.created_by,
-            };
-            stored.into_iter().map(version).collect()
+            });
         }
-    };
-    if known.is_empty() {
+    }
+    if versions.is_empty() {
         return Err(unknown(&app, &name));
     }
-    Ok(Json(VersionList { name, current, versions: known }))
+    // What runs take comes first, also where it was registered before.
+    versions.sort_by_key(|version| std::cmp::Reverse((current.as_ref() == Some(&version.hash), version.registered_at)));
+    Ok(Json(VersionList { name, current, versions }))
 }
 
 /// Shows a mod's source: a text, or for a package JSON, an object from path to text.

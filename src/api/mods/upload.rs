@@ -71,27 +71,34 @@ pub async fn register(
         upload: serde_json::to_value(&upload).map_err(ApiError::internal)?,
         created_at: app.now(),
         created_by: by.clone(),
+        from_file: false,
     };
+    let changing = app.mods_changing().await;
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
     let replaced = app.registry().register(factory, as_version(version.hash, version.created_at, by)).map_err(taken)?;
+    drop(changing);
     app.registry().note(&name, None);
     tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "a mod was uploaded");
     let enabled = app.registry().show(&name).is_some_and(|shown| shown.enabled);
     Ok(axum::Json(Registered { name, replaced, description: described.description, hash, enabled }))
 }
 
-fn as_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> Version {
+pub(super) fn as_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> Version {
     Version { hash, origin: Origin::Uploaded, registered_at: Some(at), registered_by: by }
 }
 
 /// Imports a source in a worker, as somebody else's.
-pub(in crate::api) async fn import(app: &App, upload: Upload) -> Result<Arc<dyn Factory>, ApiError> {
+pub(super) async fn import(app: &App, upload: Upload) -> Result<Arc<dyn Factory>, ApiError> {
+    import_as(upload, mods::python::PythonMods { origin: Origin::Uploaded, ..app.registry().python() }).await
+}
+
+/// Imports a source in a worker, as those mods run.
+pub(super) async fn import_as(upload: Upload, python: mods::python::PythonMods) -> Result<Arc<dyn Factory>, ApiError> {
     static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
     let busy = || ApiError::new(Kind::Busy, "too many mods are being checked at the moment").retry_after(1);
     let _waits = WAITING.try_acquire().map_err(|_| busy())?;
     let _turn = CHECKS.acquire().await.map_err(|_| busy())?;
-    let python = mods::python::PythonMods { origin: Origin::Uploaded, ..app.registry().python() };
     let loaded = tokio::task::spawn_blocking(move || upload.load(&python)).await.map_err(ApiError::internal)?;
     loaded.map_err(|error| match &error {
         LoadError::Failed { .. } => {
@@ -104,35 +111,4 @@ pub(in crate::api) async fn import(app: &App, upload: Upload) -> Result<Arc<dyn 
         // What is missing is the server's to have.
         _ => ApiError::unavailable(error.to_string()),
     })
-}
-
-/// Registers the mods that were uploaded in the past, where that is allowed, and switches off what was switched off. One
-/// that cannot be loaded any more is told, and keeps nothing else away.
-///
-/// # Errors
-/// The database failed.
-pub async fn load_uploaded(app: &App) -> Result<(), crate::store::Error> {
-    let Ok(store) = app.store() else { return Ok(()) };
-    if app.config().server.allow_mod_upload {
-        for stored in store.uploaded_mods().await? {
-            let name = stored.name.clone();
-            if let Err(message) = load_one(app, stored).await {
-                tracing::error!(mod.name = name, "an uploaded mod is not there: {message}");
-                let problem = mods::Problem { file: name.clone(), message, traceback: None, at: app.now() };
-                app.registry().note(&name, Some(problem));
-            }
-        }
-    }
-    for state in store.mod_states().await?.into_iter().filter(|state| !state.enabled) {
-        app.registry().enable(&state.name, false);
-    }
-    Ok(())
-}
-
-async fn load_one(app: &App, stored: ModVersion) -> Result<(), String> {
-    let upload: Upload = serde_json::from_value(stored.upload).map_err(|error| error.to_string())?;
-    let factory = import(app, upload).await.map_err(|error| error.problem().detail)?;
-    let version = as_version(stored.hash, stored.created_at, stored.created_by);
-    app.registry().register(factory, version).map_err(|taken| taken.to_string())?;
-    Ok(())
 }

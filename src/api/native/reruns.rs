@@ -10,7 +10,7 @@ use crate::events::{FinishReason, Prompt, RunId, Surface};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::Reading;
 use crate::model::grammar::Constraint;
-use crate::mods::{Chosen, ModRef, Upload, version_of};
+use crate::mods::{Chosen, ModRef, version_of};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -206,25 +206,25 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Chos
             Ok(mut found) if found.iter().all(is_same) => chosen.append(&mut found),
             Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
             Err(error) if then.is_none() => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
-            Ok(_) | Err(_) => chosen.push(stored(app, mod_ref, then.unwrap_or_default()).await?),
+            Ok(_) | Err(_) => chosen.push(earlier(app, mod_ref, then.unwrap_or_default()).await?),
         }
     }
     Ok(chosen)
 }
 
-/// An earlier version of an uploaded mod.
-async fn stored(app: &App, mod_ref: ModRef, hash: &str) -> Result<Chosen, ApiError> {
-    let versions = app.store()?.mod_versions(&mod_ref.name).await?;
-    let found = versions.into_iter().find(|version| version.hash == hash);
-    let Some(found) = found.filter(|_| app.config().server.allow_mod_upload) else {
-        let short: String = hash.chars().take(12).collect();
-        let now = match app.registry().show(&mod_ref.name) {
-            Some(shown) => format!("it is {} now", shown.description.version),
-            None => "there is no such mod now".to_owned(),
-        };
-        let detail = format!("the recorded run ran with version {short} of the mod '{}', and {now}", mod_ref.name);
-        return Err(ApiError::conflict(detail).at("prompt.parameters.mods"));
+/// An earlier version of a mod.
+async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<Chosen, ApiError> {
+    if let Some(version) = registry::stored(app, &mod_ref.name, hash).await? {
+        return registry::used(app, version, mod_ref).await;
+    }
+    let short: String = hash.chars().take(12).collect();
+    let now = match app.registry().show(&mod_ref.name) {
+        Some(shown) => format!("it is {} now", shown.description.version),
+        None => "there is no such mod now".to_owned(),
     };
-    let upload: Upload = serde_json::from_value(found.upload).map_err(ApiError::internal)?;
-    Ok(Chosen { factory: registry::import(app, upload).await?, mod_ref })
+    let detail = format!(
+        "the recorded run ran with version {short} of the mod '{}', which is not kept here, and {now}",
+        mod_ref.name
+    );
+    Err(ApiError::conflict(detail).at("prompt.parameters.mods"))
 }

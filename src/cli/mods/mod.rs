@@ -5,6 +5,7 @@ mod dry_run;
 mod list;
 mod new;
 mod push;
+mod source;
 mod test;
 
 use clap::Subcommand;

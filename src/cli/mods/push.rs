@@ -1,4 +1,4 @@
-use super::check;
+use super::source;
 use crate::cli::client::ServerArgs;
 use crate::cli::startup;
 use anyhow::bail;
@@ -7,12 +7,15 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Registers the mods of Python files with a server, which must have been started with --allow-mod-upload
+/// Registers the mods of Python files and folders with a server, which must have been started with --allow-mod-upload
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The files
-    #[arg(required = true, value_name = "FILE.py")]
+    /// The files; a folder is a package of its name, whose modules import each other
+    #[arg(required = true, value_name = "FILE.py|DIR")]
     files: Vec<PathBuf>,
+    /// The module of a folder that has the mods; without it, all that have some
+    #[arg(long, value_name = "MODULE")]
+    module: Option<String>,
     /// Another name, for a file with one mod
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -30,8 +33,11 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut uploads = Vec::new();
     for file in &args.files {
-        match check::load(file).await? {
-            Ok((text, found)) => uploads.extend(found.iter().map(|factory| (factory.describe().name, text.clone()))),
+        match source::load(file, args.module.as_deref()).await? {
+            Ok(found) => uploads.extend(found.into_iter().flat_map(|found| {
+                let names: Vec<String> = found.mods.iter().map(|factory| factory.describe().name).collect();
+                names.into_iter().map(move |name| (name, found.module.clone(), found.source.clone()))
+            })),
             Err(error) => {
                 eprintln!("thunder: {}", startup::described(&error));
                 return Ok(ExitCode::FAILURE);
@@ -41,9 +47,11 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
     if uploads.len() != 1 && (args.name.is_some() || args.description.is_some()) {
         bail!("--name and --description are for one mod; there are {}", uploads.len());
     }
-    for (own, text) in uploads {
+    for (own, module, source) in uploads {
         let name = args.name.as_ref().unwrap_or(&own);
-        let body = json!({ "name": name, "description": args.description, "language": "python", "source": text });
+        let body = json!({
+            "name": name, "description": args.description, "language": "python", "module": module, "source": source
+        });
         let request = server.request(Method::POST, "/v1/mods").json(&body);
         let answer: Value = match server.send(request).await {
             Ok(response) => response.json().await?,

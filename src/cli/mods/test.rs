@@ -1,4 +1,4 @@
-use super::{check, dry_run};
+use super::{dry_run, source};
 use crate::cli::client::ServerArgs;
 use crate::cli::place::PlaceArgs;
 use crate::cli::{export, startup};
@@ -47,8 +47,8 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     if args.against.is_empty() {
         return own_tests(&args.file, args.json).await;
     }
-    let factory = match check::load(&args.file).await? {
-        Ok((_, found)) => choose(found, args.name.as_deref())?,
+    let factory = match source::load(&args.file, None).await? {
+        Ok(found) => choose(found.into_iter().flat_map(|found| found.mods).collect(), args.name.as_deref())?,
         Err(error) => bail!("{}", startup::described(&error)),
     };
     let config: Option<Value> = match &args.config {

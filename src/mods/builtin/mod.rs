@@ -3,6 +3,9 @@
 //! A factory reads its configuration once per run (`config`) and refuses what it does not know, naming the field
 //! and what would be right. A session looks only at the end of the sequence, never at all of it: a call costs the
 //! same at token 10 and at token 100 000.
+//!
+//! What is not here: steering between two prompts. It takes the logits of a second sequence at every step, and a run is
+//! one sequence.
 
 mod ban_phrases;
 mod bias_tokens;

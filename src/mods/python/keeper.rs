@@ -8,7 +8,9 @@
 use super::desk::Shared;
 use super::logs::Logs;
 use super::memory::{SharedMemory, Slot};
-use super::message::{Ask, FromWorker, Said, ToWorker, VocabularyHead, control_tokens, to_json, vocabulary_body};
+use super::message::{
+    About, Ask, FromWorker, LONGEST_TEXT, Said, ToWorker, VocabularyHead, control_tokens, to_json, vocabulary_body,
+};
 use super::process::{Lost, Process, ending};
 use super::recipe::{Recipe, end};
 use crate::events::EventType;
@@ -263,16 +265,7 @@ impl Keeper {
         loop {
             match self.recipe.receive(worker, deadline, logs, Some(run))? {
                 (FromWorker::Ask(ask), _) => {
-                    let (answer, body) = match ask {
-                        Ask::Encode { text, add_special } => {
-                            let tokens = Some(vocabulary.encode(&text, add_special, true));
-                            (ToWorker::Answer { tokens, control: None }, Vec::new())
-                        }
-                        Ask::Vocabulary => {
-                            let control = Some(control_tokens(vocabulary));
-                            (ToWorker::Answer { tokens: None, control }, vocabulary_body(vocabulary))
-                        }
-                    };
+                    let (answer, body) = answer(ask, &self.vocabularies)?;
                     worker.send(&to_json(&answer), &body, deadline)?;
                 }
                 answer => return Ok(answer),
@@ -368,6 +361,25 @@ pub fn reply_of(
         elapsed: Duration::from_nanos(elapsed_ns),
         ..Reply::default()
     }
+}
+
+/// The answer to a question, with its body.
+fn answer(ask: Ask, vocabularies: &[Weak<Vocabulary>]) -> Result<(ToWorker<'static>, Vec<u8>), Lost> {
+    let (mut tokens, mut control, mut body) = (None, None, Vec::new());
+    let vocabulary = vocabularies.get(ask.vocabulary).and_then(Weak::upgrade);
+    let gone = vocabulary.is_none();
+    match (ask.about, vocabulary) {
+        (About::Encode { text, .. }, _) if text.len() > LONGEST_TEXT => {
+            return Err(Lost::Protocol(format!("it wants {} bytes encoded at once", text.len())));
+        }
+        (About::Encode { text, add_special }, Some(known)) => tokens = Some(known.encode(&text, add_special, true)),
+        (About::Vocabulary, Some(known)) => {
+            control = Some(control_tokens(&known));
+            body = vocabulary_body(&known);
+        }
+        (_, None) => {}
+    }
+    Ok((ToWorker::Answer { tokens, control, gone }, body))
 }
 
 /// The id by which workers know a vocabulary. Those of models that are gone make room.

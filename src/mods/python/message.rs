@@ -10,6 +10,14 @@ use serde_json::Value;
 /// Version of the protocol. The SDK travels inside the binary, so both sides always agree.
 pub const PROTOCOL: u32 = 1;
 
+/// Bytes that are kept of an exception's line and of its traceback.
+const LONGEST_MESSAGE: usize = 8 << 10;
+const LONGEST_TRACEBACK: usize = 256 << 10;
+/// Bytes of the text of an error that a mod ends its run with.
+const LONGEST_ERROR: usize = 64 << 10;
+/// Bytes of a text that is encoded for a worker. A longer one would keep the keeper from minding the deadline.
+pub const LONGEST_TEXT: usize = 1 << 20;
+
 /// From the server to the worker.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -47,6 +55,9 @@ pub enum ToWorker<'a> {
         tokens: Option<Vec<TokenId>>,
         #[serde(skip_serializing_if = "Option::is_none")]
         control: Option<Vec<TokenId>>,
+        /// There is no such vocabulary any more.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        gone: bool,
     },
 }
 
@@ -134,13 +145,22 @@ pub struct Handler {
     pub entrypoint: String,
 }
 
-/// A question of the worker.
+/// A question of the worker about a vocabulary that it was told of.
+#[derive(Deserialize)]
+pub struct Ask {
+    /// The vocabulary's id.
+    pub vocabulary: usize,
+    #[serde(flatten)]
+    pub about: About,
+}
+
+/// What it asks.
 #[derive(Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-pub enum Ask {
+pub enum About {
     /// Token ids of a text.
     Encode { text: String, add_special: bool },
-    /// The whole vocabulary.
+    /// All of it.
     Vocabulary,
 }
 
@@ -153,7 +173,14 @@ pub struct WireException {
 
 impl From<WireException> for Exception {
     fn from(wire: WireException) -> Self {
-        Self { message: wire.message, traceback: wire.traceback }
+        let mut message = wire.message;
+        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+        let traceback = wire.traceback.map(|mut text| {
+            // What was raised last, and where, is at the end.
+            text.drain(..text.ceil_char_boundary(text.len().saturating_sub(LONGEST_TRACEBACK)));
+            text
+        });
+        Self { message, traceback }
     }
 }
 
@@ -275,6 +302,9 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
                 return Err("all tokens are banned: every logit is -inf".into());
             }
             Ok(())
+        }
+        Action::EmitError(message) if message.len() > LONGEST_ERROR => {
+            Err(format!("the text of an error has at most {LONGEST_ERROR} bytes, not {}", message.len()))
         }
         _ => Ok(()),
     }

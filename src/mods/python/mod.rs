@@ -232,6 +232,14 @@ impl PythonMods {
             .map_err(|source| LoadError::Unreadable { path: path.display().to_string(), source })?;
         let file =
             path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+        self.text(file, text)
+    }
+
+    /// All mods of a text; `file` is its name in tracebacks.
+    ///
+    /// # Errors
+    /// [`LoadError`]; a text without any mod is one.
+    pub fn text(&self, file: String, text: String) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
         let (recipe, handlers) = self.discover(&source, None)?;
         Ok(handlers.into_iter().map(|handler| self.make(handler, &recipe)).collect())

@@ -7,12 +7,14 @@ mod folder;
 mod sourced;
 mod switch;
 mod upload;
+mod uses;
 mod version;
 
 pub use folder::{Folder, Watch};
 pub use sourced::Sourced;
 pub use switch::{Failure, Record};
 pub use upload::{SourceText, Upload, WrongUpload};
+pub use uses::Use;
 pub use version::{Origin, Version};
 
 use super::Factory;
@@ -23,6 +25,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use switch::{State, Switch, Switched};
+use tokio::sync::mpsc;
+use uses::Uses;
 
 /// Versions that are remembered of a mod, besides the one that runs take.
 const MOST_EARLIER: usize = 50;
@@ -164,6 +168,7 @@ pub struct Registry {
     /// By file, or by name for one that has none.
     problems: RwLock<BTreeMap<String, Problem>>,
     python: RwLock<PythonMods>,
+    uses: Uses,
 }
 
 impl Registry {
@@ -175,6 +180,11 @@ impl Registry {
             registry.insert(factory);
         }
         registry
+    }
+
+    /// The versions of files that runs begin with from now on; only the first call gets them.
+    pub fn uses(&self) -> mpsc::UnboundedReceiver<Use> {
+        self.uses.tell()
     }
 
     /// From now on Python mods run like this.
@@ -326,6 +336,7 @@ impl Registry {
         refs.into_iter()
             .map(|mod_ref| match mods.get(&mod_ref.name) {
                 Some(entry) if entry.factory.switch().is_on() => {
+                    self.uses.note(&mod_ref.name, &entry.version, &*entry.factory);
                     Ok(Chosen { factory: Arc::clone(&entry.factory) as Arc<dyn Factory>, mod_ref })
                 }
                 Some(_) => {

@@ -30,6 +30,24 @@ pub enum SourceText {
 }
 
 impl SourceText {
+    /// All its mods; `module` is the one of a package that is looked into, and `file` the name of a text in tracebacks.
+    ///
+    /// # Errors
+    /// Python's own error, with its traceback; no mod at all is one.
+    pub fn mods(
+        &self,
+        file: &str,
+        module: Option<&str>,
+        python: &PythonMods,
+    ) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
+        let text = match self {
+            Self::Text(text) => text.clone(),
+            Self::Files(files) => bundle(files, module.unwrap_or_default()),
+        };
+        let found = python.text(file.to_owned(), text)?;
+        Ok(found.into_iter().map(|factory| Sourced::wrap(factory, self.clone())).collect())
+    }
+
     /// SHA-256 in hexadecimal: of the text, as `sha256sum` has it; of a package over path, length and text of each file, in
     /// the order of the paths.
     #[must_use]

@@ -2,6 +2,7 @@
 
 mod embedded;
 mod ingest;
+mod mods;
 mod recorder;
 mod retention;
 mod runs;

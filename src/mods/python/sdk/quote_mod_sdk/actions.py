@@ -1,1 +1,3 @@
-from thunder_mods.actions import ActionBuilder, InvalidActionError, for_event  # noqa: F401
+from thunder_mods.actions import ActionBuilder, InvalidActionError, for_event
+
+__all__ = ["ActionBuilder", "InvalidActionError", "for_event"]

@@ -1,1 +1,3 @@
-from thunder_mods.conversation import get_conversation, get_schemas, tool_call_pairs  # noqa: F401
+from thunder_mods.conversation import get_conversation, get_schemas, tool_call_pairs
+
+__all__ = ["get_conversation", "get_schemas", "tool_call_pairs"]

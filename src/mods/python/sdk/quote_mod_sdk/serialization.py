@@ -1,1 +1,3 @@
-from thunder_mods.serialization import serialize_mod  # noqa: F401
+from thunder_mods.serialization import serialize_mod
+
+__all__ = ["serialize_mod"]

@@ -1,1 +1,3 @@
-from thunder_mods.tokenizer import tokenize  # noqa: F401
+from thunder_mods.tokenizer import tokenize
+
+__all__ = ["tokenize"]

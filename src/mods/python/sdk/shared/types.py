@@ -1,4 +1,4 @@
-from thunder_mods import (  # noqa: F401
+from thunder_mods import (
     Added,
     AdjustedLogits,
     AdjustedPrefill,
@@ -14,3 +14,20 @@ from thunder_mods import (  # noqa: F401
     Sampled,
     ToolCalls,
 )
+
+__all__ = [
+    "Added",
+    "AdjustedLogits",
+    "AdjustedPrefill",
+    "Backtrack",
+    "EmitError",
+    "ForceOutput",
+    "ForceTokens",
+    "ForwardPass",
+    "ModAction",
+    "ModEvent",
+    "Noop",
+    "Prefilled",
+    "Sampled",
+    "ToolCalls",
+]

@@ -1,1 +1,3 @@
-from thunder_mods.actions import InvalidActionError, validate_action  # noqa: F401
+from thunder_mods.actions import InvalidActionError, validate_action
+
+__all__ = ["InvalidActionError", "validate_action"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from .events import Added, ForwardPass, ModEvent, Prefilled, Sampled
@@ -118,7 +119,7 @@ def _token_ids(tokens: Iterable[int], method: str) -> List[int]:
         raise InvalidActionError("%s takes token ids, not text; tokenizer.encode(text) makes them" % method)
     try:
         return [int(token) for token in tokens]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidActionError("%s takes a list of token ids: %s" % (method, error)) from None
 
 
@@ -168,6 +169,8 @@ class ActionBuilder:
         before = getattr(self._event, "logits", None)
         if logits is None and set is None and add is None:
             logits = before
+        if token_temp is not None and not 0 <= token_temp < math.inf:
+            raise InvalidActionError("token_temp must be 0 or more, not %s" % token_temp)
         action = AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
         action._before = before if isinstance(before, Logits) else None
         return action

@@ -74,6 +74,10 @@ class ModEvent:
     seed: int = 0
     #: The model's name.
     model: Optional[str] = None
+    #: What Quote's engine can tell of a layer, and this one does not: always None.
+    hidden_states: Any = None
+    attention_patterns: Any = None
+    layer: Optional[int] = None
     _tokenizer: Any = None
     _held_back: Optional[int] = None
 

@@ -8,6 +8,8 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tup
 from . import conversation as _conversation
 
 _CACHED_TEXTS = 4096
+#: Bytes of a text that is encoded at once; the server takes no more.
+_LONGEST_TEXT = 1 << 20
 
 
 class Tokenizer:
@@ -42,12 +44,15 @@ class Tokenizer:
         return self._size
 
     def encode(self, text: str, add_special_tokens: bool = False, **_ignored: Any) -> List[int]:
-        """Token ids of the text. The literals of special tokens are read as those tokens."""
+        """Token ids of the text, which has at most a mebibyte. The literals of special tokens are read as those tokens."""
         key = (text, bool(add_special_tokens))
         tokens = self._encoded.get(key)
         if tokens is None:
             if not isinstance(text, str):
                 raise TypeError("encode takes a text, not %s" % type(text).__name__)
+            size = len(text.encode("utf-8", "replace"))
+            if size > _LONGEST_TEXT:
+                raise ValueError("encode takes a text of at most %d bytes at once, not of %d" % (_LONGEST_TEXT, size))
             answer, _ = self._ask({"what": "encode", "text": text, "add_special": key[1]})
             tokens = answer["tokens"]
             if len(self._encoded) >= _CACHED_TEXTS:

@@ -1,1 +1,3 @@
-from thunder_mods.strategies.primitives import ListStrategy  # noqa: F401
+from thunder_mods.strategies.primitives import ListStrategy
+
+__all__ = ["ListStrategy"]

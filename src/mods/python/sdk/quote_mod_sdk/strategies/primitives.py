@@ -1,4 +1,4 @@
-from thunder_mods.strategies.primitives import (  # noqa: F401
+from thunder_mods.strategies.primitives import (
     CharsMode,
     CharsStrategy,
     ChoicesStrategy,
@@ -6,3 +6,5 @@ from thunder_mods.strategies.primitives import (  # noqa: F401
     UntilEndType,
     UntilStrategy,
 )
+
+__all__ = ["CharsMode", "CharsStrategy", "ChoicesStrategy", "TokensStrategy", "UntilEndType", "UntilStrategy"]

@@ -1,4 +1,4 @@
-from thunder_mods.strategies.strategy_constructor import (  # noqa: F401
+from thunder_mods.strategies.strategy_constructor import (
     CharsMode,
     CharsStrat,
     ChoicesStrat,
@@ -7,3 +7,5 @@ from thunder_mods.strategies.strategy_constructor import (  # noqa: F401
     UntilEndType,
     UntilStrat,
 )
+
+__all__ = ["CharsMode", "CharsStrat", "ChoicesStrat", "ListStrat", "StrategyConstructor", "UntilEndType", "UntilStrat"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Protocol, Set, Union, runtime_checkable
+from typing import Any, Dict, Iterable, Optional, Protocol, Set, Union, runtime_checkable
 
 from ..actions import Backtrack, ForceTokens
 
@@ -68,3 +68,20 @@ def tokenize_str(text: Optional[str], tokenizer: Any) -> "list[int]":
 def decode_token(tokenizer: Any, token_id: int) -> str:
     """The token's text; "" for a control token."""
     return str(tokenizer.decode([int(token_id)], skip_special_tokens=True))
+
+
+class TrieNode:
+    """A set of token sequences by their beginnings, for strategies of your own."""
+
+    def __init__(self) -> None:
+        #: What can follow, by token id.
+        self.children: Dict[int, TrieNode] = {}
+        #: Whether a sequence ends here.
+        self.terminal = False
+
+    def insert(self, sequence: Iterable[int]) -> None:
+        """Adds a sequence."""
+        node = self
+        for token in sequence:
+            node = node.children.setdefault(int(token), TrieNode())
+        node.terminal = True

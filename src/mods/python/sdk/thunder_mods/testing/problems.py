@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Any, Optional
 
 from ..actions import AdjustedLogits, AdjustedPrefill, Backtrack, ForceOutput, ForceTokens, ModAction, ToolCalls
 
@@ -25,12 +25,28 @@ def problem(action: ModAction, vocabulary: int, context: int) -> Optional[str]:
             return "token_temp is %s; it must be 0 or more" % temperature
         outside = [token for edits in (action.set, action.add) for token in edits or () if not 0 <= token < vocabulary]
         return _unknown(outside[0], vocabulary) if outside else None
-    if isinstance(action, ToolCalls) and not isinstance(action.tool_calls, (dict, list, tuple)):
-        return "ToolCalls needs one tool call or a list of them"
+    if isinstance(action, ToolCalls):
+        return _of_tool_calls(action.tool_calls)
     if isinstance(action, (AdjustedPrefill, Backtrack, ForceOutput, ForceTokens)):
         for token in action.tokens or ():
             if not 0 <= token < vocabulary:
                 return _unknown(token, vocabulary)
+    return None
+
+
+def _of_tool_calls(payload: Any) -> Optional[str]:
+    if isinstance(payload, dict) and "tool_calls" in payload:
+        payload = payload["tool_calls"]
+    calls = list(payload) if isinstance(payload, (list, tuple)) else [payload]
+    if not calls:
+        return "ToolCalls needs at least one tool call"
+    for index, call in enumerate(calls):
+        given = call.get("function") if isinstance(call, dict) else None
+        function = given if isinstance(given, dict) else call
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            shape = '{"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
+            return "ToolCalls: call %d names no function; a call is %s" % (index, shape)
     return None
 
 

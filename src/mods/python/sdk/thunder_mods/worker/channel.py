@@ -15,6 +15,8 @@ from typing import Any, Dict, Optional, Tuple
 _MOMENT_NS = 100_000
 _yield = getattr(os, "sched_yield", lambda: None)
 _LENGTHS = struct.Struct("<II")
+#: Longest header and body that the server takes, in bytes.
+_LONGEST = (16 << 20, 64 << 20)
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 _decode = json.JSONDecoder().decode
 
@@ -73,6 +75,9 @@ class Channel:
         """Sends a frame whose header is JSON already."""
         if self._socket is None:
             return
+        for length, longest in zip((len(header), len(body)), _LONGEST):
+            if length > longest:
+                raise ValueError("what is sent to the server has %d bytes, at most %d are taken" % (length, longest))
         try:
             with self._sending:
                 self._socket.sendall(_LENGTHS.pack(len(header), len(body)) + header + body)

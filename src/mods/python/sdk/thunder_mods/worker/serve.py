@@ -6,6 +6,7 @@ import linecache
 import os
 import shutil
 import sys
+import threading
 import time
 import traceback
 import types
@@ -34,6 +35,12 @@ from .capture import Capture
 from .channel import Channel, Memory
 
 PROTOCOL = 1
+
+#: Largest number of tokens that is sent.
+_MOST_COUNT = 2**31 - 1
+#: Characters of an exception's line and traceback that are sent.
+_LONGEST_MESSAGE = 2000
+_LONGEST_TRACEBACK = 64 * 1024
 
 Header = Dict[str, Any]
 
@@ -66,6 +73,8 @@ class Worker:
         self.holdback = 0
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
+        # A thread of the mod may ask as well: an answer belongs to who asked, and a call ends when nobody waits for one.
+        self.asking = threading.Lock()
 
     def serve(self) -> None:
         """Answers frames until the server has gone."""
@@ -140,10 +149,15 @@ class Worker:
         vocabulary = header["vocabulary"]
         tokenizer = self.tokenizers.get(vocabulary["id"])
         if tokenizer is None:
+            number = vocabulary["id"]
             tokenizer = Tokenizer(
-                self.ask, vocabulary["size"], vocabulary["eos"], vocabulary["bos"], vocabulary["end_of_generation"]
+                lambda question: self.ask(dict(question, vocabulary=number)),
+                vocabulary["size"],
+                vocabulary["eos"],
+                vocabulary["bos"],
+                vocabulary["end_of_generation"],
             )
-            self.tokenizers[vocabulary["id"]] = tokenizer
+            self.tokenizers[number] = tokenizer
         self.runs[header["run"]] = Run(header, tokenizer, self.defaults)
 
     def finish(self, header: Header, _: bytes) -> None:
@@ -165,10 +179,15 @@ class Worker:
 
     def ask(self, header: Header) -> Tuple[Header, bytes]:
         """Asks the server what only it knows."""
-        self.channel.send(dict(header, kind="ask"))
-        frame = self.channel.receive()
+        with self.asking:
+            if conversation.current is None:
+                raise RuntimeError("the tokenizer can ask the server only while a call goes on")
+            self.channel.send(dict(header, kind="ask"))
+            frame = self.channel.receive()
         if frame is None:
             os._exit(0)
+        if frame[0].get("gone"):
+            raise RuntimeError("the model of this tokenizer is gone")
         return frame
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -194,8 +213,6 @@ class Worker:
         except BaseException as error:  # sys.exit() in a mod is the mod's error too
             held_back = None if event is None else event._held_back
             self.reply(None, self._exception(error), time.perf_counter_ns() - began, held_back=held_back)
-        finally:
-            conversation.current = None
 
     def _event(self, header: Header, run: Run) -> ModEvent:
         offset, count = header["tokens"]
@@ -230,7 +247,8 @@ class Worker:
             return self._wire_logits(action, event)
         fields: Header = {}
         if isinstance(action, Backtrack):
-            fields = {"n": action.n, "tokens": _ids(action.tokens or [])}
+            # More than any sequence has; all that was generated goes.
+            fields = {"n": min(action.n, _MOST_COUNT), "tokens": _ids(action.tokens or [])}
         elif isinstance(action, (ForceTokens, ForceOutput)):
             fields = {"tokens": _ids(action.tokens)}
         elif isinstance(action, AdjustedPrefill):
@@ -278,6 +296,8 @@ class Worker:
         held_back: Optional[int] = None,
     ) -> None:
         """Ends the call."""
+        with self.asking:
+            conversation.current = None
         self.capture.end_call()
         if action is None and exception is None and held_back is None:
             # What most calls say.
@@ -285,28 +305,34 @@ class Worker:
             return
         header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
         if held_back is not None:
-            header["holdback"] = self.holdback if held_back < 0 else held_back
+            header["holdback"] = self.holdback if held_back < 0 else min(held_back, _MOST_COUNT)
         self.channel.send(header, body)
 
     def _exception(self, error: BaseException) -> Header:
         """One line, and the traceback without the frames of the SDK."""
-        text = str(error).strip() or "no message"
-        if isinstance(error, SyntaxError):
-            text = "%s (%s, line %s)" % (error.msg, error.filename, error.lineno)
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(self.sdk):
-            trace = trace.tb_next
-        lines = traceback.format_exception(type(error), error, trace)
-        return {"message": "%s: %s" % (type(error).__name__, text.splitlines()[0]), "traceback": "".join(lines)}
+        try:
+            text = str(error).strip() or "no message"
+            if isinstance(error, SyntaxError):
+                text = "%s (%s, line %s)" % (error.msg, error.filename, error.lineno)
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename.startswith(self.sdk):
+                trace = trace.tb_next
+            whole = "".join(traceback.format_exception(type(error), error, trace))
+        except BaseException:  # an exception's text is the mod's code, too
+            text, whole = "its text cannot be read", ""
+        message = "%s: %s" % (type(error).__name__, text.splitlines()[0])
+        # What was raised last, and where, is at the end.
+        return {"message": message[:_LONGEST_MESSAGE], "traceback": whole[-_LONGEST_TRACEBACK:]}
 
 
 def _ids(tokens: Any) -> List[int]:
     try:
         ids = [int(token) for token in tokens]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidActionError("an action takes token ids: %s" % error) from None
-    if any(not -(2**31) <= token < 2**31 for token in ids):
-        raise InvalidActionError("an action takes token ids, not %r" % ids)
+    for token in ids:
+        if not -(2**31) <= token < 2**31:
+            raise InvalidActionError("an action takes token ids, and %.40r is none" % (token,))
     return ids
 
 

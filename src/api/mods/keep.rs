@@ -1,0 +1,67 @@
+//! Versions of mods that are not the present ones: those of files are kept when runs use them, and all of them can be run
+//! again.
+
+use super::upload::import_as;
+use crate::api::{ApiError, App};
+use crate::mods::python::PythonMods;
+use crate::mods::python::sandbox::Policy;
+use crate::mods::{Chosen, ModRef, Origin, Upload, Use};
+use crate::store::ModVersion;
+use serde_json::json;
+use std::time::Duration;
+
+/// Pause before the database is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Keeps the versions of files that runs use, from now on until the server stops.
+pub fn keep_used(app: &App) {
+    let (app, mut uses) = (app.clone(), app.registry().uses());
+    tokio::spawn(async move {
+        loop {
+            let used = tokio::select! {
+                () = app.stopped() => return,
+                used = uses.recv() => used,
+            };
+            let Some(used) = used else { return };
+            while let Err(error) = keep(&app, &used).await {
+                tracing::debug!(mod.name = used.name, "a version of a mod is not kept yet: {}", error.problem().detail);
+                tokio::select! {
+                    () = app.stopped() => return,
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+            }
+        }
+    });
+}
+
+async fn keep(app: &App, used: &Use) -> Result<(), ApiError> {
+    let version = ModVersion {
+        name: used.name.clone(),
+        hash: used.version.hash.clone(),
+        upload: json!({ "name": used.name, "language": "python", "source": used.source }),
+        created_at: used.version.registered_at.unwrap_or_else(|| app.now()),
+        created_by: used.version.registered_by.clone(),
+        from_file: true,
+    };
+    Ok(app.store()?.keep_used_mod(&version, used.day).await?)
+}
+
+/// The version of a mod that is kept under that hash, where there is one that may be run.
+pub(in crate::api) async fn stored(app: &App, name: &str, hash: &str) -> Result<Option<ModVersion>, ApiError> {
+    let versions = app.store()?.mod_versions(name).await?;
+    let may_run = |version: &ModVersion| version.from_file || app.config().server.allow_mod_upload;
+    Ok(versions.into_iter().find(|version| version.hash == hash).filter(may_run))
+}
+
+/// The version, for a run. What comes out of the database runs in the sandbox, also where it was a file once.
+pub(in crate::api) async fn used(app: &App, version: ModVersion, mod_ref: ModRef) -> Result<Chosen, ApiError> {
+    let upload: Upload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
+    if version.from_file {
+        app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
+    }
+    let python = app.registry().python();
+    let policy = if python.policy == Policy::Off { Policy::Off } else { Policy::All };
+    let origin = if version.from_file { Origin::File } else { Origin::Uploaded };
+    let factory = import_as(upload, PythonMods { policy, origin, ..python }).await?;
+    Ok(Chosen { factory, mod_ref })
+}

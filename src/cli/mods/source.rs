@@ -1,0 +1,125 @@
+//! What a person names as the source of mods: a file, or a folder, which is a package of that name.
+
+use crate::mods::python::{LoadError, PythonMods};
+use crate::mods::{Factory, SourceText};
+use anyhow::{Context, bail};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+/// How the makers of mods stand in a source.
+const MAKERS: &[&str] = &["@mod", "create_mod(", "self_prompt_mod("];
+
+/// The mods of a file, or of one module of a folder.
+pub struct Found {
+    /// The file's text, or all files of the folder.
+    pub source: SourceText,
+    /// The module, of a folder.
+    pub module: Option<String>,
+    /// Its mods.
+    pub mods: Vec<Arc<dyn Factory>>,
+}
+
+/// Imports a file, or the modules of a folder that have mods; `module` names one of them. What is wrong with the source
+/// is an answer; that it is not there, or Python is not, is an error.
+pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Vec<Found>, LoadError>> {
+    let (name, source, modules) = if path.is_dir() {
+        let (package, files) = package(path)?;
+        let modules = modules(path, &files, module)?;
+        (package, SourceText::Files(files), modules)
+    } else {
+        if module.is_some() {
+            bail!("--module is for a folder, and {} is none", path.display());
+        }
+        if !path.is_file() {
+            bail!("there is no file {}", path.display());
+        }
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        (name, SourceText::Text(text), vec![None])
+    };
+    tokio::task::spawn_blocking(move || import(&name, &source, modules)).await?
+}
+
+fn import(
+    name: &str,
+    source: &SourceText,
+    modules: Vec<Option<String>>,
+) -> anyhow::Result<Result<Vec<Found>, LoadError>> {
+    let mut found: Vec<Found> = Vec::new();
+    for module in modules {
+        let mods = match source.mods(name, module.as_deref(), &PythonMods::default()) {
+            Ok(mods) => mods,
+            Err(error @ LoadError::Failed { .. }) => return Ok(Err(error)),
+            Err(error) => return Err(error.into()),
+        };
+        for own in mods.iter().map(|factory| factory.describe().name) {
+            let has_it = |other: &&Found| other.mods.iter().any(|factory| factory.describe().name == own);
+            if let Some(other) = found.iter().find(has_it) {
+                let (first, second) = (other.module.as_deref().unwrap_or(name), module.as_deref().unwrap_or(name));
+                bail!("a mod '{own}' is in {first} and in {second}; name one of them with --module");
+            }
+        }
+        found.push(Found { source: source.clone(), module, mods });
+    }
+    Ok(Ok(found))
+}
+
+/// The name of the package that a folder is, and its Python files by path, the folder's name included. Tests stay here.
+fn package(folder: &Path) -> anyhow::Result<(String, BTreeMap<String, String>)> {
+    let absolute = folder.canonicalize().with_context(|| format!("cannot read {}", folder.display()))?;
+    let name = absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if !is_module(&name) {
+        bail!("a folder of mods is a Python package, and '{name}' cannot be the name of one: letters, digits and '_'");
+    }
+    let mut files = BTreeMap::new();
+    read(&absolute, &name, &mut files)?;
+    if files.is_empty() {
+        bail!("there is no Python file in {}", folder.display());
+    }
+    Ok((name, files))
+}
+
+fn read(folder: &Path, under: &str, files: &mut BTreeMap<String, String>) -> anyhow::Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let Some(stem) = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()) else { continue };
+        let is_python = path.extension().is_some_and(|kind| kind == "py");
+        if path.is_dir() && is_module(&stem) && stem != "__pycache__" && path.extension().is_none() {
+            read(&path, &format!("{under}/{stem}"), files)?;
+        } else if is_python && is_module(&stem) && !stem.starts_with("test_") && stem != "conftest" {
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            files.insert(format!("{under}/{stem}.py"), text);
+        }
+    }
+    Ok(())
+}
+
+/// The modules that are looked into: the one that was named, or those that make mods.
+fn modules(
+    folder: &Path,
+    files: &BTreeMap<String, String>,
+    named: Option<&str>,
+) -> anyhow::Result<Vec<Option<String>>> {
+    let name_of = |path: &str| path.trim_end_matches(".py").trim_end_matches("/__init__").replace('/', ".");
+    if let Some(named) = named {
+        let all: Vec<String> = files.keys().map(|path| name_of(path)).collect();
+        let whole = all.iter().find(|name| *name == named || name.split_once('.').is_some_and(|(_, own)| own == named));
+        let whole = whole.with_context(|| format!("there is no module {named}; there are {}", all.join(", ")))?;
+        return Ok(vec![Some(whole.clone())]);
+    }
+    let makers = files.iter().filter(|(_, text)| MAKERS.iter().any(|maker| text.contains(maker)));
+    let modules: Vec<_> = makers.map(|(path, _)| Some(name_of(path))).collect();
+    if modules.is_empty() {
+        bail!("no file of {} has a mod; put @mod before a function(event, actions, tokenizer)", folder.display());
+    }
+    Ok(modules)
+}
+
+fn is_module(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}

@@ -1,0 +1,159 @@
+//! What a mod answers with.
+
+use super::{VOCABULARY, load, logits, no_exception, raised, scene};
+use crate::mods::builtin::testing::Scene;
+use crate::mods::{Action, CallEvent, LogitEdit};
+use serde_json::json;
+
+#[test]
+fn logits_are_edited_in_shared_memory() {
+    let factory = load(
+        r#"
+from max.driver import Tensor
+@mod
+def edit(event, actions, tokenizer):
+    if not isinstance(event, ForwardPass): return
+    step = len(event.context_info.generated)
+    if step == 0:
+        event.logits.to_numpy()[0, 97] = 7.5
+        return actions.adjust_logits(event.logits)
+    if step == 1: return actions.adjust_logits(token_temp=0.25)
+    if step == 2: return actions.adjust_logits(set={97: float("-inf"), 98: 2}, token_temp=0)
+    if step == 3: return actions.adjust_logits(add={97: 1.5})
+    if step == 4: return actions.adjust_logits(Tensor.from_numpy([[float(i) for i in range(265)]]))
+    if step == 5:
+        event.logits[97] = 1.0  # and then it does not say so
+    if step == 6: return actions.adjust_logits([1.0] * 3)
+    if step == 7: return actions.adjust_logits([float("nan")] * 265)
+    if step == 8: return actions.adjust_logits([float("-inf")] * 265)
+    if step == 9: return actions.adjust_logits(set={999: 1.0})
+    if step == 10: return actions.adjust_logits(token_temp=-1)
+"#,
+    );
+    let mut scene = scene(&factory);
+    let next = |scene: &mut Scene| {
+        let reply = scene.forward(&logits());
+        scene.sequence.push(65);
+        reply
+    };
+    let edited = |edit, temperature| Some(Action::AdjustedLogits { edit, temperature });
+    let mut expected = logits();
+    expected[97] = 7.5;
+    assert_eq!(next(&mut scene).action, edited(LogitEdit::Replace(expected), None));
+    assert_eq!(next(&mut scene).action, edited(LogitEdit::Keep, Some(0.25)));
+    let set = LogitEdit::Set(vec![(97, f32::NEG_INFINITY), (98, 2.0)]);
+    assert_eq!(next(&mut scene).action, edited(set, Some(0.0)));
+    assert_eq!(next(&mut scene).action, edited(LogitEdit::Add(vec![(97, 1.5)]), None));
+    let ramp = (0..VOCABULARY).map(|index| index as f32).collect();
+    assert_eq!(next(&mut scene).action, edited(LogitEdit::Replace(ramp), None));
+    let reply = next(&mut scene);
+    no_exception(&reply);
+    assert_eq!(reply.action, None);
+    for message in [
+        "InvalidActionError: adjust_logits takes 265 logits, one per token of the vocabulary, not 3",
+        "InvalidActionError at ForwardPass: the logit of token 0 cannot be NaN",
+        "InvalidActionError at ForwardPass: all tokens are banned: every logit is -inf",
+        "InvalidActionError at ForwardPass: 999 is not a token; the ids of this model are 0 to 264",
+        "InvalidActionError at ForwardPass: token_temp must be 0 or more, not -1",
+    ] {
+        assert_eq!(raised(&next(&mut scene)).0, message);
+    }
+}
+
+#[test]
+fn actions_come_through_and_wrong_ones_are_refused() {
+    let factory = load(
+        r#"
+from shared.types import ForceTokens
+@mod(config={"do": "nothing"})
+def act(event, actions, tokenizer):
+    return eval(event.config["do"])
+"#,
+    );
+    let act = |what: &str, event: CallEvent<'_>| Scene::new(factory.as_ref(), &json!({ "do": what })).call(event);
+    let prefilled = || CallEvent::Prefilled;
+    let drawn = || CallEvent::Sampled { token: 65, text: "A", logprob: -1.0 };
+    for (what, action) in [
+        (
+            "actions.adjust_prefill([65, 66], max_steps=5)",
+            Action::AdjustedPrefill { tokens: vec![65, 66], max_steps: Some(5) },
+        ),
+        ("actions.force_output((65,))", Action::ForceOutput(vec![65])),
+        ("actions.tool_calls({'id': 'ä'})", Action::ToolCalls(json!({"id": "ä"}))),
+        ("actions.emit_error('no')", Action::EmitError("no".into())),
+    ] {
+        let reply = act(what, prefilled());
+        no_exception(&reply);
+        assert_eq!(reply.action, Some(action));
+    }
+    assert_eq!(act("ForceTokens([65])", drawn()).action, Some(Action::ForceTokens(vec![65])));
+    assert_eq!(act("actions.backtrack(2)", drawn()).action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
+    assert_eq!(act("actions.noop()", drawn()).action, None);
+    for (what, message) in [
+        (
+            "actions.force_tokens([65])",
+            "InvalidActionError: Action 'force_tokens' not permitted for event type Prefilled; it is permitted for ForwardPass, Sampled, Added",
+        ),
+        ("ForceTokens([65])", "InvalidActionError: Action 'ForceTokens' not permitted for event type Prefilled"),
+        (
+            "actions.force_output('text')",
+            "InvalidActionError: force_output takes token ids, not text; tokenizer.encode(text) makes them",
+        ),
+        (
+            "actions.force_output([9999])",
+            "InvalidActionError at Prefilled: 9999 is not a token; the ids of this model are 0 to 264",
+        ),
+        ("actions.tool_calls(object)", "TypeError: Object of type type is not JSON serializable"),
+        (
+            "3",
+            "InvalidActionError: a mod returns an action or None, not int; make one with the builder, e.g. actions.noop()",
+        ),
+    ] {
+        assert_eq!(raised(&act(what, prefilled())).0, message);
+    }
+    let message = factory.start(&json!({"doo": 1}), &crate::mods::builtin::testing::run()).err().unwrap();
+    assert_eq!(message, "unknown field 'doo'; known fields: do");
+}
+
+#[test]
+fn numbers_beyond_all_bounds_are_no_harm() {
+    let factory = load(
+        r#"
+@mod(config={"do": ""})
+def act(event, actions, tokenizer):
+    return eval(event.config["do"])
+"#,
+    );
+    let act = |what: &str| {
+        let mut scene = Scene::new(factory.as_ref(), &json!({ "do": what }));
+        let reply = scene.call(CallEvent::Sampled { token: 65, text: "A", logprob: -1.0 });
+        (reply, scene.session.holdback())
+    };
+    let all = Action::Backtrack { n: i32::MAX.unsigned_abs(), tokens: vec![] };
+    assert_eq!(act("actions.backtrack(10**30)").0.action, Some(all));
+    let (reply, holdback) = act("event.hold_back(10**30)");
+    no_exception(&reply);
+    assert!(holdback >= 1 << 20, "{holdback}");
+    for (what, message) in [
+        (
+            "actions.force_tokens([65] * 1000 + [2**70])",
+            "InvalidActionError: an action takes token ids, and 1180591620717411303424 is none",
+        ),
+        (
+            "actions.force_tokens([float('inf')])",
+            "InvalidActionError: force_tokens takes a list of token ids: cannot convert float infinity to integer",
+        ),
+        ("actions.tool_calls('y' * (17 << 20))", "ValueError: what is sent to the server has"),
+        (
+            "actions.emit_error('y' * 100000)",
+            "InvalidActionError at Sampled: the text of an error has at most 65536 bytes, not 100000",
+        ),
+        (
+            "tokenizer.encode('y' * (2 << 20))",
+            "ValueError: encode takes a text of at most 1048576 bytes at once, not of 2097152",
+        ),
+    ] {
+        let (reply, _) = act(what);
+        assert!(raised(&reply).0.starts_with(message), "{what}: {:?}", reply.exception);
+    }
+}

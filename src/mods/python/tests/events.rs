@@ -1,0 +1,178 @@
+//! What a mod sees of an event, and what it writes.
+
+use super::{HEADER, lines, load, logits, no_exception, raised, sampled, scene};
+use crate::events::LogLevel;
+use crate::mods::builtin::testing::word;
+use crate::mods::python::PythonMods;
+use crate::mods::{Action, CallEvent, EventSet};
+use std::time::Duration;
+
+#[test]
+fn every_event_has_its_fields() {
+    let factory = load(
+        r#"
+@mod
+def fields(event, actions, tokenizer):
+    """First sentence.
+
+    More."""
+    c = event.context_info
+    print(type(event).__name__, event.step, event.max_steps, c.tokens, c._prompt_len, event.request_id)
+    if isinstance(event, Prefilled): print(event.prompt_tokens, event.prompt_text, event.prompt_length, event.conversation)
+    if isinstance(event, ForwardPass):
+        print(repr(event.input_text), event.logits.shape, event.logits[98] > event.logits[97], event.logits[0, 0])
+        logprobs, tokens = event.top_k_logprob(2)
+        print([round(float(l), 3) for l in logprobs[0]], [int(t) for t in tokens[0]], round(event.logits.entropy(), 4))
+    if isinstance(event, Sampled): print(event.sampled_token, event.text, event.logprob)
+    if isinstance(event, Added): print(event.added_tokens, event.text, event.forced, c.generated)
+"#,
+    );
+    let description = factory.describe();
+    assert_eq!((description.name.as_str(), description.description.as_str()), ("test", "First sentence."));
+    assert_eq!((description.language.as_str(), description.version.len()), ("python", 12));
+    let mut scene = scene(&factory);
+    assert_eq!(scene.session.handles(), EventSet::ALL);
+    let reply = scene.call(CallEvent::Prefilled);
+    assert_eq!(lines(&reply), ["Prefilled 1 100 [62, 32] 2 request", "[62, 32] >  2 None"]);
+    assert!(reply.action.is_none() && reply.elapsed > Duration::ZERO);
+    let reply = scene.forward(&logits());
+    assert_eq!(lines(&reply)[1..], ["'> ' (1, 265) True -inf", "[-0.288, -1.386] [98, 97] 0.8113"]);
+    let reply = sampled(&mut scene, b'b');
+    assert_eq!(lines(&reply)[1..], ["98 b -0.5"]);
+    let reply = scene.append(&[word("Hello"), word(" the")], true);
+    assert_eq!(lines(&reply)[1..], ["[263, 257] Hello the True [263, 257]"]);
+    // A long sequence outgrows its slot, and a shorter one follows.
+    let long = vec![65; 5000];
+    assert!(lines(&scene.append(&long, false))[0].ends_with("65] 2 request"));
+    scene.sequence.truncate(3);
+    assert!(lines(&scene.forward(&logits()))[0].contains("[62, 32, 263] 2"));
+}
+
+#[test]
+fn logs_belong_to_the_call_that_wrote_them() {
+    let factory = load(
+        r#"
+import logging, warnings
+print("while importing")
+@mod
+def talk(event, actions, tokenizer):
+    if isinstance(event, Sampled): return
+    print("one\n1"); print("no", end=" "); print("newline", end="")
+    logging.getLogger(__name__).debug("mine"); logging.getLogger("asyncio").debug("not mine")
+    logging.warning("careful %s", 3); logging.getLogger("x").critical("bad"); logging.info("wrong %d %d", 1)
+    print("to stderr \udc80", file=sys.stderr)
+    os.write(1, b"past python")
+"#,
+    );
+    let mut scene = scene(&factory);
+    let reply = scene.add(65);
+    no_exception(&reply);
+    let logs: Vec<(LogLevel, &str)> = reply.logs.iter().map(|log| (log.level, log.message.as_str())).collect();
+    assert_eq!(
+        logs,
+        [
+            (LogLevel::Info, "one\n1"),
+            (LogLevel::Info, "no newline"),
+            (LogLevel::Debug, "mine"),
+            (LogLevel::Warning, "careful 3"),
+            (LogLevel::Error, "bad"),
+            (LogLevel::Error, "a log line could not be formatted: not enough arguments for format string"),
+            (LogLevel::Warning, "to stderr ?"),
+        ]
+    );
+    assert!(lines(&sampled(&mut scene, b'a')).is_empty());
+}
+
+#[test]
+fn an_endless_log_is_cut() {
+    let factory = load("@mod\ndef flood(event, actions):\n    for i in range(100000): print('x' * 100)\n");
+    let reply = scene(&factory).add(65);
+    no_exception(&reply);
+    assert!(reply.logs.len() < 3000, "{}", reply.logs.len());
+    assert!(reply.logs.last().unwrap().message.ends_with("more lines were dropped; a call can log 256 KiB"));
+}
+
+#[test]
+fn the_log_of_a_run_has_an_end() {
+    let mut mods = PythonMods::default();
+    mods.limits.run_log_bytes = 1000;
+    let source = format!("{HEADER}@mod\ndef talks(e, a): print('x' * 99)\n");
+    let factory = mods.source("talks", &source, None).unwrap();
+    let mut talking = scene(&factory);
+    let counts: Vec<usize> = (0..13).map(|_| lines(&talking.add(65)).len()).collect();
+    assert_eq!(counts.iter().sum::<usize>(), 11, "ten lines and one that says so: {counts:?}");
+    assert_eq!(lines(&scene(&factory).add(65)), ["x".repeat(99)], "another run has its own");
+}
+
+#[test]
+fn exceptions_carry_the_mods_own_traceback() {
+    let factory = load(
+        r#"
+def inner(event): raise ValueError("no such thing\nsecond line")
+@mod
+def failing(event, actions, tokenizer):
+    print("before")
+    if isinstance(event, Sampled): sys.exit(3)
+    inner(event)
+"#,
+    );
+    let mut scene = scene(&factory);
+    let reply = scene.add(65);
+    let (message, traceback) = raised(&reply);
+    assert_eq!(message, "ValueError: no such thing");
+    assert!(traceback.contains("File \"test.py\", line 4, in inner"), "{traceback}");
+    assert!(traceback.contains("raise ValueError(\"no such thing"), "the source line is shown: {traceback}");
+    assert!(!traceback.contains("thunder/"), "{traceback}");
+    assert_eq!(reply.logs[0].message, "before");
+    let reply = sampled(&mut scene, b'a');
+    assert_eq!(raised(&reply).0, "SystemExit: 3");
+}
+
+#[test]
+fn the_tokenizer_is_the_models() {
+    let factory = load(
+        r#"
+from quote_mod_sdk import tokenize
+@mod
+def tokens(event, actions, tokenizer):
+    print(tokenizer.encode("Hello the<end>"), tokenize("Hi", tokenizer), tokenize("Hi"), tokenizer("a")["input_ids"])
+    print(tokenizer.decode([263, 257]), repr(tokenizer.decode([0xc3, 0xa4, 0xc3])), tokenizer.decode(98))
+    print(len(tokenizer), tokenizer.eos_token_id, tokenizer.end_of_generation, tokenizer.all_special_ids)
+    print(tokenizer.get_vocab()["Hello"], tokenizer.convert_ids_to_tokens([263, 65]), tokenizer.convert_tokens_to_ids("A"))
+    print(repr(tokenizer.decode([263, 256])), repr(tokenizer.decode([263, 256], skip_special_tokens=True)))
+    return actions.force_tokens(tokenizer.encode(" bad"))
+"#,
+    );
+    let reply = scene(&factory).add(65);
+    assert_eq!(
+        lines(&reply),
+        [
+            "[263, 257, 256] [72, 105] [72, 105] [97]",
+            "Hello the 'ä\u{fffd}' b",
+            "265 None [256] [256]",
+            "263 ['Hello', 'A'] 65",
+            "'Hello<end>' 'Hello'",
+        ]
+    );
+    assert_eq!(reply.action, Some(Action::ForceTokens(vec![word(" bad")])));
+}
+
+#[test]
+fn an_exceptions_text_is_the_mods_code_too() {
+    let factory = load(
+        r#"
+class Silent(BaseException):
+    def __str__(self): raise self
+class Long(Exception):
+    def __str__(self): return "m" * (1 << 22)
+@mod
+def raises(event, actions):
+    raise (Silent if isinstance(event, Sampled) else Long)()
+"#,
+    );
+    let mut scene = scene(&factory);
+    assert_eq!(raised(&sampled(&mut scene, b'a')).0, "Silent: its text cannot be read");
+    let reply = scene.add(65);
+    let (message, traceback) = raised(&reply);
+    assert!(message.starts_with("Long: mmm") && message.len() < 10_000 && traceback.len() < 300_000);
+}

@@ -1,0 +1,63 @@
+//! From a source to mods.
+
+use super::{HEADER, lines, load_error, scene};
+use crate::mods::python::{LoadError, PythonMods};
+use std::time::Duration;
+
+#[test]
+fn a_mod_that_cannot_be_loaded_says_why() {
+    let error = load_error("def f(:\n    pass\n", None);
+    assert!(error.to_string().starts_with("broken.py: SyntaxError: "), "{error}");
+    assert!(error.traceback().unwrap().contains("def f(:"), "{:?}", error.traceback());
+    let error = load_error("x = 1\n", None);
+    assert!(error.to_string().contains("has no mod; put @mod"), "{error}");
+    let error = load_error(&format!("{HEADER}@mod\ndef f(e, a): pass\n"), Some("g"));
+    assert!(error.to_string().ends_with("broken.py has no function 'g'; its mods are: f"), "{error}");
+    let two = format!("{HEADER}@mod\ndef f(e, a): pass\n@mod\ndef g(e, a): pass\n");
+    let error = load_error(&two, None);
+    assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
+    assert!(PythonMods::from_source("one", &two, Some("g")).is_ok());
+    let error = load_error("import nowhere\n", None);
+    assert!(error.to_string().ends_with("ModuleNotFoundError: No module named 'nowhere'"), "{error}");
+    assert!(error.traceback().unwrap().contains("File \"broken.py\", line 1"));
+    let error = load_error("import sys; sys.exit(1)\n", None);
+    assert!(error.to_string().ends_with("SystemExit: 1"), "{error}");
+    let mut mods = PythonMods::default();
+    mods.limits.import = Duration::from_secs(2);
+    let error = mods.source("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
+    assert!(error.to_string().ends_with("the import failed: deadline of 2000 ms exceeded"), "{error}");
+    assert!(error.traceback().unwrap().contains("slow.py"), "{:?}", error.traceback());
+    assert!(matches!(PythonMods::from_file("/nowhere/x.py"), Err(LoadError::Unreadable { .. })));
+}
+
+#[test]
+fn a_directory_loads_what_it_can() {
+    let dir = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
+    std::fs::create_dir(&dir).unwrap();
+    let good = format!("{HEADER}@mod\ndef one(e, a): pass\n@mod(name='second')\ndef two(e, a): pass\n");
+    for (name, text) in
+        [("a.py", good.as_str()), ("b.py", "1/0"), ("c.py", good.as_str()), ("_d.py", "1/0"), ("e.txt", "")]
+    {
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+    let loaded = PythonMods::load_dir(&dir).unwrap();
+    let names: Vec<String> = loaded.mods.iter().map(|found| found.describe().name).collect();
+    assert_eq!(names, ["one", "second"]);
+    let failed: Vec<String> = loaded.failed.iter().map(ToString::to_string).collect();
+    assert_eq!(failed.len(), 3, "{failed:?}");
+    assert_eq!(failed[0], "b.py: ZeroDivisionError: division by zero");
+    assert!(failed[1].contains("a mod 'one' is in"), "{failed:?}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn works_with_the_oldest_python() {
+    let Some(python) = std::env::var_os("THUNDER_TEST_OLDEST_PYTHON") else {
+        eprintln!("skipped: THUNDER_TEST_OLDEST_PYTHON names no Python 3.9");
+        return;
+    };
+    let mods = PythonMods { python: Some(python.into()), ..PythonMods::default() };
+    let source = format!("{HEADER}@mod\ndef v(e, a, t):\n    print(sys.version_info[:2], t.encode('Hello'), e.text)\n");
+    let factory = mods.source("v", &source, None).unwrap();
+    assert_eq!(lines(&scene(&factory).add(65)), ["(3, 9) [263] A"]);
+}

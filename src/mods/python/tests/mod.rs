@@ -1,0 +1,75 @@
+//! Real workers: these tests start Python.
+
+mod actions;
+mod events;
+mod fixtures;
+mod limits;
+mod loading;
+mod workers;
+
+use crate::mods::builtin::testing::Scene;
+use crate::mods::python::{LoadError, PythonMods};
+use crate::mods::{CallEvent, Factory, Reply};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const VOCABULARY: usize = 265;
+const HEADER: &str = "from quote_mod_sdk import mod, Prefilled, ForwardPass, Sampled, Added\nimport os, sys, time\n";
+
+fn load(source: &str) -> Arc<dyn Factory> {
+    with_call_limit(source, Duration::from_secs(5))
+}
+
+fn with_call_limit(source: &str, call: Duration) -> Arc<dyn Factory> {
+    let mut mods = PythonMods::default();
+    mods.limits.call = call;
+    mods.limits.import = Duration::from_secs(20);
+    match mods.source("test", &format!("{HEADER}{source}"), None) {
+        Ok(factory) => factory,
+        Err(error) => panic!("{error}\n{}", error.traceback().unwrap_or_default()),
+    }
+}
+
+fn load_error(source: &str, entrypoint: Option<&str>) -> LoadError {
+    PythonMods::from_source("broken", source, entrypoint).err().expect("it was loaded")
+}
+
+fn scene(factory: &Arc<dyn Factory>) -> Scene {
+    Scene::new(factory.as_ref(), &Value::Null)
+}
+
+fn logits() -> Vec<f32> {
+    let mut logits = vec![f32::NEG_INFINITY; VOCABULARY];
+    logits[usize::from(b'a')] = 0.0;
+    logits[usize::from(b'b')] = 3.0_f32.ln();
+    logits
+}
+
+fn sampled(scene: &mut Scene, token: u8) -> Reply {
+    let text = char::from(token).to_string();
+    scene.call(CallEvent::Sampled { token: i32::from(token), text: &text, logprob: -0.5 })
+}
+
+fn no_exception(reply: &Reply) {
+    assert!(reply.exception.is_none(), "{:?}", reply.exception);
+}
+
+fn lines(reply: &Reply) -> Vec<&str> {
+    no_exception(reply);
+    reply.logs.iter().map(|log| log.message.as_str()).collect()
+}
+
+fn raised(reply: &Reply) -> (&str, &str) {
+    let exception = reply.exception.as_ref().expect("an exception");
+    assert!(reply.action.is_none());
+    (&exception.message, exception.traceback.as_deref().unwrap_or(""))
+}
+
+fn fixture(name: &str) -> Arc<dyn Factory> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/mods").join(name);
+    let mut mods = PythonMods::from_file(path).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(mods.len(), 1);
+    mods.remove(0)
+}

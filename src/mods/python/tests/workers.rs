@@ -1,0 +1,196 @@
+//! The life of workers: which runs they serve, how they end, and what becomes of the calls then.
+
+use super::{lines, load, logits, no_exception, raised, sampled, scene, with_call_limit};
+use crate::mods::builtin::testing::Scene;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+const STATE: &str = r"
+calls = []
+@mod
+def stateful(event, actions, tokenizer):
+    calls.append(event.step)
+    print(len(calls))
+";
+
+#[test]
+fn a_call_that_never_returns_is_ended_and_other_runs_go_on() {
+    let source = STATE.replace(
+        "    print(len(calls))",
+        "    print(len(calls))\n    if isinstance(event, Sampled): spin()\n\ndef spin():\n    while True: pass\n",
+    );
+    let factory = with_call_limit(&source, Duration::from_millis(400));
+    let (mut first, mut second) = (scene(&factory), scene(&factory));
+    assert_eq!(lines(&first.add(65)), ["1"]);
+    assert_eq!(lines(&second.add(65)), ["2"]);
+    let began = Instant::now();
+    let stuck = std::thread::spawn(move || {
+        let reply = sampled(&mut first, b'a');
+        (first, reply)
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    // Waits at the keeper behind the stuck call, and gets the next worker, whose state is new.
+    let reply = second.add(66);
+    assert_eq!(lines(&reply), ["1"]);
+    let (mut first, reply) = stuck.join().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(5));
+    let (message, traceback) = raised(&reply);
+    assert_eq!(message, "deadline of 400 ms exceeded");
+    assert!(traceback.contains("in spin") && traceback.contains("test.py"), "{traceback}");
+    assert!(!traceback.contains("bootstrap"), "{traceback}");
+    assert_eq!(reply.logs[0].message, "3", "what it printed before is kept");
+    assert_eq!(lines(&first.add(67)), ["2"]);
+}
+
+#[test]
+fn a_worker_that_dies_is_replaced() {
+    let source = STATE.replace(
+        "    print(len(calls))",
+        "    print(len(calls))\n    if isinstance(event, Sampled): os._exit(3)\n    if isinstance(event, ForwardPass): os.kill(os.getpid(), 9)",
+    );
+    let factory = load(&source);
+    let mut scene = scene(&factory);
+    let reply = sampled(&mut scene, b'a');
+    assert_eq!(raised(&reply).0, "the worker ended with exit code 3");
+    assert_eq!(lines(&scene.add(65)), ["1"]);
+    let reply = scene.forward(&logits());
+    assert_eq!(raised(&reply).0, "the worker was ended by signal 9 (SIGKILL)");
+    assert_eq!(lines(&scene.add(65)), ["1"]);
+}
+
+#[test]
+fn a_worker_that_dies_between_calls_takes_none_with_it() {
+    let factory = load(
+        r"
+import threading
+@mod
+def later(event, actions):
+    if isinstance(event, Sampled): threading.Timer(0.1, lambda: os._exit(1)).start()
+    print(event.step)
+",
+    );
+    let mut scene = scene(&factory);
+    no_exception(&sampled(&mut scene, b'a'));
+    std::thread::sleep(Duration::from_millis(500));
+    no_exception(&scene.add(65));
+}
+
+#[test]
+fn workers_that_are_lost_one_after_another_come_back_after_a_pause() {
+    let factory = load("@mod\ndef dies(e, a):\n    if isinstance(e, Sampled): os._exit(3)\n");
+    let mut scene = scene(&factory);
+    for _ in 0..2 {
+        assert_eq!(raised(&sampled(&mut scene, b'a')).0, "the worker ended with exit code 3");
+    }
+    let reply = scene.add(65);
+    assert!(
+        raised(&reply).0.starts_with("the worker ended with exit code 3; the next try is in "),
+        "{:?}",
+        reply.exception
+    );
+    std::thread::sleep(Duration::from_millis(600));
+    no_exception(&scene.add(65));
+    assert_eq!(raised(&sampled(&mut scene, b'a')).0, "the worker ended with exit code 3");
+    no_exception(&scene.add(65));
+}
+
+#[test]
+fn runs_interleave_and_are_told_when_they_end() {
+    let factory = load(
+        r#"
+from quote_mod_sdk import get_conversation, tool_call_pairs
+texts, ended = {}, []
+@mod(events=["Added"])
+def collect(event, actions, tokenizer):
+    texts.setdefault(event.config["who"], []).append(event.text)
+    print(texts[event.config["who"]], ended, get_conversation(), tool_call_pairs())
+def finished(request_id):
+    ended.append(request_id)
+"#,
+    );
+    let mut first = Scene::new(factory.as_ref(), &json!({"who": "a"}));
+    let mut second = Scene::new(factory.as_ref(), &json!({"who": "b"}));
+    assert!(!first.session.handles().contains(crate::events::EventType::ForwardPass));
+    assert_eq!(lines(&first.add(65)), ["['A'] [] [] []"]);
+    assert_eq!(lines(&second.add(66)), ["['B'] [] [] []"]);
+    assert_eq!(lines(&first.add(67)), ["['A', 'C'] [] [] []"]);
+    first.session.finished();
+    drop(first);
+    assert_eq!(lines(&second.add(68)), ["['B', 'D'] ['request'] [] []"]);
+}
+
+#[test]
+fn many_runs_at_once() {
+    let factory = load("@mod\ndef echo(event, actions):\n    print(event.context_info.generated)\n");
+    let threads: Vec<_> = (0..8)
+        .map(|index| {
+            let mut scene = scene(&factory);
+            std::thread::spawn(move || {
+                for count in 1..=20 {
+                    let reply = scene.add(index);
+                    assert_eq!(lines(&reply), [format!("{:?}", vec![index; count])]);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn several_workers_have_their_own_runs() {
+    let factory = load("@mod(workers=2)\ndef who(e, a): print(os.getpid())\n");
+    let mut scenes: Vec<Scene> = (0..4).map(|_| scene(&factory)).collect();
+    let mut pids: Vec<String> = scenes.iter_mut().map(|scene| lines(&scene.add(65))[0].to_owned()).collect();
+    for (scene, pid) in scenes.iter_mut().zip(&pids) {
+        assert_eq!(lines(&scene.add(66)), [pid.as_str()], "a run stays where it is");
+    }
+    pids.sort();
+    pids.dedup();
+    assert_eq!(pids.len(), 2);
+}
+
+#[test]
+fn threads_of_a_mod_get_their_own_answers() {
+    let factory = load(
+        r#"
+import threading
+@mod
+def asks(event, actions, tokenizer):
+    wrong = []
+    def ask(letter):
+        for count in range(1, 60):
+            if tokenizer.encode(letter * count) != [ord(letter)] * count: wrong.append((letter, count))
+    threads = [threading.Thread(target=ask, args=(letter,)) for letter in "abcd"]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(wrong)
+"#,
+    );
+    assert_eq!(lines(&scene(&factory).add(65)), ["[]"]);
+}
+
+#[test]
+fn a_thread_that_outlives_its_call_cannot_ask_between_calls() {
+    let factory = load(
+        r#"
+import threading
+said = []
+@mod
+def later(event, actions, tokenizer):
+    if isinstance(event, Added):
+        print(said)
+        return
+    def ask():
+        time.sleep(0.3)
+        try: said.append(tokenizer.encode("zz"))
+        except RuntimeError as error: said.append(str(error))
+    threading.Thread(target=ask).start()
+"#,
+    );
+    let mut scene = scene(&factory);
+    no_exception(&sampled(&mut scene, b'a'));
+    std::thread::sleep(Duration::from_millis(800));
+    assert_eq!(lines(&scene.add(65)), ["['the tokenizer can ask the server only while a call goes on']"]);
+}

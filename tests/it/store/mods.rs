@@ -1,0 +1,96 @@
+use super::{Data, Live, psql};
+use chrono::{Days, Utc};
+use serde_json::json;
+use std::time::{Duration, Instant};
+use thunder::events::{Recorder, RunStatus};
+use thunder::store::{ModVersion, Retention, Store};
+use tokio::time::timeout;
+
+fn version(name: &str, hash: &str, from_file: bool) -> ModVersion {
+    ModVersion {
+        name: name.into(),
+        hash: hash.into(),
+        upload: json!({"name": name, "source": hash}),
+        created_at: Utc::now(),
+        created_by: Some("somebody".into()),
+        from_file,
+    }
+}
+
+async fn hashes(store: &Store, name: &str) -> Vec<(String, bool)> {
+    let versions = store.mod_versions(name).await.unwrap();
+    versions.into_iter().map(|version| (version.hash, version.from_file)).collect()
+}
+
+#[tokio::test]
+async fn versions_of_files_are_kept_as_long_as_their_runs() {
+    let data = Data::new();
+    let store = data.open().await;
+    let today = Utc::now().date_naive();
+    let ago = |days| today - Days::new(days);
+    store.keep_used_mod(&version("calm", "old", true), ago(9)).await.unwrap();
+    store.keep_used_mod(&version("calm", "older but used", true), ago(9)).await.unwrap();
+    store.keep_used_mod(&version("calm", "older but used", true), today).await.unwrap();
+    store.keep_used_mod(&version("calm", "older but used", true), ago(5)).await.unwrap();
+    store.save_mod(&version("other", "sent", false)).await.unwrap();
+    assert_eq!(hashes(&store, "calm").await.len(), 2);
+    assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "a file is no upload");
+    assert_eq!(store.uploaded_mod("other").await.unwrap().unwrap().hash, "sent");
+
+    let mut run = Live::new("now");
+    let (Recorder { signals, .. }, _) = store.recorder();
+    for signal in run.all(3) {
+        signals.send(signal).await.unwrap();
+    }
+    let begin = Instant::now();
+    while store.find("now").await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    psql(&data.url(), &format!("select make_partitions('{}', 1)", ago(10))).await;
+    let week = Retention { days: Some(7), bytes: None };
+    assert_eq!(store.prune(week, today).await.unwrap(), [(ago(10), 0)]);
+    assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), true)]);
+    assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "uploads are not files");
+
+    // What was a file is uploaded: from now on it is that.
+    store.save_mod(&version("calm", "older but used", false)).await.unwrap();
+    assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), false)]);
+    for number in 0..120 {
+        store.keep_used_mod(&version("calm", &format!("v{number}"), true), today).await.unwrap();
+    }
+    let kept = hashes(&store, "calm").await;
+    assert!((100..=101).contains(&kept.len()), "{}", kept.len());
+    assert!(kept.contains(&("older but used".to_owned(), false)), "what runs take stays");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn who_listens_is_told_of_changes_also_after_the_database_was_away() {
+    let data = Data::new();
+    let store = data.open().await;
+    let mut changes = store.mod_changes();
+    changes.next().await;
+    let soon = Duration::from_secs(20);
+    store.save_mod(&version("calm", "one", false)).await.unwrap();
+    timeout(soon, changes.next()).await.expect("an upload");
+    store.enable_mod("calm", false, Utc::now(), None).await.unwrap();
+    timeout(soon, changes.next()).await.expect("a switch");
+    psql(&data.url(), "select pg_terminate_backend(pid) from pg_stat_activity where query like 'LISTEN%'").await;
+    timeout(soon, changes.next()).await.expect("a lost connection: what was missed is not known");
+    let told = async {
+        loop {
+            changes.next().await;
+            let states = store.mod_states().await.unwrap();
+            if states.is_empty() {
+                return;
+            }
+        }
+    };
+    let (told, removed) = tokio::join!(timeout(soon, told), store.remove_mod("calm"));
+    told.expect("a removal");
+    removed.unwrap();
+    let waiting = tokio::spawn(async move { changes.next().await });
+    timeout(soon, store.close()).await.expect("who waits for news holds nothing up");
+    timeout(soon, waiting).await.expect("it waits no more").unwrap();
+}
