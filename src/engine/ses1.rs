@@ -107,9 +107,9 @@ pub(super) struct Home {
 
 impl Home {
     /// Bytes of a block whose tokens fill the context.
-    pub fn largest(&self) -> usize {
-        let kv = |layout: &Layout| layout.context() * (layout.bytes_per_token() + size_of::<TokenId>()) + AROUND;
-        self.layout.as_ref().map_or(0, kv)
+    pub fn largest(&self) -> Result<usize, Ses1Error> {
+        let layout = self.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+        Ok(layout.context() * (layout.bytes_per_token() + size_of::<TokenId>()) + AROUND)
     }
 }
 

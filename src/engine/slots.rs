@@ -73,8 +73,8 @@ pub enum SlotError {
         /// Tokens there are.
         tokens: usize,
     },
-    /// The cache cannot remove tokens from the middle.
-    #[error("tokens cannot be removed from the middle: {0}")]
+    /// The cache cannot remove these tokens.
+    #[error("tokens cannot be removed: {0}")]
     Fixed(&'static str),
     /// llama.cpp failed; the slot is empty.
     #[error("{0}; the slot is empty now")]
@@ -138,9 +138,12 @@ impl Engine {
     }
 
     /// Most bytes that the state of a slot can have.
-    #[must_use]
-    pub fn largest_state(&self) -> usize {
-        self.inner.home.largest()
+    ///
+    /// # Errors
+    /// [`SlotError::State`] for a model whose states cannot be checked.
+    pub fn largest_state(&self) -> Result<usize, SlotError> {
+        self.check_slot(0)?;
+        Ok(self.inner.home.largest()?)
     }
 
     async fn with_slot<T>(&self, slot: u32, task: impl FnOnce(oneshot::Sender<T>) -> SlotTask) -> Result<T, SlotError> {
