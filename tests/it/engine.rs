@@ -43,7 +43,13 @@ pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut
 
 pub async fn bench_of(model: Arc<Model>, parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
     let (recorder, signals) = mpsc::channel(100_000);
-    let mut options = Options {
+    let mut options = options(parallel, attention);
+    change(&mut options);
+    Bench { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
+}
+
+pub fn options(parallel: u32, attention: bool) -> Options {
+    Options {
         ctx_size: CONTEXT,
         parallel,
         threads: 1,
@@ -58,9 +64,7 @@ pub async fn bench_of(model: Arc<Model>, parallel: u32, attention: bool, change:
         session_memory_bytes: 64 << 20,
         attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: chrono::Utc::now,
-    };
-    change(&mut options);
-    Bench { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
+    }
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {

@@ -9,6 +9,7 @@ mod ffi;
 mod fingerprint;
 mod gguf;
 mod head;
+mod memory;
 mod pair;
 mod probe;
 mod reason;

@@ -3,6 +3,7 @@
 
 mod conversations;
 mod hostile;
+mod memories;
 mod restore;
 mod reuse;
 mod shift;
