@@ -201,6 +201,12 @@ pub enum SubmitError {
     /// The server was started without attention.
     #[error("attention was asked for, but the server runs with flash attention; start it with --attention on")]
     AttentionOff,
+    /// A recurrent model looks at nothing.
+    #[error("attention was asked for, but the model '{model}' has none: it is recurrent")]
+    NoAttention {
+        /// Its name.
+        model: String,
+    },
     /// A mod refused its configuration.
     #[error("mod '{name}': {message}")]
     ModConfig {
@@ -392,6 +398,9 @@ impl Engine {
         if request.attention && !options.attention {
             return Err(SubmitError::AttentionOff);
         }
+        if request.attention && !model.attends() {
+            return Err(SubmitError::NoAttention { model: model.name().to_owned() });
+        }
         let queued = waiting.load(Ordering::Acquire);
         if queued >= QUEUE {
             return Err(SubmitError::Busy { waiting: queued });
@@ -517,7 +526,7 @@ impl Engine {
     /// Whether attention can be captured.
     #[must_use]
     pub fn attention(&self) -> bool {
-        self.inner.options.attention
+        self.inner.options.attention && self.inner.model.attends()
     }
 
     /// Whether the decode thread runs. It does not after [`Engine::stop`], nor when it has died of a panic; a model that

@@ -111,7 +111,9 @@ impl From<SubmitError> for ApiError {
             SubmitError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
-            SubmitError::AttentionOff => Self::invalid("attention", message).code("attention_unavailable"),
+            SubmitError::AttentionOff | SubmitError::NoAttention { .. } => {
+                Self::invalid("attention", message).code("attention_unavailable")
+            }
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
             SubmitError::Constraint { error: grammar::Error::Busy, .. } => {
                 Self::new(Kind::Busy, message).retry_after(1)

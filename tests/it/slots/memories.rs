@@ -156,6 +156,26 @@ async fn a_recurrent_state_forgets_nothing_and_is_not_let_out() {
 }
 
 #[tokio::test]
+async fn attention_is_captured_where_there_is_some() {
+    let bench = bench_of(load(RECURRENT[0]), 1, true, |_| {}).await;
+    let error = bench.engine.submit(with_attention(request_tokens(long(1, 10), 3))).await.unwrap_err().to_string();
+    assert!(!bench.engine.attention() && error.contains("it is recurrent"), "{error}");
+    let mut alone = bench_of(load(RECURRENT[1]), 1, true, |_| {}).await;
+    let expected = alone.tell(with_attention(request_tokens(long(1, 100), 5))).await;
+    let mut beside = bench_of(load(RECURRENT[1]), 3, true, |_| {}).await;
+    let other = beside.engine.submit(with_attention(request_tokens(long(2, 70), 40))).await.unwrap();
+    let told = beside.tell(with_attention(request_tokens(long(1, 100), 5))).await;
+    follow(other.output).await;
+    assert_eq!(told.generated(), expected.generated());
+    for ((len, row), (_, expected)) in rows(&told).iter().zip(rows(&expected)) {
+        // Two of the four layers have two heads each.
+        assert_eq!(row.len(), 4 * len);
+        assert!(worst(row, &expected) < 1e-3);
+        assert!(row.chunks_exact(*len).all(|one| (one.iter().sum::<f32>() - 1.0).abs() < 1e-3));
+    }
+}
+
+#[tokio::test]
 async fn keys_in_bf16_stay_where_they_are() {
     let types = |options: &mut thunder::engine::Options| options.cache_type_k = CacheType::Bf16;
     let mut bench = bench_with(1, true, types).await;
