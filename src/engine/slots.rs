@@ -2,6 +2,7 @@
 //! out. A slot that is busy is waited for; a caller who goes away is forgotten.
 
 use super::Engine;
+use super::conversation::Memory;
 use super::scheduler::{Command, Live, Scheduler, Slot};
 use super::ses1::{self, Ses1Error};
 use crate::events::TokenId;
@@ -197,8 +198,9 @@ impl Scheduler<'_> {
             SlotTask::Save(answer) => {
                 let tokens = self.slots[index].cache.clone();
                 let adapters = self.slots[index].adapters.clone().unwrap_or_default();
+                let memory = self.slots[index].memory.clone();
                 let state = if tokens.is_empty() { Ok(Vec::new()) } else { self.context.save(index as i32) };
-                drop(answer.send(state.map(|state| Saved { tokens, adapters, state }).map_err(|error| {
+                drop(answer.send(state.map(|state| Saved { tokens, adapters, memory, state }).map_err(|error| {
                     tracing::error!(%error, slot = index, "a slot's state cannot be saved");
                     SlotError::Stopped
                 })));
@@ -214,7 +216,7 @@ impl Scheduler<'_> {
     }
 
     fn restore(&mut self, index: usize, saved: Saved) -> Result<(), SlotError> {
-        let Saved { tokens, adapters, state } = saved;
+        let Saved { tokens, adapters, memory, state } = saved;
         if tokens.is_empty() {
             self.empty(index);
             return Ok(());
@@ -233,6 +235,7 @@ impl Scheduler<'_> {
             return Err(SlotError::Refused);
         }
         self.slots[index].hold(tokens, adapters);
+        self.slots[index].memory = memory;
         self.slots[index].last_used = self.arrivals;
         Ok(())
     }
@@ -264,6 +267,8 @@ pub(super) struct Saved {
     pub tokens: Vec<TokenId>,
     /// The LoRA adapters that it was computed with.
     pub adapters: AdapterSet,
+    /// What is remembered of the conversation.
+    pub memory: Memory,
     /// What llama.cpp writes of it; empty without tokens.
     pub state: Vec<u8>,
 }

@@ -156,8 +156,17 @@ async fn thinking_is_not_lost_between_turns() {
     let (prompt, _) = chat(&first);
     assert_eq!(held, [prompt, spoken.clone(), encode("<|im_end|>")].concat());
     let second = [first[0].clone(), ("assistant", encode("Hello there")), ("user", encode("Again"))];
+    // A state that was saved knows it as well, in another engine too.
+    let saved = bench.engine.save_slot(0).await.unwrap();
+    let mut other = crate::engine::bench(2, true).await;
+    other.engine.restore_slot(1, saved.block).await.unwrap();
+    let mut there = conversation(&second, 4);
+    there.slot = Some(1);
+    let there = other.tell(there).await;
+    assert_eq!(there.end.finish.usage.cached_tokens as usize, held.len());
     let told = bench.tell(with_attention(conversation(&second, 4))).await;
     assert_eq!(told.end.finish.usage.cached_tokens as usize, held.len());
+    assert_eq!(there.generated(), told.generated());
     let as_generated = [first[0].clone(), ("assistant", spoken), second[2].clone()];
     let (expected, _) = chat(&as_generated);
     assert_eq!(told.end.finish.usage.prompt_tokens as usize, expected.len());
