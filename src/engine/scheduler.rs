@@ -214,6 +214,7 @@ impl<'model> Scheduler<'model> {
         } else {
             None
         };
+        self.context.rest();
         if let Some(command) = self.soon() {
             return self.obey(command);
         }

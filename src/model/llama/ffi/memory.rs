@@ -1,6 +1,6 @@
 //! What llama.cpp knows of a model's and a context's memory, and llama-cpp-2 does not pass on.
 
-use super::adapters::raw;
+use super::raw;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
