@@ -72,7 +72,8 @@ impl Scheduler<'_> {
             .filter(free)
             .map(|index| {
                 let Slot { cache, adapters, memory, .. } = &self.slots[index];
-                (index, self.reading(run, cache, adapters.as_ref(), memory))
+                let usable = |keep| self.context.can_truncate(index as i32, keep as u32);
+                (index, self.reading(run, cache, adapters.as_ref(), memory, usable))
             })
             .max_by_key(|(index, reading)| {
                 let slot = &self.slots[*index];
@@ -85,8 +86,10 @@ impl Scheduler<'_> {
                     Reverse(*index),
                 )
             })?;
-        let idle =
-            self.idle.iter().map(|idle| (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory)));
+        let idle = self.idle.iter().map(|idle| {
+            let usable = |keep| self.context.can_keep(idle.tokens.len(), keep);
+            (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory, usable))
+        });
         let best_idle = idle
             .filter(|(idle, other)| other.stays > reading.stays && idle.is_worth(other.stays))
             .max_by_key(|(_, other)| other.stays);
@@ -96,7 +99,15 @@ impl Scheduler<'_> {
         })
     }
 
-    fn reading(&self, run: &Run, held: &[TokenId], adapters: Option<&AdapterSet>, memory: &Memory) -> Reading {
+    /// `usable` says whether the first so many tokens of the state can be used without the others.
+    fn reading(
+        &self,
+        run: &Run,
+        held: &[TokenId],
+        adapters: Option<&AdapterSet>,
+        memory: &Memory,
+        usable: impl Fn(usize) -> bool,
+    ) -> Reading {
         if !run.request.cache_prompt || adapters != run.request.adapters.as_ref() {
             return Reading { aligned: None, shared: 0, stays: 0 };
         }
@@ -113,6 +124,9 @@ impl Scheduler<'_> {
             None
         };
         let stays = goes.map_or(shared, |goes| shared.min(goes));
+        // One token is always evaluated.
+        let kept = stays.min(tokens.len().saturating_sub(1));
+        let stays = if kept == held.len() || usable(kept) { stays } else { 0 };
         Reading { aligned, shared, stays }
     }
 
@@ -136,26 +150,36 @@ impl Scheduler<'_> {
             if run.request.cache_prompt { common_prefix(cache, &run.sequence) } else { 0 }
         };
         let mut shared = if same { usable(&slot.cache) } else { 0 };
+        let kept = shared.min(outputs_from);
+        if kept < slot.cache.len() && !self.context.can_truncate(index as i32, kept as u32) {
+            shared = 0;
+        }
         if 2 * shared < slot.cache.len() {
             self.keep_idle(index);
         }
-        let whole = self.context.whole_only();
         if run.request.cache_prompt
             && let Some(at) = self.idle.best(
                 &run.sequence[..outputs_from],
                 run.request.adapters.as_ref(),
                 shared.min(outputs_from),
-                whole,
+                |len, keep| self.context.can_keep(len, keep),
             )
             && let Some(idle) = self.idle.take(at)
         {
-            shared = if self.wake(index, &idle) { usable(&idle.tokens) } else { 0 };
+            shared = 0;
+            if self.wake(index, &idle) {
+                shared = usable(&idle.tokens);
+                if !self.context.keeps_beginnings() {
+                    // What is continued never comes back to this place.
+                    self.idle.put(idle);
+                }
+            }
         }
         self.slots[index].adapters.clone_from(&run.request.adapters);
         // What stands behind messages that went is moved up, as it is when they go while an answer is written.
         let evicted = run.request.overflow == Overflow::Evict && run.gone.truncated;
         let least = if evicted && run.request.cache_reuse == 0 { LEAST_PIECE } else { run.request.cache_reuse };
-        if run.request.cache_prompt && least > 0 && shared > 0 {
+        if run.request.cache_prompt && least > 0 && shared > 0 && self.context.can_shift() {
             let pieces = pieces(&self.slots[index].cache, &run.sequence, shared, least);
             shared = self.move_up(index, shared, &pieces);
         }

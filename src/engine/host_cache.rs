@@ -25,12 +25,14 @@ pub(super) struct HostCache {
     limit: usize,
     /// Bytes of state that a token takes, roughly.
     per_token: usize,
+    /// Whether each beginning of a state can be used, so that a longer one holds the shorter ones.
+    beginnings: bool,
 }
 
 impl HostCache {
     /// A cache of that many bytes; 0 keeps nothing.
-    pub fn new(limit: usize, per_token: usize) -> Self {
-        Self { entries: VecDeque::new(), bytes: 0, limit, per_token }
+    pub fn new(limit: usize, per_token: usize, beginnings: bool) -> Self {
+        Self { entries: VecDeque::new(), bytes: 0, limit, per_token, beginnings }
     }
 
     /// Whether the state of these tokens is to be kept.
@@ -38,7 +40,9 @@ impl HostCache {
         tokens.len() >= WORTH
             && tokens.len() * self.per_token <= self.limit
             && !self.entries.iter().any(|entry| {
-                entry.adapters.as_ref() == adapters && entry.tokens.starts_with(tokens) && entry.is_worth(tokens.len())
+                entry.adapters.as_ref() == adapters
+                    && holds(self.beginnings, &entry.tokens, tokens)
+                    && entry.is_worth(tokens.len())
             })
     }
 
@@ -48,8 +52,9 @@ impl HostCache {
             return;
         }
         let mut bytes = self.bytes;
+        let beginnings = self.beginnings;
         self.entries.retain(|entry| {
-            let held = idle.adapters == entry.adapters && idle.tokens.starts_with(&entry.tokens);
+            let held = idle.adapters == entry.adapters && holds(beginnings, &idle.tokens, &entry.tokens);
             bytes -= if held { entry.size() } else { 0 };
             !held
         });
@@ -62,16 +67,22 @@ impl HostCache {
         }
     }
 
-    /// The state with these adapters that shares most with a prompt, more than `shared` tokens and a quarter of its own. `whole`: only states
-    /// that the prompt continues from their very end, where a state cannot be cut.
-    pub fn best(&self, prompt: &[TokenId], adapters: Option<&AdapterSet>, shared: usize, whole: bool) -> Option<usize> {
+    /// The state with these adapters that shares most with a prompt, more than `shared` tokens and a quarter of its own.
+    /// `usable` says whether of a state of so many tokens the first so many can be used.
+    pub fn best(
+        &self,
+        prompt: &[TokenId],
+        adapters: Option<&AdapterSet>,
+        shared: usize,
+        usable: impl Fn(usize, usize) -> bool,
+    ) -> Option<usize> {
         let of = |entry: &Idle| common_prefix(&entry.tokens, prompt);
         (0..self.entries.len())
             .filter(|&at| self.entries[at].adapters.as_ref() == adapters)
             .map(|at| (of(&self.entries[at]), at))
             .filter(|&(common, at)| {
                 let len = self.entries[at].tokens.len();
-                common > shared && self.entries[at].is_worth(common) && (!whole || common == len)
+                common > shared && self.entries[at].is_worth(common) && usable(len, common)
             })
             .max()
             .map(|(_, at)| at)
@@ -90,6 +101,11 @@ impl HostCache {
     }
 }
 
+/// Whether one state makes another needless.
+fn holds(beginnings: bool, tokens: &[TokenId], others: &[TokenId]) -> bool {
+    if beginnings { tokens.starts_with(others) } else { tokens == others }
+}
+
 impl Idle {
     /// Whether it is worth to be copied for so many of its tokens.
     pub fn is_worth(&self, shared: usize) -> bool {
@@ -105,6 +121,14 @@ impl Idle {
 mod tests {
     use super::*;
 
+    fn any(_: usize, _: usize) -> bool {
+        true
+    }
+
+    fn whole(len: usize, common: usize) -> bool {
+        len == common
+    }
+
     fn idle(tokens: std::ops::Range<i32>, bytes: usize) -> Idle {
         let tokens: Vec<TokenId> = tokens.collect();
         let state = vec![0; bytes - 4 * tokens.len()];
@@ -114,10 +138,10 @@ mod tests {
     #[test]
     fn states_of_other_adapters_are_not_found() {
         let set = AdapterSet::new([crate::model::llama::Weighed { id: 0, scale: 1.0 }]);
-        let mut cache = HostCache::new(1 << 20, 10);
+        let mut cache = HostCache::new(1 << 20, 10, true);
         cache.put(Idle { adapters: Some(set.clone()), ..idle(0..60, 1000) });
         let prompt: Vec<TokenId> = (0..60).collect();
-        assert!(cache.best(&prompt, None, 0, false).is_none() && cache.best(&prompt, Some(&set), 0, false).is_some());
+        assert!(cache.best(&prompt, None, 0, any).is_none() && cache.best(&prompt, Some(&set), 0, any).is_some());
         assert!(cache.wants(&prompt, None) && !cache.wants(&prompt, Some(&set)));
         cache.put(idle(0..70, 1000));
         assert_eq!(cache.iter().count(), 2);
@@ -125,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_when_there_is_no_room() {
-        let mut cache = HostCache::new(3000, 10);
+        let mut cache = HostCache::new(3000, 10, true);
         for start in [0, 1000, 2000, 3000] {
             cache.put(idle(start..start + 100, 1000));
         }
@@ -139,21 +163,35 @@ mod tests {
 
     #[test]
     fn the_state_that_shares_most_is_found() {
-        let mut cache = HostCache::new(1 << 20, 10);
+        let mut cache = HostCache::new(1 << 20, 10, true);
         cache.put(idle(0..100, 1000));
         cache.put(idle(0..60, 1000));
         assert_eq!(cache.iter().count(), 2, "a shorter state is no reason to forget a longer one");
         let prompt: Vec<TokenId> = (0..200).collect();
-        let best = cache.best(&prompt, None, 0, false).unwrap();
+        let best = cache.best(&prompt, None, 0, any).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 100);
-        assert_eq!(cache.best(&prompt, None, 100, false), None);
+        assert_eq!(cache.best(&prompt, None, 100, any), None);
         let other: Vec<TokenId> = (0..70).chain(500..600).collect();
-        assert_eq!(cache.entries[cache.best(&other, None, 0, true).unwrap()].tokens.len(), 60);
+        assert_eq!(cache.entries[cache.best(&other, None, 0, whole).unwrap()].tokens.len(), 60);
         let barely: Vec<TokenId> = (0..10).chain(500..600).collect();
-        assert_eq!(cache.best(&barely, None, 0, false), None);
+        assert_eq!(cache.best(&barely, None, 0, any), None);
         assert!(!cache.wants(&prompt[..50], None) && cache.wants(&prompt, None) && !cache.wants(&other[..20], None));
-        assert!(!HostCache::new(1999, 10).wants(&prompt, None));
+        assert!(!HostCache::new(1999, 10, true).wants(&prompt, None));
         let taken = cache.take(best).unwrap();
         assert_eq!((taken.tokens.len(), cache.bytes), (100, 1000));
+    }
+
+    #[test]
+    fn states_that_cannot_be_cut_stand_beside_their_beginnings() {
+        let mut cache = HostCache::new(1 << 20, 10, false);
+        cache.put(idle(0..60, 1000));
+        let prompt: Vec<TokenId> = (0..100).collect();
+        assert!(cache.wants(&prompt, None) && !cache.wants(&prompt[..60], None));
+        cache.put(idle(0..100, 1000));
+        assert!(cache.wants(&prompt[..50], None));
+        cache.put(idle(0..100, 1000));
+        assert_eq!(cache.iter().count(), 2);
+        let best = cache.best(&prompt[..80], None, 0, whole).unwrap();
+        assert_eq!(cache.entries[best].tokens.len(), 60);
     }
 }

@@ -347,7 +347,8 @@ impl Engine {
                     Ok((context, capture, layout)) => {
                         let bytes_per_token = layout.as_ref().map_or(0, Layout::bytes_per_token);
                         if ready.send(Ok((layout, context.attends().cloned()))).is_ok() {
-                            let idle = HostCache::new(options.cache_ram_bytes, bytes_per_token);
+                            let beginnings = context.keeps_beginnings();
+                            let idle = HostCache::new(options.cache_ram_bytes, bytes_per_token, beginnings);
                             Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status, idle)
                                 .run();
                         }

@@ -5,6 +5,7 @@
 //! llama.cpp wrote, without what depends on the number of slots. A block comes from a client or a file and may say
 //! anything: nothing of it reaches llama.cpp before [`read`] has compared every number with the context's own.
 
+use super::conversation::Memory;
 use super::slots::Saved;
 use crate::events::TokenId;
 use crate::model::llama::{AdapterSet, Flaw, Layout, Weighed};
@@ -20,6 +21,8 @@ const KV_MAGIC: &[u8; 4] = b"THKV";
 const KV_VERSION: u32 = 1;
 /// The same with a list of LoRA adapters before llama.cpp's part: their number, and of each the fingerprint and scale.
 const KV_VERSION_ADAPTED: u32 = 2;
+/// The same with what is remembered of the conversation behind that list.
+const KV_VERSION_REMEMBERING: u32 = 3;
 /// Fingerprint and scale of an adapter.
 const ADAPTER: usize = 16 + 4;
 /// Magic, version, model, types of keys and values, length, checksum.
@@ -68,7 +71,7 @@ pub enum Ses1Error {
     #[error("the KV data was not written by Thunder: it does not begin with 'THKV'")]
     KvMagic,
     /// The KV data is from another release.
-    #[error("the KV data has version {0}, this server reads versions {KV_VERSION} and {KV_VERSION_ADAPTED}")]
+    #[error("the KV data has version {0}, this server reads versions {KV_VERSION} to {KV_VERSION_REMEMBERING}")]
     Version(u32),
     /// The state of another model.
     #[error("the state was saved with another model")]
@@ -76,6 +79,9 @@ pub enum Ses1Error {
     /// The state was computed with an adapter that is not loaded.
     #[error("the state was computed with a LoRA adapter that this server has not loaded")]
     Adapter,
+    /// What is remembered of the conversation is not of these tokens.
+    #[error("what the state remembers of its conversation does not fit its tokens")]
+    Memory,
     /// The state of another type of cache.
     #[error("the state was saved with a KV cache of {found}, this server keeps {expected}")]
     CacheType {
@@ -107,27 +113,32 @@ pub(super) struct Home {
 
 impl Home {
     /// Bytes of a block whose tokens fill the context.
-    pub fn largest(&self) -> usize {
-        let kv = |layout: &Layout| layout.context() * (layout.bytes_per_token() + size_of::<TokenId>()) + AROUND;
-        self.layout.as_ref().map_or(0, kv)
+    pub fn largest(&self) -> Result<usize, Ses1Error> {
+        let layout = self.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+        Ok(layout.context() * (layout.bytes_per_token() + 2 * size_of::<TokenId>()) + AROUND)
     }
 }
 
 /// Writes a block from what llama.cpp wrote of a sequence.
 pub(super) fn write(home: &Home, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
-    let Saved { tokens, adapters, state } = saved;
+    let Saved { tokens, adapters, memory, state } = saved;
     let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     let mut kv = Vec::new();
-    let version = if tokens.is_empty() || adapters.is_empty() {
-        KV_VERSION
-    } else {
+    let version = match (tokens.is_empty() || memory.is_empty(), tokens.is_empty() || adapters.is_empty()) {
+        (true, true) => KV_VERSION,
+        (true, false) => KV_VERSION_ADAPTED,
+        (false, _) => KV_VERSION_REMEMBERING,
+    };
+    if version >= KV_VERSION_ADAPTED {
         kv.extend_from_slice(&(adapters.as_slice().len() as u32).to_le_bytes());
         for weighed in adapters.as_slice() {
             kv.extend_from_slice(&home.adapters.get(weighed.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
             kv.extend_from_slice(&weighed.scale.to_le_bytes());
         }
-        KV_VERSION_ADAPTED
-    };
+    }
+    if version == KV_VERSION_REMEMBERING {
+        kv.extend(memory.to_bytes());
+    }
     if !tokens.is_empty() {
         kv.extend(layout.pack(state, tokens)?);
     }
@@ -174,7 +185,7 @@ pub(super) fn read(home: &Home, block: &[u8]) -> Result<Saved, Ses1Error> {
         return Err(Ses1Error::KvMagic);
     }
     let version = u32::from_le_bytes(field(head, 4..8)?);
-    if version != KV_VERSION && version != KV_VERSION_ADAPTED {
+    if !(KV_VERSION..=KV_VERSION_REMEMBERING).contains(&version) {
         return Err(Ses1Error::Version(version));
     }
     if u128::from_le_bytes(field(head, 8..24)?) != home.fingerprint {
@@ -198,14 +209,18 @@ pub(super) fn read(home: &Home, block: &[u8]) -> Result<Saved, Ses1Error> {
     if checksum(&block[..needed - 8], kv) != sum {
         return Err(Ses1Error::Checksum);
     }
-    let (adapters, kv) =
-        if version == KV_VERSION_ADAPTED { read_adapters(home, kv)? } else { (AdapterSet::default(), kv) };
+    let (adapters, mut kv) = if version == KV_VERSION { (AdapterSet::default(), kv) } else { read_adapters(home, kv)? };
+    let memory = if version == KV_VERSION_REMEMBERING {
+        Memory::from_bytes(&mut kv, &tokens, home.vocabulary).ok_or(Ses1Error::Memory)?
+    } else {
+        Memory::default()
+    };
     let state = match (tokens.is_empty(), kv.is_empty()) {
         (true, true) => Vec::new(),
         (true, false) => return Err(Flaw::TooLong(kv.len()).into()),
         (false, _) => layout.unpack(kv, &tokens)?,
     };
-    Ok(Saved { tokens, adapters, state })
+    Ok(Saved { tokens, adapters, memory, state })
 }
 
 /// The adapters at the beginning of the KV data, and what follows them.

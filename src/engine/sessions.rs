@@ -81,6 +81,18 @@ impl Sessions {
         removed
     }
 
+    /// Removes a session that is still this one. `false` when it is gone, or was saved again meanwhile.
+    pub fn remove_unchanged(&self, id: i64, session: &Session) -> bool {
+        let mut held = self.held();
+        let same = |one: &Session| one.updated_at == session.updated_at && one.block.as_ptr() == session.block.as_ptr();
+        if !held.sessions.get(&id).is_some_and(same) {
+            return false;
+        }
+        held.bytes -= session.block.len();
+        held.sessions.remove(&id);
+        true
+    }
+
     /// All sessions, by number.
     #[must_use]
     pub fn list(&self) -> Vec<(i64, Session)> {
@@ -109,5 +121,19 @@ mod tests {
         assert_eq!(sessions.list().len(), 1);
         assert!(sessions.remove(7).is_some() && sessions.remove(7).is_none());
         sessions.put(8, block(100), now).unwrap();
+    }
+
+    #[test]
+    fn a_session_that_was_saved_again_stays() {
+        let sessions = Sessions::new(100);
+        let block = |byte| Bytes::from(vec![byte; 50]);
+        sessions.put(1, block(1), DateTime::UNIX_EPOCH).unwrap();
+        let old = sessions.get(1).unwrap();
+        sessions.put(1, block(2), DateTime::UNIX_EPOCH).unwrap();
+        assert!(!sessions.remove_unchanged(1, &old) && sessions.get(1).unwrap().block[0] == 2);
+        let new = sessions.get(1).unwrap();
+        assert!(sessions.remove_unchanged(1, &new) && !sessions.remove_unchanged(1, &new));
+        sessions.put(2, block(3), DateTime::UNIX_EPOCH).unwrap();
+        sessions.put(3, block(3), DateTime::UNIX_EPOCH).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 //! out. A slot that is busy is waited for; a caller who goes away is forgotten.
 
 use super::Engine;
+use super::conversation::Memory;
 use super::scheduler::{Command, Live, Scheduler, Slot};
 use super::ses1::{self, Ses1Error};
 use crate::events::TokenId;
@@ -73,8 +74,8 @@ pub enum SlotError {
         /// Tokens there are.
         tokens: usize,
     },
-    /// The cache cannot remove tokens from the middle.
-    #[error("tokens cannot be removed from the middle: {0}")]
+    /// The cache cannot remove these tokens.
+    #[error("tokens cannot be removed: {0}")]
     Fixed(&'static str),
     /// llama.cpp failed; the slot is empty.
     #[error("{0}; the slot is empty now")]
@@ -138,9 +139,12 @@ impl Engine {
     }
 
     /// Most bytes that the state of a slot can have.
-    #[must_use]
-    pub fn largest_state(&self) -> usize {
-        self.inner.home.largest()
+    ///
+    /// # Errors
+    /// [`SlotError::State`] for a model whose states cannot be checked.
+    pub fn largest_state(&self) -> Result<usize, SlotError> {
+        self.check_slot(0)?;
+        Ok(self.inner.home.largest()?)
     }
 
     async fn with_slot<T>(&self, slot: u32, task: impl FnOnce(oneshot::Sender<T>) -> SlotTask) -> Result<T, SlotError> {
@@ -194,8 +198,9 @@ impl Scheduler<'_> {
             SlotTask::Save(answer) => {
                 let tokens = self.slots[index].cache.clone();
                 let adapters = self.slots[index].adapters.clone().unwrap_or_default();
+                let memory = self.slots[index].memory.clone();
                 let state = if tokens.is_empty() { Ok(Vec::new()) } else { self.context.save(index as i32) };
-                drop(answer.send(state.map(|state| Saved { tokens, adapters, state }).map_err(|error| {
+                drop(answer.send(state.map(|state| Saved { tokens, adapters, memory, state }).map_err(|error| {
                     tracing::error!(%error, slot = index, "a slot's state cannot be saved");
                     SlotError::Stopped
                 })));
@@ -211,7 +216,7 @@ impl Scheduler<'_> {
     }
 
     fn restore(&mut self, index: usize, saved: Saved) -> Result<(), SlotError> {
-        let Saved { tokens, adapters, state } = saved;
+        let Saved { tokens, adapters, memory, state } = saved;
         if tokens.is_empty() {
             self.empty(index);
             return Ok(());
@@ -230,6 +235,7 @@ impl Scheduler<'_> {
             return Err(SlotError::Refused);
         }
         self.slots[index].hold(tokens, adapters);
+        self.slots[index].memory = memory;
         self.slots[index].last_used = self.arrivals;
         Ok(())
     }
@@ -261,6 +267,8 @@ pub(super) struct Saved {
     pub tokens: Vec<TokenId>,
     /// The LoRA adapters that it was computed with.
     pub adapters: AdapterSet,
+    /// What is remembered of the conversation.
+    pub memory: Memory,
     /// What llama.cpp writes of it; empty without tokens.
     pub state: Vec<u8>,
 }

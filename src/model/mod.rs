@@ -67,6 +67,16 @@ pub enum Error {
         /// The type.
         cache_type: &'static str,
     },
+    /// The model's heads cannot be cut into the blocks of a quantised type.
+    #[error(
+        "a KV cache of {cache_type} keeps values in blocks of 32, and the heads of this model have {width}, which is no multiple of that; take f16, bf16 or f32"
+    )]
+    QuantisedHeads {
+        /// The type.
+        cache_type: &'static str,
+        /// Values of a head.
+        width: u32,
+    },
     /// The state of a sequence could not be written or read.
     #[error("llama.cpp cannot {doing} the state of a sequence; its log says why")]
     State {
@@ -81,7 +91,7 @@ pub enum Error {
     Decode(String),
 }
 
-/// Why tokens could not be removed from the middle of a sequence.
+/// Why tokens could not be removed from a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShiftError {
     /// The model's cache cannot do it; nothing has changed.

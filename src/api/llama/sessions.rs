@@ -72,7 +72,7 @@ async fn act(
             let slot = slot()?;
             let block = match file {
                 Some(file) => {
-                    slot_files::read(slot_files::path(&app, "file", file)?, file, engine.largest_state()).await?
+                    slot_files::read(slot_files::path(&app, "file", file)?, file, engine.largest_state()?).await?
                 }
                 None => engine.sessions().get(id).ok_or_else(|| ApiError::not_found("session", id))?.block,
             };
@@ -97,11 +97,14 @@ async fn remove(app: &App, engine: &Engine, id: i64, file: Option<&str>) -> Resu
         return Ok(json!({ "id_session": id, "removed": true }));
     };
     let path = slot_files::path(app, "file", file)?;
-    // Removed only once it is written, so that a full disk loses nothing.
-    let block = engine.sessions().get(id).ok_or_else(missing)?.block;
-    let bytes = block.len();
-    slot_files::write(path, block).await?;
-    engine.sessions().remove(id).ok_or_else(missing)?;
+    // Removed only once it is written, so that a full disk loses nothing; written again when it was saved again meanwhile.
+    let bytes = loop {
+        let session = engine.sessions().get(id).ok_or_else(missing)?;
+        slot_files::write(path.clone(), session.block.clone()).await?;
+        if engine.sessions().remove_unchanged(id, &session) {
+            break session.block.len();
+        }
+    };
     Ok(json!({ "id_session": id, "removed": true, "file": file, "n_bytes": bytes }))
 }
 

@@ -54,15 +54,22 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
             // What could not be written whole is of no use; that it cannot be removed changes nothing.
             let _ = std::fs::remove_file(&partial);
         }
-        written.map_err(|error| format!("cannot write {}: {error}", path.display()))
+        written.map_err(|error| match error.kind() {
+            ErrorKind::IsADirectory => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                ApiError::bad_request(format!("'{name}' is a folder below --slot-save-path; choose another name"))
+            }
+            _ => ApiError::internal(format!("cannot write {}: {error}", path.display())),
+        })
     };
-    blocking(write).await?.map_err(ApiError::internal)
+    blocking(write).await?
 }
 
 /// Reads a state of at most that many bytes.
 pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes, ApiError> {
     let read = move || -> std::io::Result<Option<Vec<u8>>> {
-        let file = std::fs::File::open(path)?;
+        // A pipe would be waited for until somebody writes into it.
+        let file = std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.len() > most as u64 {
             return Ok(None);

@@ -50,7 +50,8 @@ pub(super) struct Action {
     responses((status = 200, description = "What was done"),
               (status = 400, description = "The slot, a field or the state is wrong; the message says what"),
               (status = 404, description = "There is no such file"),
-              (status = 501, description = "The server was started with --no-slots or without --slot-save-path")))]
+              (status = 501, description = "The server was started with --no-slots or without --slot-save-path, or this model's state \
+                                            cannot be taken out or cut; the message says which")))]
 async fn act(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
@@ -106,7 +107,7 @@ async fn act(
         }
         Some("restore") => {
             let (name, path) = named_file(&app, &small_json(body).await?)?;
-            let block = slot_files::read(path, &name, engine.largest_state()).await?;
+            let block = slot_files::read(path, &name, engine.largest_state()?).await?;
             let bytes = block.len();
             let tokens = engine.restore_slot(slot, block).await?;
             json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": bytes, "timings": { "restore_ms": ms() } })
@@ -179,22 +180,34 @@ pub(super) fn slot_number(name: &str, text: &str) -> Result<u32, ApiError> {
 /// A body of a few fields; nothing at all is no field.
 pub(super) async fn small_json(body: Body) -> Result<Value, ApiError> {
     const MOST: usize = 64 << 10;
-    let bytes = read_body(body, MOST).await?;
+    let bytes = read_body(body, MOST).await?.ok_or_else(|| {
+        ApiError::new(
+            Kind::TooLarge,
+            format!("the body has more than {MOST} bytes; it takes a JSON object of a few fields"),
+        )
+    })?;
     if bytes.is_empty() { Ok(json!({})) } else { wire::json(&bytes) }
 }
 
-async fn read_body(body: Body, most: usize) -> Result<Bytes, ApiError> {
+/// A body of at most so many bytes; `None` for a longer one.
+async fn read_body(body: Body, most: usize) -> Result<Option<Bytes>, ApiError> {
+    /// Read on, so that the client hears the answer before its connection ends.
+    const DRAINED: usize = 64 << 20;
     let mut pieces = body.into_data_stream();
     let mut whole = BytesMut::new();
-    while let Some(piece) = pieces.next().await {
+    let mut read = 0;
+    while read <= most.saturating_add(DRAINED)
+        && let Some(piece) = pieces.next().await
+    {
         let piece = piece.map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}")))?;
-        if whole.len() + piece.len() > most {
-            let detail = format!("the body has more than {most} bytes, which no state of this server's slots has");
-            return Err(ApiError::new(Kind::TooLarge, detail));
+        read += piece.len();
+        if read <= most {
+            whole.extend_from_slice(&piece);
+        } else {
+            whole = BytesMut::new();
         }
-        whole.extend_from_slice(&piece);
     }
-    Ok(whole.freeze())
+    Ok((read <= most).then(|| whole.freeze()))
 }
 
 fn named_file(app: &App, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
@@ -207,12 +220,17 @@ fn named_file(app: &App, body: &Value) -> Result<(String, std::path::PathBuf), A
 
 /// The state in a body: as it is, or as base64 in JSON.
 async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    let most = engine.largest_state();
+    let most = engine.largest_state()?;
+    let too_long = || {
+        let detail = format!("the state is too long: no state of this server's slots has more than {most} bytes");
+        ApiError::invalid("state", detail)
+    };
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if kind.trim_start().to_ascii_lowercase().starts_with(OCTETS) {
-        return read_body(body, most).await;
+        return read_body(body, most).await?.ok_or_else(too_long);
     }
-    let body = read_body(body, most / 3 * 4 + AROUND).await?;
+    // Base64 may come in lines.
+    let body = read_body(body, most / 3 * 4 + most / 16 + AROUND).await?.ok_or_else(too_long)?;
     let decode = move || {
         let body = wire::json(&body)?;
         let text = Fields::new(&body)?.text("state")?;
@@ -222,8 +240,9 @@ async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<
                 format!("state is missing; it takes the base64 of a state, or send the state as {OCTETS}"),
             )
         })?;
+        let lines: Vec<&str> = text.split_ascii_whitespace().collect();
         STANDARD
-            .decode(text)
+            .decode(lines.concat())
             .map_err(|error| ApiError::invalid("state", format!("state is not base64: {error}")))
             .map(Bytes::from)
     };

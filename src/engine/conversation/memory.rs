@@ -21,25 +21,25 @@ const OPENING: usize = 16;
 /// What is remembered of the tokens of a sequence, by their indices in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::engine) struct Memory {
-    gaps: Vec<Gap>,
-    answers: Vec<Answer>,
+    pub(super) gaps: Vec<Gap>,
+    pub(super) answers: Vec<Answer>,
 }
 
 /// Messages that were dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Gap {
-    at: usize,
-    len: usize,
-    hash: u64,
+pub(super) struct Gap {
+    pub at: usize,
+    pub len: usize,
+    pub hash: u64,
     /// The messages, by role and text without thinking.
-    messages: Vec<u64>,
+    pub messages: Vec<u64>,
 }
 
 /// An answer as it was generated, without the token that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Answer {
-    start: usize,
-    tokens: Vec<TokenId>,
+pub(super) struct Answer {
+    pub start: usize,
+    pub tokens: Vec<TokenId>,
 }
 
 /// A prompt in the light of a memory.

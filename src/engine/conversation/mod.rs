@@ -4,6 +4,7 @@
 //! Everything here is about token ids and the prompt's [`Span`]s, so that no sum of counts can drift. Which template
 //! wrote the prompt does not matter; a prompt without spans is no conversation, and nothing is left out of it.
 
+mod kept;
 mod memory;
 mod turns;
 

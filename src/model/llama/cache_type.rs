@@ -66,18 +66,78 @@ impl CacheType {
         }
     }
 
-    /// The name of ggml's number for a type; the number itself for one that no cache has.
-    pub(super) fn name_of(ggml_type: i32) -> String {
-        let known = Self::ALL.into_iter().find(|kind| {
+    /// The type of ggml's number; `None` for one that no cache has.
+    pub(super) fn of_ggml(ggml_type: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| {
             let raw: llama_cpp_sys_2::ggml_type = kind.of_llama().into();
             i32::try_from(raw) == Ok(ggml_type)
-        });
-        known.map_or_else(|| format!("ggml type {ggml_type}"), |kind| kind.as_str().to_owned())
+        })
+    }
+
+    /// The name of ggml's number for a type; the number itself for one that no cache has.
+    pub(super) fn name_of(ggml_type: i32) -> String {
+        Self::of_ggml(ggml_type).map_or_else(|| format!("ggml type {ggml_type}"), |kind| kind.as_str().to_owned())
+    }
+
+    /// Whether all values are numbers, and none so large that what is computed from it would be none.
+    pub(super) fn is_sound(self, bytes: &[u8]) -> bool {
+        /// The exponent of 2^30; the largest number of `F16` is 2^16.
+        const MOST: u32 = 127 + 30;
+        let f16 = |bytes: &[u8]| bytes.as_chunks::<2>().0.iter().all(|&b| u16::from_le_bytes(b) & 0x7c00 != 0x7c00);
+        // Bytes of a block, and of the scales and minima at its beginning.
+        let (block, scales) = match self {
+            Self::F32 => {
+                return bytes.as_chunks::<4>().0.iter().all(|&b| (u32::from_le_bytes(b) >> 23) & 0xff < MOST);
+            }
+            Self::Bf16 => {
+                return bytes.as_chunks::<2>().0.iter().all(|&b| (u32::from(u16::from_le_bytes(b)) >> 7) & 0xff < MOST);
+            }
+            Self::F16 => return f16(bytes),
+            Self::Q8_0 => (34, 2),
+            Self::Q4_0 | Self::Iq4Nl => (18, 2),
+            Self::Q4_1 => (20, 4),
+            Self::Q5_0 => (22, 2),
+            Self::Q5_1 => (24, 4),
+        };
+        bytes.chunks_exact(block).all(|block| f16(&block[..scales]))
     }
 }
 
 impl fmt::Display for CacheType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CacheType;
+
+    #[test]
+    fn what_is_no_number_is_found() {
+        let nan = 0x7e00_u16.to_le_bytes();
+        for (kind, block, scales) in [
+            (CacheType::F16, 2, 1),
+            (CacheType::Q8_0, 34, 1),
+            (CacheType::Q4_0, 18, 1),
+            (CacheType::Iq4Nl, 18, 1),
+            (CacheType::Q4_1, 20, 2),
+            (CacheType::Q5_0, 22, 1),
+            (CacheType::Q5_1, 24, 2),
+        ] {
+            let (size, of_block) = crate::model::llama::ffi::loading::type_layout(kind.of_llama().into()).unwrap();
+            assert_eq!((of_block, size == 32), (block, kind.is_quantised()), "{kind}");
+            let sound = vec![0x55; 4 * block as usize];
+            assert!(kind.is_sound(&sound), "{kind}");
+            for scale in 0..scales {
+                let mut bytes = sound.clone();
+                bytes[2 * block as usize + 2 * scale..][..2].copy_from_slice(&nan);
+                assert!(!kind.is_sound(&bytes), "{kind}");
+            }
+        }
+        let f32s = |value: f32| CacheType::F32.is_sound(&[1.0f32.to_le_bytes(), value.to_le_bytes()].concat());
+        assert!(f32s(-1e6) && !f32s(f32::NAN) && !f32s(f32::NEG_INFINITY) && !f32s(1e38));
+        let bf16 = |value: f32| CacheType::Bf16.is_sound(&value.to_le_bytes()[2..]);
+        assert!(bf16(-1e6) && !bf16(f32::NAN) && !bf16(-1e30));
     }
 }

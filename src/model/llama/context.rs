@@ -3,6 +3,7 @@ use super::attends::{Attends, Unseen};
 use super::cache_type::CacheType;
 use super::ffi::threads::Pool;
 use super::ffi::{self, CapturedRow, Tap, WantedRow};
+use super::memory::{self, Memory, OUT_OF_WINDOW, RECURRENT};
 use super::state::Layout;
 use super::ubatch;
 use super::{Error, ShiftError};
@@ -12,7 +13,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
-use llama_cpp_2::model::{LlamaModel, RopeType};
+use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -60,12 +61,7 @@ pub struct Context<'model> {
     several_streams: bool,
     /// Tokens of a sequence.
     context: u32,
-    /// Width of the attention window of some layers; 0 where all layers see everything.
-    window: u32,
-    /// Why tokens cannot be removed from the middle.
-    fixed: Option<&'static str>,
-    /// Whether the model has a recurrent state.
-    recurrent: bool,
+    memory: Memory,
     layout: Option<Layout>,
     architecture: String,
     attends: Option<Result<Attends, Unseen>>,
@@ -96,6 +92,7 @@ impl<'model> Context<'model> {
         if options.attention && options.cache_type_v.is_quantised() {
             return Err(Error::QuantisedValues { cache_type: options.cache_type_v.as_str() });
         }
+        memory::check(model, options.cache_type_k, options.cache_type_v)?;
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
         let tap = options.attention.then(|| Box::new(Tap::new(model.n_layer() as usize)));
         let mut params = LlamaContextParams::default()
@@ -122,6 +119,7 @@ impl<'model> Context<'model> {
         let mut llama = model
             .new_context(backend, params)
             .map_err(|error| Error::Context { ctx_size: n_ctx, reason: error.to_string() })?;
+        let memory = Memory::of(model, &mut llama, options.cache_type_k);
         let pool = pool(options, &mut llama);
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
@@ -133,10 +131,8 @@ impl<'model> Context<'model> {
             wanted: Vec::new(),
             several_streams: options.sequences > 1,
             context: options.context_per_sequence,
-            window: ffi::loading::window(model),
+            memory,
             architecture: model.meta_val_str("general.architecture").unwrap_or_default(),
-            fixed: fixed(model),
-            recurrent: model.is_recurrent() || model.is_hybrid(),
             layout: None,
             attends: None,
         })
@@ -247,13 +243,29 @@ impl<'model> Context<'model> {
     /// what a token at `from` would look at, all of it goes. Returns how many tokens are left.
     #[must_use]
     pub fn truncate(&mut self, sequence: i32, from: u32) -> u32 {
-        let seen_from = (from + 1).saturating_sub(self.window);
-        let complete = self.window == 0 || i64::from(self.first_position(sequence)) <= i64::from(seen_from);
-        if complete && self.llama.kv_cache_seq_rm(sequence, Some(from), None).is_ok() {
+        if self.can_truncate(sequence, from) && self.llama.kv_cache_seq_rm(sequence, Some(from), None).is_ok() {
             return from;
         }
         self.clear(sequence);
         0
+    }
+
+    /// Whether a sequence can lose the tokens from position `from` on, and be continued there.
+    #[must_use]
+    pub fn can_truncate(&self, sequence: i32, from: u32) -> bool {
+        from == 0 || (!self.memory.recurrent && self.first_position(sequence) <= self.memory.seen_from(from))
+    }
+
+    /// Whether the first `keep` tokens of a state of `length` tokens that was saved can be used.
+    #[must_use]
+    pub fn can_keep(&self, length: usize, keep: usize) -> bool {
+        self.memory.can_keep(length as u32, keep as u32)
+    }
+
+    /// Whether of every state that was saved each beginning can be used.
+    #[must_use]
+    pub fn keeps_beginnings(&self) -> bool {
+        self.memory.window == 0 && !self.memory.recurrent
     }
 
     /// Removes a whole sequence.
@@ -275,7 +287,7 @@ impl<'model> Context<'model> {
             self.attends = Some(Attends::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
         }
         let layout = ffi::sequence_state(&self.llama, 0)
-            .and_then(|state| Layout::learn(&state, self.context as usize, self.window as usize));
+            .and_then(|state| Layout::learn(&state, self.context as usize, self.memory.window as usize));
         self.clear(0);
         self.layout.clone_from(&layout);
         Ok(layout)
@@ -323,13 +335,19 @@ impl<'model> Context<'model> {
         let left = length - ranges.iter().map(|range| range.end - range.start).sum::<u32>();
         let Some(last) = ranges.last() else { return Ok(length) };
         if ranges.len() == 1 && last.end == length {
+            if !self.can_truncate(sequence, last.start) {
+                return Err(ShiftError::Fixed(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
+            }
             return match self.truncate(sequence, last.start) {
                 kept if kept == last.start => Ok(kept),
                 _ => Err(ShiftError::Failed),
             };
         }
-        if let Some(reason) = self.fixed {
+        if let Some(reason) = self.memory.fixed {
             return Err(ShiftError::Fixed(reason));
+        }
+        if !self.memory.can_cut(self.first_position(sequence), ranges, left) {
+            return Err(ShiftError::Fixed(OUT_OF_WINDOW));
         }
         let cut = self.close_gaps(sequence, ranges, left);
         if cut.is_err() {
@@ -369,27 +387,21 @@ impl<'model> Context<'model> {
         self.clear(sequence);
     }
 
-    /// Why tokens cannot be removed from the middle of a sequence; `None` when they can.
+    /// Whether tokens can be removed from the middle of sequences.
     #[must_use]
-    pub fn fixed(&self) -> Option<&'static str> {
-        self.fixed
-    }
-
-    /// Whether a state can only be continued from its very end.
-    #[must_use]
-    pub fn whole_only(&self) -> bool {
-        self.recurrent
+    pub fn can_shift(&self) -> bool {
+        self.memory.fixed.is_none()
     }
 
     /// Whether every cell of a sequence is at its position, in all layers.
     #[must_use]
     pub fn rows_exact(&self, sequence: i32) -> bool {
-        self.window == 0 || self.first_position(sequence) <= 0
+        self.memory.window == 0 || self.first_position(sequence) == 0
     }
 
-    /// Position of the oldest token that all layers have; -1 for an empty sequence.
-    fn first_position(&self, sequence: i32) -> i32 {
-        self.llama.kv_cache_seq_pos_min(sequence)
+    /// Position of the oldest token that all layers have; 0 for an empty sequence.
+    fn first_position(&self, sequence: i32) -> u32 {
+        if self.memory.window == 0 { 0 } else { self.llama.kv_cache_seq_pos_min(sequence).max(0).unsigned_abs() }
     }
 }
 
@@ -400,18 +412,4 @@ fn pool(options: &ContextOptions, context: &mut LlamaContext<'_>) -> Option<Pool
         return None;
     }
     Pool::start(threads).filter(|pool| pool.attach(context))
-}
-
-/// Follows `llama_kv_cache::get_can_shift`, which has no binding, and refuses recurrent states, of which nothing in the
-/// middle can be taken back.
-fn fixed(model: &LlamaModel) -> Option<&'static str> {
-    if model.is_recurrent() || model.is_hybrid() {
-        return Some("a recurrent model's state cannot forget tokens in the middle");
-    }
-    if matches!(model.rope_type(), Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision)) {
-        return Some("this model's positions have several parts, and cannot be moved");
-    }
-    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
-    (architecture == "step35")
-        .then_some("this model turns its keys differently in each layer, and they cannot be moved")
 }

@@ -10,6 +10,7 @@ mod ffi;
 mod fingerprint;
 mod gguf;
 mod head;
+mod memory;
 mod pair;
 mod probe;
 mod reason;
@@ -190,7 +191,7 @@ impl Model {
             heads: llama.n_head(),
             kv_heads: llama.n_head_kv(),
             rope_base: parameter(&llama, "rope.freq_base"),
-            window: Some(ffi::loading::window(&llama)).filter(|&width| width > 0),
+            window: Some(ffi::memory::window(&llama)).filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::loading::file_type(&llama),
             tokenizer: kind,
@@ -246,6 +247,12 @@ impl Model {
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
+    }
+
+    /// Whether any of its layers has attention; those of Mamba and RWKV have none.
+    #[must_use]
+    pub fn attends(&self) -> bool {
+        !self.llama.is_recurrent()
     }
 
     /// Makes a context to decode in.

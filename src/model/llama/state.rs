@@ -24,13 +24,13 @@ pub struct Layout {
     caches: Vec<Cache>,
     /// Tokens of a sequence.
     context: usize,
-    /// Width of the attention window; 0 where all layers see everything.
-    window: usize,
 }
 
 /// One KV cache; models with window layers have two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cache {
+    /// Width of the attention window of its layers; 0 where they see everything.
+    window: usize,
     extended: bool,
     transposed: bool,
     rotations: [u32; 2],
@@ -83,6 +83,9 @@ pub enum Flaw {
         /// Its position.
         position: i32,
     },
+    /// A key or value that cannot be one.
+    #[error("the KV data has values that are no numbers, or larger than any that a model has")]
+    Number,
     /// A cell of another token.
     #[error("cell {0} of the KV data belongs to another token than the list of tokens says")]
     Token(usize),
@@ -94,8 +97,12 @@ impl Layout {
     pub(super) fn learn(state: &[u8], context: usize, window: usize) -> Option<Self> {
         let magic = state.get(..4)?.try_into().ok()?;
         let streams = u32::from_le_bytes(state.get(HEAD..HEAD + 4)?.try_into().ok()?);
-        let caches = learn_caches(state, HEAD)?;
-        Some(Self { magic, streams, caches, context, window })
+        let mut caches = learn_caches(state, HEAD)?;
+        // Layers with a window have the last cache.
+        if let Some(last) = caches.last_mut() {
+            last.window = window;
+        }
+        Some(Self { magic, streams, caches, context })
     }
 
     /// Tokens that a sequence holds.
@@ -132,7 +139,7 @@ impl Layout {
         let mut reader = Reader::new(state, HEAD);
         let mut packed = Vec::with_capacity(state.len());
         for cache in &self.caches {
-            let body = self.cache(&mut reader, cache, tokens, self.streams)?;
+            let body = Self::cache(&mut reader, cache, tokens, self.streams)?;
             packed.extend_from_slice(&state[body]);
         }
         reader.end()?;
@@ -150,13 +157,17 @@ impl Layout {
         state.extend_from_slice(&self.magic);
         state.extend_from_slice(&0i32.to_le_bytes());
         for cache in &self.caches {
-            let body = self.cache(&mut reader, cache, tokens, 0)?;
+            let body = Self::cache(&mut reader, cache, tokens, 0)?;
             state.extend_from_slice(&self.streams.to_le_bytes());
             state.extend_from_slice(&packed[body]);
             state.resize(state.len() + idle, 0);
         }
         reader.end()?;
-        Ok(state)
+        // Cells that are free again are read all the same: one value that is no number would spoil the slot for others.
+        let sound = |(kind, rows): &(i32, Range<usize>)| {
+            CacheType::of_ggml(*kind).is_some_and(|kind| kind.is_sound(&packed[rows.clone()]))
+        };
+        if reader.rows.iter().all(sound) { Ok(state) } else { Err(Flaw::Number) }
     }
 
     /// A state that this context wrote, with nothing but zeroes in its keys and values.
@@ -166,25 +177,19 @@ impl Layout {
     pub fn zeroed(&self, mut state: Vec<u8>, tokens: &[TokenId]) -> Result<Vec<u8>, Flaw> {
         let mut reader = Reader::new(&state, HEAD);
         for cache in &self.caches {
-            self.cache(&mut reader, cache, tokens, self.streams)?;
+            Self::cache(&mut reader, cache, tokens, self.streams)?;
         }
-        for rows in std::mem::take(&mut reader.rows) {
+        for (_, rows) in std::mem::take(&mut reader.rows) {
             state[rows].fill(0);
         }
         Ok(state)
     }
 
     /// Reads one cache and returns where its only stream stands. `streams` is 0 for a packed state.
-    fn cache(
-        &self,
-        reader: &mut Reader<'_>,
-        cache: &Cache,
-        tokens: &[TokenId],
-        streams: u32,
-    ) -> Result<Range<usize>, Flaw> {
+    fn cache(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId], streams: u32) -> Result<Range<usize>, Flaw> {
         if streams == 0 {
             let start = reader.at;
-            self.stream(reader, cache, tokens)?;
+            Self::stream(reader, cache, tokens)?;
             return Ok(start..reader.at);
         }
         differs("the number of sequences", reader.u32()?, streams)?;
@@ -193,17 +198,17 @@ impl Layout {
             let start = reader.at;
             if reader.u32()? != 0 && body.is_none() {
                 reader.at = start;
-                self.stream(reader, cache, tokens)?;
+                Self::stream(reader, cache, tokens)?;
                 body = Some(start..reader.at);
             }
         }
         body.ok_or(Flaw::Cells { cells: 0, tokens: tokens.len() })
     }
 
-    fn stream(&self, reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId]) -> Result<(), Flaw> {
+    fn stream(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId]) -> Result<(), Flaw> {
         let cells = reader.u32()? as usize;
         // Cells that no token will look at any more are left out where all it looks at is a window.
-        let enough = if self.window == 0 { tokens.len() } else { tokens.len().min(self.window) };
+        let enough = if cache.window == 0 { tokens.len() } else { tokens.len().min(cache.window) };
         if cells > tokens.len() || cells < enough {
             return Err(Flaw::Cells { cells, tokens: tokens.len() });
         }
@@ -281,7 +286,7 @@ fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Re
         let keys = read(false)?;
         let values = if with_values { read(transposed)? } else { Vec::new() };
         differs("the number of sequences with cells", u32::from(found.is_some()), 0)?;
-        found = Some(Cache { extended, transposed, rotations, keys, values });
+        found = Some(Cache { window: 0, extended, transposed, rotations, keys, values });
     }
     found.ok_or(Flaw::Truncated(reader.at))
 }
@@ -297,8 +302,8 @@ fn differs<T: PartialEq + ToString>(what: &'static str, found: T, expected: T) -
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where keys and values stand.
-    rows: Vec<Range<usize>>,
+    /// Where keys and values stand, and of which type they are.
+    rows: Vec<(i32, Range<usize>)>,
 }
 
 impl<'a> Reader<'a> {
@@ -348,7 +353,7 @@ impl<'a> Reader<'a> {
         let bytes = usize::try_from(unit).ok().and_then(|unit| unit.checked_mul(width as usize)?.checked_mul(cells));
         let start = self.at;
         self.take(bytes.ok_or(Flaw::Truncated(self.bytes.len()))?)?;
-        self.rows.push(start..self.at);
+        self.rows.push((kind, start..self.at));
         Ok(Rows { kind, unit, width })
     }
 
@@ -427,6 +432,33 @@ mod tests {
             }
             assert_eq!(state, expected);
         }
+    }
+
+    #[test]
+    fn only_layers_with_a_window_may_lack_old_tokens() {
+        // One cache without a window, then one with it.
+        let both = |tokens: &[TokenId], in_window: &[TokenId]| {
+            let mut out = written(tokens, 0, 1, false, false);
+            let second = written(in_window, 0, 1, false, false);
+            let (first, positions) = (out.len() + 8, tokens.len() - in_window.len());
+            out.extend_from_slice(&second[HEAD..]);
+            for index in 0..in_window.len() {
+                let at = first + index * CELL;
+                out[at..at + 4].copy_from_slice(&((positions + index) as u32).to_le_bytes());
+            }
+            out
+        };
+        let layout = Layout::learn(&both(&[9], &[9]), 64, 4).unwrap();
+        assert_eq!((layout.caches.len(), layout.caches[0].window, layout.caches[1].window), (2, 0, 4));
+        let tokens: Vec<TokenId> = (0..10).collect();
+        let packed = layout.pack(&both(&tokens, &tokens[6..]), &tokens).unwrap();
+        assert_eq!(layout.unpack(&packed, &tokens).unwrap(), both(&tokens, &tokens[6..]));
+        let too_few = layout.pack(&both(&tokens, &tokens[7..]), &tokens).unwrap_err();
+        assert_eq!(too_few, Flaw::Cells { cells: 3, tokens: 10 });
+        let plain = Layout::learn(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
+        let mut short = vec![0; 8];
+        short.extend_from_slice(&both(&tokens, &tokens[6..])[written(&tokens, 0, 1, false, false).len()..]);
+        assert_eq!(plain.pack(&short, &tokens).unwrap_err(), Flaw::Cells { cells: 4, tokens: 10 });
     }
 
     #[test]

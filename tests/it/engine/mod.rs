@@ -66,6 +66,7 @@ pub fn options(parallel: u32, attention: bool) -> Options {
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 64 << 20,
         session_memory_bytes: 64 << 20,
+        max_tokens: None,
         attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: chrono::Utc::now,
     }

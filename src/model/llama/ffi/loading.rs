@@ -92,17 +92,6 @@ pub fn file_type(model: &LlamaModel) -> String {
     }
 }
 
-/// Width of the attention window of some layers, also where the file leaves it to the architecture; 0 where all layers see
-/// everything.
-pub fn window(model: &LlamaModel) -> u32 {
-    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above.
-    let width = unsafe {
-        let model: *const sys::llama_model = std::mem::transmute_copy(model);
-        sys::llama_model_n_swa(model)
-    };
-    u32::try_from(width).unwrap_or(0)
-}
-
 /// The number of a model's sort of tokenizer.
 pub fn vocab_type(model: &LlamaModel) -> u32 {
     // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above.

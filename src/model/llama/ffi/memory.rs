@@ -1,0 +1,27 @@
+//! What llama.cpp knows of a model's and a context's memory, and llama-cpp-2 does not pass on.
+
+use super::raw;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_sys_2 as sys;
+
+/// Width of the attention window of some layers, also where the file leaves it to the architecture; 0 where all layers see
+/// everything.
+pub fn window(model: &LlamaModel) -> u32 {
+    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted in `loading`.
+    let width = unsafe {
+        let model: *const sys::llama_model = std::mem::transmute_copy(model);
+        sys::llama_model_n_swa(model)
+    };
+    u32::try_from(width).unwrap_or(0)
+}
+
+/// Whether keys can be turned to other positions. llama.cpp ends the process when it is asked to where they cannot.
+pub fn can_shift(context: &mut LlamaContext<'_>) -> bool {
+    let Some(raw) = raw(context) else { return false };
+    // SAFETY: `raw` is the context's own pointer, and its memory lives as long as it does.
+    unsafe {
+        let memory = sys::llama_get_memory(raw);
+        !memory.is_null() && sys::llama_memory_can_shift(memory)
+    }
+}

@@ -1,0 +1,117 @@
+//! What the memory of a context permits: how far its layers look back, what can be taken out of a sequence, and which types
+//! of cache fit the model.
+
+use super::cache_type::CacheType;
+use super::ffi;
+use crate::model::Error;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::model::{LlamaModel, RopeType};
+use std::ops::Range;
+
+/// Values of a quantised type that share a scale.
+const BLOCK: u32 = 32;
+
+/// Why a state is only good to be continued where it ends.
+pub(super) const RECURRENT: &str = "a recurrent model's state cannot forget tokens";
+/// Why a part of a state cannot be used although all layers once had it.
+pub(super) const OUT_OF_WINDOW: &str =
+    "layers with an attention window no longer have the tokens that would come into it again";
+
+/// What the memory of a context permits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memory {
+    /// Width of the attention window of some layers; 0 where all layers see everything.
+    pub window: u32,
+    /// Whether there is a state that only knows the end of a sequence.
+    pub recurrent: bool,
+    /// Why tokens cannot be removed from the middle of a sequence.
+    pub fixed: Option<&'static str>,
+}
+
+impl Memory {
+    pub fn of(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType) -> Self {
+        let recurrent = model.is_recurrent() || model.is_hybrid();
+        Self { window: ffi::memory::window(model), recurrent, fixed: fixed(model, context, keys, recurrent) }
+    }
+
+    /// The first position that a token at `position` looks at in all layers.
+    pub fn seen_from(&self, position: u32) -> u32 {
+        if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
+    }
+
+    /// Whether the first `keep` tokens of a saved state of `length` tokens can be used. Of layers with a window, a saved state
+    /// has nothing but the last window.
+    pub fn can_keep(&self, length: u32, keep: u32) -> bool {
+        let first = if self.window == 0 { 0 } else { length.saturating_sub(self.window) };
+        keep == length || keep == 0 || (!self.recurrent && first <= self.seen_from(keep))
+    }
+
+    /// Whether what is left has all that its next token looks at, when these ranges go and all layers have what stands from
+    /// `first` on.
+    pub fn can_cut(&self, first: u32, ranges: &[Range<u32>], left: u32) -> bool {
+        let gone = ranges.iter().map(|range| range.end.min(first).saturating_sub(range.start)).sum::<u32>();
+        self.window == 0 || first - gone <= self.seen_from(left)
+    }
+}
+
+/// Refuses types of cache that the model cannot be computed with.
+///
+/// # Errors
+/// [`Error::QuantisedHeads`]. llama.cpp itself looks at this only with flash attention; without it, it computes nonsense.
+pub(super) fn check(model: &LlamaModel, keys: CacheType, values: CacheType) -> Result<(), Error> {
+    for (kind, key) in [(keys, "attention.key_length"), (values, "attention.value_length")] {
+        let width = head_width(model, key);
+        if kind.is_quantised() && !width.is_multiple_of(BLOCK) {
+            return Err(Error::QuantisedHeads { cache_type: kind.as_str(), width });
+        }
+    }
+    Ok(())
+}
+
+fn head_width(model: &LlamaModel, key: &str) -> u32 {
+    super::parameter(model, key).unwrap_or_else(|| model.n_embd().unsigned_abs() / model.n_head().max(1))
+}
+
+fn fixed(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType, recurrent: bool) -> Option<&'static str> {
+    if recurrent {
+        return Some(RECURRENT);
+    }
+    let rope = model.rope_type();
+    if matches!(rope, Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision)) {
+        return Some("this model's positions have several parts, and cannot be moved");
+    }
+    if !ffi::memory::can_shift(context) {
+        return Some("this model's keys cannot be turned to other positions");
+    }
+    rope?;
+    if keys == CacheType::Bf16 {
+        return Some("keys that are kept as bf16 cannot be turned to other positions; --cache-type-k f16 or f32 can");
+    }
+    // Where only a part of a key is turned, llama.cpp takes the rotation of whole quantised keys for that of the part.
+    let turned: Option<u32> = super::parameter(model, "rope.dimension_count");
+    let in_part = turned.is_some_and(|turned| turned != head_width(model, "attention.key_length"));
+    (keys.is_quantised() && in_part).then_some(
+        "quantised keys of which the model turns only a part cannot be turned to other positions; --cache-type-k f16 or f32 can",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Memory;
+
+    #[test]
+    fn a_window_must_be_whole_to_be_continued() {
+        let plain = Memory { window: 0, recurrent: false, fixed: None };
+        let window = Memory { window: 10, ..plain };
+        let recurrent = Memory { recurrent: true, ..plain };
+        assert!(plain.can_keep(50, 3) && recurrent.can_keep(50, 50) && recurrent.can_keep(50, 0));
+        assert!(!recurrent.can_keep(50, 49));
+        // The state has 40 to 49; a token at 49 looks at 40 and on, one at 48 at 39.
+        assert!(window.can_keep(50, 49) && !window.can_keep(50, 48) && window.can_keep(10, 3));
+        assert!(window.can_cut(0, &[5..20], 35) && plain.can_cut(40, &[45..46], 49));
+        // What is cut before the window leaves it whole; what is cut from it makes it too short.
+        assert!(window.can_cut(40, &[5..20], 35) && !window.can_cut(40, &[44..46], 48));
+        assert!(window.can_cut(40, &[5..6, 20..30], 39) && window.can_cut(40, &[5..6, 38..41], 46));
+        assert!(!window.can_cut(40, &[5..6, 38..42], 45));
+    }
+}

@@ -1,0 +1,193 @@
+//! States that are no states of this model: each is refused, and changes nothing.
+
+use super::{in_slot, long, state_of};
+use crate::engine::{bench, bench_of, bench_with, request, request_tokens};
+use bytes::Bytes;
+use std::path::Path;
+use std::sync::Arc;
+use thunder::engine::SlotError;
+use thunder::events::FinishReason;
+use thunder::model::Model;
+use thunder::model::llama::{AdapterSet, CacheType, ModelOptions, Weighed};
+
+#[tokio::test]
+async fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    let mut bench = bench(2, true).await;
+    bench.tell(in_slot(request_tokens(long(1, 50), 4), 0)).await;
+    bench.tell(in_slot(request_tokens(long(2, 70), 4), 1)).await;
+    let block = bench.engine.save_slot(0).await.unwrap().block.to_vec();
+    let before = state_of(&mut bench, 1).await;
+    let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
+    let kv = 8 + 4 * tokens;
+    let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut block = block.clone();
+        change(&mut block);
+        Bytes::from(block)
+    };
+    // A checksum is no secret: whoever forges a number forges it too.
+    let forged = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut block = block.clone();
+        change(&mut block);
+        let sum = kv + 48;
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        hash.update(&block[..sum]);
+        hash.update(&block[sum + 8..]);
+        block[sum..sum + 8].copy_from_slice(&hash.digest().to_le_bytes());
+        Bytes::from(block)
+    };
+    let put =
+        |at: usize, value: u32| move |block: &mut Vec<u8>| block[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    let state = kv + 56;
+    let cells = state + 4;
+    let numbers = cells + 12 * tokens;
+    let hostile = [
+        (Bytes::new(), "does not begin with 'SES1'"),
+        (changed(&|block| block[0] = b'X'), "does not begin with 'SES1'"),
+        (changed(&|block| block.truncate(6)), "the state has 6 bytes"),
+        (changed(&|block| block.truncate(100)), "its head says"),
+        (changed(&|block| block.truncate(kv + 20)), "its head says"),
+        (changed(&|block| block.truncate(block.len() - 1)), "its head says"),
+        (changed(&|block| block.push(0)), "1 bytes behind its end"),
+        (changed(&put(4, u32::MAX)), "4294967295 tokens, the context of a slot holds 512"),
+        (changed(&put(4, 513)), "513 tokens"),
+        (changed(&put(4, tokens as u32 - 1)), "THKV"),
+        (changed(&put(8, 640)), "token 0 of the state is 640"),
+        (changed(&put(12, u32::MAX)), "token 1 of the state is -1"),
+        (changed(&put(8, 41)), "checksum"),
+        (changed(&|block| block[kv] = b'X'), "THKV"),
+        (changed(&put(kv + 4, 9)), "version 9"),
+        (changed(&|block| block[kv + 8] ^= 1), "another model"),
+        (changed(&|block| block[kv + 24..kv + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
+        (changed(&put(kv + 40, 7)), "bytes behind its end"),
+        (changed(&put(kv + 44, 7)), "its head says"),
+        (changed(&|block| *block.last_mut().unwrap() ^= 1), "checksum"),
+        (forged(&put(state, 3)), "3 cells for"),
+        (forged(&put(state, u32::MAX)), "cells for"),
+        (forged(&put(cells, 5)), "cell 0 of the KV data has position 5"),
+        (forged(&put(cells + 12, u32::MAX)), "cell 1 of the KV data has position -1"),
+        (forged(&put(cells + 4, 2)), "the number of sequences of a cell is 2"),
+        (forged(&put(numbers, 0)), "flash attention"),
+        (forged(&put(numbers + 4, u32::MAX)), "the number of layers"),
+        (forged(&put(numbers + 8, 64)), "the rotation of keys"),
+        (forged(&put(numbers + 16, 8)), "the type of keys is q8_0, here it is f16"),
+        (forged(&put(numbers + 20, 8)), "the size of a key"),
+        (forged(&put(numbers + 24, 1)), "the size of a key"),
+    ];
+    for (block, reason) in hostile {
+        let error = bench.engine.restore_slot(1, block).await.unwrap_err();
+        assert!(matches!(error, SlotError::State(_)), "{error:?}");
+        assert!(error.to_string().contains(reason), "{error} should say {reason}");
+    }
+    let mut after = state_of(&mut bench, 1).await;
+    // What it said before stands behind the tokens that were there.
+    after.0.truncate(before.0.len());
+    assert_eq!(after.0, before.0);
+    assert_eq!(bench.engine.restore_slot(1, Bytes::from(block.clone())).await.unwrap(), tokens);
+    // The other layout of values.
+    let mut flash = crate::engine::bench(1, false).await;
+    let error = flash.engine.restore_slot(0, Bytes::from(block)).await.unwrap_err();
+    assert!(error.to_string().contains("flash attention on or off"), "{error}");
+    assert_eq!(flash.tell(request("The sky is", 3)).await.generated().len(), 3);
+}
+
+/// The state of a slot with a few tokens: long enough for everything that a state has, short enough to try every byte of it.
+async fn small_state(bench: &mut crate::engine::Bench) -> Vec<u8> {
+    bench.tell(in_slot(request_tokens(long(1, 3), 1), 0)).await;
+    bench.engine.save_slot(0).await.unwrap().block.to_vec()
+}
+
+/// The checksum of a state as it would be right.
+fn signed(mut block: Vec<u8>) -> Bytes {
+    let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
+    let sum = 8 + 4 * tokens + 48;
+    if block.len() >= sum + 8 {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        hash.update(&block[..sum]);
+        hash.update(&block[sum + 8..]);
+        block[sum..sum + 8].copy_from_slice(&hash.digest().to_le_bytes());
+    }
+    block.into()
+}
+
+#[tokio::test]
+async fn a_state_that_ends_anywhere_is_refused() {
+    let mut bench = bench(2, true).await;
+    let block = small_state(&mut bench).await;
+    bench.tell(in_slot(request_tokens(long(2, 40), 3), 1)).await;
+    let before = bench.engine.slot_tokens(1).await.unwrap();
+    for len in 0..block.len() {
+        for cut in
+            [Bytes::from(block[..len].to_vec()), if len < 100 { Bytes::new() } else { signed(block[..len].to_vec()) }]
+        {
+            let error = bench.engine.restore_slot(1, cut).await.unwrap_err();
+            assert!(matches!(error, SlotError::State(_)), "{len} bytes: {error:?}");
+        }
+    }
+    assert_eq!(bench.engine.slot_tokens(1).await.unwrap(), before);
+    assert_eq!(bench.engine.restore_slot(1, signed(block)).await.unwrap(), 3);
+}
+
+#[tokio::test]
+async fn a_state_with_any_byte_forged_is_refused_or_harmless() {
+    let mut bench = bench(2, true).await;
+    let expected = bench.tell(in_slot(request_tokens(long(4, 60), 8), 1)).await;
+    let block = small_state(&mut bench).await;
+    let (mut refused, mut taken) = (0, 0);
+    for at in 0..block.len() {
+        for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
+            let mut forged = block.clone();
+            forged[at] = byte;
+            match bench.engine.restore_slot(1, signed(forged)).await {
+                Ok(tokens) => {
+                    assert_eq!(tokens, 3, "byte {at}");
+                    taken += 1;
+                }
+                Err(SlotError::State(_)) => refused += 1,
+                Err(error) => panic!("byte {at} as {byte:#x}: {error}"),
+            }
+        }
+    }
+    // Heads, counts, types and lengths on one side; tokens, keys and values on the other.
+    assert!(refused > 600 && taken > 1000, "{refused} refused, {taken} taken");
+    // Whoever comes next into the slot does not notice.
+    let mut next = in_slot(request_tokens(long(4, 60), 8), 1);
+    next.cache_prompt = false;
+    assert_eq!(bench.tell(next).await.generated(), expected.generated());
+}
+
+#[tokio::test]
+async fn values_that_are_no_numbers_are_refused() {
+    let types = [CacheType::F16, CacheType::F32, CacheType::Bf16];
+    for kind in types {
+        let mut bench =
+            bench_with(1, true, |options| (options.cache_type_k, options.cache_type_v) = (kind, kind)).await;
+        let block = small_state(&mut bench).await;
+        let tokens = 3;
+        let keys = 8 + 4 * tokens + 56 + 4 + 12 * tokens + 16 + 12;
+        for (at, byte) in [(keys, 0xff), (block.len() - 8, 0xff)] {
+            let mut forged = block.clone();
+            forged[at..at + 8].fill(byte);
+            let error = bench.engine.restore_slot(0, signed(forged)).await.unwrap_err().to_string();
+            assert!(error.contains("no numbers"), "{kind}: {error}");
+        }
+        assert_eq!(bench.engine.restore_slot(0, signed(block)).await.unwrap(), tokens);
+    }
+}
+
+#[tokio::test]
+async fn numbers_that_are_none_end_the_run_and_not_the_server() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
+    let options = ModelOptions { adapters: vec![(folder.join("tiny-lora.gguf"), 0.0)], ..ModelOptions::default() };
+    let model = Arc::new(Model::load(&folder.join("tiny.gguf"), &options, |_| true).unwrap());
+    let mut bench = bench_of(model, 1, true, |_| {}).await;
+    let expected = bench.tell(request_tokens(long(2, 50), 5)).await;
+    let mut asked = request_tokens(long(1, 50), 5);
+    asked.adapters = Some(AdapterSet::new([Weighed { id: 0, scale: 1e38 }]));
+    asked.sampling.temperature = 1.0;
+    let told = bench.tell(asked).await;
+    assert_eq!(told.end.finish.reason, FinishReason::Error);
+    assert!(told.end.finish.message.as_ref().unwrap().contains("not numbers"), "{:?}", told.end.finish);
+    assert!(bench.engine.slot_tokens(0).await.unwrap().tokens.is_empty());
+    let told = bench.tell(request_tokens(long(2, 50), 5)).await;
+    assert_eq!((told.end.finish.reason, told.generated()), (FinishReason::Length, expected.generated()));
+}

@@ -1,0 +1,87 @@
+//! The state of slots: what is saved, restored, shifted, reused or dropped, and that the model goes on exactly as it must. A state
+//! that comes from outside is believed only when it fits.
+
+mod conversations;
+mod hostile;
+mod memories;
+mod restore;
+mod reuse;
+mod shift;
+
+use crate::engine::{Bench, Told, bench, request_tokens};
+use thunder::engine::Request;
+use thunder::events::{Item, TokenId};
+
+/// Tokens of a text that is long enough to be worth keeping.
+pub fn long(seed: i32, len: usize) -> Vec<TokenId> {
+    (0..len as i32).map(|index| 40 + (seed * 7 + index * index + 3 * index) % 500).collect()
+}
+
+pub fn in_slot(mut request: Request, slot: u32) -> Request {
+    request.slot = Some(slot);
+    request
+}
+
+pub fn with_attention(mut request: Request) -> Request {
+    request.attention = true;
+    request
+}
+
+/// Rows of attention, `[layer][head][position]`, and their lengths.
+pub fn rows(told: &Told) -> Vec<(usize, Vec<f32>)> {
+    told.items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Attention(step) => {
+                let values = step.t0.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+                Some((step.row_len as usize, values))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+pub fn worst(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)
+}
+
+pub fn logprobs(told: &Told) -> Vec<f32> {
+    told.items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Event(event) => event.measured.as_ref(),
+            _ => None,
+        })
+        .flat_map(|measured| measured.model.iter().map(|alternative| alternative.prob))
+        .collect()
+}
+
+/// What a slot holds, and what it would say next.
+pub async fn state_of(bench: &mut Bench, slot: u32) -> (Vec<TokenId>, Vec<TokenId>) {
+    let tokens = bench.engine.slot_tokens(slot).await.unwrap().tokens;
+    let mut prompt = tokens.clone();
+    prompt.push(77);
+    let told = bench.tell(in_slot(request_tokens(prompt, 6), slot)).await;
+    assert_eq!(told.end.finish.usage.cached_tokens as usize, tokens.len());
+    (tokens, told.generated())
+}
+
+/// The same tokens in a fresh slot: what the first layer looks at is the same, since it sees tokens and positions only. Later
+/// layers know what the removed tokens meant.
+pub async fn first_layer_agrees(told: &Told, prompt: &[TokenId]) {
+    let mut fresh = bench(1, true).await;
+    let mut tokens = prompt.to_vec();
+    for (index, (len, row)) in rows(told).into_iter().enumerate() {
+        assert_eq!(len, tokens.len(), "a row is as long as what is left of the sequence");
+        let expected = fresh.tell(with_attention(request_tokens(tokens.clone(), 1))).await;
+        let (_, expected) = rows(&expected).remove(0);
+        let first_layer = row.len() / 4;
+        let off = worst(&row[..first_layer], &expected[..first_layer]);
+        assert!(off < 4e-3, "row {index}: the first layer is off by {off}");
+        for one in row.chunks_exact(len) {
+            assert!((one.iter().sum::<f32>() - 1.0).abs() < 1e-3);
+        }
+        tokens.push(told.generated()[index]);
+    }
+}

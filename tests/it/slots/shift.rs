@@ -1,0 +1,134 @@
+//! Tokens that go from the middle of a sequence, because somebody asked for it or because the context is full.
+
+use super::{first_layer_agrees, in_slot, long, rows, with_attention};
+use crate::engine::{CONTEXT, bench, follow, model, request, request_tokens, with_mod};
+use std::time::Duration;
+use thunder::engine::{Overflow, SlotError};
+use thunder::events::{FinishReason, Item};
+use thunder::mods::Action;
+
+#[tokio::test]
+async fn a_shifted_slot_has_its_tokens_in_order() {
+    for parallel in [1, 2] {
+        let mut bench = bench(parallel, true).await;
+        let slot = parallel - 1;
+        for (keep, discard) in [(10, 20), (0, 15), (1, 50)] {
+            bench.tell(in_slot(request_tokens(long(1, 80), 4), slot)).await;
+            let mut expected = bench.engine.slot_tokens(slot).await.unwrap().tokens;
+            assert_eq!(expected.len(), 83);
+            assert_eq!(bench.engine.shift_slot(slot, keep, discard).await.unwrap(), 83 - discard);
+            expected.drain(keep..keep + discard);
+            assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, expected);
+            // A state has its cells in order: a copy goes on as the original does.
+            let saved = bench.engine.save_slot(slot).await.unwrap();
+            let mut prompt = expected.clone();
+            prompt.extend([50, 60, 70]);
+            let told = bench.tell(with_attention(in_slot(request_tokens(prompt.clone(), 4), slot))).await;
+            assert_eq!(told.end.finish.usage.cached_tokens as usize, expected.len());
+            first_layer_agrees(&told, &prompt).await;
+            bench.engine.restore_slot(slot, saved.block).await.unwrap();
+            let again = bench.tell(with_attention(in_slot(request_tokens(prompt, 4), slot))).await;
+            assert_eq!((again.generated(), rows(&again)), (told.generated(), rows(&told)));
+            bench.engine.erase_slot(slot).await.unwrap();
+        }
+        bench.tell(in_slot(request_tokens(long(1, 40), 1), slot)).await;
+        for (keep, discard) in [(0, 41), (41, 1), (usize::MAX, 2)] {
+            let error = bench.engine.shift_slot(slot, keep, discard).await.unwrap_err();
+            assert!(matches!(error, SlotError::Range { tokens: 40, .. }), "{error}");
+        }
+        assert_eq!(bench.engine.shift_slot(slot, 30, 10).await.unwrap(), 30, "the end needs no shift");
+        assert_eq!(bench.engine.shift_slot(slot, 0, 30).await.unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_busy_slot_is_waited_for_and_a_caller_who_goes_is_forgotten() {
+    let bench = bench(2, false).await;
+    let mut endless = in_slot(request("The sky is", 400), 0);
+    endless.limits.max_steps = 4000;
+    let busy = bench.engine.submit(endless.clone()).await.unwrap();
+    let waiting = tokio::spawn({
+        let engine = bench.engine.clone();
+        async move { engine.slot_tokens(0).await.unwrap().tokens.len() }
+    });
+    let given_up = tokio::time::timeout(Duration::from_millis(1), bench.engine.erase_slot(0)).await;
+    assert!(given_up.is_err(), "the slot was not busy");
+    // Another run that wants this slot waits too, and lets those pass that do not care.
+    let pinned = bench.engine.submit(in_slot(request("Later", 3), 0)).await.unwrap();
+    let free = bench.engine.submit(request("Anywhere", 3)).await.unwrap();
+    follow(free.output).await;
+    assert!(!waiting.is_finished());
+    drop(busy);
+    assert!(waiting.await.unwrap() > 0, "nobody who went away has erased it");
+    follow(pinned.output).await;
+    let refused = bench.engine.submit(in_slot(request("x", 1), 2)).await.unwrap_err().to_string();
+    assert_eq!(refused, "there is no slot 2; the slots are 0 to 1");
+}
+
+#[tokio::test]
+async fn a_full_context_ends_the_answer_or_shifts() {
+    let mut bench = bench(1, true).await;
+    let mut endless = request_tokens(long(1, 100), 800);
+    endless.limits.max_steps = 10_000;
+    let stopped = bench.tell(endless.clone()).await;
+    assert_eq!(stopped.end.finish.reason, FinishReason::Length);
+    assert!(stopped.end.finish.truncated && stopped.end.finish.evicted_tokens == 0);
+    assert_eq!(stopped.generated().len(), CONTEXT as usize - 100);
+    endless.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
+    let shifted = bench.tell(with_attention(endless.clone())).await;
+    let finish = &shifted.end.finish;
+    assert_eq!(
+        (finish.reason, finish.usage.completion_tokens, finish.usage.prompt_tokens),
+        (FinishReason::Length, 800, 100)
+    );
+    // (512 - 20) / 2 each time, until 900 tokens have passed.
+    assert!(finish.truncated && finish.evicted_tokens == 2 * 246, "{finish:?}");
+    assert_eq!(shifted.generated()[..400], stopped.generated()[..400]);
+    assert_eq!(shifted.text, model().vocabulary().decode(&shifted.generated()));
+    let rows = rows(&shifted);
+    assert_eq!(rows.len(), 800);
+    assert!(rows.iter().all(|(len, _)| *len < CONTEXT as usize));
+    // What the cache holds is what the run's sequence became.
+    let held = bench.engine.slot_tokens(0).await.unwrap().tokens;
+    let sequence = [long(1, 100), shifted.generated()].concat();
+    assert_eq!(held[..20], sequence[..20]);
+    assert_eq!(held[20..], sequence[sequence.len() - (held.len() - 20) - 1..sequence.len() - 1]);
+    let mut next = held.clone();
+    next.push(99);
+    let told = bench.tell(with_attention(request_tokens(next.clone(), 2))).await;
+    first_layer_agrees(&told, &next).await;
+    let ranges: Vec<(u32, u32)> = shifted
+        .items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Event(event) => event.measured.as_ref()?.evicted.as_ref(),
+            _ => None,
+        })
+        .flat_map(|eviction| eviction.ranges.clone())
+        .collect();
+    assert_eq!(ranges, [(20, 266), (20, 266)], "the trace says what went");
+}
+
+#[tokio::test]
+async fn a_mod_that_takes_back_after_a_shift_takes_back_what_is_there() {
+    let mut bench = bench(1, false).await;
+    let mut asked = request_tokens(long(1, 100), 700);
+    asked.limits.max_steps = 10_000;
+    asked.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let told = bench
+        .tell(with_mod(asked, false, move |call| {
+            if call.event_type() == thunder::events::EventType::Added
+                && call.sequence.len() == 400
+                && call.generated().len() > 300
+                && !done.swap(true, std::sync::atomic::Ordering::Relaxed)
+            {
+                return Action::Backtrack { n: 5, tokens: vec![60, 61] };
+            }
+            Action::Noop
+        }))
+        .await;
+    assert_eq!(told.end.finish.usage.completion_tokens, 700);
+    assert_eq!(told.text, told.end.finish.text);
+    assert_eq!(told.text, model().vocabulary().decode(&told.generated()));
+}
