@@ -3,6 +3,7 @@
 //! [`flags`] is what a person can say, [`Config`] what the rest of the program reads. Nothing behind it looks at
 //! the environment again, and nothing checks a value twice.
 
+mod adapters;
 mod cache;
 mod defaults;
 mod encoder;
@@ -11,7 +12,7 @@ mod limits;
 pub mod llama_server;
 mod mods;
 
-use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, Scaled, ServerFlags, SplitMode, Switch};
+use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 
+pub use adapters::{AdapterFlags, Scaled};
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
@@ -538,7 +540,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             mlock: flags.mlock,
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
-            adapters: adapters(flags.lora, flags.lora_scaled, flags.lora_init_without_apply)?,
+            adapters: flags.adapters.config()?,
             cache: flags.cache.config(attention)?,
             encoder: flags.encoder,
             mods: flags.mods.try_into()?,
@@ -553,19 +555,6 @@ fn attention(capture: Option<Switch>, flash: Option<Automatic>) -> Result<bool, 
         (Some(capture), _) => Ok(capture == Switch::On),
         (None, flash) => Ok(flash != Some(Automatic::On)),
     }
-}
-
-fn adapters(plain: Vec<PathBuf>, scaled: Vec<Scaled>, silent: bool) -> Result<Vec<(PathBuf, f32)>, Error> {
-    let plain = plain.into_iter().map(|path| Scaled { path, scale: 1.0 });
-    plain
-        .chain(scaled)
-        .map(|Scaled { path, scale }| {
-            if !path.is_file() {
-                return Err(Error::NoAdapter { path: path.display().to_string() });
-            }
-            Ok((path, if silent { 0.0 } else { scale }))
-        })
-        .collect()
 }
 
 fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, Error> {
