@@ -309,7 +309,7 @@ impl ApiError {
     /// `{"error":{message,type,param,code}}`, as OpenAI's clients read it. Logs the cause of an internal error.
     #[must_use]
     pub fn openai(&self) -> Value {
-        let mut error = json!({ "message": self.public_detail(), "type": self.word(), "param": self.pointer,
+        let mut error = json!({ "message": self.public_detail(), "type": self.word_of_llama(), "param": self.pointer,
                                 "code": self.code });
         self.tell_exceeded(&mut error);
         json!({ "error": error })
@@ -319,8 +319,8 @@ impl ApiError {
     /// cause of an internal error.
     #[must_use]
     pub fn llama(&self) -> Value {
-        let kind = if self.exceeded.is_some() { "exceed_context_size_error" } else { self.word() };
-        let mut error = json!({ "code": self.status().as_u16(), "message": self.public_detail(), "type": kind });
+        let mut error =
+            json!({ "code": self.status().as_u16(), "message": self.public_detail(), "type": self.word_of_llama() });
         self.tell_exceeded(&mut error);
         json!({ "error": error })
     }
@@ -377,6 +377,11 @@ impl ApiError {
             Kind::Unavailable => "unavailable_error",
             _ => "invalid_request_error",
         }
+    }
+
+    /// llama-server, also on OpenAI's routes, has a word of its own for a prompt that does not fit.
+    fn word_of_llama(&self) -> &'static str {
+        if self.exceeded.is_some() { "exceed_context_size_error" } else { self.word() }
     }
 
     fn tell_exceeded(&self, error: &mut Value) {

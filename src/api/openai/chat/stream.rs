@@ -4,7 +4,6 @@ use super::shape::{self, Tokens};
 use crate::api::ApiError;
 use crate::api::chat::stream::{Dialect, Ready};
 use crate::api::chat::{Heard, Said, Talk};
-use crate::api::openai::shape::usage;
 use serde_json::{Map, Value, json};
 
 /// Writes the chunks.
@@ -29,7 +28,7 @@ impl Dialect for Chunks {
     fn heard(&mut self, talk: &Talk, heard: Heard, ready: &mut Ready) {
         let answer = heard.answer;
         if let Some(progress) = heard.progress {
-            let mut object = shape::object(talk, json!([]), true);
+            let mut object = chunk(talk, answer, &json!({ "role": "assistant", "content": null }), &Value::Null);
             object.insert(
                 "prompt_progress".into(),
                 json!({ "total": progress.total, "cache": progress.cached, "processed": progress.processed,
@@ -53,6 +52,11 @@ impl Dialect for Chunks {
                     retract["tool_calls"] = void.calls.into();
                 }
                 object.insert("thunder".into(), json!({ "retract": retract }));
+            }
+            if talk.wishes.timings_per_token
+                && let Some(timings) = talk.timings_so_far(answer)
+            {
+                object.insert("timings".into(), timings);
             }
             send(ready, object);
         }
@@ -84,7 +88,7 @@ impl Chunks {
         if talk.wishes.include_usage {
             send(ready, last);
             last = shape::object(talk, json!([]), true);
-            last.insert("usage".into(), usage(talk.usage()));
+            last.insert("usage".into(), shape::usage(talk));
         }
         shape::ending(talk, &mut last);
         send(ready, last);
