@@ -20,6 +20,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V2__retention", include_str!("../../migrations/V2__retention.sql")),
     ("V3__feedback", include_str!("../../migrations/V3__feedback.sql")),
     ("V4__mods", include_str!("../../migrations/V4__mods.sql")),
+    ("V5__responses", include_str!("../../migrations/V5__responses.sql")),
 ];
 
 /// Applies what is missing; safe when several processes do it at once.

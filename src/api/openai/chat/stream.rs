@@ -4,6 +4,7 @@ use super::shape::{self, Tokens};
 use crate::api::ApiError;
 use crate::api::chat::stream::{Dialect, Ready};
 use crate::api::chat::{Heard, Said, Talk};
+use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 /// Writes the chunks.
@@ -65,8 +66,9 @@ impl Dialect for Chunks {
         }
     }
 
-    fn end(&mut self, _: &Talk, ready: &mut Ready) {
+    fn end(&mut self, _: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>> {
         ready.push_back((None, "[DONE]".into()));
+        None
     }
 
     fn failed(&mut self, error: &ApiError, ready: &mut Ready) {
