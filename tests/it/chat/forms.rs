@@ -1,7 +1,7 @@
 //! Answers that are made to be calls, or to have a form.
 
 use super::super::harness::server;
-use super::{CHAT, assembled, chat, chunks, says, tools};
+use super::{CHAT, chat, tools};
 use serde_json::{Value, json};
 
 #[tokio::test]

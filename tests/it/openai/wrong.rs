@@ -2,7 +2,7 @@
 
 use super::super::harness::server;
 use super::{CHAT, chat};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_wrong_field_is_named() {

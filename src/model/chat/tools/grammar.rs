@@ -70,10 +70,10 @@ impl<'a> Grammar<'a> {
     /// A rule for an answer without calls, JSON that follows the schema; its name.
     pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
         if self.reading.format.call == CallShape::Channel {
-            self.rule("json", &format!("%json {}", laid_out(schema)));
+            self.rule("final_json", &format!("%json {}", laid_out(schema)));
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let constrain = self.literal("<|constrain|>");
-            self.rule("answer", &format!("{channel} \"final\" (\" \"? {constrain} \"json\")? {message} json"));
+            self.rule("answer", &format!("{channel} \"final\" (\" \"? {constrain} \"json\")? {message} final_json"));
         } else {
             self.rule("answer", &format!("%json {}", laid_out(schema)));
         }
