@@ -20,7 +20,7 @@ async fn a_required_call_is_a_call() {
 }
 
 /// Whether the arguments follow the function's schema.
-fn check(call: &Value) {
+pub(super) fn check(call: &Value) {
     let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
     match call["function"]["name"].as_str().unwrap() {
         "get_weather" => {

@@ -5,6 +5,7 @@ mod forms;
 mod thoughts;
 
 use super::harness::{Server, server};
+use forms::check;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,7 +1,7 @@
 //! Mods in OpenAI's requests and answers.
 
 use super::super::harness::server;
-use super::{CHAT, chat, chunks, content, forced};
+use super::{CHAT, chat, chunks, forced};
 use serde_json::{Value, json};
 
 #[tokio::test]
