@@ -31,6 +31,13 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("--no-models-autoload", "--models-autoload=off"),
     ("--no-prefill-assistant", "--prefill-assistant=off"),
     ("-rea", "--reasoning"),
+    ("-e", "--escape"),
+    ("-nr", "--no-repack"),
+    ("-fit", "--fit"),
+    ("-fitt", "--fit-target"),
+    ("-fitc", "--fit-ctx"),
+    ("-ctxcp", "--ctx-checkpoints"),
+    ("-cms", "--checkpoint-min-step"),
 ];
 
 /// Our flags, and llama-server's variables for them.
@@ -123,7 +130,8 @@ mod tests {
     #[test]
     fn llama_servers_spellings_are_understood() {
         let line = "thunder serve --port 8080 -c 4096 -np 2 -t 1 -b 64 -ub 32 -ngl 9 -fa on --no-slots --metrics --jinja \
-                    --temp 0.2 --top-k 1 -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 --no-models-autoload -a x,y --mlock -rea off --no-prefill-assistant";
+                    --temp 0.2 --top-k 1 -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 --no-models-autoload -a x,y --mlock -rea off --no-prefill-assistant --prio 2 --poll 0 \
+                    -fit off -ctxcp 4 --no-mmproj --repack --no-cache-idle-slots -e";
         let parsed = Cli::try_parse_from(spelled_out(line.split_whitespace().map(Into::into)));
         assert!(parsed.is_ok(), "{parsed:?}");
     }

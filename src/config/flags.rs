@@ -3,7 +3,7 @@
 
 use super::cache::CacheFlags;
 use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size};
+use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -74,15 +74,9 @@ pub struct EngineFlags {
     /// File with such a template
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE_FILE", value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// LoRA adapter (GGUF) for --model, again or after a comma for more; requests name it by its number, from 0
-    #[arg(long, env = "THUNDER_LORA", value_name = "PATH", value_delimiter = ',')]
-    pub lora: Vec<PathBuf>,
-    /// The same with how strongly it holds, e.g. `style.gguf:0.5`; numbered behind those of --lora
-    #[arg(long, env = "THUNDER_LORA_SCALED", value_name = "PATH:SCALE", value_delimiter = ',')]
-    pub lora_scaled: Vec<Scaled>,
-    /// Load adapters, but let none hold before POST /lora-adapters or a request says so
-    #[arg(long, env = "THUNDER_LORA_INIT_WITHOUT_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
-    pub lora_init_without_apply: bool,
+    /// LoRA adapters.
+    #[command(flatten)]
+    pub adapters: AdapterFlags,
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
@@ -203,26 +197,6 @@ pub struct ServerFlags {
     /// What is so in any case.
     #[command(flatten)]
     pub accepted: AcceptedFlags,
-}
-
-/// A file and how strongly it holds.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Scaled {
-    /// The file.
-    pub path: PathBuf,
-    /// 1 is as it was trained.
-    pub scale: f32,
-}
-
-impl std::str::FromStr for Scaled {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let read = text.rsplit_once(':').and_then(|(path, scale)| {
-            let scale = scale.parse::<f32>().ok().filter(|scale| scale.is_finite())?;
-            Some(Self { path: path.into(), scale })
-        });
-        read.ok_or_else(|| format!("'{text}' is not a path and a scale, such as style.gguf:0.5"))
-    }
 }
 
 /// How many layers go on GPUs.

@@ -5,7 +5,7 @@
 
 use super::Error;
 use super::flags::{Automatic, Switch};
-use clap::Args;
+use clap::{ArgAction, Args};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,9 +66,9 @@ pub struct RequestFlags {
     /// How much, for chat templates that ask, e.g. low, medium or high; default leaves it to them
     #[arg(long, env = "THUNDER_REASONING_EFFORT", value_name = "LEVEL")]
     pub reasoning_effort: Option<String>,
-    /// Whether thoughts are told from answers: none leaves them in the text, auto and deepseek do
-    #[arg(long, env = "THUNDER_REASONING_FORMAT", value_name = "none|auto|deepseek",
-          value_parser = ["none", "auto", "deepseek"])]
+    /// Whether thoughts are told from answers: none leaves them in the text, all others tell them
+    #[arg(long, env = "THUNDER_REASONING_FORMAT", value_name = "none|auto|deepseek|deepseek-legacy",
+          value_parser = ["none", "auto", "deepseek", "deepseek-legacy"])]
     pub reasoning_format: Option<String>,
     /// Tokens that a model may think, 0 for no thinking, -1 for any number; then the thought is ended
     #[arg(long, env = "THUNDER_REASONING_BUDGET", value_name = "N", allow_negative_numbers = true)]
@@ -192,6 +192,17 @@ pub struct AcceptedFlags {
     /// The dashboard is llama-server's web UI here.
     #[arg(long, alias = "webui", hide = true)]
     ui: bool,
+    /// How threads wait, where they run and what is fitted into which memory is not chosen by flags, and states of slots
+    /// are kept as --cache-ram says.
+    #[arg(long = "prio", hide = true, value_name = "X", allow_hyphen_values = true, action = ArgAction::Append,
+          aliases = ["prio-batch", "poll", "poll-batch", "cpu-strict", "cpu-strict-batch", "numa", "fit", "fit-target",
+                     "fit-ctx", "ctx-checkpoints", "swa-checkpoints", "checkpoint-min-step"])]
+    tuning: Vec<String>,
+    /// As above; and there are no projectors to leave out.
+    #[arg(long = "repack", hide = true, action = ArgAction::Count,
+          aliases = ["no-repack", "no-host", "op-offload", "no-op-offload", "cache-idle-slots", "no-cache-idle-slots",
+                     "no-mmproj", "no-mmproj-auto", "mmproj-auto"])]
+    switches: u8,
     #[arg(long, hide = true)]
     offline: bool,
     #[arg(long, alias = "no-perf", hide = true)]

@@ -3,6 +3,7 @@
 //! [`flags`] is what a person can say, [`Config`] what the rest of the program reads. Nothing behind it looks at
 //! the environment again, and nothing checks a value twice.
 
+mod adapters;
 mod cache;
 mod defaults;
 mod encoder;
@@ -13,12 +14,13 @@ pub mod llama_server;
 mod mods;
 mod security;
 
-use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, Scaled, ServerFlags, SplitMode, Switch};
+use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
 use serde_json::{Map, Value};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use adapters::{AdapterFlags, Scaled};
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
@@ -273,7 +275,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             mlock: flags.mlock,
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
-            adapters: adapters(flags.lora, flags.lora_scaled, flags.lora_init_without_apply)?,
+            adapters: flags.adapters.config()?,
             cache: flags.cache.config(attention)?,
             encoder: flags.encoder,
             mods: flags.mods.try_into()?,
@@ -288,19 +290,6 @@ fn attention(capture: Option<Switch>, flash: Option<Automatic>) -> Result<bool, 
         (Some(capture), _) => Ok(capture == Switch::On),
         (None, flash) => Ok(flash != Some(Automatic::On)),
     }
-}
-
-fn adapters(plain: Vec<PathBuf>, scaled: Vec<Scaled>, silent: bool) -> Result<Vec<(PathBuf, f32)>, Error> {
-    let plain = plain.into_iter().map(|path| Scaled { path, scale: 1.0 });
-    plain
-        .chain(scaled)
-        .map(|Scaled { path, scale }| {
-            if !path.is_file() {
-                return Err(Error::NoAdapter { path: path.display().to_string() });
-            }
-            Ok((path, if silent { 0.0 } else { scale }))
-        })
-        .collect()
 }
 
 fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, Error> {

@@ -21,6 +21,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V3__feedback", include_str!("../../migrations/V3__feedback.sql")),
     ("V4__mods", include_str!("../../migrations/V4__mods.sql")),
     ("V5__mod_origins", include_str!("../../migrations/V5__mod_origins.sql")),
+    ("V6__responses", include_str!("../../migrations/V6__responses.sql")),
 ];
 
 /// Applies what is missing; safe when several processes do it at once.

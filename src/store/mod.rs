@@ -22,6 +22,7 @@ mod mods;
 mod outline;
 mod read;
 mod recorder;
+mod responses;
 mod retention;
 mod rows;
 mod runs;
@@ -36,6 +37,7 @@ pub use feedback::{Feedback, NewFeedback};
 pub use ingest::Ingested;
 pub use live::{Live, LiveUpdate, RunChange};
 pub use mods::{ModChanges, ModState, ModVersion};
+pub use responses::NewResponse;
 pub use retention::Retention;
 pub use runs::{MAX_PAGE, RunPage, RunQuery, RunSummary};
 

@@ -62,13 +62,13 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
     Ok(gone)
 }
 
-/// Days with a partition, or with runs that lie in the default partitions.
+/// Days with a partition, with runs that lie in the default partitions, or with responses.
 async fn days_before(connection: &mut PgConnection, first: NaiveDate) -> Result<Vec<NaiveDate>, sqlx::Error> {
     sqlx::query_scalar(
         "select day from partition_days where day < $1
         union
         select (to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 1000) at time zone 'utc')::date
-        from runs where run_id < first_run_id($1)
+        from (select run_id from runs union all select run_id from responses) began where run_id < first_run_id($1)
         order by 1",
     )
     .bind(first)

@@ -181,6 +181,7 @@ impl Store {
             "delete from mod_calls where run_id = $1",
             "delete from events where run_id = $1",
             "delete from run_columns where run_id = $1",
+            "delete from responses where run_id = $1",
             "delete from run_keys where run_id = $1",
             "delete from runs where run_id = $1",
         ] {

@@ -1,7 +1,7 @@
 //! OpenAI's Responses on a real model. Its weights are random: where an answer must be known, a mod forces it.
 
 use super::chat::{CALLS, says};
-use super::harness::server;
+use super::harness::{Server, server};
 use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
@@ -187,12 +187,43 @@ async fn a_response_goes_on_from_an_earlier_one() {
     let third = server.answer(RESPONSES, &ask(json!({"previous_response_id": second["id"], "store": false}))).await;
     assert!(third["usage"]["input_tokens"].as_u64() > second["usage"]["input_tokens"].as_u64());
     let path = format!("/v1/responses/{id}");
+    let listed = format!("/v1/responses/{}/input_items", second["id"].as_str().unwrap());
+    let (_, page) = server.get(&format!("{listed}?limit=3&order=asc")).await;
+    let kinds: Vec<&str> = page["data"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!((kinds, &page["has_more"]), (vec!["message", "reasoning", "message"], &json!(true)), "{page}");
+    let (_, rest) = server.get(&format!("{listed}?order=asc&after={}", page["last_id"].as_str().unwrap())).await;
+    assert_eq!(rest["data"][0]["content"], json!([{"type": "input_text", "text": "And now?"}]));
+    assert_eq!(
+        (&rest["has_more"], server.get(&listed).await.1["data"][0].clone()),
+        (&json!(false), rest["data"][0].clone())
+    );
+    for wrong in ["limit=0", "limit=x", "order=up", "after=nothing"] {
+        assert_eq!(server.get(&format!("{listed}?{wrong}")).await.0, 400, "{wrong}");
+    }
     let deleted = server.request(reqwest::Method::DELETE, &path).send().await.unwrap();
     assert_eq!(deleted.json::<Value>().await.unwrap(), json!({"id": id, "object": "response", "deleted": true}));
     assert_eq!(server.get(&path).await.0, 404);
     assert_eq!(server.get(&format!("/v1/responses/{}", third["id"].as_str().unwrap())).await.0, 404, "it was not kept");
     let second = second["id"].clone();
     server.answer(RESPONSES, &ask(json!({"previous_response_id": second}))).await;
+}
+
+#[tokio::test]
+async fn a_response_outlives_the_server_and_is_its_owners() {
+    let first = Server::start(&["--api-key", "one", "--api-key", "two"]);
+    first.wait_ready().await;
+    let asked = ask(json!({"max_output_tokens": 4, "record": false}));
+    let kept = first.answer(RESPONSES, &asked).await;
+    let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
+    first.stop("TERM").await;
+    let again = Server::start_in(first.data_dir.clone(), &["--api-key", "one", "--api-key", "two"]);
+    again.wait_ready().await;
+    assert_eq!(again.get(&path).await, (200, kept.clone()));
+    let further = ask(json!({"previous_response_id": kept["id"], "input": "And now?", "max_output_tokens": 4}));
+    let gone_on = again.answer(RESPONSES, &further).await;
+    assert!(gone_on["usage"]["input_tokens"].as_u64() > kept["usage"]["input_tokens"].as_u64());
+    let other = reqwest::Client::new().get(format!("{}{path}", again.base)).bearer_auth("two").send().await.unwrap();
+    assert_eq!(other.status(), 404, "it is another key's");
 }
 
 #[tokio::test]

@@ -75,5 +75,6 @@ pub(super) fn usage(talk: &Talk) -> Value {
         "cache_read_input_tokens": usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": { "thinking_tokens": talk.reasoning_tokens() },
     })
 }

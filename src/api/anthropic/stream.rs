@@ -7,6 +7,7 @@ use crate::api::ApiError;
 use crate::api::chat::stream::{Dialect, Ready, typed};
 use crate::api::chat::{Heard, Said, Talk};
 use axum::response::sse::Event;
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
 /// Writes the events.
@@ -102,8 +103,9 @@ impl Dialect for Events {
         }
     }
 
-    fn end(&mut self, _: &Talk, ready: &mut Ready) {
+    fn end(&mut self, _: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>> {
         typed(ready, "message_stop", &json!({ "type": "message_stop" }));
+        None
     }
 
     fn failed(&mut self, error: &ApiError, ready: &mut Ready) {

@@ -1,7 +1,8 @@
 //! From the body of a chat completion to the requests that the engine takes. Everything is checked here.
 
 use super::conversation::{Conversation, Prepared};
-use crate::api::wire::fields::Fields;
+use crate::api::llama;
+use crate::api::wire::fields::{Fields, integer};
 use crate::api::wire::{lora, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Report, Request};
@@ -11,8 +12,10 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most alternatives that an answer can have, as with OpenAI.
+/// Most alternatives that an answer can have, as with OpenAI; with llama-server also how many it has unless it says.
 const MOST_TOP_LOGPROBS: i64 = 20;
+/// Most of them under llama-server's name for them.
+const MOST_PROBS: i64 = 1000;
 /// Most answers to one request.
 const MOST_ANSWERS: i64 = 32;
 
@@ -33,12 +36,22 @@ pub(in crate::api) struct Wishes {
     pub(in crate::api) include_usage: bool,
     /// `Some(n)`: the log-probability of each token, and those of `n` alternatives.
     pub(in crate::api) logprobs: Option<usize>,
-    /// The prompt, where the answer is to say how it came about.
-    pub(in crate::api) verbose: Option<String>,
+    /// The prompt and what it was continued with, where the answer is to say how it came about.
+    pub(in crate::api) verbose: Option<Verbose>,
+    /// Whether each chunk of a stream says where the time went so far.
+    pub(in crate::api) timings_per_token: bool,
     /// Tokens of the prompt.
     pub(in crate::api) prompt_tokens: usize,
     /// Longest silence of a stream.
     pub(in crate::api) ping: Option<Duration>,
+}
+
+/// How an answer came about.
+#[derive(Debug, Clone)]
+pub(in crate::api) struct Verbose {
+    pub(in crate::api) prompt: String,
+    /// llama-server's `generation_settings`.
+    pub(in crate::api) settings: Value,
 }
 
 impl Asked {
@@ -47,14 +60,16 @@ impl Asked {
         let fields = Fields::new(body)?.or(&app.config().server.request_defaults);
         let prepared = Conversation::read(app, fields)?.prepare(loaded)?;
         let stream = fields.flag("stream")?.unwrap_or(false);
-        let wishes = Wishes {
+        let verbose = fields.flag("verbose")?.unwrap_or(false).then(|| prepared.text.clone());
+        let mut wishes = Wishes {
             stream,
             include_usage: match fields.object("stream_options")? {
                 Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
                 None => false,
             },
             logprobs: logprobs(fields, &prepared, stream)?,
-            verbose: fields.flag("verbose")?.unwrap_or(false).then(|| prepared.text.clone()),
+            verbose: None,
+            timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
             prompt_tokens: prepared.tokens.len(),
             ping: match fields.integer("sse_ping_interval", -1..=i64::from(i32::MAX))? {
                 None => app.config().server.routes.sse_ping_interval,
@@ -65,6 +80,7 @@ impl Asked {
         let answers = fields.integer("n", 1..=MOST_ANSWERS)?.unwrap_or(1);
         let reading = Arc::clone(&prepared.reading);
         let first = request(app, loaded, fields, prepared, &wishes)?;
+        wishes.verbose = verbose.map(|prompt| Verbose { prompt, settings: settings(fields, &first, &wishes) });
         let requests = (0..answers as u32)
             .map(|index| {
                 let mut request = first.clone();
@@ -86,7 +102,7 @@ fn request(
     let vocabulary = loaded.vocabulary();
     let placement = parameters::placement(fields)?;
     let room = placement.room(loaded.engine().context_per_slot(), prepared.tokens.len());
-    let mut limits = parameters::limits(fields, vocabulary, room)?;
+    let mut limits = parameters::limits_from(0, fields, vocabulary, room)?;
     if !limits.ignore_eos {
         limits.stop_tokens.extend(&prepared.end_tokens);
         limits.stop.extend(prepared.end_texts);
@@ -121,15 +137,29 @@ fn request(
     })
 }
 
+/// The settings of a run as llama-server tells them.
+fn settings(fields: Fields<'_>, request: &Request, wishes: &Wishes) -> Value {
+    let n_predict = fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]);
+    let answer = llama::Answer {
+        stream: wishes.stream,
+        n_probs: wishes.logprobs.unwrap_or(0),
+        timings_per_token: wishes.timings_per_token,
+        ..llama::Answer::usual(n_predict.and_then(|(_, value)| integer(value)).unwrap_or(-1))
+    };
+    llama::settings(&request.sampling, &request.limits, &answer)
+}
+
 fn logprobs(fields: Fields<'_>, prepared: &Prepared, stream: bool) -> Result<Option<usize>, ApiError> {
     let top = fields.integer("top_logprobs", 0..=MOST_TOP_LOGPROBS)?;
-    match (fields.flag("logprobs")?.unwrap_or(false), top) {
+    let probs = fields.integer("n_probs", i64::from(i32::MIN)..=MOST_PROBS)?.filter(|&count| count > 0);
+    let wanted = fields.flag("logprobs")?.unwrap_or(probs.is_some());
+    match (wanted, top) {
         (true, _) if stream && !prepared.reading.tools.is_empty() => Err(ApiError::invalid(
             "logprobs",
             "logprobs cannot be streamed together with tools, whose calls have no tokens of their own in a stream; \
              leave out stream, tools or logprobs",
         )),
-        (true, top) => Ok(Some(top.unwrap_or(0) as usize)),
+        (true, top) => Ok(Some(top.or(probs).unwrap_or(MOST_TOP_LOGPROBS) as usize)),
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true")),
     }

@@ -11,7 +11,7 @@ use crate::model::chat::answer::{Reading, Tool};
 use crate::model::chat::family::CallShape;
 use crate::model::chat::tools::{self, Choice};
 use crate::model::chat::{self, Options};
-use crate::model::grammar::{Constraint, Source};
+use crate::model::grammar::Constraint;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Conversation {
         let choice = choice(fields, &offered)?;
         let form = constraint(fields, true)?;
         if let Some(form) = &form
-            && schema(form).is_none()
+            && tools::schema(form).is_none()
             && !offered.is_empty()
             && choice != Choice::None
         {
@@ -126,11 +126,12 @@ impl Conversation {
             thinking: rendered.thinking,
             single: self.single || matches!(self.choice, Choice::Function(_)),
         };
-        let schema = self.form.as_ref().and_then(schema);
+        let schema = self.form.as_ref().and_then(tools::schema);
         // A model that answers in channels always thinks on one of them first; others may think for ever instead of calling.
         let may_think = self.may_think.unwrap_or(format.call == CallShape::Channel);
         let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
-        let constraint = calls.or_else(|| self.form.map(|form| tools::behind_thought(form, &reading, vocabulary)));
+        let constraint =
+            calls.or_else(|| self.form.map(|form| tools::behind_thought(form, &reading, may_think, vocabulary)));
         let (tokens, spans) = rendered.tokenize(vocabulary);
         let (open, close) = format.thought;
         let thinking = self.budget.map(|(tokens, message)| ThinkingBudget {
@@ -161,15 +162,6 @@ impl Conversation {
             reading: Arc::new(reading),
             text: rendered.text,
         })
-    }
-}
-
-/// The schema, where the answer's text must be JSON.
-fn schema(form: &Constraint) -> Option<Value> {
-    match &form.source {
-        Source::JsonSchema(schema) => Some(schema.clone()),
-        Source::JsonObject => Some(json!({ "type": "object" })),
-        Source::Gbnf(_) | Source::Lark(_) | Source::Regex(_) => None,
     }
 }
 
@@ -267,6 +259,9 @@ fn think(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<Optio
     if let Some(enabled) = fields.flag("enable_thinking")? {
         variables.entry("enable_thinking").or_insert(enabled.into());
     }
+    if let Some(enabled) = variables.get("enable_thinking").filter(|enabled| !enabled.is_boolean()) {
+        return Err(wrong("chat_template_kwargs.enable_thinking", "true or false", enabled));
+    }
     // The server's own default has the last of these names.
     let Some((name, _)) = fields.first(&["reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"])
     else {
@@ -283,9 +278,12 @@ fn think(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<Optio
 /// Whether thoughts are told from the text.
 fn thoughts(fields: Fields<'_>) -> Result<bool, ApiError> {
     match fields.text("reasoning_format")? {
-        None | Some("auto" | "deepseek") => Ok(true),
+        // llama-server says of the last one that thoughts stay in the text as well, and leaves them out.
+        None | Some("auto" | "deepseek" | "deepseek-legacy") => Ok(true),
         Some("none") => Ok(false),
-        Some(other) => Err(wrong("reasoning_format", "\"none\", \"deepseek\" or \"auto\"", &other.into())),
+        Some(other) => {
+            Err(wrong("reasoning_format", "\"none\", \"deepseek\", \"deepseek-legacy\" or \"auto\"", &other.into()))
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::talk::{Heard, Talk};
 use crate::api::ApiError;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use futures::future::BoxFuture;
 use futures::stream::{self, Stream};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -21,8 +22,8 @@ pub(in crate::api) trait Dialect: Send + 'static {
     fn begin(&mut self, talk: &Talk, ready: &mut Ready);
     /// Something was heard.
     fn heard(&mut self, talk: &Talk, heard: Heard, ready: &mut Ready);
-    /// All answers are over.
-    fn end(&mut self, talk: &Talk, ready: &mut Ready);
+    /// All answers are over. Events that wait for something come as a future, behind those that are ready.
+    fn end(&mut self, talk: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>>;
     /// The stream ends with an error.
     fn failed(&mut self, error: &ApiError, ready: &mut Ready);
     /// What is sent when there is nothing to say; `None`: a comment.
@@ -36,7 +37,7 @@ pub(in crate::api) fn respond<D: Dialect>(talk: Talk, mut dialect: D) -> Respons
     let mut ready = Ready::new();
     dialect.begin(&talk, &mut ready);
     let (ping, interval) = (dialect.ping(), talk.wishes.ping);
-    let sse = Sse::new(events(State { talk, dialect, ready, over: false }));
+    let sse = Sse::new(events(State { talk, dialect, ready, over: false, last: None }));
     let headers = [
         // nginx would otherwise hold tokens back until its buffer is full.
         ("x-accel-buffering", "no"),
@@ -57,6 +58,8 @@ struct State<D> {
     dialect: D,
     ready: Ready,
     over: bool,
+    /// What comes behind all that is ready.
+    last: Option<BoxFuture<'static, Ready>>,
 }
 
 fn events<D: Dialect>(state: State<D>) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -66,15 +69,19 @@ fn events<D: Dialect>(state: State<D>) -> impl Stream<Item = Result<Event, Infal
                 let event = name.map_or_else(Event::default, |name| Event::default().event(name));
                 return Some((Ok(event.data(data)), state));
             }
+            if let Some(last) = state.last.take() {
+                state.ready = last.await;
+                continue;
+            }
             if state.over {
                 return None;
             }
-            let State { talk, dialect, ready, over } = &mut state;
+            let State { talk, dialect, ready, over, last } = &mut state;
             match talk.next().await {
                 Ok(Some(heard)) => dialect.heard(talk, heard, ready),
                 Ok(None) => {
-                    dialect.end(talk, ready);
                     *over = true;
+                    *last = dialect.end(talk, ready);
                 }
                 Err(error) => {
                     dialect.failed(&error, ready);

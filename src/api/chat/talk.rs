@@ -37,6 +37,8 @@ struct Answer {
     ids: Vec<String>,
     /// Calls that a mod ended the run with.
     of_mod: Vec<(String, String)>,
+    /// Bytes and characters of each token's text.
+    tokens: Vec<(usize, usize)>,
     end: Option<Arc<RunEnd>>,
 }
 
@@ -160,6 +162,12 @@ impl Talk {
         self.runs.begun[answer].meter.slot.get().copied()
     }
 
+    /// Where the time of an answer went so far.
+    pub(in crate::api) fn timings_so_far(&self, answer: usize) -> Option<Value> {
+        let prompt = self.runs.begun[answer].meter.prompt.get()?;
+        Some(generation::timings_so_far(prompt, self.answers[answer].tokens.len() as u32))
+    }
+
     /// What is heard next; `None` when all answers are over.
     ///
     /// # Errors
@@ -172,11 +180,13 @@ impl Talk {
             Heard { answer: index, said: Vec::new(), tokens: Vec::new(), taken_back: 0, progress: None, end: None };
         match output {
             Output::Text(delta) => {
+                answer.note(&delta.tokens);
                 let pieces = answer.parser.push(&delta.text);
                 heard.said = answer.told(pieces, family);
                 heard.tokens = delta.tokens;
             }
             Output::Retract { chars } => {
+                answer.take_back(chars);
                 let pieces = answer.parser.retract(chars);
                 heard.said = answer.told(pieces, family);
                 heard.taken_back = chars;
@@ -226,6 +236,11 @@ impl Talk {
         }
     }
 
+    /// Tokens of thoughts in all answers, their markers included.
+    pub(in crate::api) fn reasoning_tokens(&self) -> u32 {
+        self.answers.iter().map(Answer::reasoning_tokens).sum()
+    }
+
     /// Token counts of all answers; the prompt is counted once.
     pub(in crate::api) fn usage(&self) -> Usage {
         let mut total = Usage::default();
@@ -243,7 +258,29 @@ impl Talk {
 impl Answer {
     fn new(run: RunId, reading: &Arc<Reading>) -> Self {
         let parser = Parser::new(Arc::clone(reading));
-        Self { run, parser, ids: Vec::new(), of_mod: Vec::new(), end: None }
+        Self { run, parser, ids: Vec::new(), of_mod: Vec::new(), tokens: Vec::new(), end: None }
+    }
+
+    fn note(&mut self, tokens: &[(TokenMeasure, Vec<Alternative>)]) {
+        self.tokens.extend(tokens.iter().map(|(token, _)| (token.text.len(), token.text.chars().count())));
+    }
+
+    fn take_back(&mut self, mut chars: usize) {
+        while chars > 0 {
+            let Some((_, count)) = self.tokens.pop() else { break };
+            chars = chars.saturating_sub(count);
+        }
+    }
+
+    /// Tokens of its thoughts, their markers included.
+    fn reasoning_tokens(&self) -> u32 {
+        let thoughts = self.parser.thoughts();
+        let starts = self.tokens.iter().scan(0usize, |at, (bytes, _)| {
+            let start = *at;
+            *at += bytes;
+            Some(start)
+        });
+        starts.filter(|start| thoughts.iter().any(|thought| thought.contains(start))).count() as u32
     }
 
     fn told(&mut self, pieces: Vec<Piece>, family: Family) -> Vec<Said> {

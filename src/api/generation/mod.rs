@@ -6,7 +6,7 @@ pub(super) mod stream;
 pub(in crate::api) use runs::{Runs, Told};
 
 use super::{ApiError, App, Caller, Kind};
-use crate::engine::{OUT_OF_MEMORY, Request, SubmitError};
+use crate::engine::{OUT_OF_MEMORY, PromptDone, Request, SubmitError};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
 use axum::Extension;
@@ -92,6 +92,12 @@ pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u6
         "predicted_per_token_ms": per_token(steps, predicted_ms),
         "predicted_per_second": per_second(steps, predicted_ms),
     })
+}
+
+/// The same of a run that goes on, `generated` tokens behind its prompt.
+pub(in crate::api) fn timings_so_far(prompt: &PromptDone, generated: u32) -> Value {
+    let usage = Usage { prompt_tokens: prompt.tokens, cached_tokens: prompt.cached, completion_tokens: generated };
+    timings_of(usage, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
 }
 
 /// A client's id names one run for ever. When the database cannot be asked, or does not say so at once, the run goes on.

@@ -4,7 +4,7 @@ use super::ask::Answer;
 use super::settings::settings;
 use crate::api::generation::runs::BegunRun;
 use crate::api::generation::{self, Told};
-use crate::engine::{Limits, Progress, PromptDone, Request, Sampling};
+use crate::engine::{Limits, Progress, Request, Sampling};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasure};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
@@ -125,18 +125,9 @@ impl Line {
         piece.insert("tokens_predicted".into(), self.generated.into());
         piece.insert("tokens_evaluated".into(), prompt.map_or(0, |prompt| prompt.tokens).into());
         if let (true, Some(prompt)) = (self.answer.timings_per_token, prompt) {
-            piece.insert("timings".into(), self.timings_so_far(prompt));
+            piece.insert("timings".into(), generation::timings_so_far(prompt, self.generated as u32));
         }
         piece
-    }
-
-    fn timings_so_far(&self, prompt: &PromptDone) -> Value {
-        let usage = crate::events::Usage {
-            prompt_tokens: prompt.tokens,
-            cached_tokens: prompt.cached,
-            completion_tokens: self.generated as u32,
-        };
-        generation::timings_of(usage, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
     }
 
     fn slot(&self) -> Value {

@@ -22,27 +22,27 @@ pub(super) struct Asked {
 
 /// How the answer is to be written.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
-    pub(super) stream: bool,
+pub(in crate::api) struct Answer {
+    pub(in crate::api) stream: bool,
     /// What `n_predict` was; -1 for as many as fit.
-    pub(super) n_predict: i64,
+    pub(in crate::api) n_predict: i64,
     /// Probabilities of that many tokens at each place; 0 for none.
-    pub(super) n_probs: usize,
+    pub(in crate::api) n_probs: usize,
     /// Probabilities after the sampler's stages, instead of the model's.
-    pub(super) post_sampling: bool,
-    pub(super) return_tokens: bool,
-    pub(super) timings_per_token: bool,
-    pub(super) return_progress: bool,
+    pub(in crate::api) post_sampling: bool,
+    pub(in crate::api) return_tokens: bool,
+    pub(in crate::api) timings_per_token: bool,
+    pub(in crate::api) return_progress: bool,
     /// Paths of what the answer has; empty for everything.
-    pub(super) response_fields: Vec<String>,
-    pub(super) ping: Option<Duration>,
+    pub(in crate::api) response_fields: Vec<String>,
+    pub(in crate::api) ping: Option<Duration>,
     /// Parameters that are echoed as they were sent.
-    pub(super) sent: Map<String, Value>,
+    pub(in crate::api) sent: Map<String, Value>,
 }
 
 impl Answer {
     /// The answer to a request that says nothing but how long it may be.
-    pub(super) fn usual(n_predict: i64) -> Self {
+    pub(in crate::api) fn usual(n_predict: i64) -> Self {
         Self {
             stream: false,
             n_predict,
@@ -89,7 +89,7 @@ fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
     let flag = |name| fields.flag(name).map(|flag| flag.unwrap_or(false));
     let n_probs = fields.first(&["n_probs", "logprobs"]).map(|(name, value)| match value {
         Value::Bool(wanted) => Ok(i64::from(*wanted)),
-        _ => fields.integer(name, 0..=MOST_PROBS).map(Option::unwrap_or_default),
+        _ => fields.integer(name, i64::from(i32::MIN)..=MOST_PROBS).map(|count| count.unwrap_or_default().max(0)),
     });
     let response_fields = fields.list("response_fields")?.into_iter().flatten().map(|path| match path.as_str() {
         Some(path) => Ok(path.to_owned()),
@@ -188,5 +188,6 @@ fn prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, Ap
         }
         other => other,
     };
-    parameters::text_or_tokens(text, name, loaded.vocabulary(), true, true)
+    let tokens = parameters::text_or_tokens(text, name, loaded.vocabulary(), true, true)?;
+    Ok(parameters::or_beginning(tokens, loaded.vocabulary()))
 }

@@ -20,8 +20,10 @@ mod slots;
 mod template;
 mod text;
 
+pub(super) use ask::Answer;
 pub(super) use infill::{between, tokens_of};
 pub(super) use models::status;
+pub(super) use settings::settings;
 
 use super::App;
 use utoipa_axum::router::OpenApiRouter;

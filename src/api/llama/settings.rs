@@ -9,7 +9,7 @@ pub(super) const ECHOED: &[&str] = &["n_keep", "n_discard", "n_cache_reuse", "gr
 
 /// The settings of a run. The seed is the one that was drawn with, also where -1 was asked for, so that the run can be
 /// repeated.
-pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) -> Value {
+pub(in crate::api) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) -> Value {
     let bias: Vec<Value> = sampling
         .logit_bias
         .iter()
@@ -48,6 +48,7 @@ pub(super) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) ->
         "reasoning_format": "none",
         "reasoning_in_content": false,
         "generation_prompt": "",
+        "speculative.types": "none",
         "speculative.n_max": 0,
         "speculative.n_min": 0,
         "speculative.p_min": 0.0,

@@ -1,10 +1,8 @@
 //! From a body of Responses to that of a chat completion.
 
-use super::kept::Items;
 use crate::api::ApiError;
 use crate::api::wire::fields::{Fields, text_parts, wrong};
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
 
 /// Fields that are written differently there; all others are taken over.
 const OWN: &[&str] = &[
@@ -29,16 +27,16 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// The items of `input`.
-pub(super) fn input(fields: Fields<'_>) -> Result<Items, ApiError> {
+pub(super) fn input(fields: Fields<'_>) -> Result<Vec<Value>, ApiError> {
     match fields.get("input") {
-        Some(Value::String(text)) => Ok(vec![Arc::new(json!({ "role": "user", "content": text }))]),
-        Some(Value::Array(items)) if !items.is_empty() => Ok(items.iter().cloned().map(Arc::new).collect()),
+        Some(Value::String(text)) => Ok(vec![json!({ "role": "user", "content": text })]),
+        Some(Value::Array(items)) if !items.is_empty() => Ok(items.clone()),
         found => Err(wrong("input", "a text or a list with at least one item", found.unwrap_or(&Value::Null))),
     }
 }
 
 /// The body of a chat completion that asks the same, behind the items of an `earlier` conversation.
-pub(super) fn to_chat(body: &Value, earlier: &[Arc<Value>]) -> Result<Value, ApiError> {
+pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError> {
     let fields = Fields::new(body)?;
     for (name, reason) in REFUSED {
         if fields.get(name).is_some() {

@@ -60,12 +60,16 @@ pub(super) fn ended(talk: &Talk, echo: &Echo, output: Vec<Value>) -> Value {
         response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
     }
     response["output"] = output.into();
+    if let Some(finish) = talk.finish(0).filter(|_| status(talk) == "completed") {
+        let seconds = (finish.prompt_us + finish.generation_us) / 1_000_000;
+        response["completed_at"] = json!(talk.created + seconds as i64);
+    }
     let usage = talk.usage();
     response["usage"] = json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": { "cached_tokens": usage.cached_tokens },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": talk.reasoning_tokens() },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     });
     response
@@ -78,6 +82,7 @@ pub(super) fn head(talk: &Talk, echo: &Echo, status: &str) -> Value {
         "id": format!("resp_{}", run.0.simple()),
         "object": "response",
         "created_at": talk.created,
+        "completed_at": null,
         "status": status,
         "background": false,
         "error": null,

@@ -2,19 +2,18 @@
 //!
 //! What a mod takes back is told in an event `thunder.retract`; the response at the end is right in any case.
 
+use super::kept::Keeper;
 use super::shape::{self, Echo};
 use crate::api::ApiError;
 use crate::api::chat::stream::{Dialect, Ready, typed};
 use crate::api::chat::{Heard, Said, Talk};
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
-
-/// What is done with the whole response.
-pub(super) type Keep = Box<dyn FnOnce(&Value) + Send>;
 
 /// Writes the events.
 pub(super) struct Events {
     echo: Echo,
-    keep: Option<Keep>,
+    keeper: Option<Keeper>,
     sequence: u64,
     /// Items that have ended.
     output: Vec<Value>,
@@ -37,15 +36,13 @@ enum Kind {
 }
 
 impl Events {
-    pub(super) fn new(echo: Echo, keep: Keep) -> Self {
-        Self { echo, keep: Some(keep), sequence: 0, output: Vec::new(), item: None }
+    pub(super) fn new(echo: Echo, keeper: Option<Keeper>) -> Self {
+        Self { echo, keeper, sequence: 0, output: Vec::new(), item: None }
     }
 
-    fn send(&mut self, name: &'static str, mut event: Value, ready: &mut Ready) {
-        event["type"] = name.into();
-        event["sequence_number"] = self.sequence.into();
+    fn send(&mut self, name: &'static str, event: Value, ready: &mut Ready) {
+        send(name, self.sequence, event, ready);
         self.sequence += 1;
-        typed(ready, name, &event);
     }
 
     fn open(&mut self, talk: &Talk, kind: Kind, ready: &mut Ready) {
@@ -156,15 +153,22 @@ impl Dialect for Events {
         }
     }
 
-    fn end(&mut self, talk: &Talk, ready: &mut Ready) {
+    fn end(&mut self, talk: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>> {
         let cut = talk.reason(0) == "length";
         self.close(talk, if cut { "incomplete" } else { "completed" }, ready);
         let response = shape::response(talk, &self.echo);
-        if let Some(keep) = self.keep.take() {
-            keep(&response);
-        }
         let name = if cut { "response.incomplete" } else { "response.completed" };
-        self.send(name, json!({ "response": response }), ready);
+        let Some(keeper) = self.keeper.take() else {
+            self.send(name, json!({ "response": response }), ready);
+            return None;
+        };
+        let sequence = self.sequence;
+        // A client that has heard the end may name the response at once.
+        Some(Box::pin(async move {
+            let (mut last, response) = (Ready::new(), keeper.keep(response).await);
+            send(name, sequence, json!({ "response": response }), &mut last);
+            last
+        }))
     }
 
     fn failed(&mut self, error: &ApiError, ready: &mut Ready) {
@@ -172,4 +176,10 @@ impl Dialect for Events {
         let event = json!({ "code": told["code"], "message": told["message"], "param": told["param"] });
         self.send("error", event, ready);
     }
+}
+
+fn send(name: &'static str, sequence: u64, mut event: Value, ready: &mut Ready) {
+    event["type"] = name.into();
+    event["sequence_number"] = sequence.into();
+    typed(ready, name, &event);
 }

@@ -15,6 +15,8 @@ const LONGEST_ID: usize = 256;
 const MOST_STOPS: usize = 1024;
 /// Largest bias in OpenAI's API; llama-server's has no limit.
 const OPENAI_BIAS: f32 = 100.0;
+/// Sampler stages that llama-server had once, and that its clients still name.
+const GONE: [&str; 3] = ["tfs", "tfs_z", "tfs-z"];
 /// Length of the text that a run is recognised by.
 const PREVIEW: usize = 300;
 
@@ -64,13 +66,14 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
     bias.extend(tokens(fields, "banned_tokens", vocabulary)?.into_iter().map(|token| (token, f32::NEG_INFINITY)));
     // llama-server has no word for "the whole context" any more.
     let least_window = if fields.clamps() { 0 } else { -1 };
+    let least_top_k = if fields.clamps() { i64::from(i32::MIN) } else { -1 };
     Ok(Sampling {
         samplers: samplers(fields)?.unwrap_or(default.samplers),
         min_keep: count("min_keep", 0..=WINDOW, 0)? as usize,
         temperature: number("temperature", 0.0..=100.0, default.temperature)?,
         dynatemp_range: number("dynatemp_range", 0.0..=100.0, default.dynatemp_range)?,
         dynatemp_exponent: number("dynatemp_exponent", 0.0..=100.0, default.dynatemp_exponent)?,
-        top_k: count("top_k", -1..=i64::from(i32::MAX), default.top_k)?.max(0),
+        top_k: count("top_k", least_top_k..=i64::from(i32::MAX), default.top_k)?.max(0),
         top_p: number("top_p", 0.0..=1.0, default.top_p)?,
         min_p: number("min_p", 0.0..=1.0, default.min_p)?,
         typical_p: number("typical_p", 0.0..=1.0, default.typical_p)?,
@@ -147,13 +150,16 @@ fn samplers(fields: Fields<'_>) -> Result<Option<Vec<Stage>>, ApiError> {
     };
     let by_name = |name: &str| Stage::from_name(name).ok_or_else(|| unknown(name));
     let stages: Result<Vec<Stage>, ApiError> = match value {
-        Value::String(text) if text.contains([';', '_', '-']) => text.split(';').map(by_name).collect(),
+        Value::String(text) if text.contains([';', '_', '-']) => {
+            text.split(';').filter(|name| !GONE.contains(name)).map(by_name).collect()
+        }
         Value::String(letters) => letters
             .chars()
             .map(|letter| Stage::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
             .collect(),
         Value::Array(names) => names
             .iter()
+            .filter(|name| name.as_str().is_none_or(|name| !GONE.contains(&name)))
             .map(|name| {
                 name.as_str().ok_or_else(|| wrong(FIELD, "a list of names, or letters", name)).and_then(by_name)
             })
@@ -316,6 +322,16 @@ pub(in crate::api) fn record(fields: Fields<'_>) -> Result<RecordPolicy, ApiErro
         Some(Value::String(word)) if word == "best-effort" => Ok(RecordPolicy::BestEffort),
         Some(Value::String(word)) if word == "off" => Ok(RecordPolicy::Off),
         Some(other) => Err(wrong("record", "true, false, \"required\", \"best-effort\" or \"off\"", other)),
+    }
+}
+
+/// The prompt, or where it is empty the token that a sequence begins with, else the one that ends one: there must be
+/// something to continue.
+pub(in crate::api) fn or_beginning(prompt: Vec<TokenId>, vocabulary: &Vocabulary) -> Vec<TokenId> {
+    let special = vocabulary.special();
+    match special.bos.or(special.eos) {
+        Some(token) if prompt.is_empty() => vec![token],
+        _ => prompt,
     }
 }
 

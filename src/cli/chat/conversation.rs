@@ -76,12 +76,15 @@ impl Conversation {
         // A conversation may outgrow the context: its oldest messages make room.
         body.entry("context_policy").or_insert_with(|| "evict".into());
         body.insert("stream_options".into(), json!({ "include_usage": true }));
+        // An answer that is stopped has no counts at its end.
+        body.insert("timings_per_token".into(), true.into());
         if !self.mods.is_empty() {
             body.insert("mods".into(), self.mods.clone().into());
         }
         if self.tools.is_empty() {
             // With them come the ids of the tokens; they cannot be streamed together with tools.
             body.insert("logprobs".into(), true.into());
+            body.insert("top_logprobs".into(), 0.into());
         } else {
             body.insert("tools".into(), self.tools.clone().into());
         }

@@ -8,7 +8,7 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Context, Editor, Helper};
-use std::io::{BufRead, IsTerminal};
+use std::io::{self, BufRead, ErrorKind, IsTerminal};
 use std::path::PathBuf;
 
 /// Lines of history that are kept.
@@ -19,6 +19,8 @@ const HISTORY: usize = 2000;
 pub enum Input {
     /// A message or a command.
     Text(String),
+    /// Something that is no text: it is not UTF-8.
+    Unreadable,
     /// Ctrl-C.
     Interrupted,
     /// Ctrl-D, or the end of the pipe.
@@ -38,7 +40,7 @@ pub struct Reader {
 impl Reader {
     /// Reads from the terminal, with the history in that file, or from standard input where that is no terminal.
     pub fn new(history: PathBuf) -> anyhow::Result<Self> {
-        let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         let editor = if terminal {
             let config = Config::builder().max_history_size(HISTORY)?.history_ignore_space(true).build();
             let mut editor = Editor::with_config(config)?;
@@ -85,7 +87,7 @@ impl Reader {
                 }
                 (Some(editor), line.map(Some))
             }
-            None => (None, piped(&mut std::io::stdin().lock()).map_err(ReadlineError::Io)),
+            None => (None, piped(&mut io::stdin().lock()).map_err(ReadlineError::Io)),
         };
         let (editor, line) = tokio::task::spawn_blocking(read).await?;
         self.editor = editor;
@@ -93,21 +95,26 @@ impl Reader {
             Ok(Some(line)) => Ok(Input::Text(joined(&line))),
             Ok(None) | Err(ReadlineError::Eof) => Ok(Input::End),
             Err(ReadlineError::Interrupted) => Ok(Input::Interrupted),
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => Ok(Input::Unreadable),
             Err(error) => Err(error.into()),
         }
     }
 }
 
 /// The next message of a pipe: a line, or several where the first says so.
-fn piped(lines: &mut impl BufRead) -> std::io::Result<Option<String>> {
+fn piped(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut text = String::new();
-    while lines.read_line(&mut text)? > 0 {
+    loop {
+        let mut line = Vec::new();
+        if lines.read_until(b'\n', &mut line)? == 0 {
+            return Ok((!text.is_empty()).then_some(text));
+        }
+        text.push_str(std::str::from_utf8(&line).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?);
         let bare = text.trim_end_matches(['\n', '\r']);
         if !unfinished(bare) {
             return Ok(Some(bare.to_owned()));
         }
     }
-    Ok((!text.is_empty()).then_some(text))
 }
 
 /// Whether more lines belong to the message.
@@ -162,6 +169,9 @@ mod tests {
 
     #[test]
     fn a_pipe_has_a_message_a_line_unless_a_line_goes_on() {
+        let mut lines = b"\xff\n".as_slice();
+        assert_eq!(piped(&mut lines).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+        assert_eq!(piped(&mut lines).unwrap(), None, "the line is over");
         let mut lines = "one\ntwo\\\nlines\n\"\"\"\na\n\nb\n\"\"\"\n\nlast".as_bytes();
         let mut messages = Vec::new();
         while let Some(message) = piped(&mut lines).unwrap() {

@@ -52,6 +52,10 @@ impl Talk {
     pub async fn run(&mut self) -> anyhow::Result<ExitCode> {
         let mut interrupts = signal(SignalKind::interrupt())?;
         self.introduce().await?;
+        if self.reader.is_terminal() {
+            let Self { context, conversation, screen, .. } = self;
+            screen.note(&format!("{}, {context} tokens of context; /help lists what can be said", conversation.model));
+        }
         let (mut interrupted, mut failed) = (false, false);
         loop {
             let open = self.conversation.open_calls().into_iter().next();
@@ -68,6 +72,11 @@ impl Talk {
                 Input::Interrupted => {
                     interrupted = true;
                     self.screen.note("Ctrl-C again or Ctrl-D leaves; /help lists what can be said");
+                    continue;
+                }
+                Input::Unreadable => {
+                    failed = true;
+                    self.screen.note("thunder: what was entered is not UTF-8; it is left out");
                     continue;
                 }
                 Input::Text(text) => text,
@@ -97,14 +106,12 @@ impl Talk {
         Ok(if failed && !self.reader.is_terminal() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
+    /// Learns which model it is, and says so where it is another than before.
     async fn introduce(&mut self) -> anyhow::Result<()> {
         let models = self.get("/v1/models").await?;
         let loaded = &models["data"][0];
         self.context = loaded["meta"]["n_ctx"].as_u64().unwrap_or(0);
         let model = loaded["id"].as_str().unwrap_or("?").to_owned();
-        if self.reader.is_terminal() {
-            self.screen.note(&format!("{model}, {} tokens of context; /help lists what can be said", self.context));
-        }
         if !self.conversation.model.is_empty() && self.conversation.model != model {
             self.screen.note(&format!(
                 "this conversation was held with {}, and goes on with {model}",
@@ -153,7 +160,13 @@ impl Talk {
         let timings = &answered.timings;
         let count = |value: &Value, name: &str| value[name].as_u64();
         let Some(total) = count(&answered.usage, "total_tokens") else {
-            self.screen.note("stopped");
+            let parts = ["cache_n", "prompt_n", "predicted_n"].map(|name| count(timings, name));
+            if let [Some(cached), Some(prompt), Some(generated)] = parts {
+                self.used = cached + prompt + generated;
+                self.screen.note(&format!("stopped after {generated} tokens"));
+            } else {
+                self.screen.note("stopped");
+            }
             return;
         };
         self.used = total;

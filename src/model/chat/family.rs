@@ -310,7 +310,7 @@ impl Format {
     /// The same family as a model answers whose template knows no tools, and which was told of them by us.
     #[must_use]
     pub fn without_own_tools(self) -> Self {
-        Self { open: HERMES.open, close: HERMES.close, call: HERMES.call, ..self }
+        Self { family: Family::Hermes, open: HERMES.open, close: HERMES.close, call: HERMES.call, ..self }
     }
 }
 

@@ -108,6 +108,12 @@ pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, Error> {
             return Err(wrong(at(".role"), format!("messages[{index}].role must be a text, e.g. \"user\"")));
         }
         let content = match fields.get("content") {
+            None if role != Some("assistant") => {
+                return Err(wrong(
+                    at(".content"),
+                    format!("messages[{index}].content is missing; it takes a text or a list of parts"),
+                ));
+            }
             None | Some(Value::Null) => String::new(),
             Some(Value::String(text)) => text.clone(),
             Some(Value::Array(parts)) => joined(parts, &at(".content"))?,

@@ -249,12 +249,6 @@ impl Model {
         self.fingerprint
     }
 
-    /// Whether any of its layers has attention; those of Mamba and RWKV have none.
-    #[must_use]
-    pub fn attends(&self) -> bool {
-        !self.llama.is_recurrent()
-    }
-
     /// Makes a context to decode in.
     ///
     /// # Errors

@@ -306,12 +306,26 @@ async fn numbers_are_clamped_and_unknown_fields_ignored() {
 }
 
 #[tokio::test]
+async fn what_llama_server_takes_is_taken() {
+    let server = server().await;
+    // A warm-up: there is nothing to continue but the beginning itself.
+    for prompt in [json!(""), json!([[]])] {
+        let answer = server.answer(PATH, &body(json!({"prompt": prompt, "n_predict": 1}))).await;
+        assert_eq!(answer["tokens_evaluated"], 1, "{answer}");
+    }
+    // Clients name a stage that is there no more, and write "off" as any number below zero.
+    let asked = json!({"samplers": ["top_k", "tfs_z", "temperature"], "top_k": -3, "n_probs": -1, "n_predict": 2});
+    let settings = server.answer(PATH, &body(asked)).await["generation_settings"].clone();
+    assert_eq!(settings["samplers"], json!(["top_k", "temperature"]));
+    assert_eq!((&settings["top_k"], &settings["speculative.types"]), (&json!(0), &json!("none")));
+}
+
+#[tokio::test]
 async fn every_wrong_field_is_named_and_no_slot_is_lost() {
     let server = server().await;
     for (further, name) in [
         (json!({"prompt": null}), "prompt"),
         (json!({"prompt": []}), "prompt"),
-        (json!({"prompt": ""}), "prompt"),
         (json!({"prompt": 5}), "prompt"),
         (json!({"prompt": [1, 999_999]}), "prompt"),
         (json!({"prompt": ["a", {"x": 1}]}), "prompt[1]"),
@@ -323,7 +337,8 @@ async fn every_wrong_field_is_named_and_no_slot_is_lost() {
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"repeat_last_n": -7}), "repeat_last_n"),
         (json!({"stop": 5}), "stop"),
-        (json!({"n_probs": -1}), "n_probs"),
+        (json!({"n_probs": 1.5}), "n_probs"),
+        (json!({"samplers": ["nope"]}), "samplers"),
         (json!({"stream": "yes"}), "stream"),
         (json!({"logit_bias": [[999_999, 1]]}), "logit_bias"),
         (json!({"response_fields": [1]}), "response_fields"),

@@ -102,10 +102,10 @@ async fn what_cannot_be_done_is_an_error_that_names_the_field() {
         (json!({"best_of": 2}), 400, "best_of"),
         (json!({"n": 0}), 400, "n"),
         (json!({"suffix": "the end"}), 501, "suffix"),
-        (json!({"max_tokens": 0}), 400, "max_tokens"),
+        (json!({"max_tokens": -2}), 400, "max_tokens"),
         (json!({"echo": "yes"}), 400, "echo"),
         (json!({"prompt": null}), 400, "prompt"),
-        (json!({"prompt": [[]]}), 400, "prompt"),
+        (json!({"prompt": [{}]}), 400, "prompt"),
         (json!({"prompt": ["a", 5.5]}), 400, "prompt"),
         (json!({"top_p": 3}), 400, "top_p"),
     ] {

@@ -1,8 +1,9 @@
 use super::{Data, Live, document, psql};
 use chrono::{Days, NaiveDate, Utc};
+use serde_json::json;
 use std::time::{Duration, Instant};
 use thunder::events::{Recorder, RunId, RunStart, RunStatus};
-use thunder::store::{Retention, Store};
+use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
 /// A recorded run that began at noon of that day.
@@ -56,6 +57,39 @@ async fn old_days_go_as_a_whole() {
     assert!(store.damaged_links().await.unwrap().is_empty());
     // an id that went with its day is free again
     store.ingest(document("ten", 3)).await.unwrap();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn responses_go_with_the_day_of_their_run() {
+    let data = Data::new();
+    let store = data.open().await;
+    let today = Utc::now().date_naive();
+    let response = |days: u64, id: &str| {
+        let noon = (today - Days::new(days)).and_hms_opt(12, 0, 0).unwrap().and_utc();
+        let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);
+        NewResponse {
+            id: id.to_owned(),
+            run_id: RunId(Uuid::new_v7(timestamp)),
+            owner: (id == "b").then(|| "ann".to_owned()),
+            response: json!({"id": id, "text": "a\0b"}),
+            items: vec![json!({"role": "user", "content": id})],
+        }
+    };
+    // None of their runs is recorded.
+    for (days, id) in [(9, "a"), (2, "b"), (0, "c")] {
+        store.keep_response(&response(days, id), Utc::now()).await.unwrap();
+    }
+    assert_eq!(store.response("a", None).await.unwrap(), Some(response(9, "a").response));
+    assert_eq!(store.response_items("b", Some("ann")).await.unwrap(), Some(response(2, "b").items));
+    assert_eq!(store.response("b", None).await.unwrap(), None, "it is Ann's");
+    let week = Retention { days: Some(7), bytes: None };
+    store.prune(week, today).await.unwrap();
+    assert_eq!(store.response("a", None).await.unwrap(), None);
+    assert!(!store.forget_response("b", Some("bob")).await.unwrap());
+    assert!(store.forget_response("b", Some("ann")).await.unwrap());
+    assert!(store.response_items("b", Some("ann")).await.unwrap().is_none());
+    assert!(store.response("c", None).await.unwrap().is_some());
     store.close().await;
 }
 

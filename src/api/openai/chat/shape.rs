@@ -2,7 +2,7 @@
 
 use crate::api::chat::Talk;
 use crate::api::generation;
-use crate::api::openai::shape::{FINGERPRINT, usage};
+use crate::api::openai::shape::{self, FINGERPRINT};
 use crate::events::{Alternative, FinishReason, TokenMeasure};
 use serde_json::{Map, Value, json};
 
@@ -22,6 +22,13 @@ pub(super) fn object(talk: &Talk, choices: Value, chunk: bool) -> Map<String, Va
     object.insert("system_fingerprint".into(), FINGERPRINT.into());
     object.insert("choices".into(), choices);
     object
+}
+
+/// Token counts.
+pub(super) fn usage(talk: &Talk) -> Value {
+    let mut usage = shape::usage(talk.usage());
+    usage["completion_tokens_details"] = json!({ "reasoning_tokens": talk.reasoning_tokens() });
+    usage
 }
 
 /// Where the runs can be looked at.
@@ -45,7 +52,7 @@ pub(super) fn whole(talk: &Talk, tokens: &[Tokens]) -> Value {
         })
         .collect();
     let mut object = object(talk, choices.into(), false);
-    object.insert("usage".into(), usage(talk.usage()));
+    object.insert("usage".into(), usage(talk));
     ending(talk, &mut object);
     object.insert("thunder".into(), thunder(talk));
     Value::Object(object)
@@ -75,7 +82,7 @@ fn message(talk: &Talk, answer: usize) -> Value {
 pub(super) fn ending(talk: &Talk, object: &mut Map<String, Value>) {
     let Some(finish) = talk.finish(0) else { return };
     object.insert("timings".into(), generation::timings(finish));
-    let Some(prompt) = &talk.wishes.verbose else { return };
+    let Some(verbose) = &talk.wishes.verbose else { return };
     let (kind, word) = match finish.reason {
         FinishReason::Length => ("limit", ""),
         _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
@@ -83,13 +90,17 @@ pub(super) fn ending(talk: &Talk, object: &mut Map<String, Value>) {
     let verbose = json!({
         "index": 0,
         "content": finish.text,
+        "tokens": [],
         "id_slot": talk.slot(0),
         "stop": true,
         "model": talk.model,
         "tokens_predicted": finish.usage.completion_tokens,
         "tokens_evaluated": finish.usage.prompt_tokens,
         "tokens_cached": finish.usage.prompt_tokens + finish.usage.completion_tokens,
-        "prompt": prompt,
+        "generation_settings": verbose.settings,
+        "prompt": verbose.prompt,
+        "has_new_line": finish.text.contains('\n'),
+        "truncated": finish.truncated,
         "stop_type": kind,
         "stopping_word": word,
         "timings": generation::timings(finish),

@@ -4,7 +4,7 @@ use super::shape::{self, Tokens};
 use crate::api::ApiError;
 use crate::api::chat::stream::{Dialect, Ready};
 use crate::api::chat::{Heard, Said, Talk};
-use crate::api::openai::shape::usage;
+use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 /// Writes the chunks.
@@ -29,7 +29,7 @@ impl Dialect for Chunks {
     fn heard(&mut self, talk: &Talk, heard: Heard, ready: &mut Ready) {
         let answer = heard.answer;
         if let Some(progress) = heard.progress {
-            let mut object = shape::object(talk, json!([]), true);
+            let mut object = chunk(talk, answer, &json!({ "role": "assistant", "content": null }), &Value::Null);
             object.insert(
                 "prompt_progress".into(),
                 json!({ "total": progress.total, "cache": progress.cached, "processed": progress.processed,
@@ -54,6 +54,11 @@ impl Dialect for Chunks {
                 }
                 object.insert("thunder".into(), json!({ "retract": retract }));
             }
+            if talk.wishes.timings_per_token
+                && let Some(timings) = talk.timings_so_far(answer)
+            {
+                object.insert("timings".into(), timings);
+            }
             send(ready, object);
         }
         if heard.end.is_some() {
@@ -61,8 +66,9 @@ impl Dialect for Chunks {
         }
     }
 
-    fn end(&mut self, _: &Talk, ready: &mut Ready) {
+    fn end(&mut self, _: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>> {
         ready.push_back((None, "[DONE]".into()));
+        None
     }
 
     fn failed(&mut self, error: &ApiError, ready: &mut Ready) {
@@ -84,7 +90,7 @@ impl Chunks {
         if talk.wishes.include_usage {
             send(ready, last);
             last = shape::object(talk, json!([]), true);
-            last.insert("usage".into(), usage(talk.usage()));
+            last.insert("usage".into(), shape::usage(talk));
         }
         shape::ending(talk, &mut last);
         send(ready, last);

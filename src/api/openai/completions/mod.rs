@@ -148,6 +148,8 @@ impl stream::Writer for Chunks {
                 if self.head.choices.iter().all(|choice| choice.end.is_some()) && !self.head.answer.include_usage {
                     let mut object = self.head.object(json!([last]));
                     object.insert("thunder".into(), thunder);
+                    // As llama-server has it; OpenAI's counts come only where they were asked for.
+                    object.insert("usage".into(), self.head.usage());
                     object.insert("timings".into(), self.head.timings());
                     ready.push_back(Value::Object(object).to_string());
                 } else {

@@ -104,7 +104,7 @@ fn request(
         sampling: parameters::sampling(fields, vocabulary)?,
         adapters: lora::adapters(fields, loaded.model().adapters())?,
         constraint: constraint(fields, false)?,
-        limits: parameters::limits_from(u32::from(!answer.echo), fields, vocabulary, room)?,
+        limits: parameters::limits_from(0, fields, vocabulary, room)?,
         mods: mods::chosen(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
@@ -136,7 +136,10 @@ fn prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Prompt>, ApiError>
 fn prompt(value: &Value, suffix: Option<&str>, loaded: &Loaded) -> Result<Prompt, ApiError> {
     let vocabulary = loaded.vocabulary();
     let tokens = match (suffix, value) {
-        (None, value) => parameters::text_or_tokens(value, "prompt", vocabulary, true, true)?,
+        (None, value) => {
+            let tokens = parameters::text_or_tokens(value, "prompt", vocabulary, true, true)?;
+            parameters::or_beginning(tokens, vocabulary)
+        }
         (Some(suffix), Value::String(prefix)) => {
             let tokens = llama::tokens_of(vocabulary).map_err(|error| error.at("suffix"))?;
             llama::between(vocabulary, tokens, prefix, suffix)

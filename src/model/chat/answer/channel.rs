@@ -6,6 +6,7 @@ use super::{
     Message, Over, Piece, Reading, safe, say_arguments, say_call, say_called, say_content, say_reasoning, void_calls,
 };
 use serde_json::Value;
+use std::ops::Range;
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -32,6 +33,8 @@ const LONGEST_HEADER: usize = 500;
 pub(super) struct Channels {
     at: usize,
     body: Option<Body>,
+    /// Bytes of thoughts that have ended.
+    thoughts: Vec<Range<usize>>,
 }
 
 #[derive(Debug)]
@@ -67,6 +70,12 @@ impl Channels {
                 return;
             }
         }
+    }
+
+    /// Bytes of thoughts in a text that has so many.
+    pub(super) fn thoughts(&self, end: usize) -> Vec<Range<usize>> {
+        let open = self.body.as_ref().filter(|body| matches!(body.kind, Kind::Thought));
+        self.thoughts.iter().cloned().chain(open.map(|body| body.header..end)).collect()
     }
 
     fn read_header(
@@ -180,6 +189,9 @@ impl Channels {
         if let Some((_, marker)) = end {
             if marker != START && marker != CHANNEL {
                 self.at += marker.len();
+            }
+            if matches!(body.kind, Kind::Thought) {
+                self.thoughts.push(body.header..self.at);
             }
             self.body = None;
             return true;

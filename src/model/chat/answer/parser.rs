@@ -2,6 +2,7 @@ use super::call::{self, Between, CallReader, Step};
 use super::channel::Channels;
 use super::{Match, Message, Over, Piece, Reading, difference, literal, safe, say_content, say_reasoning, void_calls};
 use crate::model::chat::family::{CallShape, Family, Format};
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Parser {
     state: State,
     message: Message,
     pieces: Vec<Piece>,
+    /// Bytes of the text that are a thought; its end is not known before it is over.
+    thought: Option<(usize, Option<usize>)>,
 }
 
 impl Parser {
@@ -55,7 +58,8 @@ impl Parser {
             _ if reading.thinking => State::Thought,
             _ => State::Begin,
         };
-        Self { reading, text: String::new(), at: 0, state, message: Message::default(), pieces: Vec::new() }
+        let thought = matches!(state, State::Thought).then_some((0, None));
+        Self { reading, text: String::new(), at: 0, state, message: Message::default(), pieces: Vec::new(), thought }
     }
 
     /// Takes further text.
@@ -87,6 +91,17 @@ impl Parser {
     #[must_use]
     pub fn message(&self) -> &Message {
         &self.message
+    }
+
+    /// Bytes of the text that were read as thoughts, their markers included.
+    #[must_use]
+    pub fn thoughts(&self) -> Vec<Range<usize>> {
+        let end = self.text.len();
+        match (&self.state, self.thought) {
+            (State::Channels(channels), _) => channels.thoughts(end),
+            (_, Some((from, upto))) => vec![from..upto.unwrap_or(end)],
+            (_, None) => Vec::new(),
+        }
     }
 
     /// First byte that was not said yet: where a block of calls goes on that is being read, or what may become a marker.
@@ -125,7 +140,9 @@ impl Parser {
         let rest = self.text.trim_start();
         match literal(rest, open) {
             Match::Whole => {
-                self.at = self.text.len() - rest.len() + open.len();
+                let from = self.text.len() - rest.len();
+                self.at = from + open.len();
+                self.thought = Some((from, None));
                 self.state = State::Thought;
             }
             Match::Begun if over.is_none() => return false,
@@ -154,6 +171,7 @@ impl Parser {
             let thought = rest[..found].trim_end().to_owned();
             self.at += found + close.len();
             self.say_reasoning(&thought);
+            self.thought = self.thought.map(|(from, _)| (from, Some(self.at)));
             self.state = State::Gap;
             return true;
         }

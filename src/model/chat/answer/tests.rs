@@ -446,3 +446,28 @@ fn a_reading_comes_back_from_a_recording() {
     let plain = Reading::of_recording(template, None, &serde_json::Value::Null);
     assert!(plain.tools.is_empty() && !plain.thinking);
 }
+
+#[test]
+fn it_is_known_which_bytes_are_thoughts() {
+    let thoughts = |reading: Reading, parts: &[&str]| {
+        let mut parser = Parser::new(Arc::new(reading));
+        for part in parts {
+            parser.push(part);
+        }
+        let text = parts.concat();
+        parser.thoughts().into_iter().map(|range| text[range].to_owned()).collect::<Vec<_>>()
+    };
+    let hermes = || reading(Family::Hermes);
+    assert_eq!(thoughts(hermes(), &["<thi", "nk>a b</thi", "nk>\n\nc"]), ["<think>a b</think>"]);
+    assert_eq!(thoughts(hermes(), &["\n<think>a ", "b"]), ["<think>a b"]);
+    assert_eq!(thoughts(Reading { thinking: true, ..hermes() }, &["a</think>c"]), ["a</think>"]);
+    assert!(thoughts(hermes(), &["no thought </think>"]).is_empty());
+    let analysis = "<|channel|>analysis<|message|>a<|end|>";
+    let answer = [analysis, "<|start|>assistant", analysis, "<|start|>assistant<|channel|>final<|message|>c"].concat();
+    let second = format!("<|start|>assistant{analysis}");
+    assert_eq!(thoughts(reading(Family::Harmony), &[&answer]), [analysis, second.as_str()]);
+    let mut parser = Parser::new(Arc::new(hermes()));
+    parser.push("<think>a</think>b");
+    parser.retract(9);
+    assert_eq!(parser.thoughts()[0], 0..8, "the thought goes on");
+}

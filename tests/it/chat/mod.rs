@@ -1,7 +1,11 @@
 //! Conversations on a real model: thoughts, tool calls, several answers, continued messages. Its weights are random: where
 //! an answer must be known, a mod forces it.
 
+mod forms;
+mod thoughts;
+
 use super::harness::{Server, server};
+use forms::check;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -136,87 +140,6 @@ async fn a_call_that_began_and_was_none_is_taken_back_from_the_stream() {
 }
 
 #[tokio::test]
-async fn thoughts_are_told_from_text() {
-    let body = chat(json!({"mods": says("<think>\nThe sum\nis 5. </think>\n\nFive.")}));
-    let answer = server().await.answer(CHAT, &body).await;
-    let message = &answer["choices"][0]["message"];
-    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
-    let streamed = assembled(&chunks(&body).await, 0);
-    assert_eq!((&streamed["reasoning"], &streamed["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
-    let kept = chat(json!({"mods": says("<think>a</think>b"), "reasoning_format": "none"}));
-    let answer = server().await.answer(CHAT, &kept).await;
-    assert_eq!(answer["choices"][0]["message"]["content"], "<think>a</think>b");
-}
-
-#[tokio::test]
-async fn thinking_can_be_ruled_out() {
-    let server = server().await;
-    for further in [
-        json!({"chat_template_kwargs": {"enable_thinking": false}}),
-        json!({"reasoning_effort": "none"}),
-        json!({"reasoning_budget_tokens": 0}),
-    ] {
-        let prompt =
-            server.answer("/apply-template", &chat(further.clone())).await["prompt"].as_str().unwrap().to_owned();
-        assert!(prompt.ends_with("<think>\n\n</think>\n\n"), "{further}: {prompt}");
-    }
-}
-
-/// The id of a text that is one token.
-async fn token(text: &str) -> i64 {
-    let tokens = server().await.answer("/tokenize", &json!({"content": text})).await["tokens"].clone();
-    assert_eq!(tokens.as_array().unwrap().len(), 1, "{text}");
-    tokens[0].as_i64().unwrap()
-}
-
-#[tokio::test]
-async fn a_thought_ends_when_its_budget_is_used_up() {
-    let server = server().await;
-    let (open, close) = (token("<think>").await, token("</think>").await);
-    let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
-    for (budget, stream) in [(5, false), (1, false), (7, true)] {
-        let body = chat(json!({"mods": begun, "reasoning_budget_tokens": budget, "max_tokens": 16, "ignore_eos": true,
-                               "logprobs": true, "banned_tokens": [open, close]}));
-        let entries: Vec<Value> = if stream {
-            let of = |chunk: &Value| chunk["choices"][0]["logprobs"]["content"].as_array().cloned();
-            chunks(&body).await.iter().filter_map(of).flatten().collect()
-        } else {
-            let answer = server.answer(CHAT, &body).await;
-            let message = &answer["choices"][0]["message"];
-            assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{answer}");
-            assert!(!message["content"].as_str().unwrap().contains("think>"), "{answer}");
-            answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone()
-        };
-        let ids: Vec<i64> = entries.iter().map(|entry| entry["id"].as_i64().unwrap()).collect();
-        let at = |token: i64| ids.iter().position(|&id| id == token).unwrap();
-        assert_eq!((at(open), at(close), ids.len()), (0, budget + 1, 16), "{ids:?}");
-    }
-    let body = chat(json!({"mods": begun, "thinking_budget_tokens": 2, "reasoning_budget_message": " Enough.",
-                           "max_tokens": 16, "ignore_eos": true, "banned_tokens": [open, close]}));
-    let answer = server.answer(CHAT, &body).await;
-    let thought = answer["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
-    assert!(thought.ends_with(" Enough."), "{answer}");
-    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
-    let events = server.get(&format!("/api/v1/runs/{}/events", run["run"]["run_id"].as_str().unwrap())).await.1;
-    assert!(events.to_string().contains("the budget of 2 tokens for thinking is used up"), "{events}");
-}
-
-#[tokio::test]
-async fn a_form_holds_behind_a_thought_that_was_ended() {
-    let mut body = chat(json!({"reasoning_budget": 4, "ignore_eos": true, "temperature": 3.0, "max_tokens": 100,
-        "banned_tokens": [token("</think>").await],
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object",
-            "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}}}));
-    let begun = json!({"role": "assistant", "content": "", "reasoning_content": "so"});
-    body["messages"].as_array_mut().unwrap().push(begun);
-    let answer = server().await.answer(CHAT, &body).await;
-    let message = &answer["choices"][0]["message"];
-    assert!(message["reasoning_content"].is_string(), "{answer}");
-    let content: Value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
-    assert!(content["ok"].is_boolean(), "{answer}");
-}
-
-#[tokio::test]
 async fn an_answer_can_be_sent_back() {
     let server = server().await;
     let body = chat(json!({"tools": tools(), "mods": says(CALLS)}));
@@ -295,6 +218,42 @@ async fn a_verbose_answer_says_how_it_came_about() {
 }
 
 #[tokio::test]
+async fn fields_of_llama_server_hold_in_a_conversation() {
+    let server = server().await;
+    let none = server.answer(CHAT, &chat(json!({"max_tokens": 0}))).await;
+    assert_eq!(
+        (&none["usage"]["completion_tokens"], &none["choices"][0]["finish_reason"]),
+        (&json!(0), &json!("length"))
+    );
+    for (asked, alternatives) in
+        [(json!({"logprobs": true}), 20), (json!({"n_probs": 3}), 3), (json!({"top_logprobs": 0}), 0)]
+    {
+        let mut body = chat(json!({"max_tokens": 1, "ignore_eos": true}));
+        body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        let logprobs = &server.answer(CHAT, &body).await["choices"][0]["logprobs"];
+        let found = logprobs["content"][0]["top_logprobs"].as_array().map_or(0, Vec::len);
+        assert_eq!(found, alternatives, "{asked}: {logprobs}");
+    }
+    let chunks = chunks(&chat(json!({"max_tokens": 4, "ignore_eos": true, "timings_per_token": true,
+                                     "return_progress": true, "cache_prompt": false})))
+    .await;
+    // Clients read the first choice of every chunk.
+    assert!(chunks.iter().all(|chunk| chunk["choices"][0]["delta"].is_object()), "{chunks:?}");
+    let progress: Vec<&Value> =
+        chunks.iter().map(|chunk| &chunk["prompt_progress"]).filter(|p| p.is_object()).collect();
+    assert!(progress.iter().any(|progress| progress["processed"] == progress["total"]), "{progress:?}");
+    let generated: Vec<u64> = chunks
+        .iter()
+        .filter(|chunk| chunk["choices"][0]["delta"]["content"].is_string())
+        .map(|chunk| chunk["timings"]["predicted_n"].as_u64().unwrap())
+        .collect();
+    assert!(generated.is_sorted() && generated.last() == Some(&4), "{generated:?}");
+    let settings = &server.answer(CHAT, &chat(json!({"verbose": true, "top_k": 7, "max_tokens": 3}))).await["__verbose"]
+        ["generation_settings"];
+    assert_eq!((&settings["top_k"], &settings["n_predict"], &settings["seed"]), (&json!(7), &json!(3), &json!(7)));
+}
+
+#[tokio::test]
 async fn what_is_wrong_in_a_conversation_is_named() {
     let server = server().await;
     let function = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
@@ -319,89 +278,15 @@ async fn what_is_wrong_in_a_conversation_is_named() {
         (json!({"reasoning_budget_message": 1, "reasoning_budget": 1}), "reasoning_budget_message"),
         (json!({"lora": [{"id": 0, "scale": 1}]}), "lora[0]"),
         (json!({"n": 0}), "n"),
+        (json!({"chat_template_kwargs": {"enable_thinking": "yes"}}), "chat_template_kwargs.enable_thinking"),
         (message(json!({"role": "user", "content": 1})), "messages[1].content"),
+        (message(json!({"role": "user"})), "messages[1].content"),
         (message(json!({"role": "assistant", "tool_calls": 1})), "messages[1].tool_calls"),
         (message(json!({"role": "assistant", "tool_calls": [{}]})), "messages[1].tool_calls[0].function.name"),
     ] {
         let (status, answer) = server.post(CHAT, &chat(further.clone())).await;
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{further}: {answer}");
     }
-}
-
-#[tokio::test]
-async fn a_required_call_is_a_call() {
-    let server = server().await;
-    for seed in 0..4 {
-        let body = chat(json!({"tools": tools(), "tool_choice": "required", "temperature": 3.0, "seed": seed,
-                               "parallel_tool_calls": false}));
-        let answer = server.answer(CHAT, &body).await;
-        let choice = &answer["choices"][0];
-        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
-        let calls = choice["message"]["tool_calls"].as_array().unwrap();
-        assert_eq!((calls.len(), &choice["message"]["content"]), (1, &Value::Null));
-        check(&calls[0]);
-    }
-}
-
-/// Whether the arguments follow the function's schema.
-fn check(call: &Value) {
-    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
-    match call["function"]["name"].as_str().unwrap() {
-        "get_weather" => {
-            assert!(arguments["city"] == "Oakford" || arguments["city"] == "Zürich", "{arguments}");
-            assert!(arguments["celsius"].is_boolean(), "{arguments}");
-        }
-        "add" => assert!(arguments["a"] == 1 || arguments["a"] == 2, "{arguments}"),
-        other => panic!("{other}"),
-    }
-}
-
-#[tokio::test]
-async fn a_named_function_is_called() {
-    let server = server().await;
-    for name in ["get_weather", "add"] {
-        let choice = json!({"type": "function", "function": {"name": name}});
-        let body = chat(json!({"tools": tools(), "tool_choice": choice, "temperature": 3.0}));
-        let answer = server.answer(CHAT, &body).await;
-        let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap();
-        assert_eq!((calls.len(), calls[0]["function"]["name"].as_str()), (1, Some(name)));
-        check(&calls[0]);
-    }
-}
-
-#[tokio::test]
-async fn a_strict_functions_arguments_follow_its_schema() {
-    let server = server().await;
-    let mut tools = tools();
-    tools[1]["function"]["strict"] = true.into();
-    let body = chat(json!({"tools": tools, "temperature": 3.0, "max_tokens": 200, "mods": [{"name": "force-prefix",
-        "config": {"text": "So: <tool_call>\n{\"name\": \"add\", \"arguments\": "}}]}));
-    let answer = server.answer(CHAT, &body).await;
-    let message = &answer["choices"][0]["message"];
-    assert_eq!(message["content"], "So:", "{answer}");
-    check(&message["tool_calls"][0]);
-}
-
-#[tokio::test]
-async fn an_answer_has_the_form_that_was_asked_for() {
-    let server = server().await;
-    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}, "of": {"enum": ["a", "b"]}},
-                        "required": ["ok", "of"], "additionalProperties": false});
-    for format in [
-        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
-        json!({"response_format": {"type": "json_object", "schema": schema}}),
-        json!({"json_schema": schema}),
-    ] {
-        let mut body = chat(format.clone());
-        body["temperature"] = 3.0.into();
-        let answer = server.answer(CHAT, &body).await;
-        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
-        let value: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{format}: {text}"));
-        assert!(value["ok"].is_boolean() && value["of"].is_string(), "{text}");
-    }
-    let answer = server.answer(CHAT, &chat(json!({"grammar": "root ::= \"yes\" | \"no\"", "temperature": 3.0}))).await;
-    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
-    assert!(text == "yes" || text == "no", "{text}");
 }
 
 #[tokio::test]

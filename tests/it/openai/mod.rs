@@ -1,5 +1,8 @@
 //! The OpenAI-compatible routes on a real model. Its weights are random: where a text must be known, a mod forces it.
 
+mod mods;
+mod wrong;
+
 use super::harness::server;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -74,6 +77,9 @@ async fn a_chat_is_answered_in_openais_shape() {
         "total_tokens": "[count]",
         "prompt_tokens_details": {
           "cached_tokens": "[count]"
+        },
+        "completion_tokens_details": {
+          "reasoning_tokens": 0
         }
       },
       "timings": "[timings]",
@@ -126,35 +132,6 @@ async fn the_same_seed_gives_the_same_answer() {
     let (a, again, other) = (text(1).await, text(1).await, text(2).await);
     assert_eq!(a, again);
     assert_ne!(a, other);
-}
-
-#[tokio::test]
-async fn a_mod_is_named_in_a_field_or_behind_the_model() {
-    let server = server().await;
-    let answer = server.answer(CHAT, &chat(json!({"mods": forced("The baker sells bread.")}))).await;
-    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("The baker sells bread."));
-    let named = server.answer(CHAT, &chat(json!({"model": "tiny/log-top"}))).await;
-    let run = server.finished(named["thunder"]["run_id"].as_str().unwrap()).await;
-    assert_eq!(run["run"]["mods"], json!(["log-top"]));
-}
-
-#[tokio::test]
-async fn an_unknown_mod_is_an_error_that_lists_the_known() {
-    let server = server().await;
-    for (further, param) in [
-        (json!({"mods": ["nope"]}), "mods"),
-        (json!({"model": "tiny/nope"}), "model"),
-        (json!({"mods": [{"name": "nope"}]}), "mods"),
-    ] {
-        let (status, answer) = server.post(CHAT, &chat(further)).await;
-        let error = &answer["error"];
-        assert_eq!((status, error["param"].as_str(), error["code"].as_str()), (400, Some(param), Some("unknown_mod")));
-        let message = error["message"].as_str().unwrap();
-        assert!(message.contains("'nope'") && message.contains("force-prefix"), "{message}");
-    }
-    let (status, answer) =
-        server.post(CHAT, &chat(json!({"mods": [{"name": "force-prefix", "config": {"txt": "a"}}]}))).await;
-    assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
 }
 
 #[tokio::test]
@@ -249,75 +226,6 @@ async fn a_banned_token_never_comes() {
 }
 
 #[tokio::test]
-async fn a_wrong_field_is_named() {
-    let server = server().await;
-    for (further, param) in [
-        (json!({"temperature": "hot"}), "temperature"),
-        (json!({"temperature": -1}), "temperature"),
-        (json!({"top_p": 1.5}), "top_p"),
-        (json!({"min_p": -0.1}), "min_p"),
-        (json!({"top_k": 1.5}), "top_k"),
-        (json!({"max_tokens": 0}), "max_tokens"),
-        (json!({"max_tokens": "many"}), "max_tokens"),
-        (json!({"seed": "lucky"}), "seed"),
-        (json!({"stream": "yes"}), "stream"),
-        (json!({"stop": 5}), "stop"),
-        (json!({"stop": ["a", 5]}), "stop"),
-        (json!({"n": 99}), "n"),
-        (json!({"logit_bias": {"1": 101}}), "logit_bias"),
-        (json!({"logit_bias": {"999999": 1}}), "logit_bias"),
-        (json!({"banned_tokens": [999_999]}), "banned_tokens"),
-        (json!({"stop_tokens": "a"}), "stop_tokens"),
-        (json!({"top_logprobs": 3}), "top_logprobs"),
-        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
-        (json!({"mods": "force-prefix"}), "mods"),
-        (json!({"mods": [{"config": {}}]}), "mods"),
-        (json!({"record": "sometimes"}), "record"),
-        (json!({"request_id": ""}), "request_id"),
-        (json!({"attention": 1}), "attention"),
-        (json!({"messages": []}), "messages"),
-        (json!({"messages": null}), "messages"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content"),
-        (json!({"response_format": {"type": "xml"}}), "response_format"),
-        (json!({"tool_choice": "required"}), "tool_choice"),
-    ] {
-        let (status, answer) = server.post(CHAT, &chat(further.clone())).await;
-        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{further}: {answer}");
-        assert_eq!(answer["error"]["type"], "invalid_request_error");
-    }
-}
-
-#[tokio::test]
-async fn unknown_and_null_fields_are_ignored() {
-    let body =
-        chat(json!({"max_tokens": 1, "frobnicate": [1], "stop": null, "temperature": null, "n": 1, "user": "u"}));
-    server().await.answer(CHAT, &body).await;
-}
-
-#[tokio::test]
-async fn a_body_that_is_not_json_is_the_clients_fault() {
-    let server = server().await;
-    for body in ["", "{", "[]", "\"text\"", "{\"messages\": [}"] {
-        let response = server.request(reqwest::Method::POST, CHAT).body(body).send().await.unwrap();
-        assert_eq!(response.status().as_u16(), 400, "{body}");
-        let error: Value = response.json().await.unwrap();
-        assert_eq!(error["error"]["type"], "invalid_request_error", "{body}");
-    }
-    let (status, answer) = server.get(CHAT).await;
-    assert_eq!((status, answer["error"]["type"].as_str()), (405, Some("invalid_request_error")));
-    assert_eq!(server.get("/v1/nowhere").await.0, 404);
-}
-
-#[tokio::test]
-async fn a_prompt_that_does_not_fit_is_refused() {
-    let body = json!({"prompt": "bread ".repeat(6000), "max_tokens": 1});
-    let (status, answer) = server().await.post("/v1/completions", &body).await;
-    assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");
-    let (status, _) = server().await.post("/v1/completions", &json!({"prompt": [], "max_tokens": 1})).await;
-    assert_eq!(status, 400);
-}
-
-#[tokio::test]
 async fn a_request_id_names_one_run() {
     let server = server().await;
     let id = format!("mine/{}", uuid::Uuid::now_v7());
@@ -365,92 +273,4 @@ async fn the_model_is_listed() {
     let (status, error) = server.get("/v1/models/huge").await;
     assert_eq!((status, error["error"]["code"].as_str()), (404, Some("model_not_found")));
     assert_eq!(server.get("/models").await.1, list);
-}
-
-#[tokio::test]
-async fn a_model_that_is_not_there_is_an_error_that_lists_those_that_are() {
-    let server = server().await;
-    for name in ["gpt-4", "tiny2", "gpt-4/log-top"] {
-        let (status, answer) = server.post(CHAT, &chat(json!({"model": name}))).await;
-        let error = &answer["error"];
-        assert_eq!(
-            (status, error["param"].as_str(), error["code"].as_str()),
-            (404, Some("model"), Some("model_not_found"))
-        );
-        let message = error["message"].as_str().unwrap();
-        assert!(message.contains(name) && message.contains("known are tiny"), "{message}");
-    }
-    for name in ["tiny", "publisher/tiny", ""] {
-        let answer = server.answer(CHAT, &chat(json!({"model": name, "max_tokens": 1}))).await;
-        assert_eq!(answer["model"], "tiny");
-    }
-}
-
-#[tokio::test]
-async fn a_mod_can_refuse_a_run() {
-    let server = server().await;
-    for stream in [false, true] {
-        let response = server
-            .request(reqwest::Method::POST, CHAT)
-            .json(&chat(json!({"mods": ["refuse"], "stream": stream})))
-            .send()
-            .await
-            .unwrap();
-        assert_eq!(response.status().as_u16(), 422);
-        let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
-        let error: Value = response.json().await.unwrap();
-        assert_eq!(error["error"]["message"], "not today");
-        assert_eq!(server.finished(&run_id).await["run"]["status"], "failed");
-    }
-    let late = chat(json!({"mods": ["refuse_late"], "stream": true, "max_tokens": 30, "ignore_eos": true}));
-    let events = server.stream(CHAT, &late).await;
-    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
-    assert_eq!(last["error"]["message"], "enough");
-    assert!(events.len() > 2, "the error came before any text");
-}
-
-#[tokio::test]
-async fn a_mod_can_end_a_run_with_tool_calls() {
-    let server = server().await;
-    let body = chat(json!({"mods": ["call_tool"]}));
-    let answer = server.answer(CHAT, &body).await;
-    let choice = &answer["choices"][0];
-    assert_eq!(choice["finish_reason"], "tool_calls");
-    assert_eq!(choice["message"]["content"], Value::Null);
-    let call = &choice["message"]["tool_calls"][0];
-    assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("get_weather")));
-    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
-    assert_eq!(arguments, json!({"city": "Oakford"}));
-
-    let mut streamed = body;
-    streamed["stream"] = true.into();
-    let chunks = chunks(&server.stream(CHAT, &streamed).await);
-    let deltas: Vec<&Value> =
-        chunks.iter().map(|c| &c["choices"][0]["delta"]["tool_calls"][0]).filter(|d| !d.is_null()).collect();
-    assert_eq!(deltas[0]["function"]["name"], "get_weather");
-    assert!(deltas[0]["id"].is_string() && deltas[1].get("id").is_none());
-    let arguments: String = deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
-    assert_eq!(serde_json::from_str::<Value>(&arguments).unwrap(), json!({"city": "Oakford"}));
-    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
-}
-
-#[tokio::test]
-async fn what_a_mod_takes_back_is_taken_back_from_the_stream() {
-    let server = server().await;
-    let body = chat(json!({"mods": ["take_back"], "max_tokens": 16, "ignore_eos": true}));
-    let whole = server.answer(CHAT, &body).await["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
-    assert!(whole.starts_with("Instead"), "{whole}");
-    let mut streamed = body;
-    streamed["stream"] = true.into();
-    let mut text = String::new();
-    for chunk in chunks(&server.stream(CHAT, &streamed).await) {
-        if let Some(chars) = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64) {
-            assert_eq!(chunk["choices"][0]["delta"]["content"], "");
-            for _ in 0..chars {
-                text.pop().unwrap();
-            }
-        }
-        text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
-    }
-    assert_eq!(text, whole);
 }

@@ -1,0 +1,102 @@
+//! The LoRA adapters of the command line, numbered in the order in which they stand there, whichever flag names them.
+
+use super::Error;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use std::path::PathBuf;
+
+/// The adapters.
+#[derive(Debug, Clone, Default)]
+pub struct AdapterFlags {
+    /// In their order.
+    pub files: Vec<Scaled>,
+    /// Whether they hold only where a request says so.
+    pub init_without_apply: bool,
+}
+
+/// A file and how strongly it holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scaled {
+    /// The file.
+    pub path: PathBuf,
+    /// 1 is as it was trained.
+    pub scale: f32,
+}
+
+#[derive(Args)]
+struct AdapterArguments {
+    /// LoRA adapter (GGUF) for --model, again or after a comma for more; requests name it by its number, from 0
+    #[arg(long, env = "THUNDER_LORA", value_name = "PATH", value_delimiter = ',')]
+    lora: Vec<PathBuf>,
+    /// The same with how strongly it holds, e.g. `style.gguf:0.5`; both flags count together, in their order
+    #[arg(long, env = "THUNDER_LORA_SCALED", value_name = "PATH:SCALE", value_delimiter = ',')]
+    lora_scaled: Vec<Scaled>,
+    /// Load adapters, but let none hold before POST /lora-adapters or a request says so
+    #[arg(long, env = "THUNDER_LORA_INIT_WITHOUT_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
+    lora_init_without_apply: bool,
+}
+
+impl AdapterFlags {
+    /// The files with their scales.
+    pub(super) fn config(self) -> Result<Vec<(PathBuf, f32)>, Error> {
+        let silent = self.init_without_apply;
+        let checked = self.files.into_iter().map(|Scaled { path, scale }| {
+            if !path.is_file() {
+                return Err(Error::NoAdapter { path: path.display().to_string() });
+            }
+            Ok((path, if silent { 0.0 } else { scale }))
+        });
+        checked.collect()
+    }
+}
+
+impl Args for AdapterFlags {
+    fn augment_args(command: Command) -> Command {
+        AdapterArguments::augment_args(command)
+    }
+    fn augment_args_for_update(command: Command) -> Command {
+        AdapterArguments::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for AdapterFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let read = AdapterArguments::from_arg_matches(matches)?;
+        let places = |id: &str| matches.indices_of(id).into_iter().flatten().chain(std::iter::repeat(usize::MAX));
+        let plain = read.lora.into_iter().map(|path| Scaled { path, scale: 1.0 });
+        let mut files: Vec<(usize, Scaled)> = places("lora").zip(plain).collect();
+        files.extend(places("lora_scaled").zip(read.lora_scaled));
+        files.sort_by_key(|&(place, _)| place);
+        let files = files.into_iter().map(|(_, file)| file).collect();
+        Ok(Self { files, init_without_apply: read.lora_init_without_apply })
+    }
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for Scaled {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let read = text.rsplit_once(':').and_then(|(path, scale)| {
+            let scale = scale.parse::<f32>().ok().filter(|scale| scale.is_finite())?;
+            Some(Self { path: path.into(), scale })
+        });
+        read.ok_or_else(|| format!("'{text}' is not a path and a scale, such as style.gguf:0.5"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AdapterFlags;
+    use clap::{Command, FromArgMatches};
+
+    #[test]
+    fn adapters_are_numbered_as_they_stand() {
+        let command = <AdapterFlags as clap::Args>::augment_args(Command::new("x"));
+        let said = ["x", "--lora-scaled", "a:0.5,b:2", "--lora", "c,d", "--lora-scaled", "e:0", "--lora=f"];
+        let flags = AdapterFlags::from_arg_matches(&command.try_get_matches_from(said).unwrap()).unwrap();
+        let files: Vec<_> = flags.files.iter().map(|file| (file.path.to_str().unwrap(), file.scale)).collect();
+        assert_eq!(files, [("a", 0.5), ("b", 2.0), ("c", 1.0), ("d", 1.0), ("e", 0.0), ("f", 1.0)]);
+    }
+}

@@ -1,0 +1,109 @@
+//! A grammar in the making: rules for texts that may be control tokens, and for what stands before calls.
+
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::model::chat::answer::Reading;
+use crate::model::chat::family::CallShape;
+use crate::model::grammar::token_reference;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// A blank or a line break that may be.
+pub(super) const SPACE: &str = "/[ \\n]/?";
+
+/// How many further calls one answer may make: a model that finds no end shall find one.
+pub(super) const REPEATED: &str = "{0,31}";
+
+pub(super) struct Grammar<'a> {
+    pub(super) reading: &'a Reading,
+    pub(super) vocabulary: &'a Vocabulary,
+    rules: String,
+}
+
+impl<'a> Grammar<'a> {
+    pub(super) fn new(reading: &'a Reading, vocabulary: &'a Vocabulary) -> Self {
+        Self { reading, vocabulary, rules: String::new() }
+    }
+
+    pub(super) fn rule(&mut self, name: &str, body: &str) {
+        // Writing to a text cannot fail.
+        let _ = writeln!(self.rules, "{name}: {body}");
+    }
+
+    pub(super) fn finish(self, start: &str) -> String {
+        format!("start: {start}\n{}", self.rules)
+    }
+
+    /// A text in the grammar: the control token that it is, else its characters.
+    pub(super) fn literal(&self, text: &str) -> String {
+        match control(text, self.vocabulary) {
+            Some(_) => token_reference(self.vocabulary, text).unwrap_or_else(|| Value::from(text).to_string()),
+            None if text.is_empty() => String::new(),
+            None => Value::from(text).to_string(),
+        }
+    }
+
+    /// What comes before the calls: the rest of a thought, or a thought that may be.
+    pub(super) fn lead(&mut self, may_think: bool) -> String {
+        let format = self.reading.format;
+        let (open, close) = format.thought;
+        if !self.reading.thinking && !may_think {
+            return String::new();
+        }
+        if format.call == CallShape::Channel {
+            let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
+            let start = self.literal("<|start|>");
+            self.until("thought", "<|end|>");
+            self.rule("lead", &format!("({channel} \"analysis\" {message} thought {start} \"assistant\")?"));
+            return "lead ".into();
+        }
+        let open = self.literal(open);
+        self.until("thought", close);
+        if self.reading.thinking {
+            self.rule("lead", "thought /[ \\n]{1,4}/?");
+        } else {
+            self.rule("lead", &format!("({open} thought /[ \\n]{{1,4}}/?)?"));
+        }
+        "lead ".into()
+    }
+
+    /// A rule for an answer without calls, JSON that follows the schema; its name.
+    pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
+        if self.reading.format.call == CallShape::Channel {
+            self.rule("final_json", &format!("%json {}", laid_out(schema)));
+            let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
+            let constrain = self.literal("<|constrain|>");
+            self.rule("answer", &format!("{channel} \"final\" (\" \"? {constrain} \"json\")? {message} final_json"));
+        } else {
+            self.rule("answer", &format!("%json {}", laid_out(schema)));
+        }
+        "answer"
+    }
+
+    /// A rule for text up to a marker, the marker included.
+    pub(super) fn until(&mut self, name: &str, marker: &str) {
+        let literal = self.literal(marker);
+        if control(marker, self.vocabulary).is_some() {
+            self.rule(name, &format!("/(?s:.+)/? {literal}"));
+        } else {
+            self.rule(&format!("{name}[suffix={literal}]"), "/(?s:.*)/");
+        }
+    }
+}
+
+/// The control token that the text is.
+pub(super) fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
+    match vocabulary.encode(text, false, true)[..] {
+        [token] if vocabulary.is_control(token) => Some(token),
+        _ => None,
+    }
+}
+
+/// The schema with a bound on the white space between the parts of the JSON.
+pub(super) fn laid_out(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Value::Object(object) = &mut schema {
+        object.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": " |\\n[ \\t]{0,20}" }));
+    }
+    schema
+}

@@ -1,0 +1,98 @@
+//! Calls that a model makes by itself: what tells that one begins, and how it goes on from there.
+
+use super::calls::parameters;
+use super::grammar::{Grammar, REPEATED, SPACE, control, laid_out};
+use crate::model::chat::answer::Tool;
+use crate::model::chat::family::{CallShape, Family};
+use crate::model::grammar::Trigger;
+use serde_json::{Value, json};
+
+/// What stands between objects that have no marker.
+const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
+
+impl Grammar<'_> {
+    /// Rules for calls that the model makes by itself, behind what [`Self::trigger`] watches for.
+    pub(super) fn own_calls(&mut self, tools: &[&Tool], several: bool) -> String {
+        let format = self.reading.format;
+        let call = |grammar: &mut Self, (index, tool): (usize, &&Tool)| {
+            let rule = format!("call_{index}");
+            let body = match format.call {
+                CallShape::Channel => grammar.addressed(&rule, tool),
+                _ => whole_object(tool, format.call),
+            };
+            grammar.rule(&rule, &body);
+            rule
+        };
+        match (format.family, format.call) {
+            (Family::Llama3, CallShape::Json { .. }) => {
+                let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
+                self.rule("call", &calls.join(" | "));
+                let more = if several { format!(" ({BETWEEN} call){REPEATED}") } else { String::new() };
+                format!("{SPACE} call{more} {SPACE}")
+            }
+            (_, CallShape::Channel) => {
+                let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
+                calls.join(" | ")
+            }
+            _ => self.calls(tools, several, false),
+        }
+    }
+
+    /// A call behind `to=functions.`, with whatever the rest of its header may be.
+    fn addressed(&mut self, rule: &str, tool: &Tool) -> String {
+        let arguments = format!("{rule}_arguments");
+        self.rule(&arguments, &format!("%json {}", laid_out(&parameters(tool))));
+        let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
+        let (constrain, name) = (self.literal("<|constrain|>"), Value::from(tool.name.as_str()));
+        format!("{name} ({channel} \"commentary\")? \" \"? {constrain}? \"json\"? {message} {arguments}")
+    }
+
+    /// What begins a block, or a call where it stands bare.
+    pub(super) fn trigger(&self, tools: &[&Tool]) -> Option<Trigger> {
+        let format = self.reading.format;
+        if format.call == CallShape::Channel {
+            let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
+            return Some(Trigger { texts: texts.map(str::to_owned).into(), ..Trigger::default() });
+        }
+        let block = format.open.first().map(|open| match control(open, self.vocabulary) {
+            Some(token) => Trigger::token(token),
+            None => Trigger::text(*open),
+        });
+        let names = tools.iter().map(|tool| tool.name.as_str());
+        let openings: Vec<String> = match format.family {
+            Family::Llama3 => names
+                .flat_map(|name| {
+                    ["{", "{\"type\":\"function\","].map(|before| format!("{before}\"name\":{}", Value::from(name)))
+                })
+                .collect(),
+            Family::Glm4 => names.map(|name| format!("{name}{{")).collect(),
+            _ => return block,
+        };
+        Some(Trigger {
+            openings,
+            behind: format.thought.1.to_owned(),
+            only_behind: self.reading.thinking,
+            ..block.unwrap_or_default()
+        })
+    }
+}
+
+/// A call as one object, in whatever white space the model has begun it.
+fn whole_object(tool: &Tool, shape: CallShape) -> String {
+    let CallShape::Json { name, arguments } = shape else { return String::new() };
+    let mut parameters = parameters(tool);
+    let mut schema = json!({
+        "type": "object",
+        "properties": { "type": { "const": "function" }, name: { "const": tool.name } },
+        "required": [name, arguments],
+        "additionalProperties": false,
+        "x-guidance": { "whitespace_pattern": "[ \\n\\r\\t]{1,20}" },
+    });
+    for definitions in ["$defs", "definitions"] {
+        if let Some(found) = parameters.as_object_mut().and_then(|schema| schema.remove(definitions)) {
+            schema[definitions] = found;
+        }
+    }
+    schema["properties"][arguments] = parameters;
+    format!("%json {schema}")
+}

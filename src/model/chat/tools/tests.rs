@@ -1,0 +1,292 @@
+use super::{Choice, behind_thought, constraint};
+use crate::model::chat::answer::{Message, Parser, Reading, Tool};
+use crate::model::chat::family::{Family, Format};
+use crate::model::grammar::{Constraint, Grammars, Source};
+use crate::model::{Special, Vocabulary};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const END: i32 = 256;
+
+/// One token a byte, and one for each of these literals.
+fn vocabulary(literals: &[&'static str]) -> Arc<Vocabulary> {
+    let literals: Vec<&'static str> = std::iter::once("<end>").chain(literals.iter().copied()).collect();
+    let bytes = (0..=255u8).map(|byte| Box::from([byte]));
+    let pieces = bytes.chain(literals.iter().map(|literal| Box::from(literal.as_bytes()))).collect();
+    let control = (0..256 + literals.len()).map(|token| token >= 256).collect();
+    let encode = move |text: &str, _, _| match literals.iter().position(|literal| *literal == text) {
+        Some(at) => vec![256 + at as i32],
+        None => text.bytes().map(i32::from).collect(),
+    };
+    Arc::new(Vocabulary::new(pieces, control, vec![END], Special::default(), encode))
+}
+
+fn reading(format: Format) -> Reading {
+    let tool = |name: &str, parameters: Value| Tool { name: name.into(), parameters, strict: true };
+    Reading {
+        format,
+        tools: vec![
+            tool(
+                "weather",
+                json!({"type": "object", "properties": {"city": {"enum": ["Ulm", "Bern"]}, "dry": {"type": "boolean"}},
+                       "required": ["city", "dry"], "additionalProperties": false}),
+            ),
+            tool(
+                "add",
+                json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/digit"}}, "required": ["a"],
+                       "additionalProperties": false, "$defs": {"digit": {"enum": [1, 2]}}}),
+            ),
+        ],
+        thoughts: true,
+        thinking: false,
+        single: false,
+    }
+}
+
+/// Follows a constraint, drawing each token with the next of `draws`, until it is complete and `draws` are used up.
+fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) -> String {
+    let grammars = Grammars::new(Arc::clone(vocabulary));
+    let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
+    let mut text = Vec::new();
+    for step in 0..4000usize {
+        let mask = follower.mask().unwrap().unwrap();
+        if mask.is_allowed(END as u32) && step >= draws.len() {
+            break;
+        }
+        let allowed: Vec<i32> =
+            (0..vocabulary.len() as i32).filter(|&token| token != END && mask.is_allowed(token as u32)).collect();
+        if allowed.is_empty() {
+            break;
+        }
+        let draw = draws.get(step).copied().map_or(step * 7, usize::from);
+        let token = allowed[draw % allowed.len()];
+        let piece = vocabulary.piece(token);
+        follower.accept(token, piece);
+        text.extend_from_slice(piece);
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+fn read(reading: &Reading, text: &str) -> Message {
+    let mut parser = Parser::new(Arc::new(reading.clone()));
+    parser.push(text);
+    parser.finish(false);
+    parser.message().clone()
+}
+
+fn check(message: &Message, text: &str) {
+    assert!(!message.calls.is_empty() && message.content.trim().is_empty(), "{text}\n{message:?}");
+    for call in &message.calls {
+        let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| panic!("{text}"));
+        match call.name.as_str() {
+            "weather" => assert!(arguments["city"].is_string() && arguments["dry"].is_boolean(), "{text}"),
+            "add" => assert!(arguments["a"] == 1 || arguments["a"] == 2, "{text}"),
+            other => panic!("{other} in {text}"),
+        }
+    }
+}
+
+/// Every family, and the older ways of two of them.
+fn formats() -> Vec<Format> {
+    let families = [
+        Family::Hermes,
+        Family::QwenCoder,
+        Family::Llama3,
+        Family::Functionary,
+        Family::Mistral,
+        Family::Glm4,
+        Family::Glm45,
+        Family::DeepSeek,
+        Family::Kimi,
+        Family::CommandR,
+        Family::Phi,
+        Family::Nemotron,
+        Family::Harmony,
+        Family::Gemma,
+        Family::Plain,
+    ];
+    let mut formats: Vec<Format> = families.iter().map(|family| family.format()).collect();
+    formats.extend([Format::of("[TOOL_CALLS]"), Format::of("<｜tool▁calls▁begin｜>")]);
+    formats
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+
+    /// Whatever a model draws under the grammar is read as calls that follow the schemas, whether the family's markers are
+    /// tokens or text.
+    #[test]
+    fn what_the_grammar_allows_is_a_call(draws: Vec<u16>, first in any::<bool>()) {
+        for format in formats() {
+            let reading = Reading { single: first, ..reading(format) };
+            for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
+                let constraint = constraint(&reading, &Choice::Required, None, false, &vocabulary).unwrap();
+                let text = walk(&constraint, &vocabulary, &draws);
+                let message = read(&reading, &text);
+                check(&message, &text);
+                prop_assert!(!first || message.calls.len() == 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_named_function_is_the_only_one() {
+    for format in formats() {
+        let vocabulary = vocabulary(&format.markers());
+        let reading = reading(format);
+        for (name, draw) in [("weather", 0), ("add", 1)] {
+            let choice = Choice::Function(name.into());
+            let constraint = constraint(&reading, &choice, None, false, &vocabulary).unwrap();
+            let message = read(&reading, &walk(&constraint, &vocabulary, &[draw; 9]));
+            assert_eq!(message.calls.iter().map(|call| call.name.as_str()).collect::<Vec<_>>(), [name]);
+        }
+    }
+}
+
+#[test]
+fn a_thought_that_has_begun_comes_before_the_call() {
+    for vocabulary in [vocabulary(&[]), vocabulary(&["<think>", "</think>"])] {
+        let reading = Reading { thinking: true, ..reading(Family::Hermes.format()) };
+        let constraint = constraint(&reading, &Choice::Required, None, false, &vocabulary).unwrap();
+        let grammars = Grammars::new(Arc::clone(&vocabulary));
+        let mut follower = grammars.follow(&constraint).unwrap();
+        let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+        let close = vocabulary.encode("</think>", false, true);
+        let text = "so it is <b>add</b>".bytes().map(i32::from).chain(close).chain(call.bytes().map(i32::from));
+        for token in text {
+            assert!(follower.mask().unwrap().unwrap().is_allowed(token as u32), "{token}");
+            follower.accept(token, vocabulary.piece(token));
+        }
+        assert!(follower.mask().unwrap().unwrap().is_allowed(END as u32));
+    }
+}
+
+#[test]
+fn the_model_decides_unless_a_function_is_strict() {
+    let vocabulary = vocabulary(&["<tool_call>"]);
+    let mut reading = reading(Family::Hermes.format());
+    let auto = constraint(&reading, &Choice::Auto, None, false, &vocabulary).unwrap();
+    assert_eq!(auto.trigger.unwrap().tokens.len(), 1);
+    assert_eq!(constraint(&reading, &Choice::None, None, false, &vocabulary), None);
+    for tool in &mut reading.tools {
+        tool.strict = false;
+    }
+    assert_eq!(constraint(&reading, &Choice::Auto, None, false, &vocabulary), None);
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]});
+    let either = constraint(&reading, &Choice::Auto, Some(&schema), false, &vocabulary).unwrap();
+    let text = walk(&either, &vocabulary, &[0]);
+    assert!(text.starts_with('{') || text.starts_with("<tool_call>"), "{text}");
+}
+
+/// What a follower makes of a text: whether it was taken as a whole, and whether the grammar holds behind it.
+fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]) -> (bool, bool) {
+    let grammars = Grammars::new(Arc::clone(vocabulary));
+    let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
+    let mut fits = true;
+    for token in pieces.iter().flat_map(|piece| vocabulary.encode(piece, false, true)) {
+        let piece = vocabulary.piece(token);
+        let allowed = follower.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32));
+        fits &= allowed && follower.permits(token, piece);
+        follower.accept(token, piece);
+    }
+    (fits, follower.holds())
+}
+
+#[test]
+fn a_strict_function_holds_calls_that_have_no_marker() {
+    let channel = ["<|channel|>", "commentary to=functions.", "weather ", "<|constrain|>", "json", "<|message|>"];
+    let header = ["<|start|>", "assistant to=functions.add", "<|channel|>", "commentary json", "<|message|>"];
+    let with = |head: &[&'static str], rest: &'static str| [head, &[rest][..]].concat();
+    for (family, taken, refused, text) in [
+        (
+            Family::Llama3,
+            vec![
+                vec!["{\"name\": \"weather\", \"parameters\": {\"city\": \"Ulm\", \"dry\": true}}"],
+                vec!["\n{ \"type\": \"function\",\n \"name\" : \"add\", \"parameters\": {\"a\": 2}}"],
+                vec!["<|python_tag|>", "{\"name\": \"add\", \"parameters\": {\"a\": 1}}"],
+                vec![
+                    "{\"name\": \"add\", \"parameters\": {\"a\": 1}};\n",
+                    "{\"name\": \"weather\", \"parameters\": {\"city\": \"Bern\", \"dry\": true}}",
+                ],
+            ],
+            vec!["{\"name\": \"add\", \"parameters\": {\"a\": 3}}"],
+            vec!["{\"name\": \"Ann\", \"age\": 5}"],
+        ),
+        (
+            Family::Glm4,
+            vec![
+                vec!["weather\n{\"city\": \"Bern\", \"dry\": false}"],
+                vec!["<think>hm", "</think>", "\nadd\n{\"a\": 1}"],
+                vec!["add\n{\"a\": 1}", "\nweather\n{\"city\": \"Bern\", \"dry\": false}"],
+            ],
+            vec!["add\n{\"b\": 1}"],
+            vec!["weather is {"],
+        ),
+        (
+            Family::Harmony,
+            vec![with(&channel, "{\"city\": \"Ulm\", \"dry\": true}"), with(&header, "{\"a\": 1}")],
+            with(&header, "{\"a\": 7}"),
+            vec!["<|channel|>", "final", "<|message|>", "to=functions.add {"],
+        ),
+    ] {
+        let format = family.format();
+        let mut markers = format.markers();
+        markers.retain(|marker| !marker.trim().is_empty());
+        for vocabulary in [vocabulary(&[]), vocabulary(&markers)] {
+            let reading = reading(format);
+            let auto = constraint(&reading, &Choice::Auto, None, false, &vocabulary).unwrap();
+            for call in &taken {
+                assert_eq!(follow(&auto, &vocabulary, call), (true, true), "{family:?} {call:?}");
+                let (text, message) = (call.concat(), read(&reading, &call.concat()));
+                check(&message, &text);
+                assert_eq!(message.calls.len(), if text.contains("add") && text.contains("weather") { 2 } else { 1 });
+            }
+            assert!(!follow(&auto, &vocabulary, &refused).0, "{family:?} {refused:?}");
+            assert_eq!(follow(&auto, &vocabulary, &text), (true, false), "{family:?} {text:?}");
+            assert!(read(&reading, &text.concat()).calls.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_form_waits_for_the_end_of_a_thought() {
+    let vocabulary = vocabulary(&[]);
+    let mut reading = reading(Family::Hermes.format());
+    let form = Constraint::new("json_schema", Source::JsonObject);
+    assert!(behind_thought(form.clone(), &reading, true, &vocabulary).trigger.is_none());
+    reading.thinking = true;
+    assert_eq!(behind_thought(form, &reading, true, &vocabulary).trigger.unwrap().texts, ["</think>"]);
+}
+
+#[test]
+fn a_form_is_about_the_final_channel() {
+    let analysis = ["<|channel|>", "analysis", "<|message|>", "a { or b", "<|end|>", "<|start|>", "assistant"];
+    let last = ["<|channel|>", "final", "<|message|>", "{\"ok\": true}"];
+    let announced = ["<|channel|>", "final ", "<|constrain|>", "json", "<|message|>", "{\"ok\": true}"];
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+                        "additionalProperties": false});
+    let format = Family::Harmony.format();
+    for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
+        let reading = reading(format);
+        let form = Constraint::new("response_format", Source::JsonSchema(schema.clone()));
+        let json = behind_thought(form, &reading, true, &vocabulary);
+        for answer in [[&analysis[..], &last].concat(), last.to_vec(), announced.to_vec()] {
+            assert_eq!(follow(&json, &vocabulary, &answer), (true, true), "{answer:?}");
+            assert_eq!(read(&reading, &answer.concat()).content, "{\"ok\": true}");
+        }
+        for answer in [vec!["{\"ok\": true}"], [&last[..3], &["no"]].concat()] {
+            assert!(!follow(&json, &vocabulary, &answer).0, "{answer:?}");
+        }
+        let form = Constraint::new("response_format", Source::JsonSchema(schema.clone()));
+        let at_once = behind_thought(form, &reading, false, &vocabulary);
+        assert!(!follow(&at_once, &vocabulary, &analysis).0 && follow(&at_once, &vocabulary, &last).0);
+        let either = constraint(&reading, &Choice::Auto, Some(&schema), true, &vocabulary).unwrap();
+        assert!(follow(&either, &vocabulary, &[&analysis[..], &last].concat()).0);
+        let regex =
+            behind_thought(Constraint::new("regex", Source::Regex("[0-9]+".into())), &reading, true, &vocabulary);
+        assert_eq!(follow(&regex, &vocabulary, &[&analysis[..], &last[..3], &["17"]].concat()), (true, true));
+        assert!(!follow(&regex, &vocabulary, &[&analysis[..], &last].concat()).0);
+    }
+}

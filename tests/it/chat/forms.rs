@@ -1,0 +1,81 @@
+//! Answers that are made to be calls, or to have a form.
+
+use super::super::harness::server;
+use super::{CHAT, chat, tools};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_required_call_is_a_call() {
+    let server = server().await;
+    for seed in 0..4 {
+        let body = chat(json!({"tools": tools(), "tool_choice": "required", "temperature": 3.0, "seed": seed,
+                               "parallel_tool_calls": false}));
+        let answer = server.answer(CHAT, &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!((calls.len(), &choice["message"]["content"]), (1, &Value::Null));
+        check(&calls[0]);
+    }
+}
+
+/// Whether the arguments follow the function's schema.
+pub(super) fn check(call: &Value) {
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    match call["function"]["name"].as_str().unwrap() {
+        "get_weather" => {
+            assert!(arguments["city"] == "Oakford" || arguments["city"] == "Zürich", "{arguments}");
+            assert!(arguments["celsius"].is_boolean(), "{arguments}");
+        }
+        "add" => assert!(arguments["a"] == 1 || arguments["a"] == 2, "{arguments}"),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_named_function_is_called() {
+    let server = server().await;
+    for name in ["get_weather", "add"] {
+        let choice = json!({"type": "function", "function": {"name": name}});
+        let body = chat(json!({"tools": tools(), "tool_choice": choice, "temperature": 3.0}));
+        let answer = server.answer(CHAT, &body).await;
+        let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!((calls.len(), calls[0]["function"]["name"].as_str()), (1, Some(name)));
+        check(&calls[0]);
+    }
+}
+
+#[tokio::test]
+async fn a_strict_functions_arguments_follow_its_schema() {
+    let server = server().await;
+    let mut tools = tools();
+    tools[1]["function"]["strict"] = true.into();
+    let body = chat(json!({"tools": tools, "temperature": 3.0, "max_tokens": 200, "mods": [{"name": "force-prefix",
+        "config": {"text": "So: <tool_call>\n{\"name\": \"add\", \"arguments\": "}}]}));
+    let answer = server.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], "So:", "{answer}");
+    check(&message["tool_calls"][0]);
+}
+
+#[tokio::test]
+async fn an_answer_has_the_form_that_was_asked_for() {
+    let server = server().await;
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}, "of": {"enum": ["a", "b"]}},
+                        "required": ["ok", "of"], "additionalProperties": false});
+    for format in [
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
+        json!({"json_schema": schema}),
+    ] {
+        let mut body = chat(format.clone());
+        body["temperature"] = 3.0.into();
+        let answer = server.answer(CHAT, &body).await;
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{format}: {text}"));
+        assert!(value["ok"].is_boolean() && value["of"].is_string(), "{text}");
+    }
+    let answer = server.answer(CHAT, &chat(json!({"grammar": "root ::= \"yes\" | \"no\"", "temperature": 3.0}))).await;
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(text == "yes" || text == "no", "{text}");
+}

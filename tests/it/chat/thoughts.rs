@@ -1,0 +1,108 @@
+//! Thoughts: told from text, counted, bounded, ruled out.
+
+use super::super::harness::server;
+use super::{CHAT, assembled, chat, chunks, says};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn tokens_of_thoughts_are_counted() {
+    let server = server().await;
+    let text = "<think>one two three</think>\n\nfour";
+    let answer = server.answer(CHAT, &chat(json!({"mods": says(text)}))).await;
+    let usage = &answer["usage"];
+    let thought = server.answer("/tokenize", &json!({"content": "<think>one two three</think>"})).await;
+    assert_eq!(
+        usage["completion_tokens_details"]["reasoning_tokens"],
+        thought["tokens"].as_array().unwrap().len(),
+        "{usage}"
+    );
+    let body = json!({"input": "Hello!", "mods": says(text)});
+    let details = &server.answer("/v1/responses", &body).await["usage"]["output_tokens_details"];
+    assert_eq!(details["reasoning_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]);
+    // llama-server's older name for the same.
+    let older = server.answer(CHAT, &chat(json!({"mods": says(text), "reasoning_format": "deepseek-legacy"}))).await;
+    assert_eq!(older["choices"][0]["message"], answer["choices"][0]["message"]);
+    let apart = server.answer(CHAT, &chat(json!({"mods": says(text), "reasoning_format": "none"}))).await;
+    assert_eq!(apart["usage"]["completion_tokens_details"]["reasoning_tokens"], 0, "they are text");
+}
+
+#[tokio::test]
+async fn thoughts_are_told_from_text() {
+    let body = chat(json!({"mods": says("<think>\nThe sum\nis 5. </think>\n\nFive.")}));
+    let answer = server().await.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
+    let streamed = assembled(&chunks(&body).await, 0);
+    assert_eq!((&streamed["reasoning"], &streamed["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
+    let kept = chat(json!({"mods": says("<think>a</think>b"), "reasoning_format": "none"}));
+    let answer = server().await.answer(CHAT, &kept).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "<think>a</think>b");
+}
+
+#[tokio::test]
+async fn thinking_can_be_ruled_out() {
+    let server = server().await;
+    for further in [
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"reasoning_effort": "none"}),
+        json!({"reasoning_budget_tokens": 0}),
+    ] {
+        let prompt =
+            server.answer("/apply-template", &chat(further.clone())).await["prompt"].as_str().unwrap().to_owned();
+        assert!(prompt.ends_with("<think>\n\n</think>\n\n"), "{further}: {prompt}");
+    }
+}
+
+/// The id of a text that is one token.
+async fn token(text: &str) -> i64 {
+    let tokens = server().await.answer("/tokenize", &json!({"content": text})).await["tokens"].clone();
+    assert_eq!(tokens.as_array().unwrap().len(), 1, "{text}");
+    tokens[0].as_i64().unwrap()
+}
+
+#[tokio::test]
+async fn a_thought_ends_when_its_budget_is_used_up() {
+    let server = server().await;
+    let (open, close) = (token("<think>").await, token("</think>").await);
+    let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
+    for (budget, stream) in [(5, false), (1, false), (7, true)] {
+        let body = chat(json!({"mods": begun, "reasoning_budget_tokens": budget, "max_tokens": 16, "ignore_eos": true,
+                               "logprobs": true, "banned_tokens": [open, close]}));
+        let entries: Vec<Value> = if stream {
+            let of = |chunk: &Value| chunk["choices"][0]["logprobs"]["content"].as_array().cloned();
+            chunks(&body).await.iter().filter_map(of).flatten().collect()
+        } else {
+            let answer = server.answer(CHAT, &body).await;
+            let message = &answer["choices"][0]["message"];
+            assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{answer}");
+            assert!(!message["content"].as_str().unwrap().contains("think>"), "{answer}");
+            answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone()
+        };
+        let ids: Vec<i64> = entries.iter().map(|entry| entry["id"].as_i64().unwrap()).collect();
+        let at = |token: i64| ids.iter().position(|&id| id == token).unwrap();
+        assert_eq!((at(open), at(close), ids.len()), (0, budget + 1, 16), "{ids:?}");
+    }
+    let body = chat(json!({"mods": begun, "thinking_budget_tokens": 2, "reasoning_budget_message": " Enough.",
+                           "max_tokens": 16, "ignore_eos": true, "banned_tokens": [open, close]}));
+    let answer = server.answer(CHAT, &body).await;
+    let thought = answer["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
+    assert!(thought.ends_with(" Enough."), "{answer}");
+    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    let events = server.get(&format!("/api/v1/runs/{}/events", run["run"]["run_id"].as_str().unwrap())).await.1;
+    assert!(events.to_string().contains("the budget of 2 tokens for thinking is used up"), "{events}");
+}
+
+#[tokio::test]
+async fn a_form_holds_behind_a_thought_that_was_ended() {
+    let mut body = chat(json!({"reasoning_budget": 4, "ignore_eos": true, "temperature": 3.0, "max_tokens": 100,
+        "banned_tokens": [token("</think>").await],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object",
+            "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}}}));
+    let begun = json!({"role": "assistant", "content": "", "reasoning_content": "so"});
+    body["messages"].as_array_mut().unwrap().push(begun);
+    let answer = server().await.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    assert!(message["reasoning_content"].is_string(), "{answer}");
+    let content: Value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
+    assert!(content["ok"].is_boolean(), "{answer}");
+}

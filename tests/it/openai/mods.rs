@@ -1,0 +1,103 @@
+//! Mods in OpenAI's requests and answers.
+
+use super::super::harness::server;
+use super::{CHAT, chat, chunks, forced};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_mod_is_named_in_a_field_or_behind_the_model() {
+    let server = server().await;
+    let answer = server.answer(CHAT, &chat(json!({"mods": forced("The baker sells bread.")}))).await;
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("The baker sells bread."));
+    let named = server.answer(CHAT, &chat(json!({"model": "tiny/log-top"}))).await;
+    let run = server.finished(named["thunder"]["run_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["mods"], json!(["log-top"]));
+}
+
+#[tokio::test]
+async fn an_unknown_mod_is_an_error_that_lists_the_known() {
+    let server = server().await;
+    for (further, param) in [
+        (json!({"mods": ["nope"]}), "mods"),
+        (json!({"model": "tiny/nope"}), "model"),
+        (json!({"mods": [{"name": "nope"}]}), "mods"),
+    ] {
+        let (status, answer) = server.post(CHAT, &chat(further)).await;
+        let error = &answer["error"];
+        assert_eq!((status, error["param"].as_str(), error["code"].as_str()), (400, Some(param), Some("unknown_mod")));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("'nope'") && message.contains("force-prefix"), "{message}");
+    }
+    let (status, answer) =
+        server.post(CHAT, &chat(json!({"mods": [{"name": "force-prefix", "config": {"txt": "a"}}]}))).await;
+    assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
+}
+
+#[tokio::test]
+async fn a_mod_can_refuse_a_run() {
+    let server = server().await;
+    for stream in [false, true] {
+        let response = server
+            .request(reqwest::Method::POST, CHAT)
+            .json(&chat(json!({"mods": ["refuse"], "stream": stream})))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status().as_u16(), 422);
+        let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["message"], "not today");
+        assert_eq!(server.finished(&run_id).await["run"]["status"], "failed");
+    }
+    let late = chat(json!({"mods": ["refuse_late"], "stream": true, "max_tokens": 30, "ignore_eos": true}));
+    let events = server.stream(CHAT, &late).await;
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["message"], "enough");
+    assert!(events.len() > 2, "the error came before any text");
+}
+
+#[tokio::test]
+async fn a_mod_can_end_a_run_with_tool_calls() {
+    let server = server().await;
+    let body = chat(json!({"mods": ["call_tool"]}));
+    let answer = server.answer(CHAT, &body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["content"], Value::Null);
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("get_weather")));
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"city": "Oakford"}));
+
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let chunks = chunks(&server.stream(CHAT, &streamed).await);
+    let deltas: Vec<&Value> =
+        chunks.iter().map(|c| &c["choices"][0]["delta"]["tool_calls"][0]).filter(|d| !d.is_null()).collect();
+    assert_eq!(deltas[0]["function"]["name"], "get_weather");
+    assert!(deltas[0]["id"].is_string() && deltas[1].get("id").is_none());
+    let arguments: String = deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+    assert_eq!(serde_json::from_str::<Value>(&arguments).unwrap(), json!({"city": "Oakford"}));
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[tokio::test]
+async fn what_a_mod_takes_back_is_taken_back_from_the_stream() {
+    let server = server().await;
+    let body = chat(json!({"mods": ["take_back"], "max_tokens": 16, "ignore_eos": true}));
+    let whole = server.answer(CHAT, &body).await["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert!(whole.starts_with("Instead"), "{whole}");
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let mut text = String::new();
+    for chunk in chunks(&server.stream(CHAT, &streamed).await) {
+        if let Some(chars) = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64) {
+            assert_eq!(chunk["choices"][0]["delta"]["content"], "");
+            for _ in 0..chars {
+                text.pop().unwrap();
+            }
+        }
+        text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    assert_eq!(text, whole);
+}
