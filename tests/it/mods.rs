@@ -44,6 +44,7 @@ impl Lab {
             slot_prompt_similarity: 0.1,
             cache_ram_bytes: 0,
             session_memory_bytes: 0,
+            max_tokens: None,
             attention_coder: |_, _, _, _| None,
             clock: chrono::Utc::now,
         };

@@ -76,7 +76,7 @@ impl Dialect {
     const fn usual_logprobs(self) -> Option<usize> {
         match self {
             Self::Socket | Self::PackedSocket => Some(USUAL_LOGPROBS),
-            Self::Rest | Self::Packed | Self::Events => None,
+            Self::Rest | Self::Packed | Self::Events | Self::Frames => None,
         }
     }
 }

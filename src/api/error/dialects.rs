@@ -83,11 +83,6 @@ impl ApiError {
         if self.exceeded.is_some() { "exceed_context_size_error" } else { self.word() }
     }
 
-    /// llama-server, also on OpenAI's routes, has a word of its own for a prompt that does not fit.
-    fn word_of_llama(&self) -> &'static str {
-        if self.exceeded.is_some() { "exceed_context_size_error" } else { self.word() }
-    }
-
     fn tell_exceeded(&self, error: &mut Value) {
         if let Some((prompt_tokens, context)) = self.exceeded {
             error["n_prompt_tokens"] = prompt_tokens.into();
