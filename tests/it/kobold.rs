@@ -93,7 +93,7 @@ async fn the_newest_halo_weave_finds_what_it_asks_for() {
     assert!(error["detail"]["msg"].as_str().unwrap().contains("not in vocabulary"), "{error}");
 }
 
-/// A request on `KoboldCPP`'s WebSocket: its frames in order, and the code that the server closes with.
+/// A request on `KoboldCPP`'s WebSocket: its frames in order, and the code of the close frame. Its clients close behind `done`.
 async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, Option<u16>) {
     let url = format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let mut socket = WebSocket::connect(url).await.unwrap();
@@ -103,7 +103,13 @@ async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, 
         let frame = tokio::time::timeout(PATIENCE, socket.next()).await.expect("nothing comes");
         let Some(frame) = frame else { return (frames, None) };
         match frame.opcode() {
-            OpCode::Text => frames.push(Ok(serde_json::from_str(frame.as_str()).unwrap())),
+            OpCode::Text => {
+                let message: Value = serde_json::from_str(frame.as_str()).unwrap();
+                if message["type"] == "done" {
+                    socket.send(Frame::close(yawc::close::CloseCode::Normal, "")).await.unwrap();
+                }
+                frames.push(Ok(message));
+            }
             OpCode::Binary => frames.push(Err(frame.into_payload().to_vec())),
             OpCode::Close => return (frames, frame.close_code().map(u16::from)),
             _ => {}

@@ -11,10 +11,10 @@ pub(in crate::api) fn describe() -> Value {
         "channels": { "kobold": {
             "address": "/api/extra/generate/stream/ws",
             "title": "Tokens with their attention, as KoboldCPP's fork for Halo Weave tells them",
-            "description": "A connection is one request, and its first message. Each token is a text frame; where attention is wanted, a \
+            "description": "Requests are answered one after the other. Each token is a text frame; where attention is wanted, a \
                 binary frame of its row follows, little-endian numbers and nothing else: len(input_ids) + k of them for the k-th \
                 new token, and as many for each head of each layer with \"per_layer\". A token without a row has an empty \
-                frame. The connection is closed with 1000 behind done, with 1008 behind an error; a client that goes ends its run.",
+                frame. The connection is closed with 1008 behind an error; a client that goes ends its run.",
             "messages": {
                 "request": message("kobold_request"),
                 "token": message("kobold_token"),

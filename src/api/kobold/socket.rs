@@ -1,7 +1,7 @@
 //! `WS /api/extra/generate/stream/ws`: what `/api/extra/generate/stream` tells, with the numbers in frames of their own.
 //!
-//! Versions of Halo Weave between its first and its newest prefer it, and fail at their first message without it. A connection is one
-//! request; each token is a text frame and, where attention is wanted, a binary frame of nothing but little-endian floats behind
+//! Versions of Halo Weave between its first and its newest prefer it, and fail at their first message without it. A client sends one
+//! request after another; each token is a text frame and, where attention is wanted, a binary frame of nothing but little-endian floats behind
 //! it. A token without a row has an empty frame: those clients show a token when its frame comes.
 
 use super::error::{self, KoboldError};
@@ -19,8 +19,8 @@ use serde_json::Value;
 use std::net::SocketAddr;
 
 /// Opens the WebSocket. In: `{input_ids | prompt, max_length?, temperature?, …, output_attentions? (true), attention_format? ("aggregated" or
-/// "per_layer")}`, once. Out: `{type: token, token_id, text}`, a binary frame of its floats, and `{type: done, finish_reason,
-/// total_tokens}`, and the connection is closed with 1000; an error is `{type: error, error, error_code}`, and 1008.
+/// "per_layer")}`, one after another. Out: `{type: token, token_id, text}`, a binary frame of its floats, and `{type: done, finish_reason,
+/// total_tokens}`; an error is `{type: error, error, error_code}`, and ends the connection with 1008.
 #[utoipa::path(get, path = "/api/extra/generate/stream/ws", tag = "KoboldCPP", responses(
     (status = 101, description = "The connection is a WebSocket"),
     (status = 400, description = "Not a WebSocket handshake")))]
@@ -38,19 +38,19 @@ fn written(error: &ApiError) -> String {
 
 async fn talk(app: App, genkeys: Genkeys, socket: Socket) -> Close {
     let Socket { caller, address, mut incoming, outgoing } = socket;
-    let message = incoming.next().await;
     let connection = Connection { app, genkeys, caller, address, outgoing };
-    let at_work = connection.outgoing.at_work();
-    let answered = connection.answer(&message).await;
-    drop(at_work);
-    match answered {
-        Ok(()) => Close::normal(),
-        Err(error) => {
+    // Those who speak this close behind `done`, and take a close frame that crosses theirs for a failure.
+    loop {
+        let message = incoming.next().await;
+        let at_work = connection.outgoing.at_work();
+        let answered = connection.answer(&message).await;
+        drop(at_work);
+        if let Err(error) = answered {
             if let Ok(message) = attention::error_message(Carrier::Json, &error, None, None) {
                 // A client that has gone is noticed by the connection.
                 let _ = connection.outgoing.send(message).await;
             }
-            Close::policy(&error.public_detail())
+            return Close::policy(&error.public_detail());
         }
     }
 }
