@@ -13,7 +13,9 @@ impl Memory {
         for answer in &self.answers {
             put(answer.start);
             put(answer.tokens.len());
-            answer.tokens.iter().for_each(|&token| put(token as usize));
+            for &token in &answer.tokens {
+                put(token as usize);
+            }
         }
         put(self.gaps.len());
         for gap in &self.gaps {
