@@ -1,6 +1,6 @@
 //! What attention on the wire costs: the same server, requests with every layer and head as binary frames and as base64 in JSON
-//! against requests without, at two lengths of context; and the server's memory before and after a long answer. The sides
-//! alternate, so that what else the machine does meets all; the table shows medians and their ratio.
+//! against requests without, at two lengths of context; and the server's memory before and after a long answer. Each request
+//! with attention comes behind one without, so that what else the machine does meets both; a cost is the median of such pairs.
 //!
 //! `cargo bench --bench attention -- MODEL.gguf [--threads N] [--tokens N] [--rounds N] [--long N] [--record]`; a model of 100
 //! million parameters is made by
@@ -159,7 +159,6 @@ fn main() {
         let server = Server::start(&setup).await;
         let mut socket = server.connect().await;
         let sides = [
-            ("no capture", json!({})),
             ("every layer and head, binary frames", json!({"return_attention": true, "attention_encoding": "binary"})),
             (
                 "the same in float16",
@@ -169,30 +168,39 @@ fn main() {
             ("mean of all, base64", json!({"return_attention": true, "attention_format": "aggregated", "attention_encoding": "base64"})),
         ];
         for context in CONTEXTS {
-            let mut times: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
+            let prompt = context - setup.tokens;
+            let mut plain = Vec::new();
+            let mut others: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
+            let mut costs = others.clone();
             let mut sizes = vec![0; sides.len()];
             for round in 0..=setup.rounds {
                 for (index, (_, side)) in sides.iter().enumerate() {
-                    let (seconds, bytes) = answer(&mut socket, &setup, context - setup.tokens, setup.tokens, side).await;
+                    let (without, _) = answer(&mut socket, &setup, prompt, setup.tokens, &json!({})).await;
+                    let (with, bytes) = answer(&mut socket, &setup, prompt, setup.tokens, side).await;
                     // The first round brings the prompt into the cache, and memory to where it stays.
                     if round > 0 {
-                        times[index].push(seconds);
+                        plain.push(without);
+                        others[index].push(with);
+                        costs[index].push(1.0 - without / with);
                         sizes[index] = bytes;
                     }
                 }
             }
-            let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
+            let rate = |seconds: &mut [f64]| (setup.tokens - 1) as f64 / median(seconds);
+            println!("{context:>5} tokens of context  {:<40} {:>8.1} tokens/s", "no capture", rate(&mut plain));
             for (index, (name, _)) in sides.iter().enumerate() {
                 println!(
                     "{context:>5} tokens of context  {name:<40} {:>8.1} tokens/s   costs {:>5.1} %   {:>9} bytes a token",
-                    (setup.tokens - 1) as f64 / medians[index],
-                    (1.0 - medians[0] / medians[index]) * 100.0,
+                    rate(&mut others[index]),
+                    median(&mut costs[index]) * 100.0,
                     sizes[index],
                 );
             }
         }
+        // The state of the long prompt goes to the cache of idle states first.
+        answer(&mut socket, &setup, 512, setup.tokens, &sides[0].1).await;
         let before = server.resident();
-        answer(&mut socket, &setup, 512, setup.long, &sides[1].1).await;
+        answer(&mut socket, &setup, 512, setup.long, &sides[0].1).await;
         let after = server.resident();
         println!(
             "memory of the server: {} MiB before, {} MiB after {} tokens with attention",

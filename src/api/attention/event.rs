@@ -135,7 +135,9 @@ impl Writer {
 
     fn token(&self, told: Told) -> Result<Message, ApiError> {
         let mut attention = attention_of(told.row.as_deref(), self.answer.attention.as_ref(), self.answer.layers)?;
-        let bytes = if self.carrier == Carrier::Json { attention.as_mut().and_then(take_bytes) } else { None };
+        let json = self.carrier == Carrier::Json;
+        let bytes = attention.as_mut().filter(|_| json).and_then(take_bytes);
+        let text = attention.as_mut().filter(|_| json).and_then(take_text);
         let event = TokenEvent {
             r#type: "token",
             request_id: &self.request_id,
@@ -143,6 +145,10 @@ impl Writer {
             token: token_fields(told, self.answer.logprobs),
             attention,
         };
+        if let Some(text) = text {
+            let message = serde_json::to_string(&event).map_err(ApiError::internal)?;
+            return with_text(&message, &text).map(Message::Text);
+        }
         let Some(bytes) = bytes else { return self.pack(&event) };
         let header = serde_json::to_vec(&event).map_err(ApiError::internal)?;
         Ok(Message::Binary(with_header(&header, &bytes).into()))
@@ -222,6 +228,26 @@ fn take_bytes(attention: &mut Attention) -> Option<Vec<u8>> {
             None
         }
     }
+}
+
+/// Takes the text out of a message and leaves an empty one in its place.
+fn take_text(attention: &mut Attention) -> Option<String> {
+    match &mut attention.data {
+        Some(Data::Text(text)) => Some(std::mem::take(text)),
+        _ => None,
+    }
+}
+
+/// The message with `text`, which has nothing to escape, in its last field. A writer of JSON would look at every character of
+/// what may be megabytes.
+fn with_text(message: &str, text: &str) -> Result<String, ApiError> {
+    const END: &str = "\"}}";
+    let begin = message.strip_suffix(END).ok_or_else(|| ApiError::internal("a token's data is not its last field"))?;
+    let mut whole = String::with_capacity(message.len() + text.len());
+    whole.push_str(begin);
+    whole.push_str(text);
+    whole.push_str(END);
+    Ok(whole)
 }
 
 /// `u32` length of the header, little-endian; the header, filled up with spaces; the bytes, at a multiple of 8.

@@ -11,6 +11,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
+use std::borrow::Cow;
 
 /// Largest deviation of a row's sum from 1 that is taken for rounding.
 const SUM_TOLERANCE: f32 = 0.02;
@@ -245,28 +246,28 @@ impl Shape {
                 ("array", Data::Numbers(values.iter().map(|&value| f16::from_f32(value).to_f32()).collect()))
             }
             Coding::Array => ("array", Data::Numbers(values.to_vec())),
-            Coding::Binary => ("binary", Data::Bytes(self.bytes(values))),
-            Coding::Base64 => ("base64", Data::Text(STANDARD.encode(self.bytes(values)))),
+            Coding::Binary => ("binary", Data::Bytes(self.bytes(values).into_owned())),
+            Coding::Base64 => ("base64", Data::Text(STANDARD.encode(&*self.bytes(values)))),
         };
         attention.encoding = Some(name);
         attention.data = Some(data);
     }
 
-    fn bytes(&self, values: &[f32]) -> Vec<u8> {
+    fn bytes<'a>(&self, values: &'a [f32]) -> Cow<'a, [u8]> {
         if !self.half {
             return little_endian(values, |value| value.to_le_bytes());
         }
         let mut halves = vec![f16::ZERO; values.len()];
         halves.convert_from_f32_slice(values);
-        little_endian(&halves, |value| value.to_le_bytes())
+        little_endian(&halves, |value| value.to_le_bytes()).into_owned().into()
     }
 }
 
-fn little_endian<T: bytemuck::NoUninit, const N: usize>(values: &[T], swap: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
+fn little_endian<T: bytemuck::NoUninit, const N: usize>(values: &[T], swap: impl Fn(&T) -> [u8; N]) -> Cow<'_, [u8]> {
     if cfg!(target_endian = "little") {
-        bytemuck::cast_slice(values).to_vec()
+        bytemuck::cast_slice(values).into()
     } else {
-        values.iter().flat_map(swap).collect()
+        values.iter().flat_map(swap).collect::<Vec<_>>().into()
     }
 }
 

@@ -1,5 +1,6 @@
 use super::adapters::{AdapterSet, Adapters};
 use super::cache_type::CacheType;
+use super::ffi::threads::Pool;
 use super::ffi::{self, CapturedRow, Tap, WantedRow};
 use super::state::Layout;
 use super::ubatch;
@@ -47,8 +48,9 @@ pub struct ContextOptions {
 /// position, which is what makes index `i` of an attention row mean token `i`: tokens are added and removed at the end,
 /// and a removal from the middle closes the gap in the cells too.
 pub struct Context<'model> {
-    // Dropped before `tap`, whose address llama.cpp holds.
+    // Dropped before `tap` and `pool`, whose addresses llama.cpp holds.
     llama: LlamaContext<'model>,
+    pool: Option<Pool>,
     adapters: &'model Adapters,
     batch: LlamaBatch<'static>,
     tap: Option<Box<Tap>>,
@@ -114,12 +116,14 @@ impl<'model> Context<'model> {
         if let Some(tap) = &tap {
             ffi::set_tap(&mut params, tap);
         }
-        let llama = model
+        let mut llama = model
             .new_context(backend, params)
             .map_err(|error| Error::Context { ctx_size: n_ctx, reason: error.to_string() })?;
+        let pool = pool(options, &mut llama);
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
             llama,
+            pool,
             adapters,
             tap,
             sequences: Vec::new(),
@@ -210,6 +214,13 @@ impl<'model> Context<'model> {
                 values,
             })
             .collect())
+    }
+
+    /// Nothing is decoded for a while: the threads that decode let go of their cores.
+    pub fn rest(&self) {
+        if let Some(pool) = &self.pool {
+            pool.rest();
+        }
     }
 
     /// The logits of the token at `index` of the batch that was decoded last; it must have been added with `output`.
@@ -355,6 +366,15 @@ impl<'model> Context<'model> {
     fn first_position(&self, sequence: i32) -> i32 {
         self.llama.kv_cache_seq_pos_min(sequence)
     }
+}
+
+/// Threads for the context, unless it decodes with one alone.
+fn pool(options: &ContextOptions, context: &mut LlamaContext<'_>) -> Option<Pool> {
+    let threads = options.threads.max(options.threads_batch);
+    if threads < 2 {
+        return None;
+    }
+    Pool::start(threads).filter(|pool| pool.attach(context))
 }
 
 /// Width of the attention window of some layers; 0 where all layers see everything.

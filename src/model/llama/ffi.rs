@@ -1,5 +1,5 @@
 //! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a sequence
-//! as bytes, [`adapters`], [`loading`] and [`tensors`].
+//! as bytes, [`adapters`], [`loading`], [`tensors`] and [`threads`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
 //! cast to the raw structure; a compile-time assertion holds their size. Its safe calls for sequence states keep the
@@ -9,6 +9,7 @@
 pub(super) mod adapters;
 pub(super) mod loading;
 pub(super) mod tensors;
+pub(super) mod threads;
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
@@ -20,6 +21,14 @@ use std::ffi::{CStr, c_void};
 const _: () = assert!(
     size_of::<LlamaContextParams>() == size_of::<sys::llama_context_params>(),
     "LlamaContextParams must be nothing but llama_context_params"
+);
+
+/// The words of a [`LlamaContext`]: the pointer to llama.cpp's context, and a vector.
+const WORDS: usize = 4;
+
+const _: () = assert!(
+    size_of::<LlamaContext<'static>>() == WORDS * size_of::<usize>(),
+    "LlamaContext must be nothing but a pointer and a vector"
 );
 
 /// The name of the node that holds attention probabilities, up to the layer's number.
@@ -117,6 +126,19 @@ pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32) -> Option<Vec<u
 pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8]) -> bool {
     // SAFETY: llama.cpp reads no more than the slice's length, and every count in it was compared with the context's.
     unsafe { context.state_seq_set_data_ext(state, sequence, LlamaStateSeqFlags::empty()) }
+}
+
+/// llama.cpp's context. Rust does not say in which order the fields lie; but the vector, which only samplers on a GPU
+/// fill, is empty, and its words are 0, 0 and an alignment, so that the only word which can be an address is the pointer.
+fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
+    const LEAST_ADDRESS: usize = 4096;
+    // SAFETY: the assertion above holds that there are that many words, and a pointer with a vector leaves no padding.
+    let words: [usize; WORDS] = unsafe { std::ptr::from_mut(context).cast::<[usize; WORDS]>().read() };
+    let mut addresses = words.into_iter().filter(|&word| word >= LEAST_ADDRESS);
+    match (addresses.next(), addresses.next()) {
+        (Some(address), None) => Some(std::ptr::with_exposed_provenance_mut(address)),
+        _ => None,
+    }
 }
 
 /// Called by the scheduler: with `ask` to learn whether a node is wanted, then, for a wanted one, with its data live.

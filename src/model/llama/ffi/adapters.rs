@@ -1,19 +1,11 @@
 //! LoRA adapters. llama-cpp-2 sets one adapter at a time, in place of all others, and keeps its pointers to itself.
 
-use super::loading;
+use super::{loading, raw};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;
 use std::ptr::NonNull;
-
-/// The words of a [`LlamaContext`]: the pointer to llama.cpp's context, and a vector.
-const WORDS: usize = 4;
-
-const _: () = assert!(
-    size_of::<LlamaContext<'static>>() == WORDS * size_of::<usize>(),
-    "LlamaContext must be nothing but a pointer and a vector"
-);
 
 /// An adapter that llama.cpp has loaded. It belongs to its model, which frees it.
 #[derive(Debug)]
@@ -50,17 +42,4 @@ pub fn set(context: &mut LlamaContext<'_>, adapters: &[(&Handle, f32)]) -> bool 
     let mut scales: Vec<f32> = adapters.iter().map(|&(_, scale)| scale).collect();
     // SAFETY: `raw` is the context's own pointer; both lists have as many entries as is said.
     unsafe { sys::llama_set_adapters_lora(raw, handles.as_mut_ptr(), handles.len(), scales.as_mut_ptr()) == 0 }
-}
-
-/// llama.cpp's context. Rust does not say in which order the fields lie; but the vector, which only samplers on a GPU
-/// fill, is empty, and its words are 0, 0 and an alignment, so that the only word which can be an address is the pointer.
-fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
-    const LEAST_ADDRESS: usize = 4096;
-    // SAFETY: the assertion above holds that there are that many words, and a pointer with a vector leaves no padding.
-    let words: [usize; WORDS] = unsafe { std::ptr::from_mut(context).cast::<[usize; WORDS]>().read() };
-    let mut addresses = words.into_iter().filter(|&word| word >= LEAST_ADDRESS);
-    match (addresses.next(), addresses.next()) {
-        (Some(address), None) => Some(std::ptr::with_exposed_provenance_mut(address)),
-        _ => None,
-    }
 }
