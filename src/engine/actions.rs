@@ -28,6 +28,7 @@ impl Run {
             Action::AdjustedPrefill { tokens, max_steps } => self.adjust_prefill(tokens, max_steps),
             Action::AdjustedLogits { edit, temperature } => {
                 self.edit_logits(edit);
+                self.edited_distribution = effect.edited;
                 self.draw_temperature = temperature.or(self.draw_temperature);
             }
             control => {
@@ -202,18 +203,19 @@ impl Run {
                 Effect { removed: Some(removed as u32), clamped, ..Effect::default() }
             }
             Action::AdjustedLogits { edit, .. } if self.journal.recorded() => {
-                Effect { moved: self.moved(edit), ..Effect::default() }
+                let (moved, edited) = self.moved(edit);
+                Effect { moved, edited, ..Effect::default() }
             }
             _ => Effect::default(),
         }
     }
 
-    /// The tokens whose probability an edit moves most: `(token, before, after)`.
-    fn moved(&self, edit: &LogitEdit) -> Vec<(TokenId, f32, f32)> {
+    /// The tokens whose probability an edit moves most, `(token, before, after)`, and what the edit makes of the distribution.
+    fn moved(&self, edit: &LogitEdit) -> (Vec<(TokenId, f32, f32)>, Option<Distribution>) {
         let before = self.edited.as_deref().unwrap_or(&self.kept);
         let mut edited = Vec::new();
         let after = match edit {
-            LogitEdit::Keep => return Vec::new(),
+            LogitEdit::Keep => return (Vec::new(), self.edited_distribution),
             LogitEdit::Replace(values) => values,
             LogitEdit::Set(_) | LogitEdit::Add(_) | LogitEdit::Allow(_) => {
                 edited.extend_from_slice(before);
@@ -221,14 +223,15 @@ impl Run {
                 &edited
             }
         };
-        let known = self.distribution.filter(|_| self.edited.is_none());
+        let known = if self.edited.is_none() { self.distribution } else { self.edited_distribution };
         let was = known.unwrap_or_else(|| Distribution::of(before));
         let is = Distribution::of(after);
-        measure::top(&measure::shifts((was, before), (is, after)), MOVED)
+        let moved = measure::most_shifted((was, before), (is, after), MOVED)
             .into_iter()
             .filter(|&(_, change)| change > 0.0)
             .map(|(token, _)| (token, was.prob(before[token as usize]), is.prob(after[token as usize])))
-            .collect()
+            .collect();
+        (moved, Some(is))
     }
 }
 

@@ -60,19 +60,12 @@ impl Answer {
         String::from_utf8_lossy(&self.bytes[complete_before..complete]).into_owned()
     }
 
-    /// Takes back tokens until `tokens` are left. Returns how many characters that were sent are gone.
+    /// Takes back tokens until `tokens` are left. Returns how many characters that were sent are gone. What ends the text now
+    /// and could become part of a stop string is one of them; it is sent again when it does not.
     pub fn truncate(&mut self, tokens: usize) -> usize {
         self.ends.truncate(tokens);
         let end = self.ends.last().map_or(0, |&(end, _)| end);
-        let complete = self.complete();
-        let gone = if self.sent > complete {
-            let chars = String::from_utf8_lossy(&self.bytes[complete..self.sent]).chars().count();
-            self.sent = complete;
-            chars
-        } else {
-            0
-        };
-        self.bytes.truncate(end);
+        let mut taken_back = self.bytes.split_off(end.min(self.bytes.len()));
         self.stop_from = self.stop_from.min(end);
         self.first_line_break = self.first_line_break.filter(|&at| at < end);
         self.outdented = self.outdented.filter(|&at| at < end);
@@ -81,7 +74,14 @@ impl Answer {
         {
             self.stopped = None;
         }
-        gone
+        let stands = self.complete().min(self.stop_limit());
+        if self.sent <= stands {
+            return 0;
+        }
+        taken_back.splice(0..0, self.bytes[stands..].iter().copied());
+        taken_back.truncate(self.sent - stands);
+        self.sent = stands;
+        String::from_utf8_lossy(&taken_back).chars().count()
     }
 
     /// From now on these texts end the answer; what was sent stays.
@@ -254,6 +254,17 @@ mod tests {
         assert_eq!(answer.text(), shown);
         answer.truncate(4);
         assert!(!answer.is_outdented());
+    }
+
+    #[test]
+    fn what_becomes_part_of_a_stop_string_is_taken_back_too() {
+        let mut answer = answer(&["cc"]);
+        answer.push(b"c", false);
+        answer.push(b".", false);
+        assert_eq!(answer.take_sendable(0), "c.");
+        assert_eq!(answer.truncate(1), 2);
+        answer.push(b"c", false);
+        assert_eq!((answer.take_rest().as_str(), answer.stopped_by().as_deref()), ("", Some("cc")));
     }
 
     #[test]

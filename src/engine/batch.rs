@@ -13,6 +13,10 @@ const SHORT: usize = 16;
 /// fills a physical batch first.
 const TOGETHER: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { 512 } else { 128 };
 
+/// Most tokens of a prompt in one decode. On a processor no more are faster: what they need at once outgrows the cache. A GPU
+/// takes whole batches.
+const CHUNK: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { usize::MAX } else { 256 };
+
 /// A part of a run's sequence in the batch under way.
 pub(super) struct Part {
     slot: usize,
@@ -20,6 +24,12 @@ pub(super) struct Part {
     outputs: Vec<(usize, usize)>,
     from: usize,
     upto: usize,
+}
+
+/// How many of `left` tokens to take when at most `most` go at once: parts of one size. A short last one would be slow, since
+/// llama.cpp computes flash attention of fewer than 64 tokens one token at a time.
+fn even(left: usize, most: usize) -> usize {
+    left.div_ceil(left.div_ceil(most.max(1)).max(1))
 }
 
 impl Scheduler<'_> {
@@ -60,7 +70,7 @@ impl Scheduler<'_> {
         for (_, index, left) in ready {
             let take = match left {
                 ..=SHORT => left,
-                _ if prompts == 0 => left.min(prompt_budget),
+                _ if prompts == 0 => even(left, prompt_budget.min(CHUNK)),
                 _ if prompts + left <= TOGETHER => left,
                 _ => continue,
             };
@@ -195,6 +205,25 @@ impl Scheduler<'_> {
                 live.run.cached = 0;
                 live.run.abort(FinishReason::Error, message.to_owned());
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::even;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_are_even_and_as_few_as_can_be(length in 1usize..5000, most in 1usize..600) {
+            let (mut left, mut parts) = (length, Vec::new());
+            while left > 0 {
+                parts.push(even(left, most));
+                left -= parts[parts.len() - 1];
+            }
+            prop_assert_eq!(parts.len(), length.div_ceil(most));
+            prop_assert!(parts[0] <= most && parts[0] - parts[parts.len() - 1] <= 1);
         }
     }
 }

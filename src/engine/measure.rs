@@ -70,10 +70,52 @@ impl Distribution {
     }
 }
 
-/// By how much the probability of each entry differs between two logit vectors, each with its distribution.
-pub(super) fn shifts(before: (Distribution, &[f32]), after: (Distribution, &[f32])) -> Vec<f32> {
+/// The `count` entries whose probability differs most between two logit vectors, each with its distribution: most first, and
+/// by how much.
+pub(super) fn most_shifted(
+    before: (Distribution, &[f32]),
+    after: (Distribution, &[f32]),
+    count: usize,
+) -> Vec<(TokenId, f32)> {
     let prob = |distribution: Distribution, logit: f32| exp((logit - distribution.log_sum_exp).clamp(-80.0, 0.0));
-    before.1.iter().zip(after.1).map(|(&was, &is)| (prob(before.0, was) - prob(after.0, is)).abs()).collect()
+    let mut most = Highest::new(count);
+    for (block, (was, is)) in before.1.chunks(BLOCK).zip(after.1.chunks(BLOCK)).enumerate() {
+        // No probability of the block moved by more than the highest of them, before or after; `exp` is not exact.
+        let bound = prob(before.0, max_of(was)).max(prob(after.0, max_of(is))) * 1.001;
+        if bound <= most.floor {
+            continue;
+        }
+        for (index, (&was, &is)) in was.iter().zip(is).enumerate() {
+            most.offer(block * BLOCK + index, (prob(before.0, was) - prob(after.0, is)).abs());
+        }
+    }
+    most.entries
+}
+
+/// The highest of the values offered so far, highest first; among equal ones the one that was offered first.
+struct Highest {
+    entries: Vec<(TokenId, f32)>,
+    count: usize,
+    /// What a value must exceed.
+    floor: f32,
+}
+
+impl Highest {
+    fn new(count: usize) -> Self {
+        let floor = if count == 0 { f32::INFINITY } else { f32::NEG_INFINITY };
+        Self { entries: Vec::with_capacity(count + 1), count, floor }
+    }
+
+    fn offer(&mut self, index: usize, value: f32) {
+        if value > self.floor {
+            let at = self.entries.partition_point(|other| other.1 >= value);
+            self.entries.insert(at, (index as TokenId, value));
+            self.entries.truncate(self.count);
+            if self.entries.len() == self.count {
+                self.floor = self.entries[self.count - 1].1;
+            }
+        }
+    }
 }
 
 /// e^x for −80 ≤ x ≤ 0, relative error below 4e-6: 2^n by the exponent bits, 2^f by a polynomial on [−½, ½].
@@ -114,30 +156,14 @@ pub(super) fn rank(logits: &[f32], token: TokenId) -> u32 {
 
 /// The `count` highest logits, highest first; among equal ones the lower id comes first.
 pub(super) fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
-    let mut top: Vec<(TokenId, f32)> = Vec::with_capacity(count + 1);
-    if count == 0 {
-        return top;
-    }
-    let mut floor = f32::NEG_INFINITY;
+    let mut top = Highest::new(count);
     // Past the first few, most blocks hold nothing that is high enough, which their maximum tells at once.
     for (block, values) in logits.chunks(BLOCK).enumerate() {
-        if max_of(values) <= floor {
-            continue;
-        }
-        for (index, &logit) in values.iter().enumerate() {
-            if logit > floor {
-                let at = top.partition_point(|other| other.1 >= logit);
-                top.insert(at, ((block * BLOCK + index) as TokenId, logit));
-                if top.len() > count {
-                    top.pop();
-                }
-                if top.len() == count {
-                    floor = top[count - 1].1;
-                }
-            }
+        if max_of(values) > top.floor {
+            values.iter().enumerate().for_each(|(index, &logit)| top.offer(block * BLOCK + index, logit));
         }
     }
-    top
+    top.entries
 }
 
 #[cfg(test)]
@@ -161,6 +187,27 @@ mod tests {
             prop_assert_eq!(rank(&logits, index as TokenId) as usize, sorted.iter().position(|&i| i == index).unwrap() + 1);
             let ids: Vec<usize> = top(&logits, 10).iter().map(|&(id, _)| id as usize).collect();
             prop_assert_eq!(ids, sorted.into_iter().take(10).collect::<Vec<_>>());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_most_shifted_are_those_of_a_double_precision_softmax(pairs in proptest::collection::vec((-9f32..9.0, -9f32..9.0), 1..700)) {
+            let (before, after): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
+            let probs = |logits: &[f32]| -> Vec<f64> {
+                let z: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+                logits.iter().map(|&x| f64::from(x).exp() / z).collect()
+            };
+            let shifts: Vec<f64> = probs(&before).iter().zip(probs(&after)).map(|(was, is)| (was - is).abs()).collect();
+            let mut sorted = shifts.clone();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            let (was, is) = (Distribution::of(&before), Distribution::of(&after));
+            let found = most_shifted((was, &before), (is, &after), 8);
+            prop_assert_eq!(found.len(), sorted.len().min(8));
+            for (&(token, shift), exact) in found.iter().zip(sorted) {
+                prop_assert!((f64::from(shift) - exact).abs() < 1e-5);
+                prop_assert!((shifts[token as usize] - exact).abs() < 1e-5);
+            }
         }
     }
 

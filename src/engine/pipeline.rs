@@ -1,6 +1,7 @@
 //! The mods of one run: calls them in order, records what they say, and settles which action wins an event.
 
 use super::journal::Journal;
+use super::measure::Distribution;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
 use crate::mods::{Action, Call, Done, Exception, Log, LogitEdit, Pending, Reply, Session};
@@ -183,6 +184,8 @@ pub(super) struct Effect {
     pub clamped: bool,
     /// `AdjustedLogits`: `(token, before, after)` of the probabilities it moved most.
     pub moved: Vec<(i32, f32, f32)>,
+    /// `AdjustedLogits`: the distribution as the edit leaves it, where it was measured.
+    pub edited: Option<Distribution>,
 }
 
 /// The action as it is recorded.

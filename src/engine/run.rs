@@ -15,7 +15,7 @@ use super::{Output, Progress, Request};
 use crate::events::{Alternative, EventType, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure};
 use crate::model::grammar::Follower;
 use crate::model::llama::{Candidates, Captured, Sampler};
-use crate::mods::{Action, Call, CallEvent, Done, Reply, RunView};
+use crate::mods::{Action, Call, CallEvent, Done, Reply, RunView, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,6 +91,8 @@ pub(super) struct Run {
     pub(super) kept: Vec<f32>,
     /// The same after mods edited them.
     pub(super) edited: Option<Vec<f32>>,
+    /// Their distribution, where it was measured.
+    pub(super) edited_distribution: Option<Distribution>,
     /// Whether `kept` belongs to the sequence's end.
     pub(super) kept_valid: bool,
     pub(super) draw_temperature: Option<f32>,
@@ -161,6 +163,7 @@ impl Run {
             thinking: request.thinking.clone().map(Thinking::new),
             kept: Vec::new(),
             edited: None,
+            edited_distribution: None,
             kept_valid: false,
             draw_temperature: None,
             distribution: None,
@@ -365,6 +368,12 @@ impl Run {
                 fresh = None;
             }
         }
+    }
+
+    /// The mod whose answer the run waits for.
+    pub(super) fn awaited(&mut self) -> Option<&mut dyn Session> {
+        let State::Waiting(_, index) = self.state else { return None };
+        Some(self.mods.get_mut(index)?.session.as_mut())
     }
 
     /// Calls a mod with the event under way. `false` when its answer will come later.

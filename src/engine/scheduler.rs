@@ -10,7 +10,7 @@ use super::status::Status;
 use super::{Options, Output, RecordPolicy};
 use crate::events::{FinishReason, Item, RunId, Signal, TokenId};
 use crate::model::llama::{AdapterSet, Candidates, Context};
-use crate::mods::{Done, Reply};
+use crate::mods::{Done, Reply, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -175,6 +175,7 @@ impl<'model> Scheduler<'model> {
                 }
                 continue;
             }
+            self.let_go();
             self.decode(parts);
             self.serve_clients();
             self.record(false);
@@ -233,20 +234,28 @@ impl<'model> Scheduler<'model> {
     }
 
     /// What comes within a moment, while a mod's answer is awaited. Most mods answer sooner than a sleeping core wakes up.
-    fn soon(&self) -> Option<Command> {
-        let awaits = |slot: &Slot| slot.live.as_ref().is_some_and(|live| matches!(live.run.state, State::Waiting(..)));
-        if !self.slots.iter().any(awaits) {
-            return None;
-        }
+    fn soon(&mut self) -> Option<Command> {
         let begun = Instant::now();
-        while begun.elapsed() < MOMENT {
+        while self.awaiting().next().is_some() && begun.elapsed() < MOMENT {
             if let Ok(command) = self.inbox.try_recv() {
                 return Some(command);
             }
+            self.awaiting().for_each(Session::look_for_answer);
             // Whoever shares the core goes first.
             std::thread::yield_now();
         }
+        self.let_go();
         None
+    }
+
+    /// The mods that are asked for an answer at this moment.
+    fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn Session> {
+        self.slots.iter_mut().filter_map(|slot| slot.live.as_mut()?.run.awaited())
+    }
+
+    /// Nobody looks for mods' answers for a while.
+    fn let_go(&mut self) {
+        self.awaiting().for_each(Session::let_go);
     }
 
     fn obey(&mut self, command: Command) -> bool {
@@ -403,10 +412,11 @@ impl<'model> Scheduler<'model> {
 
 pub(super) fn done(commands: &Sender<Command>, id: RunId, call: u64) -> Done {
     let commands = commands.clone();
-    Done::new(move |reply| {
+    let done = Done::new(move |reply| {
         // The decode thread is gone only when its runs are.
         let _ = commands.send(Command::Reply(id, call, reply));
-    })
+    });
+    done.watched()
 }
 
 pub(super) fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {

@@ -67,6 +67,7 @@ impl Run {
         }
         self.step += 1;
         self.edited = None;
+        self.edited_distribution = None;
         self.draw_temperature = None;
         let Self { journal, sequence, view, distribution, top, step, gone, note, .. } = self;
         let order = journal.event(EventType::ForwardPass, *step, |event| {
@@ -107,7 +108,7 @@ impl Run {
         let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
         let measured = self.measure(self.distribution.unwrap_or_else(|| Distribution::of(raw)), raw, draw.token);
         let after_mods = self.edited.as_deref().filter(|_| self.journal.recorded()).map(|edited| {
-            let distribution = Distribution::of(edited);
+            let distribution = self.edited_distribution.unwrap_or_else(|| Distribution::of(edited));
             measure::top(edited, self.request.alternatives)
                 .into_iter()
                 .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))

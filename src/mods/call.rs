@@ -153,17 +153,33 @@ pub struct Log {
 
 /// Takes the reply to a call that was answered with `Pending`. Dropped without a reply, it reports an exception,
 /// so that a run never waits for a mod that is gone.
-pub struct Done(Option<Box<dyn FnOnce(Reply) + Send>>);
+pub struct Done {
+    deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
+    watched: bool,
+}
 
 impl Done {
     /// Delivers to `deliver`.
     pub fn new(deliver: impl FnOnce(Reply) + Send + 'static) -> Self {
-        Self(Some(Box::new(deliver)))
+        Self { deliver: Some(Box::new(deliver)), watched: false }
+    }
+
+    /// The same for a caller that [looks](super::Session::look_for_answer) for the answer until it [lets go](super::Session::let_go).
+    #[must_use]
+    pub fn watched(mut self) -> Self {
+        self.watched = true;
+        self
+    }
+
+    /// Whether the caller looks for the answer.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.watched
     }
 
     /// Delivers the reply.
     pub fn reply(mut self, reply: Reply) {
-        if let Some(deliver) = self.0.take() {
+        if let Some(deliver) = self.deliver.take() {
             deliver(reply);
         }
     }
@@ -171,24 +187,28 @@ impl Done {
     /// The same duty; `look` sees the reply on its way.
     #[must_use]
     pub fn observed(mut self, look: impl FnOnce(&Reply) + Send + 'static) -> Self {
-        match self.0.take() {
-            Some(deliver) => Self::new(move |reply| {
-                look(&reply);
-                deliver(reply);
-            }),
-            None => Self(None),
+        match self.deliver.take() {
+            Some(deliver) => {
+                let mut observed = Self::new(move |reply| {
+                    look(&reply);
+                    deliver(reply);
+                });
+                observed.watched = self.watched;
+                observed
+            }
+            None => self,
         }
     }
 
     /// Gives up the duty to answer, because the call was answered at once.
     pub fn disarm(mut self) {
-        self.0 = None;
+        self.deliver = None;
     }
 }
 
 impl Drop for Done {
     fn drop(&mut self) {
-        if let Some(deliver) = self.0.take() {
+        if let Some(deliver) = self.deliver.take() {
             deliver(Reply {
                 exception: Some(Exception { message: "the mod ended without an answer".into(), traceback: None }),
                 ..Reply::default()

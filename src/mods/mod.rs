@@ -63,6 +63,13 @@ pub trait Session: Send {
     /// [`Pending`] is not a failure: it hands the duty to answer over to whoever holds `done`.
     fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending>;
 
+    /// Looks whether the answer to a call with a [watched](Done::watched) `done` has come, and delivers it if so. Costs a
+    /// microsecond, where the thread that would deliver it later has to wake up first.
+    fn look_for_answer(&mut self) {}
+
+    /// The caller looks no longer; the answer comes by itself.
+    fn let_go(&mut self) {}
+
     /// The run is over, for whatever reason; per-run state can be dropped.
     fn finished(&mut self) {}
 }

@@ -175,10 +175,13 @@ async fn the_most_probable_choice_is_the_answer() {
 
 #[tokio::test]
 async fn what_the_model_is_unsure_of_is_tried_again() {
-    let server = server().await;
+    // Alone, and from the first token on, so that both answers are computed in the same batches.
+    let server = &Server::start(&["--parallel", "1"]);
+    server.wait_ready().await;
     let mods = json!([{"name": "retry-low-confidence", "config": {"window": 4, "mean_logprob": -0.1, "tries": 2}}]);
     let mut asked = body(3, mods);
     asked["max_tokens"] = json!(24);
+    asked["cache_prompt"] = json!(false);
     let answer = server.answer(COMPLETIONS, &asked).await;
     assert_eq!(answer["usage"]["completion_tokens"], 24);
     let items = recorded(server, &answer).await;

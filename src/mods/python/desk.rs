@@ -1,17 +1,22 @@
 //! Where the decode thread hands calls in. It never waits here: a call goes to the keeper's queue, and when the keeper
-//! has nothing else to do, its frame goes straight to the worker, so that the keeper need not wake up first.
+//! has nothing else to do, its frame goes straight to the worker, so that the keeper need not wake up first. While the
+//! decode thread has nothing else to do either, it looks for the answer itself, and the keeper does not wake up at all.
 
 use super::frame;
-use super::keeper::Job;
+use super::keeper::{CallJob, Job, reply_of};
 use super::memory::SharedMemory;
+use super::message::{FromWorker, Said};
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, send};
+use nix::sys::socket::{MsgFlags, recv, send};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
+
+/// Longest frame that is read at the desk, in bytes.
+const SHORT: usize = 4096;
 
 /// The way to a keeper.
 pub struct Desk {
@@ -31,8 +36,12 @@ pub struct Shared {
 struct State {
     /// Jobs that were handed in and are not done.
     waiting: usize,
-    /// The way to a worker that does nothing.
+    /// The way to a worker that does nothing, or what `ahead` asked.
     line: Option<Line>,
+    /// A call that the worker has and the keeper has not: whoever made it looks for the answer.
+    ahead: Option<Box<CallJob>>,
+    /// Calls whose answer was found so.
+    answered: u64,
 }
 
 /// A worker that has imported its mod.
@@ -62,6 +71,7 @@ impl Desk {
     pub fn hand_in(&self, mut job: Job) -> Result<(), Job> {
         // Nobody holds this lock for longer than one frame takes into an empty socket.
         let mut state = self.shared.state();
+        self.pass_on(&mut state);
         if let (Job::Call(call), 0, Some(line)) = (&mut job, state.waiting, &state.line)
             && call.run.worker.load(Ordering::Acquire) == line.generation
         {
@@ -72,10 +82,54 @@ impl Desk {
             }
         }
         state.waiting += 1;
+        let job = match job {
+            Job::Call(call) if call.sent.is_some() && call.done.is_watched() => {
+                state.ahead = Some(call);
+                return Ok(());
+            }
+            job => job,
+        };
         self.jobs.send(job).map_err(|mpsc::SendError(job)| {
             state.waiting -= 1;
             job
         })
+    }
+
+    /// Looks whether the call of that run is answered, and delivers the answer if so. What is not simply an answer is left
+    /// to the keeper.
+    pub fn look(&self, run: u64) {
+        let mut state = self.shared.state();
+        if state.ahead.as_ref().is_none_or(|call| call.run.number != run) {
+            return;
+        }
+        match state.line.as_ref().map_or(Err(Unclear), answer) {
+            Ok(None) => {}
+            Err(Unclear) => self.pass_on(&mut state),
+            Ok(Some((said, body))) => {
+                let Some(call) = state.ahead.take() else { return };
+                state.waiting -= 1;
+                state.answered += 1;
+                drop(state);
+                let CallJob { run, event, logits, done, .. } = *call;
+                done.reply(reply_of(said, &body, &run, event, &self.shared.memory, logits.as_ref()));
+            }
+        }
+    }
+
+    /// Nobody looks for the answer to that run's call any more.
+    pub fn let_go(&self, run: u64) {
+        let mut state = self.shared.state();
+        if state.ahead.as_ref().is_some_and(|call| call.run.number == run) {
+            self.pass_on(&mut state);
+        }
+    }
+
+    /// Lets the keeper have the call that it does not know of yet.
+    fn pass_on(&self, state: &mut State) {
+        if let Some(call) = state.ahead.take() {
+            // A keeper that has ended drops the call, which answers it.
+            let _ = self.jobs.send(Job::Call(call));
+        }
     }
 }
 
@@ -87,6 +141,11 @@ impl Shared {
         if state.line.as_ref().map_or(0, |line| line.generation) != generation {
             state.line = stream().map(|stream| Line { stream, generation });
         }
+    }
+
+    /// Calls that were answered without the keeper, ever.
+    pub fn answered(&self) -> u64 {
+        self.state().answered
     }
 
     /// Takes the worker away from the desk; `false` when a call is on its way to it.
@@ -113,5 +172,26 @@ fn send_now(line: &Line, bytes: &[u8]) -> Result<(), Errno> {
             let _ = line.stream.shutdown(Shutdown::Both);
             Err(other.err().unwrap_or(Errno::EMSGSIZE))
         }
+    }
+}
+
+/// Not an answer, or not the whole of it.
+struct Unclear;
+
+/// What the worker has said, if it has said anything. Never waits, and takes nothing but a whole answer.
+fn answer(line: &Line) -> Result<Option<(Said, Vec<u8>)>, Unclear> {
+    let socket = line.stream.as_raw_fd();
+    let mut bytes = [0; SHORT];
+    let count = match recv(socket, &mut bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK) {
+        Ok(count) => count,
+        Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+        Err(_) => return Err(Unclear),
+    };
+    let (header, body) = frame::whole(&bytes[..count]).ok_or(Unclear)?;
+    let Ok(FromWorker::Reply(said)) = serde_json::from_slice(header) else { return Err(Unclear) };
+    let body = body.to_vec();
+    match recv(socket, &mut bytes[..count], MsgFlags::MSG_DONTWAIT) {
+        Ok(taken) if taken == count => Ok(Some((said, body))),
+        _ => Err(Unclear),
     }
 }

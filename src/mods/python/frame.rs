@@ -35,6 +35,18 @@ pub fn encode(header: &[u8], body: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Header and body, when the bytes are one frame and nothing else.
+pub fn whole(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (prefix, rest) = bytes.split_first_chunk::<PREFIX>()?;
+    let (header, body) = lengths(*prefix);
+    (header <= MAX_HEADER && body <= MAX_BODY && rest.len() == header + body).then(|| rest.split_at(header))
+}
+
+fn lengths(prefix: [u8; PREFIX]) -> (usize, usize) {
+    let both = u64::from_le_bytes(prefix);
+    ((both & u64::from(u32::MAX)) as usize, (both >> 32) as usize)
+}
+
 /// Puts frames together from bytes as they arrive.
 #[derive(Default)]
 pub struct Decoder {
@@ -53,8 +65,7 @@ impl Decoder {
     /// [`TooLong`]; nothing after it can be understood.
     pub fn next(&mut self) -> Result<Option<Frame>, TooLong> {
         let Some((prefix, rest)) = self.buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
-        let both = u64::from_le_bytes(*prefix);
-        let (header, body) = ((both & u64::from(u32::MAX)) as usize, (both >> 32) as usize);
+        let (header, body) = lengths(*prefix);
         if header > MAX_HEADER || body > MAX_BODY {
             return Err(TooLong { header, body });
         }

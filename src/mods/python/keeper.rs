@@ -7,8 +7,8 @@
 
 use super::desk::Shared;
 use super::logs::Logs;
-use super::memory::Slot;
-use super::message::{Ask, FromWorker, ToWorker, VocabularyHead, control_tokens, to_json, vocabulary_body};
+use super::memory::{SharedMemory, Slot};
+use super::message::{Ask, FromWorker, Said, ToWorker, VocabularyHead, control_tokens, to_json, vocabulary_body};
 use super::process::{Lost, Process, ending};
 use super::recipe::{Recipe, end};
 use crate::events::EventType;
@@ -84,6 +84,8 @@ pub struct Keeper {
     idle_since: Instant,
     /// Processor time that the worker had used at the first look after that.
     cpu_then: Option<Duration>,
+    /// Calls that the desk had answered at the last look.
+    answered: u64,
 }
 
 /// There is no worker, and will be none for a while.
@@ -107,6 +109,7 @@ impl Keeper {
             lost: 0,
             idle_since: Instant::now(),
             cpu_then: None,
+            answered: 0,
         }
     }
 
@@ -154,6 +157,10 @@ impl Keeper {
 
     /// Ends a worker that nobody needs, or that computes although nobody asked it to.
     fn look_after(&mut self) {
+        if self.desk_answered() {
+            (self.idle_since, self.cpu_then) = (Instant::now(), None);
+            return;
+        }
         let Some(worker) = &self.worker else { return };
         let limits = &self.recipe.limits;
         let cpu = worker.cpu_time();
@@ -175,6 +182,12 @@ impl Keeper {
         }
     }
 
+    /// Whether the desk has answered calls since this was asked last.
+    fn desk_answered(&mut self) -> bool {
+        let answered = self.shared.answered();
+        std::mem::replace(&mut self.answered, answered) != answered
+    }
+
     fn call(
         &mut self,
         run: &RunContext,
@@ -193,27 +206,9 @@ impl Keeper {
         let frame = sent.is_none().then_some(header);
         let mut reply = match self.exchange(run, frame, deadline, &mut logs) {
             Err(lost) => Reply { exception: Some(self.replace(&lost, self.recipe.limits.call)), ..Reply::default() },
-            Ok((FromWorker::Reply { action, exception, elapsed_ns, holdback }, body)) => {
+            Ok((FromWorker::Reply(said), body)) => {
                 self.lost = 0;
-                if let Some(tokens) = holdback {
-                    run.holdback.store(tokens, Ordering::Release);
-                }
-                let memory = &self.shared.memory;
-                let checked =
-                    action.map(|action| action.check(&body, &run.view.vocabulary, memory, logits)).transpose();
-                let (action, refused) = match checked {
-                    Ok(action) => (action, None),
-                    Err(message) => {
-                        let message = format!("InvalidActionError at {}: {message}", event.as_str());
-                        (None, Some(Exception { message, traceback: None }))
-                    }
-                };
-                Reply {
-                    action,
-                    exception: exception.map(Exception::from).or(refused),
-                    elapsed: Duration::from_nanos(elapsed_ns),
-                    ..Reply::default()
-                }
+                reply_of(said, &body, run, event, &self.shared.memory, logits)
             }
             Ok(_) => {
                 let lost = Lost::Protocol("it answered a call with something else than a reply".into());
@@ -237,7 +232,7 @@ impl Keeper {
             tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "{}", log.message);
         }
         let exception = match answer {
-            Ok((FromWorker::Reply { exception, .. }, _)) => exception.map(Exception::from),
+            Ok((FromWorker::Reply(said), _)) => said.exception.map(Exception::from),
             Ok(_) => None,
             Err(lost) => Some(self.replace(&lost, self.recipe.limits.call)),
         };
@@ -332,6 +327,9 @@ impl Keeper {
             return Exception { message: "the worker has ended".into(), traceback: None };
         };
         let exception = end(worker, lost, deadline);
+        if self.desk_answered() {
+            self.lost = 0;
+        }
         self.lost += 1;
         if self.lost == 1 {
             self.failed = None;
@@ -340,6 +338,35 @@ impl Keeper {
         }
         tracing::warn!(mod.name = self.name, "{}; another worker is started when it is needed", exception.message);
         exception
+    }
+}
+
+/// What a mod said, as the engine takes it. `logits` is where those of the call are.
+pub fn reply_of(
+    said: Said,
+    body: &[u8],
+    run: &RunContext,
+    event: EventType,
+    memory: &SharedMemory,
+    logits: Option<&Slot>,
+) -> Reply {
+    let Said { action, exception, elapsed_ns, holdback } = said;
+    if let Some(tokens) = holdback {
+        run.holdback.store(tokens, Ordering::Release);
+    }
+    let checked = action.map(|action| action.check(body, &run.view.vocabulary, memory, logits)).transpose();
+    let (action, refused) = match checked {
+        Ok(action) => (action, None),
+        Err(message) => {
+            let message = format!("InvalidActionError at {}: {message}", event.as_str());
+            (None, Some(Exception { message, traceback: None }))
+        }
+    };
+    Reply {
+        action,
+        exception: exception.map(Exception::from).or(refused),
+        elapsed: Duration::from_nanos(elapsed_ns),
+        ..Reply::default()
     }
 }
 

@@ -100,14 +100,18 @@ pub enum FromWorker {
     /// Something only the server knows.
     Ask(Ask),
     /// The end of a call. The body holds sparse edits: `i32` tokens, then as many `f32` values.
-    Reply {
-        action: Option<WireAction>,
-        exception: Option<WireException>,
-        elapsed_ns: u64,
-        /// From now on, how many of the last generated tokens the client does not get yet.
-        #[serde(default)]
-        holdback: Option<usize>,
-    },
+    Reply(Said),
+}
+
+/// What a mod says at the end of a call.
+#[derive(Deserialize)]
+pub struct Said {
+    pub action: Option<WireAction>,
+    pub exception: Option<WireException>,
+    pub elapsed_ns: u64,
+    /// From now on, how many of the last generated tokens the client does not get yet.
+    #[serde(default)]
+    pub holdback: Option<usize>,
 }
 
 /// A function with `@mod`.

@@ -202,6 +202,14 @@ impl Session for PythonSession {
         }
     }
 
+    fn look_for_answer(&mut self) {
+        self.desk.look(self.run.number);
+    }
+
+    fn let_go(&mut self) {
+        self.desk.let_go(self.run.number);
+    }
+
     fn finished(&mut self) {
         if std::mem::replace(&mut self.over, true) {
             return;

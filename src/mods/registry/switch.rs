@@ -182,6 +182,14 @@ impl Session for SwitchedSession {
         answer
     }
 
+    fn look_for_answer(&mut self) {
+        self.inner.look_for_answer();
+    }
+
+    fn let_go(&mut self) {
+        self.inner.let_go();
+    }
+
     fn finished(&mut self) {
         self.inner.finished();
     }

@@ -8,8 +8,12 @@ import os
 import socket
 import struct
 import threading
+import time
 from typing import Any, Dict, Optional, Tuple
 
+#: How long to stay awake for the next frame.
+_MOMENT_NS = 100_000
+_yield = getattr(os, "sched_yield", lambda: None)
 _LENGTHS = struct.Struct("<II")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 _decode = json.JSONDecoder().decode
@@ -29,7 +33,7 @@ class Channel:
         if not self._buffer and self._socket is not None:
             # Nearly always a frame comes alone and at once.
             try:
-                data = self._socket.recv(4096)
+                data = self._await(self._socket)
             except OSError:
                 return None
             if len(data) >= _LENGTHS.size:
@@ -49,6 +53,17 @@ class Channel:
         body = bytes(self._buffer[_LENGTHS.size + header_length : total])
         del self._buffer[:total]
         return header, body
+
+    @staticmethod
+    def _await(connection: socket.socket) -> bytes:
+        """The next bytes. One event often follows the other sooner than a sleeping process wakes up."""
+        until = time.perf_counter_ns() + _MOMENT_NS
+        while time.perf_counter_ns() < until:
+            try:
+                return connection.recv(4096, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                _yield()
+        return connection.recv(4096)
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         """Sends a frame."""
