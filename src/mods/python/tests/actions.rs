@@ -54,7 +54,7 @@ def edit(event, actions, tokenizer):
         "InvalidActionError at ForwardPass: the logit of token 0 cannot be NaN",
         "InvalidActionError at ForwardPass: all tokens are banned: every logit is -inf",
         "InvalidActionError at ForwardPass: 999 is not a token; the ids of this model are 0 to 264",
-        "InvalidActionError at ForwardPass: token_temp must be 0 or more, not -1",
+        "InvalidActionError: token_temp must be 0 or more, not -1",
     ] {
         assert_eq!(raised(&next(&mut scene)).0, message);
     }
