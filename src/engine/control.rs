@@ -112,7 +112,7 @@ impl Control {
     /// # Errors
     /// [`RunOver`].
     pub async fn modify(&self, mut sampling: Sampling, limits: Limits, note: String) -> Result<Standing, RunOver> {
-        super::ban_ends(&mut sampling, &limits, &self.vocabulary);
+        super::submit::ban_ends(&mut sampling, &limits, &self.vocabulary);
         let vocabulary = Arc::clone(&self.vocabulary);
         let make = move || {
             let sampler = Sampler::new(&sampling, &vocabulary);

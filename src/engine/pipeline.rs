@@ -222,7 +222,7 @@ pub(super) fn record_action(
         }
         Action::AdjustedLogits { edit, temperature } => {
             record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
-            record.temperature = temperature.map(super::shortest);
+            record.temperature = temperature.map(super::submit::shortest);
             let kind = match edit {
                 LogitEdit::Keep => "keep",
                 LogitEdit::Set(_) => "set",

@@ -1,0 +1,288 @@
+//! From a validated request to a run that waits for its slot: what the engine refuses, and what is made before the decode
+//! thread hears of it.
+
+use super::journal::Journal;
+use super::pipeline::{ActiveMod, Health};
+use super::promise::{self, LastWill};
+use super::run::Run;
+use super::scheduler::Command;
+use super::{
+    Control, Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, Sampling, conversation, rows,
+};
+use crate::events::{RunId, RunStart, Signal};
+use crate::model::chat::answer::Reading;
+use crate::model::grammar::{self, Follower};
+use crate::model::llama::{Sampler, Unseen};
+use crate::model::{Model, Vocabulary};
+use crate::mods::{Chosen, RunView};
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::mpsc;
+
+/// Runs that may wait for a slot.
+const QUEUE: usize = 1024;
+
+/// Why a request was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The prompt does not fit.
+    #[error("the prompt has {prompt_tokens} tokens, the context of a slot holds {context}")]
+    PromptTooLong {
+        /// Tokens in the prompt.
+        prompt_tokens: usize,
+        /// Tokens a slot holds.
+        context: usize,
+    },
+    /// More tokens were asked for than the server lets any run have.
+    #[error(
+        "max_tokens is {asked}, and an answer of this server may have at most {limit} tokens; ask for fewer, or leave it out"
+    )]
+    TooManyTokens {
+        /// Asked for.
+        asked: u32,
+        /// The server's limit.
+        limit: u32,
+    },
+    /// The prompt does not fit, whatever goes.
+    #[error(
+        "the prompt has {prompt_tokens} tokens, and without all messages that may be dropped it still does not fit into the {context} tokens of a slot: system messages, the last user message and the last answer stay"
+    )]
+    NothingToDrop {
+        /// Tokens in the prompt.
+        prompt_tokens: usize,
+        /// Tokens a slot holds.
+        context: usize,
+    },
+    /// There is no such slot.
+    #[error("there is no slot {slot}; the slots are 0 to {}", slots - 1)]
+    NoSuchSlot {
+        /// Asked for.
+        slot: u32,
+        /// Number of slots.
+        slots: u32,
+    },
+    /// There is nothing to continue from.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// The server was started without attention.
+    #[error("attention was asked for, but the server runs with flash attention; start it with --attention on")]
+    AttentionOff,
+    /// The model's attention cannot be captured.
+    #[error("attention was asked for, but that of the model '{model}' cannot be captured: {why}")]
+    AttentionUnseen {
+        /// Its name.
+        model: String,
+        /// Why.
+        why: Unseen,
+    },
+    /// A mod refused its configuration.
+    #[error("mod '{name}': {message}")]
+    ModConfig {
+        /// The mod.
+        name: String,
+        /// What it said.
+        message: String,
+    },
+    /// The constraint cannot be used.
+    #[error("{field}: {error}")]
+    Constraint {
+        /// The request's field that it came from.
+        field: String,
+        /// Why.
+        error: grammar::Error,
+    },
+    /// The model is an encoder.
+    #[error("the model '{model}' generates no text: it is an encoder, for embeddings and scores")]
+    NoGeneration {
+        /// Its name.
+        model: String,
+    },
+    /// Too many runs wait already.
+    #[error("{waiting} runs wait already; try again later")]
+    Busy {
+        /// Runs in the queue.
+        waiting: usize,
+    },
+    /// The engine has stopped.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+impl Engine {
+    /// Hands a request to the decode thread.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; the run then does not exist.
+    pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
+        let Inner { model, options, commands, waiting, promises, recorder, .. } = &*self.inner;
+        if !model.generates() {
+            return Err(SubmitError::NoGeneration { model: model.name().to_owned() });
+        }
+        if !self.is_running() {
+            return Err(SubmitError::Stopped);
+        }
+        let context = options.ctx_size as usize;
+        if request.prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if let Some(slot) = request.slot.filter(|&slot| slot >= options.parallel) {
+            return Err(SubmitError::NoSuchSlot { slot, slots: options.parallel });
+        }
+        let prompt_tokens = request.prompt.len();
+        if prompt_tokens >= context {
+            if request.overflow != Overflow::Evict {
+                return Err(SubmitError::PromptTooLong { prompt_tokens, context });
+            }
+            let parts = conversation::droppable(&request.prompt, &request.spans, model.vocabulary());
+            if conversation::pick(parts, prompt_tokens, context - 1, 0).is_none() {
+                return Err(SubmitError::NothingToDrop { prompt_tokens, context });
+            }
+        }
+        if request.attention {
+            match self.attention() {
+                Ok(_) => {}
+                // Who only wants it recorded gets the run without.
+                Err(SubmitError::AttentionUnseen { .. }) if !request.report.attention_rows => request.attention = false,
+                Err(refused) => return Err(refused),
+            }
+        }
+        request.limits.hold_to(options.max_tokens)?;
+        let queued = waiting.load(Ordering::Acquire);
+        if queued >= QUEUE {
+            return Err(SubmitError::Busy { waiting: queued });
+        }
+        ban_ends(&mut request.sampling, &request.limits, model.vocabulary());
+        let adapters = request.adapters.get_or_insert_with(|| model.adapters().usual()).clone();
+        let id = RunId::now();
+        let request_id = request.request_id.clone().unwrap_or_else(|| id.to_string());
+        let mut parameters = json!({
+            "sampling": request.sampling,
+            "constraint": request.constraint,
+            "limits": request.limits,
+            "mods": request.mods.iter().map(Chosen::recorded).collect::<Vec<_>>(),
+            "attention": request.attention,
+            "visible": request.visible,
+            "overflow": request.overflow,
+            "alternatives": request.alternatives,
+            "model": { "name": model.name(), "fingerprint": format!("{:032x}", model.fingerprint()) },
+            "release": env!("CARGO_PKG_VERSION"),
+        });
+        if let Some(reading) = &request.reading {
+            parameters["reading"] = reading.recorded();
+        }
+        if let Some(budget) = &request.thinking {
+            parameters["thinking"] = json!(budget);
+        }
+        if !adapters.is_empty() {
+            parameters["lora"] = json!(adapters);
+        }
+        let view = Arc::new(RunView {
+            run_id: id,
+            request_id: request_id.clone(),
+            model: model.name().to_owned(),
+            vocabulary: Arc::clone(model.vocabulary()),
+            conversation: request.conversation.clone(),
+            tools: request.tools.clone(),
+            reading: request
+                .reading
+                .clone()
+                .unwrap_or_else(|| Arc::new(Reading::plain(model.card().chat_template.as_deref().unwrap_or_default()))),
+            parameters,
+            seed: request.sampling.seed,
+            grammars: Arc::clone(model.grammars()),
+        });
+        let constraint = compile(&request, model).await?;
+        let mods = start_mods(&request, &view).await?;
+        let sampler = Sampler::new(&request.sampling, model.vocabulary());
+        let journal = Journal::new(request.record != RecordPolicy::Off, options.clock);
+        let started = Signal::Started(Arc::new(RunStart {
+            run_id: id,
+            request_id: request_id.clone(),
+            created_at: journal.now(),
+            surface: request.surface,
+            model: model.name().to_owned(),
+            user_label: request.user_label.clone(),
+            max_tokens: Some(request.limits.max_tokens as i32),
+            temperature: Some(shortest(request.sampling.temperature)),
+            seed: Some(request.sampling.seed),
+            mods: mods.iter().map(|active| active.name.clone()).collect(),
+            prompt_preview: request.prompt_preview.clone(),
+        }));
+        let places = rows::places(request.report, model, options.ctx_size);
+        let (client, output) = mpsc::channel(places);
+        let blank = promise::blank(journal.now(), request.prompt.len());
+        let required = request.record == RecordPolicy::Required;
+        let promise = promises.as_ref().filter(|_| required).map(|promises| promises.make(id));
+        let last_will = LastWill {
+            run_id: id,
+            client: client.clone(),
+            recorder: recorder.upgrade().filter(|_| journal.recorded()),
+            blank: blank.clone(),
+        };
+        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, constraint, context));
+        run.last_will = Some(last_will);
+        run.counted = Some(Arc::clone(&self.inner.counted));
+        let meter = Arc::clone(&run.meter);
+        waiting.fetch_add(1, Ordering::AcqRel);
+        commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
+        let output = match promise {
+            Some(promise) => promise::keep(output, promise, blank, places),
+            None => output,
+        };
+        let control = Control::new(id, commands.clone(), Arc::clone(model.vocabulary()));
+        Ok(Generation { run_id: id, request_id, meter, output, control })
+    }
+}
+
+/// Where end-of-generation tokens are not to end the run, they are never drawn.
+pub(super) fn ban_ends(sampling: &mut Sampling, limits: &Limits, vocabulary: &Vocabulary) {
+    if limits.ignore_eos {
+        let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+        sampling.logit_bias.extend(bans);
+    }
+}
+
+/// The double that is written like the float: 0.8, not 0.800000011920929.
+pub(super) fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+/// Begins the run's mods, away from the async threads: a mod may have to start a process.
+async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<ActiveMod>, SubmitError> {
+    if request.mods.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (chosen, view) = (request.mods.clone(), Arc::clone(view));
+    let start = move || {
+        chosen
+            .into_iter()
+            .map(|chosen| {
+                let name = chosen.mod_ref.name;
+                let described = chosen.factory.describe();
+                match chosen.factory.start(&chosen.mod_ref.config, &view) {
+                    Ok(session) => Ok(ActiveMod {
+                        name,
+                        version: described.version,
+                        records_noop: described.language != "rust",
+                        session,
+                        health: Health::default(),
+                    }),
+                    Err(message) => Err(SubmitError::ModConfig { name, message }),
+                }
+            })
+            .collect()
+    };
+    tokio::task::spawn_blocking(start).await.map_err(|_| SubmitError::Stopped)?
+}
+
+/// Compiles the request's constraint, away from the async threads.
+async fn compile(request: &Request, model: &Arc<Model>) -> Result<Option<Follower>, SubmitError> {
+    let Some(constraint) = request.constraint.clone() else { return Ok(None) };
+    let grammars = Arc::clone(model.grammars());
+    let compile = move || {
+        let follower = grammars.follow(&constraint);
+        follower.map_err(|error| SubmitError::Constraint { field: constraint.field, error })
+    };
+    tokio::task::spawn_blocking(compile).await.map_err(|_| SubmitError::Stopped)?.map(Some)
+}
