@@ -187,7 +187,7 @@ fn main() {
                 times[3].push(thunder(&tapped, &setup, streams, true, RecordPolicy::Off).await);
                 times[4].push(thunder(&tapped, &setup, streams, true, RecordPolicy::BestEffort).await);
             }
-            let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
+            let medians: Vec<f64> = times.iter_mut().map(median).collect();
             let rate = |seconds: f64| f64::from(setup.tokens * streams) / seconds;
             let ratios = |name: &str, side: usize, base: usize| {
                 println!(

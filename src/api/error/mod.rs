@@ -39,7 +39,7 @@ pub struct ApiError {
     kind: Kind,
     detail: String,
     pointer: Option<String>,
-    did_you_mean: Option<String>,
+    did_you_mean: Option<Box<str>>,
     retry_after_s: Option<u64>,
     code: Option<&'static str>,
     /// Tokens of a prompt that does not fit, and of the context.
@@ -130,7 +130,7 @@ impl ApiError {
     /// Names something that exists and is close to what was asked for.
     #[must_use]
     pub fn did_you_mean(mut self, name: Option<impl Into<String>>) -> Self {
-        self.did_you_mean = name.map(Into::into);
+        self.did_you_mean = name.map(|name| name.into().into_boxed_str());
         self
     }
 
@@ -228,7 +228,7 @@ impl ApiError {
             status: self.status().as_u16(),
             detail: self.public_detail(),
             pointer: self.pointer.clone(),
-            did_you_mean: self.did_you_mean.clone(),
+            did_you_mean: self.did_you_mean.as_deref().map(str::to_owned),
             request_id: request_id(),
         }
     }

@@ -62,6 +62,6 @@ pub(in crate::api) async fn used(app: &App, version: ModVersion, mod_ref: ModRef
     let python = app.registry().python();
     let policy = if python.policy == Policy::Off { Policy::Off } else { Policy::All };
     let origin = if version.from_file { Origin::File } else { Origin::Uploaded };
-    let factory = import_as(upload, PythonMods { policy, origin, ..python }).await?;
-    Ok(Chosen { factory, mod_ref })
+    let factory = import_as(upload, PythonMods { origin, policy, ..python }).await?;
+    Ok(Chosen { mod_ref, factory })
 }
