@@ -151,10 +151,11 @@ impl Run {
         let unsent_from = before - self.unsent.len();
         self.unsent.truncate(generated.saturating_sub(unsent_from));
         self.rows.truncate(self.unsent.len());
-        self.tell_taken_back(unsent_from.saturating_sub(generated));
-        let gone = self.answer.truncate(generated);
-        if gone > 0 {
-            self.outbox.push_back(Output::Retract { chars: gone });
+        let tokens = unsent_from.saturating_sub(generated);
+        self.tell_taken_back(tokens);
+        let chars = self.answer.truncate(generated);
+        if chars > 0 || (tokens > 0 && !self.request.report.each_token) {
+            self.outbox.push_back(Output::Retract { chars, tokens });
         }
         self.sampler.rewind(self.sequence.len());
         if let Some(constraint) = &mut self.constraint {

@@ -12,10 +12,13 @@ use tokio::sync::mpsc;
 pub enum Output {
     /// Text was appended to the answer, and will not be taken back unless a `Retract` says so.
     Text(Delta),
-    /// A mod took back more than the stream had held back: the last `chars` characters of the answer are gone.
+    /// A mod took back more than the stream had held back: the last characters of the answer are gone, and the last tokens.
     Retract {
-        /// Unicode scalar values to remove from the end.
+        /// Unicode scalar values to remove from the end. There may be more of them than of the tokens, since what could now become
+        /// a stop string is sent again; and none, where the tokens had none.
         chars: usize,
+        /// Tokens that the client was told of.
+        tokens: usize,
     },
     /// How probable the tokens of the prompt were, where it was asked for; before any text.
     Prompt(Vec<(TokenMeasure, Vec<Alternative>)>),

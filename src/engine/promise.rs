@@ -60,7 +60,7 @@ async fn pass(mut output: mpsc::Receiver<Output>, mut promise: Promise, mut end:
                         text.extend(delta.text.chars());
                         end.finish.usage.completion_tokens += delta.tokens.len() as u32;
                     }
-                    Output::Retract { chars } => text.truncate(text.len().saturating_sub(*chars)),
+                    Output::Retract { chars, .. } => text.truncate(text.len().saturating_sub(*chars)),
                     Output::Prompt(_) | Output::Progress(_) | Output::Ended(_) => {}
                 }
                 if client.send(next).await.is_err() {

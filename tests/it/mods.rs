@@ -79,7 +79,7 @@ impl Lab {
         let end = loop {
             match generation.output.recv().await.unwrap() {
                 Output::Text(delta) => text.extend(delta.text.chars()),
-                Output::Retract { chars } => {
+                Output::Retract { chars, .. } => {
                     retracted += chars;
                     text.truncate(text.len() - chars);
                 }

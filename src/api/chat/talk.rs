@@ -37,8 +37,8 @@ struct Answer {
     ids: Vec<String>,
     /// Calls that a mod ended the run with.
     of_mod: Vec<(String, String)>,
-    /// Bytes and characters of each token's text.
-    tokens: Vec<(usize, usize)>,
+    /// Bytes of each token's text.
+    tokens: Vec<usize>,
     end: Option<Arc<RunEnd>>,
 }
 
@@ -50,7 +50,7 @@ pub(in crate::api) struct Heard {
     pub(in crate::api) said: Vec<Said>,
     /// The tokens behind it.
     pub(in crate::api) tokens: Tokens,
-    /// Characters of the raw answer that a mod took back, whatever they were read as.
+    /// Tokens that a mod took back, whatever they were read as; those before `tokens`.
     pub(in crate::api) taken_back: usize,
     pub(in crate::api) progress: Option<Progress>,
     /// The answer is over.
@@ -185,11 +185,11 @@ impl Talk {
                 heard.said = answer.told(pieces, family);
                 heard.tokens = delta.tokens;
             }
-            Output::Retract { chars } => {
-                answer.take_back(chars);
+            Output::Retract { chars, tokens } => {
+                answer.take_back(tokens);
                 let pieces = answer.parser.retract(chars);
                 heard.said = answer.told(pieces, family);
-                heard.taken_back = chars;
+                heard.taken_back = tokens;
             }
             Output::Ended(end) => {
                 if let Some(error) = generation::failure(&end, answer.run) {
@@ -262,20 +262,17 @@ impl Answer {
     }
 
     fn note(&mut self, tokens: &[(TokenMeasure, Vec<Alternative>)]) {
-        self.tokens.extend(tokens.iter().map(|(token, _)| (token.text.len(), token.text.chars().count())));
+        self.tokens.extend(tokens.iter().map(|(token, _)| token.text.len()));
     }
 
-    fn take_back(&mut self, mut chars: usize) {
-        while chars > 0 {
-            let Some((_, count)) = self.tokens.pop() else { break };
-            chars = chars.saturating_sub(count);
-        }
+    fn take_back(&mut self, tokens: usize) {
+        self.tokens.truncate(self.tokens.len().saturating_sub(tokens));
     }
 
     /// Tokens of its thoughts, their markers included.
     fn reasoning_tokens(&self) -> u32 {
         let thoughts = self.parser.thoughts();
-        let starts = self.tokens.iter().scan(0usize, |at, (bytes, _)| {
+        let starts = self.tokens.iter().scan(0usize, |at, bytes| {
             let start = *at;
             *at += bytes;
             Some(start)

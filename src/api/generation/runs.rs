@@ -103,12 +103,8 @@ impl Told {
         self.tokens.extend(delta.tokens);
     }
 
-    /// Removes the tokens of the last `chars` characters.
-    pub(in crate::api) fn retract(&mut self, chars: usize) {
-        let mut left = chars;
-        while left > 0 {
-            let Some((measure, _)) = self.tokens.pop() else { return };
-            left = left.saturating_sub(measure.text.chars().count());
-        }
+    /// Removes the last tokens.
+    pub(in crate::api) fn retract(&mut self, tokens: usize) {
+        self.tokens.truncate(self.tokens.len().saturating_sub(tokens));
     }
 }

@@ -115,8 +115,8 @@ impl Generation {
             let Some((_, output)) = output else { return Ok(None) };
             let piece = match output {
                 Output::Text(delta) => self.of(delta),
-                Output::Retract { chars } => Piece::Retract(chars),
-                Output::Prompt(_) | Output::Progress(_) => continue,
+                Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. } => continue,
+                Output::Retract { chars, .. } => Piece::Retract(chars),
                 Output::Ended(end) => match generation::failure(&end, self.runs.begun[0].id) {
                     Some(error) => return Err(error),
                     None => Piece::Ended(end),

@@ -69,10 +69,9 @@ impl Line {
     }
 
     /// Takes what was taken back.
-    pub(super) fn retract(&mut self, chars: usize) {
-        let before = self.told.tokens.len();
-        self.told.retract(chars);
-        self.generated = self.generated.saturating_sub(before - self.told.tokens.len());
+    pub(super) fn retract(&mut self, tokens: usize) {
+        self.told.retract(tokens);
+        self.generated = self.generated.saturating_sub(tokens);
     }
 
     /// The piece of a stream that these tokens are.

@@ -91,7 +91,7 @@ async fn whole(mut runs: Runs, mut lines: Vec<Line>) -> Result<Value, ApiError> 
         let line = &mut lines[index];
         match output {
             Output::Text(delta) => line.add(delta),
-            Output::Retract { chars } => line.retract(chars),
+            Output::Retract { tokens, .. } => line.retract(tokens),
             Output::Prompt(_) | Output::Progress(_) => {}
             Output::Ended(end) => match generation::failure(&end, runs.begun[index].id) {
                 Some(error) => return Err(error),
@@ -115,7 +115,13 @@ impl stream::Writer for Pieces {
         let line = &mut self.lines[run];
         let piece = match output {
             Output::Text(delta) => line.piece(delta),
-            Output::Retract { chars } => line.retraction(chars),
+            Output::Retract { chars, tokens } => {
+                line.retract(tokens);
+                if chars == 0 {
+                    return Ok(());
+                }
+                line.retraction(chars)
+            }
             Output::Progress(progress) => line.progress(progress),
             Output::Prompt(_) => return Ok(()),
             Output::Ended(end) => match generation::failure(&end, line.run_id()) {

@@ -240,8 +240,8 @@ async fn go_on(app: App, run: Arc<Run>, mut output: tokio::sync::mpsc::Receiver<
         };
         match output {
             Some(Output::Text(delta)) => run.log().add(delta, &run.head.vocabulary),
-            Some(Output::Retract { chars }) => run.log().retract(chars),
-            Some(Output::Prompt(_) | Output::Progress(_)) => continue,
+            Some(Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. }) => continue,
+            Some(Output::Retract { chars, .. }) => run.log().retract(chars),
             Some(Output::Ended(end)) => {
                 run.end(Ok(end));
                 break;

@@ -145,7 +145,7 @@ async fn what_is_packed_deep_is_refused_and_not_followed() {
     let server = server().await;
     let wrong: [(Vec<u8>, &str); 6] = [
         (vec![0x91; 1_000_000], "NESTED_TOO_DEEP"),
-        ([vec![0x81, 0xa1, b'a'].repeat(100_000), vec![1]].concat(), "NESTED_TOO_DEEP"),
+        ([[0x81, 0xa1, b'a'].repeat(100_000), vec![1]].concat(), "NESTED_TOO_DEEP"),
         (b"\xc1".to_vec(), "INVALID_JSON"),
         (b"\xdd\xff\xff\xff\xff".to_vec(), "INVALID_JSON"),
         (b"\xc6\xff\xff\xff\xff".to_vec(), "INVALID_JSON"),

@@ -3,6 +3,7 @@
 use super::{Told, added_at, bench, bench_with, request, with_mod};
 use std::sync::Mutex;
 use std::time::Duration;
+use thunder::engine::Options;
 use thunder::events::{Item, Signal};
 use thunder::mods::Action;
 
@@ -91,15 +92,15 @@ async fn attention_belongs_to_its_own_run() {
     }
 }
 
-/// A coder that takes its time.
-fn slowly(_: &[f32], _: usize, _: usize, _: usize) -> Option<(Vec<u8>, Vec<u8>)> {
-    std::thread::sleep(Duration::from_millis(20));
-    Some((vec![1], Vec::new()))
-}
-
 #[tokio::test]
 async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
-    let mut bench = bench_with(1, true, |options| options.attention_coder = slowly).await;
+    let slowly = |options: &mut Options| {
+        options.attention_coder = |_, _, _, _| {
+            std::thread::sleep(Duration::from_millis(20));
+            Some((vec![1], Vec::new()))
+        };
+    };
+    let mut bench = bench_with(1, true, slowly).await;
     let mut asked = request("The sky is", 400);
     (asked.attention, asked.limits.max_steps) = (true, 4000);
     let mut generation = bench.engine.submit(asked).await.unwrap();

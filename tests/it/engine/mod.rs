@@ -111,7 +111,7 @@ pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>)
     while let Some(output) = output.recv().await {
         match output {
             Output::Text(delta) => text.extend(delta.text.chars()),
-            Output::Retract { chars } => text.truncate(text.len() - chars),
+            Output::Retract { chars, .. } => text.truncate(text.len() - chars),
             Output::Prompt(_) | Output::Progress(_) => {}
             Output::Ended(end) => return (text.into_iter().collect(), end),
         }

@@ -2,7 +2,8 @@
 
 use super::{added_at, bench, model, request, request_tokens, with_mod};
 use std::sync::{Arc, Mutex};
-use thunder::events::{EventType, FinishReason, Item};
+use thunder::engine::Output;
+use thunder::events::{EventType, FinishReason, Item, TokenId};
 use thunder::mods::{Action, Call};
 
 /// Whatever a mod did to the sequence, the model goes on exactly as after a prompt of the same tokens.
@@ -231,4 +232,48 @@ async fn tool_calls_and_errors_end_the_run() {
     assert_eq!(told.end.finish.tool_calls.as_ref().unwrap()[0]["function"]["name"], "f");
     let told = bench.tell(with_mod(request("The sky is", 8), false, |_| Action::EmitError("refused".into()))).await;
     assert_eq!((told.end.finish.reason, told.end.finish.message.as_deref()), (FinishReason::Error, Some("refused")));
+}
+
+/// Tokens that only begin a character have no text of their own, so that characters do not tell which tokens are gone.
+#[tokio::test]
+async fn the_client_knows_which_tokens_are_gone() {
+    let halves: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
+    let mut bench = bench(1, false).await;
+    for seed in 0..6 {
+        let halves = halves.clone();
+        let calls = Mutex::new(0u32);
+        let mut asked = with_mod(request("The sky is", 24), false, move |call| {
+            if call.event_type() != EventType::Added {
+                return Action::Noop;
+            }
+            let mut calls = calls.lock().unwrap();
+            *calls += 1;
+            match *calls % 5 {
+                0 => Action::Backtrack { n: 1 + seed % 4, tokens: Vec::new() },
+                3 => Action::ForceTokens(halves[..1 + seed as usize % halves.len()].to_vec()),
+                _ => Action::Noop,
+            }
+        });
+        asked.sampling.seed = seed;
+        asked.sampling.temperature = 1.5;
+        let mut generation = bench.engine.submit(asked).await.unwrap();
+        let (mut told, mut text): (Vec<TokenId>, Vec<char>) = Default::default();
+        let end = loop {
+            match generation.output.recv().await.unwrap() {
+                Output::Text(delta) => {
+                    told.extend(delta.tokens.iter().map(|(measure, _)| measure.token));
+                    text.extend(delta.text.chars());
+                }
+                Output::Retract { chars, tokens } => {
+                    told.truncate(told.len() - tokens);
+                    text.truncate(text.len() - chars);
+                }
+                Output::Prompt(_) | Output::Progress(_) => {}
+                Output::Ended(end) => break end,
+            }
+        };
+        assert_eq!(text.into_iter().collect::<String>(), end.finish.text, "seed {seed}");
+        assert_eq!(told.len(), end.finish.usage.completion_tokens as usize, "seed {seed}");
+        assert_eq!(model().vocabulary().decode(&told), end.finish.text, "seed {seed}");
+    }
 }

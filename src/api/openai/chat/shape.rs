@@ -135,12 +135,8 @@ fn entry(talk: &Talk, measure: &TokenMeasure, alternatives: &[Alternative], top:
     })
 }
 
-/// Adds tokens to what was collected, after taking back those of the last `taken_back` characters.
+/// Adds tokens to what was collected, after taking back the last `taken_back`.
 pub(super) fn collect(collected: &mut Tokens, tokens: Tokens, taken_back: usize) {
-    let mut left = taken_back;
-    while left > 0 {
-        let Some((measure, _)) = collected.pop() else { break };
-        left = left.saturating_sub(measure.text.chars().count());
-    }
+    collected.truncate(collected.len().saturating_sub(taken_back));
     collected.extend(tokens);
 }

@@ -76,7 +76,7 @@ async fn whole(mut runs: Runs, mut head: Head) -> Result<Value, ApiError> {
         let choice = &mut head.choices[index];
         match output {
             Output::Text(delta) => choice.told.add(delta),
-            Output::Retract { chars } => choice.told.retract(chars),
+            Output::Retract { tokens, .. } => choice.told.retract(tokens),
             Output::Prompt(measures) => choice.measures = measures,
             Output::Progress(_) => {}
             Output::Ended(end) => {
@@ -129,7 +129,8 @@ impl stream::Writer for Chunks {
                     ready.push_back(self.chunk(&piece, None));
                 }
             }
-            Output::Retract { chars } => {
+            Output::Retract { chars: 0, .. } => {}
+            Output::Retract { chars, .. } => {
                 let choice = &mut self.head.choices[run];
                 choice.chars = choice.chars.saturating_sub(chars);
                 let piece = self.head.piece(run, "", &Value::Null);
