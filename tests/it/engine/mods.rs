@@ -238,7 +238,7 @@ async fn tool_calls_and_errors_end_the_run() {
 #[tokio::test]
 async fn the_client_knows_which_tokens_are_gone() {
     let halves: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
-    let mut bench = bench(1, false).await;
+    let bench = bench(1, false).await;
     for seed in 0..6 {
         let halves = halves.clone();
         let calls = Mutex::new(0u32);
@@ -250,7 +250,7 @@ async fn the_client_knows_which_tokens_are_gone() {
             *calls += 1;
             match *calls % 5 {
                 0 => Action::Backtrack { n: 1 + seed % 4, tokens: Vec::new() },
-                3 => Action::ForceTokens(halves[..1 + seed as usize % halves.len()].to_vec()),
+                3 => Action::ForceTokens(halves[..=seed as usize % halves.len()].to_vec()),
                 _ => Action::Noop,
             }
         });

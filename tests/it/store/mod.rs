@@ -11,11 +11,12 @@ use chrono::Utc;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use thunder::events::{
     Action, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, Item, LogLevel, Measured,
     ModCall, ModLog, Prompt, RunEnd, RunId, RunStart, RunStatus, Signal, Stage, Surface, TokenMeasure, Usage,
 };
-use thunder::store::{Database, Error, Store};
+use thunder::store::{Database, EmbeddedError, Error, Store};
 use thunder::trace::document::Document;
 use tokio::process::Command;
 
@@ -31,7 +32,16 @@ impl Data {
         Database::Embedded { data_dir: self.0.clone() }
     }
 
+    /// A program that another test is just starting holds the folder's lock until it has begun.
     async fn open(&self) -> Store {
+        for _ in 0..100 {
+            match self.try_open().await {
+                Err(Error::Embedded(EmbeddedError::InUse { .. })) => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                opened => return opened.unwrap(),
+            }
+        }
         self.try_open().await.unwrap()
     }
 

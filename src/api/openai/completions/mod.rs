@@ -117,7 +117,7 @@ impl Chunks {
 impl stream::Writer for Chunks {
     fn write(&mut self, run: usize, output: Output, ready: &mut VecDeque<String>) -> Result<(), ApiError> {
         match output {
-            Output::Progress(_) => {}
+            Output::Progress(_) | Output::Retract { chars: 0, .. } => {}
             Output::Prompt(measures) => self.head.choices[run].measures = measures,
             Output::Text(delta) => {
                 if let Some(echo) = self.head.echo(run) {
@@ -129,7 +129,6 @@ impl stream::Writer for Chunks {
                     ready.push_back(self.chunk(&piece, None));
                 }
             }
-            Output::Retract { chars: 0, .. } => {}
             Output::Retract { chars, .. } => {
                 let choice = &mut self.head.choices[run];
                 choice.chars = choice.chars.saturating_sub(chars);
