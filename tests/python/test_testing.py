@@ -135,8 +135,9 @@ class Ends(unittest.TestCase):
             self.assertEqual((result.events[-1].kind, result.events[-1].forced), ("Added", True))
 
     def test_tool_calls_and_errors(self):
-        result = run(at("Added", lambda e, a, t: a.tool_calls({"id": "1"})), model="abc").check()
-        self.assertEqual((result.finish_reason, result.tool_calls, result.text), ("tool_calls", [{"id": "1"}], "a"))
+        call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+        result = run(at("Added", lambda e, a, t: a.tool_calls(call)), model="abc").check()
+        self.assertEqual((result.finish_reason, result.tool_calls, result.text), ("tool_calls", [call], "a"))
         result = run(at("Prefilled", lambda e, a, t: a.emit_error("no")), model="abc").check()
         self.assertEqual((result.finish_reason, result.message, result.tokens), ("error", "no", []))
 
