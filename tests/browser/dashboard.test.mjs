@@ -324,9 +324,9 @@ for (const scheme of ['light', 'dark']) {
     await page.keyboard.press('Tab');
     await page.keyboard.type('3');
     await page.keyboard.press('Enter');
+    // What is kept closes the form.
+    await dialog.waitFor({ state: 'hidden' });
     const line = page.locator('[data-feedback] li').last();
-    await line.waitFor();
-    assert.equal(await dialog.getAttribute('open'), null, 'what is kept closes the form');
     const kept = /\+1.*kind & <b>short<\/b> .*at token 3/s;
     assert.match(await line.textContent(), kept);
     await page.reload();
