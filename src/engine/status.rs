@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Seconds over which [`Totals::recent`] looks back.
+/// Seconds over which the rates of [`Totals`] look back.
 const WINDOW: u64 = 60;
 
 /// What the decode thread is doing.

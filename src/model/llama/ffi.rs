@@ -135,7 +135,7 @@ pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32) -> Option<Vec<u
 }
 
 /// Replaces the state of a sequence. `state` must have been written by a context of this layout, or have been checked
-/// against it with [`super::Layout::check`]. `false` when llama.cpp refuses; the sequence is then empty.
+/// against it with [`super::Layout::unpack`]. `false` when llama.cpp refuses; the sequence is then empty.
 pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8]) -> bool {
     // SAFETY: llama.cpp reads no more than the slice's length, and every count in it was compared with the context's.
     unsafe { context.state_seq_set_data_ext(state, sequence, LlamaStateSeqFlags::empty()) }

@@ -71,7 +71,7 @@ impl Header {
     /// Reads and checks the header of a file.
     ///
     /// # Errors
-    /// [`Error`].
+    /// What was wrong with the file.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let file = File::open(path).map_err(Error::Io)?;
         let length = file.metadata().map_err(Error::Io)?.len();

@@ -1,7 +1,7 @@
 //! The state of a sequence as llama.cpp writes it, read before llama.cpp reads it.
 //!
 //! llama.cpp trusts such bytes: on wrong ones it fails half way, or aborts the process. [`Layout`] is learned from a
-//! state that the context itself wrote, and [`Layout::check`] compares every number of a foreign state with it.
+//! state that the context itself wrote, and [`Layout::unpack`] compares every number of a foreign state with it.
 //! Follows `llama_kv_cache::state_write` and `llama_kv_cache_iswa::state_write` of the pinned llama-cpp-sys-2. Models
 //! that keep anything but such caches (recurrent ones) have no layout, and their states stay inside the process.
 
