@@ -19,6 +19,10 @@ use tokio::sync::oneshot;
 /// How long a client may take nothing before its run's slot goes to those who wait.
 const UNREAD: Duration = Duration::from_secs(5);
 
+/// Runs without a slot, up to which a slot is taken from a client that does not read. What such runs have for their clients
+/// stays in memory, so that there must not be any number of them.
+const MOST_PARKED: usize = 16;
+
 /// The way to a run that is under way; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Control {
@@ -263,7 +267,7 @@ impl Scheduler<'_> {
                     && live.rest.is_some_and(|rest| rest.is_long(now))
                     && live.run.wants_decode().is_some()
                     && live.run.outbox.is_empty();
-                rested || wanted > 0 && live.is_unread(now)
+                rested || (wanted > 0 && self.parked.len() < MOST_PARKED && live.is_unread(now))
             });
             if long {
                 wanted = wanted.saturating_sub(1);
