@@ -8,14 +8,20 @@ use std::sync::Arc;
 
 /// Runs whose next decode is at most this long count as generating: they go before prompts.
 const SHORT: usize = 16;
-/// Prompts are decoded together while they have at most this many tokens in all. Longer ones go one after the other: a
-/// processor is not faster with more of them at once, and the first of them would wait for the last one's tokens. A GPU
-/// fills a physical batch first.
-const TOGETHER: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { 512 } else { 128 };
 
-/// Most tokens of a prompt in one decode. On a processor no more are faster: what they need at once outgrows the cache. A GPU
-/// takes whole batches.
-const CHUNK: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { usize::MAX } else { 256 };
+/// Bounds of how prompts are decoded.
+struct Pace {
+    /// Prompts are decoded together while they have at most this many tokens in all. Longer ones go one after the other: a
+    /// processor is not faster with more of them at once, and the first of them would wait for the last one's tokens. A GPU
+    /// fills a physical batch first.
+    together: usize,
+    /// Most tokens of a prompt in one decode. On a processor no more are faster: what they need at once outgrows the cache. A
+    /// GPU takes whole batches.
+    chunk: usize,
+}
+
+const PROCESSOR: Pace = Pace { together: 128, chunk: 256 };
+const GPU: Pace = Pace { together: 512, chunk: usize::MAX };
 
 /// A part of a run's sequence in the batch under way.
 pub(super) struct Part {
@@ -65,13 +71,14 @@ impl Scheduler<'_> {
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|&(arrival, _, left)| (left > SHORT, arrival));
+        let pace = if self.context.has_gpu() { GPU } else { PROCESSOR };
         let mut parts: Vec<(usize, usize)> = Vec::new();
         let mut prompts = 0;
         for (_, index, left) in ready {
             let take = match left {
                 ..=SHORT => left,
-                _ if prompts == 0 => even(left, prompt_budget.min(CHUNK)),
-                _ if prompts + left <= TOGETHER => left,
+                _ if prompts == 0 => even(left, prompt_budget.min(pace.chunk)),
+                _ if prompts + left <= pace.together => left,
                 _ => continue,
             };
             let take = take.min(budget);

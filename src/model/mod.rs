@@ -25,6 +25,9 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// It cannot be put where it was wanted.
+    #[error(transparent)]
+    Placement(#[from] llama::PlacementError),
     /// llama.cpp refused the file.
     #[error(
         "llama.cpp cannot load {path}: {reason}; a GGUF model of an architecture that llama.cpp supports is needed"

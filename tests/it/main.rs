@@ -12,6 +12,7 @@ mod cli;
 mod constraints;
 mod engine;
 mod exact;
+mod gpu;
 mod harness;
 mod health;
 mod ingest;
