@@ -39,7 +39,7 @@ impl Args {
 /// Serves until told to stop. Connections are taken at once and answered with 503 until everything is loaded.
 pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     if args.list_devices {
-        startup::list_devices();
+        startup::list_devices()?;
         return Ok(ExitCode::SUCCESS);
     }
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);

@@ -4,7 +4,7 @@ use super::progress::Progress;
 use crate::api::{App, Step};
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
-use crate::model::llama::{Device, Placement, devices, why_no_gpu};
+use crate::model::llama::{Device, Placement, backend, devices, why_no_gpu};
 use crate::mods::python::sandbox::{self, Policy};
 use crate::mods::python::{Limits, LoadError, PythonMods};
 use crate::mods::{Folder, Registry, SourceText, Sourced};
@@ -88,7 +88,9 @@ pub fn no_gpu(config: &EngineConfig) -> Option<String> {
 }
 
 /// The GPUs with the names that `--device` takes.
-pub fn list_devices() {
+pub fn list_devices() -> anyhow::Result<()> {
+    // What llama.cpp says meanwhile goes to the log.
+    backend()?;
     println!("Available devices:");
     let gpus: Vec<Device> = devices().into_iter().filter(|device| device.gpu).collect();
     for Device { name, description, memory_bytes, free_bytes, .. } in &gpus {
@@ -98,6 +100,7 @@ pub fn list_devices() {
         println!("  (none)");
         eprintln!("thunder: {}", why_no_gpu());
     }
+    Ok(())
 }
 
 /// How Python mods are run.

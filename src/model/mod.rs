@@ -38,6 +38,14 @@ pub enum Error {
         /// llama.cpp's reason.
         reason: String,
     },
+    /// There was no memory for the weights.
+    #[error("llama.cpp cannot load {path}: {reason}; fewer --gpu-layers, or a smaller model, need less memory")]
+    NoMemory {
+        /// Path given.
+        path: String,
+        /// llama.cpp's reason.
+        reason: String,
+    },
     /// A LoRA adapter cannot be used with the model.
     #[error("cannot load the LoRA adapter {path}: {reason}")]
     Adapter {

@@ -43,6 +43,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+/// What llama.cpp says when there is no memory for weights.
+const NO_MEMORY: &str = "unable to allocate";
+
 /// A loaded model.
 pub struct Model {
     llama: Arc<LlamaModel>,
@@ -149,7 +152,7 @@ impl Model {
     /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
     ///
     /// # Errors
-    /// [`Error::Unreadable`], [`Error::Placement`], [`Error::Load`] and [`Error::Adapter`].
+    /// [`Error::Unreadable`], [`Error::Placement`], [`Error::NoMemory`], [`Error::Load`] and [`Error::Adapter`].
     pub fn load(
         path: &Path,
         options: &ModelOptions,
@@ -164,8 +167,11 @@ impl Model {
             other => refused(other.to_string()),
         })?;
         let (loading, placement) = devices::loading(options, &header, path)?;
-        let mut llama =
-            ffi::loading::load(&file, &loading, progress).map_err(|lines| refused(reason::reason(&lines)))?;
+        let failed = |lines: Vec<String>| match reason::reason(&lines) {
+            reason if reason.contains(NO_MEMORY) => Error::NoMemory { path: shown.clone(), reason },
+            reason => refused(reason),
+        };
+        let mut llama = ffi::loading::load(&file, &loading, progress).map_err(failed)?;
         let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
         if architecture == "t5" {
             return Err(refused("models of an encoder and a decoder, such as T5, are not supported".into()));
