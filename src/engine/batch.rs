@@ -18,10 +18,13 @@ struct Pace {
     /// Most tokens of a prompt in one decode. On a processor no more are faster: what they need at once outgrows the cache. A
     /// GPU takes whole batches.
     chunk: usize,
+    /// While prompts are read, those that generate have their turn after this many tokens of them. With every short prompt that
+    /// is decoded they would cost it a pass over the weights of their own, and the last of many prompts waits for all of those.
+    between_turns: usize,
 }
 
-const PROCESSOR: Pace = Pace { together: 128, chunk: 256 };
-const GPU: Pace = Pace { together: 512, chunk: usize::MAX };
+const PROCESSOR: Pace = Pace { together: 128, chunk: 256, between_turns: 256 };
+const GPU: Pace = Pace { together: 512, chunk: usize::MAX, between_turns: 512 };
 
 /// A part of a run's sequence in the batch under way.
 pub(super) struct Part {
@@ -39,7 +42,7 @@ fn even(left: usize, most: usize) -> usize {
 }
 
 impl Scheduler<'_> {
-    /// Chooses what the next batch decodes: first runs that generate, then prompts in order of arrival.
+    /// Chooses what the next batch decodes: first runs that generate, if it is their turn, then prompts in order of arrival.
     pub(super) fn plan(&mut self) -> Vec<Part> {
         let mut budget = self.options.batch_size as usize;
         let mut ready: Vec<(u64, usize, usize)> = Vec::new();
@@ -72,10 +75,13 @@ impl Scheduler<'_> {
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|&(arrival, _, left)| (left > SHORT, arrival));
         let pace = if self.context.has_gpu() { GPU } else { PROCESSOR };
+        let some_read = ready.iter().any(|&(_, _, left)| left > SHORT);
+        let prompts_only = some_read && self.read_since_turn < pace.between_turns;
         let mut parts: Vec<(usize, usize)> = Vec::new();
         let mut prompts = 0;
         for (_, index, left) in ready {
             let take = match left {
+                ..=SHORT if prompts_only => continue,
                 ..=SHORT => left,
                 _ if prompts == 0 => even(left, prompt_budget.min(pace.chunk)),
                 _ if prompts + left <= pace.together => left,
@@ -91,6 +97,7 @@ impl Scheduler<'_> {
             }
             parts.push((index, take));
         }
+        self.read_since_turn = prompts + if prompts_only { self.read_since_turn } else { 0 };
         parts.sort_unstable();
         parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
     }
