@@ -18,11 +18,11 @@ use tokio::signal::unix::{SignalKind, signal};
                         is so in any case, or has no counterpart here."
 )]
 pub struct Args {
+    #[command(flatten)]
+    engine: EngineFlags,
     /// Print the GPUs that --device can name, and end
     #[arg(long, help_heading = "GPUs")]
     list_devices: bool,
-    #[command(flatten)]
-    engine: EngineFlags,
     #[command(flatten)]
     data: DataFlags,
     #[command(flatten)]

@@ -24,8 +24,8 @@ pub struct GpuFlags {
     #[arg(long, env = "THUNDER_SPLIT_MODE", value_name = "none|layer|row", default_value = "layer")]
     pub split_mode: SplitMode,
     /// Share of each GPU, as proportions, e.g. 3,1; without it by their free memory [also: -ts]
-    #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…", default_value = "", hide_default_value = true)]
-    pub tensor_split: Shares,
+    #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…")]
+    pub tensor_split: Option<Shares>,
     /// The GPU to use when a model is not split, counted from 0 [also: -mg]
     #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
     pub main_gpu: u16,
@@ -116,7 +116,7 @@ impl TryFrom<GpuFlags> for GpuConfig {
             layers: flags.gpu_layers,
             devices,
             split_mode: flags.split_mode,
-            tensor_split: flags.tensor_split.0,
+            tensor_split: flags.tensor_split.unwrap_or_default().0,
             main_gpu: flags.main_gpu.into(),
         })
     }

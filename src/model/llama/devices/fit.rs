@@ -123,12 +123,15 @@ pub fn that_fit(needs: &Needs, gpus: &[Gpu], split: SplitMode) -> usize {
 /// Whether the last `count` layers fit, the output counted as one, when they are spread as llama.cpp does it.
 fn fits(needs: &Needs, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
     let sum: f32 = gpus.iter().map(|gpu| gpu.share).sum();
-    let mut used = vec![needs.graph.saturating_add(SPARE); gpus.len()];
+    if sum <= 0.0 {
+        return false;
+    }
+    let mut taken = vec![0_u64; gpus.len()];
     let layers = needs.layers.iter().chain([&needs.output]).skip(needs.layers.len() + 1 - count);
     for (index, &bytes) in layers.enumerate() {
         if split == SplitMode::Row {
-            for (used, gpu) in used.iter_mut().zip(gpus) {
-                *used = used.saturating_add((bytes as f64 * f64::from(gpu.share / sum)) as u64);
+            for (taken, gpu) in taken.iter_mut().zip(gpus) {
+                *taken = taken.saturating_add((bytes as f64 * f64::from(gpu.share / sum)) as u64);
             }
             continue;
         }
@@ -137,11 +140,12 @@ fn fits(needs: &Needs, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
             upto += gpu.share;
             upto / sum > index as f32 / count as f32
         });
-        let Some(used) = used.get_mut(at.unwrap_or(gpus.len().saturating_sub(1))) else { return false };
-        *used = used.saturating_add(bytes);
+        let taken = &mut taken[at.unwrap_or(gpus.len() - 1)];
+        *taken = taken.saturating_add(bytes);
     }
+    let beside = needs.graph.saturating_add(SPARE);
     // A GPU without a share has no part in it.
-    used.iter().zip(gpus).all(|(&used, gpu)| used <= gpu.free || gpu.share == 0.0)
+    taken.iter().zip(gpus).all(|(&taken, gpu)| taken.saturating_add(beside) <= gpu.free || gpu.share == 0.0)
 }
 
 #[cfg(test)]
