@@ -2,8 +2,8 @@
 //! accepted for the flags it shares.
 
 use super::cache::CacheFlags;
-use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size};
+use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
+use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TuningFlags};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,6 +18,9 @@ pub struct EngineFlags {
     /// Name of the model in requests and answers, again or after a comma for more; without it the file's name
     #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub alias: Vec<String>,
+    /// Words about the model that lists of models show, again or after a comma for more
+    #[arg(long, env = "THUNDER_TAGS", value_name = "WORD", value_delimiter = ',')]
+    pub tags: Vec<String>,
     /// Context in tokens, divided evenly among the slots; without it each slot gets what the model was trained
     /// with, but at most 8192
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
@@ -80,6 +83,9 @@ pub struct EngineFlags {
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
+    /// How models are computed.
+    #[command(flatten)]
+    pub tuning: TuningFlags,
     /// Embeddings and scores.
     #[command(flatten)]
     pub encoder: EncoderFlags,
@@ -113,7 +119,7 @@ pub struct ServerFlags {
     /// Address to listen on, again for more; without it 127.0.0.1:6767
     #[arg(long, env = "THUNDER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     pub listen: Vec<SocketAddr>,
-    /// Host to listen on, together with --port; as llama-server spells it
+    /// Host to listen on, together with --port, after a comma for more; as llama-server spells it
     #[arg(long, env = "THUNDER_HOST", value_name = "HOST")]
     pub host: Option<String>,
     /// Port to listen on, together with --host; as llama-server spells it
@@ -194,9 +200,9 @@ pub struct ServerFlags {
     /// Which of llama-server's routes there are.
     #[command(flatten)]
     pub routes: RouteFlags,
-    /// What is so in any case.
+    /// What is logged, and where.
     #[command(flatten)]
-    pub accepted: AcceptedFlags,
+    pub log: LogFlags,
 }
 
 /// How many layers go on GPUs.
@@ -315,14 +321,15 @@ impl ServerFlags {
         use std::net::ToSocketAddrs;
         let mut addresses = self.listen.clone();
         if self.host.is_some() || self.port.is_some() {
-            let host = self.host.as_deref().unwrap_or("127.0.0.1");
             let port = self.port.unwrap_or(super::DEFAULT_PORT);
-            let found = (host, port)
-                .to_socket_addrs()
-                .map_err(|source| super::Error::Host { host: host.to_owned(), source })?
-                .next()
-                .ok_or_else(|| super::Error::NoAddress { host: host.to_owned() })?;
-            addresses.push(found);
+            for host in self.host.as_deref().unwrap_or("127.0.0.1").split(',').map(str::trim) {
+                let found = (host, port)
+                    .to_socket_addrs()
+                    .map_err(|source| super::Error::Host { host: host.to_owned(), source })?
+                    .next()
+                    .ok_or_else(|| super::Error::NoAddress { host: host.to_owned() })?;
+                addresses.push(found);
+            }
         }
         if addresses.is_empty() {
             addresses.push(super::DEFAULT_ADDRESS);

@@ -5,6 +5,7 @@ use super::ffi::threads::Pool;
 use super::ffi::{self, CapturedRow, Tap, WantedRow};
 use super::memory::{self, Memory, OUT_OF_WINDOW, RECURRENT};
 use super::state::Layout;
+use super::tuning::Tuning;
 use super::ubatch;
 use super::{Error, ShiftError};
 use crate::events::TokenId;
@@ -88,6 +89,7 @@ impl<'model> Context<'model> {
         adapters: &'model Adapters,
         backend: &LlamaBackend,
         options: &ContextOptions,
+        tuning: &Tuning,
     ) -> Result<Self, Error> {
         if options.attention && options.cache_type_v.is_quantised() {
             return Err(Error::QuantisedValues { cache_type: options.cache_type_v.as_str() });
@@ -113,6 +115,7 @@ impl<'model> Context<'model> {
             } else {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO
             });
+        params = tuning.apply(params);
         if let Some(tap) = &tap {
             ffi::set_tap(&mut params, tap);
         }
@@ -120,7 +123,7 @@ impl<'model> Context<'model> {
             .new_context(backend, params)
             .map_err(|error| Error::Context { ctx_size: n_ctx, reason: error.to_string() })?;
         let memory = Memory::of(model, &mut llama, options.cache_type_k);
-        let pool = pool(options, &mut llama);
+        let pool = tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama));
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
             llama,
@@ -403,13 +406,4 @@ impl<'model> Context<'model> {
     fn first_position(&self, sequence: i32) -> u32 {
         if self.memory.window == 0 { 0 } else { self.llama.kv_cache_seq_pos_min(sequence).max(0).unsigned_abs() }
     }
-}
-
-/// Threads for the context, unless it decodes with one alone.
-fn pool(options: &ContextOptions, context: &mut LlamaContext<'_>) -> Option<Pool> {
-    let threads = options.threads.max(options.threads_batch);
-    if threads < 2 {
-        return None;
-    }
-    Pool::start(threads).filter(|pool| pool.attach(context))
 }

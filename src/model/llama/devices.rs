@@ -60,6 +60,10 @@ pub(super) fn loading(options: &ModelOptions, header: &Header) -> Loading {
         main_gpu: options.main_gpu,
         mmap: !options.no_mmap,
         mlock: options.mlock,
+        check_tensors: options.tuning.check_tensors,
+        no_repack: options.tuning.no_repack,
+        no_host: options.tuning.no_host,
+        overrides: options.tuning.overrides.clone(),
         no_alloc: false,
     }
 }

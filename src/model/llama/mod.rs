@@ -16,6 +16,7 @@ mod probe;
 mod reason;
 mod sampler;
 mod state;
+mod tuning;
 mod ubatch;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
@@ -24,6 +25,7 @@ pub use cache_type::CacheType;
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
+pub use ffi::threads::Threads;
 pub use gguf::Header;
 pub use head::{Activation, Head, HeadError};
 pub use pair::Pairing;
@@ -31,6 +33,7 @@ pub use probe::probe;
 pub(super) use sampler::Breakers;
 pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
 pub use state::{Flaw, Layout};
+pub use tuning::{Numa, Rope, Scaling, Tuning, Value};
 
 use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
@@ -52,6 +55,7 @@ pub struct Model {
     card: Card,
     fingerprint: u128,
     path: PathBuf,
+    tuning: Tuning,
     /// llama.cpp writes to the model while it makes a context.
     making_context: Mutex<()>,
 }
@@ -78,6 +82,8 @@ pub struct ModelOptions {
     pub room_for: Option<u32>,
     /// LoRA adapters, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
+    /// How it is computed.
+    pub tuning: Tuning,
 }
 
 /// How many layers go on GPUs.
@@ -162,6 +168,7 @@ impl Model {
             other => refused(other.to_string()),
         })?;
         let loading = devices::loading(options, &header);
+        options.tuning.prepare();
         let mut llama =
             ffi::loading::load(&file, &loading, progress).map_err(|lines| refused(reason::reason(&lines)))?;
         let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
@@ -190,7 +197,7 @@ impl Model {
             layers: llama.n_layer(),
             heads: llama.n_head(),
             kv_heads: llama.n_head_kv(),
-            rope_base: parameter(&llama, "rope.freq_base"),
+            rope_base: options.tuning.rope.base.or_else(|| parameter(&llama, "rope.freq_base")),
             window: Some(ffi::memory::window(&llama)).filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::loading::file_type(&llama),
@@ -200,6 +207,7 @@ impl Model {
         };
         let fingerprint =
             fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
+        let fingerprint = fingerprint ^ fingerprint::of_text(&options.tuning.difference());
         let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
         Ok(Self {
             llama,
@@ -209,6 +217,7 @@ impl Model {
             card,
             fingerprint,
             path: path.to_owned(),
+            tuning: options.tuning.clone(),
             making_context: Mutex::new(()),
         })
     }
@@ -243,7 +252,7 @@ impl Model {
         &self.adapters
     }
 
-    /// A number that tells this model's file from others.
+    /// A number that tells this model's file, and what of it was overridden, from others.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
@@ -255,7 +264,7 @@ impl Model {
     /// [`Error::Context`], usually because the memory could not be had.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, Error> {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
-        Context::new(&self.llama, &self.adapters, backend()?, options)
+        Context::new(&self.llama, &self.adapters, backend()?, options, &self.tuning)
     }
 }
 
