@@ -10,6 +10,7 @@ mod asyncapi;
 mod attention;
 mod catalogue;
 mod chat;
+mod connections;
 mod error;
 pub mod extract;
 mod generation;
