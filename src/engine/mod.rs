@@ -37,7 +37,7 @@ mod thinking;
 pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{Attends, Captured, Sampling, Stage, Unseen};
 pub use capture::AttentionCoder;
-pub use control::{Activity, Control, RunOver, Standing};
+pub use control::{Activity, Control, RunOver, Standing, Thought};
 pub use journal::Clock;
 pub use output::{Delta, Generation, Output, Progress};
 pub use request::{Limits, Overflow, RecordPolicy, Report, Request};
@@ -123,6 +123,12 @@ struct Inner {
 }
 
 impl Engine {
+    /// The way to a run of this engine; what is said to one that is not under way comes back as [`RunOver`].
+    #[must_use]
+    pub fn control(&self, run: crate::events::RunId) -> Control {
+        Control::new(run, self.inner.commands.clone(), Arc::clone(self.inner.model.vocabulary()))
+    }
+
     /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is one. For a
     /// model that generates no text there is no thread, and every request is refused.
     ///
