@@ -6,6 +6,7 @@ use super::read::Config;
 use super::run::Follower;
 use crate::api::wire;
 use crate::api::{ApiError, App, Caller, StreamError, generation};
+use crate::events::Surface;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -111,6 +112,7 @@ pub(super) async fn generate(
     let beginning = Beginning {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
         caller: caller.map(|Extension(caller)| caller),
+        surface: Surface::Generate,
         replaces: None,
         keep: Duration::ZERO,
     };
