@@ -28,7 +28,8 @@ const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
 
 /// Serves a listener until the app is told to stop, and then what still goes on.
 pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
-    let mut builder = Builder::new(TokioExecutor::new());
+    // Where two versions can come, the first bytes may be awaited for ever to tell which.
+    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     builder
         .http1()
         .timer(TokioTimer::new())

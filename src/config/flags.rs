@@ -60,10 +60,10 @@ pub struct EngineFlags {
     #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
     pub main_gpu: u16,
     /// Read the model into memory instead of mapping its file
-    #[arg(long, env = "THUNDER_NO_MMAP")]
+    #[arg(long, env = "THUNDER_NO_MMAP", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_mmap: bool,
     /// Keep the model's weights from being swapped out
-    #[arg(long, env = "THUNDER_MLOCK")]
+    #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
     /// Whether runs can capture attention, which flash attention cannot; without it on, unless --flash-attn is
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off")]
@@ -148,10 +148,10 @@ pub struct ServerFlags {
     )]
     pub mod_keys: Vec<Secret>,
     /// Take mods that are uploaded to /v1/mods with such a key, and run those taken before
-    #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD")]
+    #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_mod_upload: bool,
     /// Serve other machines without a key
-    #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED")]
+    #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_unauthenticated: bool,
     /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, localhost, or * for all
     #[arg(
@@ -166,7 +166,7 @@ pub struct ServerFlags {
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
     /// Let requests name any model: one that is not known here is the default one, instead of an error
-    #[arg(long, env = "THUNDER_ANY_MODEL_NAME")]
+    #[arg(long, env = "THUNDER_ANY_MODEL_NAME", value_parser = clap::builder::FalseyValueParser::new())]
     pub any_model_name: bool,
     /// Folder of GGUF files that may be loaded by the names of their files, besides --model
     #[arg(long, env = "THUNDER_MODELS_DIR", value_name = "DIR")]

@@ -47,7 +47,7 @@ pub struct TuningFlags {
     /// Look for invalid numbers in the weights while they are loaded
     #[arg(long, env = "THUNDER_CHECK_TENSORS", value_parser = clap::builder::FalseyValueParser::new())]
     pub check_tensors: bool,
-    /// How the weights are read: --no-mmap and --mlock as one word
+    /// How the weights are read: auto maps them, none as with --no-mmap, mlock and mmap+mlock keep them from being swapped out
     #[arg(long, env = "THUNDER_LOAD_MODE", value_name = "MODE")]
     pub load_mode: Option<LoadMode>,
     /// Whether the KV cache of layers that are on GPUs is there, too [also: --no-kv-offload, -nkvo]

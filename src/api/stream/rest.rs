@@ -88,7 +88,7 @@ pub(super) struct GenerateResponse {
     tool_calls: Value,
 }
 
-/// Continues a text. With `"stream": true` the answer is server-sent events: the messages `init`, `token`, `backtrack`,
+/// Continues a text. With `"stream": true` the answer is server-sent events: the messages `init`, `status`, `token`, `backtrack`,
 /// `completion` and `error` of the streaming protocol, which `/api/v1/asyncapi.json` describes.
 #[utoipa::path(post, path = "/v1/generate", tag = "streaming",
     request_body(content = GenerateRequest, content_type = "application/json"),
