@@ -19,6 +19,9 @@ use tokio::signal::unix::{SignalKind, signal};
                         refused with what to do instead. Its variables LLAMA_ARG_… hold where ours are not set."
 )]
 pub struct Args {
+    /// Print the GPUs that --device can name, and end
+    #[arg(long, help_heading = "GPUs")]
+    list_devices: bool,
     #[command(flatten)]
     engine: EngineFlags,
     #[command(flatten)]
@@ -36,6 +39,10 @@ impl Args {
 
 /// Serves until told to stop. Connections are taken at once and answered with 503 until everything is loaded.
 pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
+    if args.list_devices {
+        startup::list_devices()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -52,7 +59,9 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     progress.end();
     if started.is_ok() {
         app.set_state(State::Ready);
-        eprintln!("thunder: {}", startup::devices_line(&app.config().engine));
+        let loaded = app.loaded(None).await;
+        let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
+        eprintln!("thunder: {}", startup::devices_line(&app.config().engine, &placement));
         for address in addresses {
             eprintln!("thunder: ready, dashboard and APIs are on http://{address}");
         }

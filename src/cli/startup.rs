@@ -2,10 +2,9 @@
 
 use super::progress::Progress;
 use crate::api::{App, Step};
-use crate::config::flags::GpuLayers;
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
-use crate::model::llama::{Device, devices};
+use crate::model::llama::{Device, Placement, backend, devices, why_no_gpu};
 use crate::mods::python::sandbox::{self, Policy};
 use crate::mods::python::{Limits, LoadError, PythonMods};
 use crate::mods::{Folder, Registry, SourceText, Sourced};
@@ -41,39 +40,67 @@ pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &A
     Ok(())
 }
 
-/// What runs are computed on, as a line.
-pub fn devices_line(config: &EngineConfig) -> String {
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    let named = |device: &Device| match device.memory_bytes {
-        0 => device.description.clone(),
-        total => format!("{} ({:.1} of {:.1} GiB free)", device.description, gib(device.free_bytes), gib(total)),
-    };
+/// What runs of a model that was put there are computed on, as a line.
+pub fn devices_line(config: &EngineConfig, placement: &Placement) -> String {
     let (gpus, others): (Vec<Device>, Vec<Device>) = devices().into_iter().partition(|device| device.gpu);
-    let shown: Vec<String> = gpus.iter().chain(&others).map(named).collect();
+    let (used, unused): (Vec<&Device>, Vec<&Device>) =
+        gpus.iter().partition(|gpu| placement.devices.contains(&gpu.name));
+    let listed = |devices: &[&Device]| devices.iter().map(|device| named(device)).collect::<Vec<_>>().join(" and ");
+    let layers = match placement.gpu_layers {
+        0 => "which has none of the layers".to_owned(),
+        all if all == placement.layers => format!("with all {all} layers"),
+        some => format!("with {some} of {} layers", placement.layers),
+    };
+    let others = listed(&others.iter().collect::<Vec<_>>());
     let threads = match (config.threads, config.threads_batch) {
         (1, 1) => "1 thread".to_owned(),
         (one, other) if one == other => format!("{one} threads"),
         (one, other) => format!("{one} threads, {other} for prompts"),
     };
-    format!("computing on {}; {threads}", shown.join(" and "))
+    let on = if used.is_empty() { others } else { format!("{}, {layers}, and {others}", listed(&used)) };
+    let idle = if unused.is_empty() { String::new() } else { format!("; not on {}", listed(&unused)) };
+    format!("computing on {on}; {threads}{idle}")
 }
 
-/// What is wrong with asking for a GPU, where there is none.
-pub fn no_gpu(config: &EngineConfig) -> Option<String> {
-    let asked = match config.gpu_layers {
-        GpuLayers::Auto | GpuLayers::Count(0) => return None,
-        GpuLayers::All => "all".to_owned(),
-        GpuLayers::Count(count) => count.to_string(),
-    };
-    if devices().iter().any(|device| device.gpu) {
-        return None;
+fn named(device: &Device) -> String {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let name =
+        if device.gpu { format!("{} ({})", device.name, device.description) } else { device.description.clone() };
+    match device.memory_bytes {
+        0 => name,
+        total => format!("{name} ({:.1} of {:.1} GiB free)", gib(device.free_bytes), gib(total)),
     }
-    let why = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) {
-        "no GPU was found"
-    } else {
-        "this build has no GPU support; cargo build --release --features cuda (or vulkan, or metal) makes one that has"
+}
+
+/// Which flags of GPUs have no effect, since none computes.
+pub fn no_gpu(config: &EngineConfig) -> Option<String> {
+    let why = match &config.gpu.devices {
+        Some(named) if named.is_empty() => "--device none",
+        _ if devices().iter().any(|device| device.gpu) => return None,
+        _ => why_no_gpu(),
     };
-    Some(format!("--gpu-layers {asked} has no effect: {why}"))
+    let asked = config.gpu.asked();
+    let (last, before) = asked.split_last()?;
+    Some(match before {
+        [] => format!("{last} has no effect: {why}"),
+        _ => format!("{} and {last} have no effect: {why}", before.join(", ")),
+    })
+}
+
+/// The GPUs with the names that `--device` takes.
+pub fn list_devices() -> anyhow::Result<()> {
+    // What llama.cpp says meanwhile goes to the log.
+    backend()?;
+    println!("Available devices:");
+    let gpus: Vec<Device> = devices().into_iter().filter(|device| device.gpu).collect();
+    for Device { name, description, memory_bytes, free_bytes, .. } in &gpus {
+        println!("  {name}: {description} ({} MiB, {} MiB free)", memory_bytes >> 20, free_bytes >> 20);
+    }
+    if gpus.is_empty() {
+        println!("  (none)");
+        eprintln!("thunder: {}", why_no_gpu());
+    }
+    Ok(())
 }
 
 /// How Python mods are run.

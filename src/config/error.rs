@@ -32,9 +32,9 @@ pub enum Error {
         /// Path given.
         path: String,
     },
-    /// Not a list of proportions.
-    #[error("--tensor-split takes a proportion for each GPU, e.g. 3,1")]
-    TensorSplit,
+    /// None, and some.
+    #[error("--device takes names of GPUs, or none, not both")]
+    DeviceNone,
     /// The folder of models is not there.
     #[error("there is no folder {path}; --models-dir takes a folder of GGUF files")]
     NoModelsDir {

@@ -2,6 +2,7 @@
 //! accepted for the flags it shares.
 
 use super::cache::CacheFlags;
+use super::gpu::GpuFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
 use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TuningFlags};
 use clap::{Args, ValueEnum};
@@ -40,25 +41,6 @@ pub struct EngineFlags {
     /// Most tokens computed at once within a decode [also: -ub]
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
-    /// Layers to put on GPUs, or auto for as many as fit, or all; needs a build for a GPU [also: -ngl]
-    #[arg(
-        long,
-        env = "THUNDER_GPU_LAYERS",
-        value_name = "auto|all|N",
-        alias = "n-gpu-layers",
-        default_value = "auto",
-        allow_negative_numbers = true
-    )]
-    pub gpu_layers: GpuLayers,
-    /// How a model is spread over several GPUs: not at all, by layers, or by rows of each weight [also: -sm]
-    #[arg(long, env = "THUNDER_SPLIT_MODE", value_name = "none|layer|row", default_value = "layer")]
-    pub split_mode: SplitMode,
-    /// Share of each GPU, as proportions, e.g. 3,1 [also: -ts]
-    #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…", value_delimiter = ',')]
-    pub tensor_split: Vec<f32>,
-    /// The GPU to use when a model is not split, counted from 0 [also: -mg]
-    #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
-    pub main_gpu: u16,
     /// Read the model into memory instead of mapping its file
     #[arg(long, env = "THUNDER_NO_MMAP", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_mmap: bool,
@@ -80,6 +62,9 @@ pub struct EngineFlags {
     /// LoRA adapters.
     #[command(flatten)]
     pub adapters: AdapterFlags,
+    /// GPUs.
+    #[command(flatten)]
+    pub gpu: GpuFlags,
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
@@ -203,45 +188,6 @@ pub struct ServerFlags {
     /// What is logged, and where.
     #[command(flatten)]
     pub log: LogFlags,
-}
-
-/// How many layers go on GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum GpuLayers {
-    /// As many as fit.
-    #[default]
-    Auto,
-    /// All.
-    All,
-    /// So many.
-    Count(u32),
-}
-
-impl std::str::FromStr for GpuLayers {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            // llama-server's older word for all.
-            "all" | "-1" => Ok(Self::All),
-            count => count
-                .parse()
-                .map(Self::Count)
-                .map_err(|_| format!("'{text}' is neither a number of layers nor auto or all")),
-        }
-    }
-}
-
-/// How a model is spread over several GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum SplitMode {
-    /// Not at all.
-    None,
-    /// By layers.
-    #[default]
-    Layer,
-    /// By rows of each weight.
-    Row,
 }
 
 /// On or off.

@@ -9,13 +9,14 @@ mod defaults;
 mod encoder;
 mod error;
 pub mod flags;
+mod gpu;
 mod limits;
 pub mod llama_server;
 mod mods;
 mod security;
 mod tuning;
 
-use flags::{Automatic, DataFlags, EngineFlags, GpuLayers, ServerFlags, SplitMode, Switch};
+use flags::{Automatic, DataFlags, EngineFlags, ServerFlags, Switch};
 use serde_json::{Map, Value};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ pub use cache::{CacheConfig, CacheType, ContextPolicy};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use error::Error;
+pub use gpu::{GpuConfig, GpuFlags, GpuLayers, SplitMode};
 pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
@@ -76,14 +78,8 @@ pub struct EngineConfig {
     pub batch_size: u32,
     /// Most tokens computed at once, not above `batch_size`.
     pub ubatch_size: u32,
-    /// Layers on GPUs.
-    pub gpu_layers: GpuLayers,
-    /// How a model is spread over several GPUs.
-    pub split_mode: SplitMode,
-    /// Share of each GPU; empty for llama.cpp's choice.
-    pub tensor_split: Vec<f32>,
-    /// The GPU to use when a model is not split.
-    pub main_gpu: i32,
+    /// What goes on which GPU.
+    pub gpu: GpuConfig,
     /// Read the model instead of mapping it.
     pub no_mmap: bool,
     /// Keep the weights from being swapped out.
@@ -261,9 +257,6 @@ impl TryFrom<EngineFlags> for EngineConfig {
         }
         let given = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
         let threads = given(flags.threads).unwrap_or_else(defaults::threads);
-        if flags.tensor_split.iter().any(|share| !share.is_finite() || *share < 0.0) {
-            return Err(Error::TensorSplit);
-        }
         let batch_size = within("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
         let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
         let attention = attention(flags.attention, flags.flash_attn)?;
@@ -277,10 +270,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             threads_batch: given(flags.threads_batch).unwrap_or(threads),
             batch_size,
             ubatch_size: ubatch_size.min(batch_size),
-            gpu_layers: flags.gpu_layers,
-            split_mode: flags.split_mode,
-            tensor_split: flags.tensor_split,
-            main_gpu: i32::from(flags.main_gpu),
+            gpu: flags.gpu.try_into()?,
             no_mmap: flags.no_mmap || matches!(flags.tuning.load_mode, Some(LoadMode::None | LoadMode::Mlock)),
             mlock: flags.mlock || matches!(flags.tuning.load_mode, Some(LoadMode::Mlock | LoadMode::MmapMlock)),
             attention,

@@ -70,7 +70,11 @@ fn wrong_values_name_the_flag_and_the_range() {
         (["--max-body", "12Q"], "is not a size"),
         (["--gpu-layers", "many"], "neither a number of layers nor auto or all"),
         (["--split-mode", "tensor"], "[possible values: none, layer, row]"),
-        (["--tensor-split", "3,-1"], "--tensor-split takes a proportion"),
+        (["--tensor-split", "3,-1"], "it takes a proportion for each GPU, e.g. 3,1"),
+        (["--tensor-split", "3;1"], "invalid value '3;1' for '--tensor-split"),
+        (["--tensor-split", "3,,1"], "it takes a proportion"),
+        (["--tensor-split", "3,inf"], "it takes a proportion"),
+        (["--device", "none,CUDA0"], "--device takes names of GPUs, or none, not both"),
         (["--models-dir", "/nowhere"], "there is no folder /nowhere"),
     ] {
         let error = config(&words).unwrap_err();
@@ -80,17 +84,29 @@ fn wrong_values_name_the_flag_and_the_range() {
 
 #[test]
 fn gpus_and_models_are_chosen() {
-    use super::flags::{GpuLayers, SplitMode};
+    use super::{GpuConfig, GpuLayers, SplitMode};
     let usual = config(&[]).unwrap();
-    assert_eq!((usual.engine.gpu_layers, usual.engine.split_mode), (GpuLayers::Auto, SplitMode::Layer));
+    assert_eq!(usual.engine.gpu, GpuConfig::default());
     assert_eq!(usual.engine.threads_batch, usual.engine.threads);
     assert_eq!((usual.server.models.most, usual.server.models.autoload), (Some(4), true));
     let words =
         ["--gpu-layers", "-1", "--split-mode", "row", "--tensor-split", "3,1", "--main-gpu", "1", "--threads", "2"];
+    let devices = ["--device", "CUDA1, CUDA0"];
     let further = ["--threads-batch", "4", "--alias", "big, small", "--models-max", "0", "--models-autoload=off"];
-    let said = config(&[&words[..], &further[..]].concat()).unwrap();
-    assert_eq!((said.engine.gpu_layers, said.engine.split_mode), (GpuLayers::All, SplitMode::Row));
-    assert_eq!((&said.engine.tensor_split[..], said.engine.main_gpu), (&[3.0, 1.0][..], 1));
+    let said = config(&[&words[..], &devices, &further].concat()).unwrap();
+    let gpu = GpuConfig {
+        layers: GpuLayers::All,
+        devices: Some(vec!["CUDA1".into(), "CUDA0".into()]),
+        split_mode: SplitMode::Row,
+        tensor_split: vec![3.0, 1.0],
+        main_gpu: 1,
+    };
+    assert_eq!(said.engine.gpu, gpu);
+    assert_eq!(gpu.asked(), ["--gpu-layers all", "--split-mode row", "--tensor-split 3,1", "--main-gpu 1"]);
+    let shares = |text| config(&["--tensor-split", text]).unwrap().engine.gpu.tensor_split;
+    assert_eq!((shares("0.5/ 0/2"), shares("")), (vec![0.5, 0.0, 2.0], Vec::new()));
+    let alone = config(&["--device", "none", "--gpu-layers", "0"]).unwrap().engine.gpu;
+    assert_eq!((&alone.devices, alone.asked()), (&Some(Vec::new()), Vec::new()));
     assert_eq!((said.engine.threads, said.engine.threads_batch), (2, 4));
     assert_eq!(said.engine.alias, ["big", "small"]);
     assert_eq!((said.server.models.most, said.server.models.autoload), (None, false));

@@ -8,18 +8,23 @@ use std::sync::Arc;
 
 /// Runs whose next decode is at most this long count as generating: they go before prompts.
 const SHORT: usize = 16;
-/// Prompts are decoded together while they have at most this many tokens in all. Longer ones go one after the other: a
-/// processor is not faster with more of them at once, and the first of them would wait for the last one's tokens. A GPU
-/// fills a physical batch first.
-const TOGETHER: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { 512 } else { 128 };
 
-/// Most tokens of a prompt in one decode. On a processor no more are faster: what they need at once outgrows the cache. A GPU
-/// takes whole batches.
-const CHUNK: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { usize::MAX } else { 256 };
+/// Bounds of how prompts are decoded.
+struct Pace {
+    /// Prompts are decoded together while they have at most this many tokens in all. Longer ones go one after the other: a
+    /// processor is not faster with more of them at once, and the first of them would wait for the last one's tokens. A GPU
+    /// fills a physical batch first.
+    together: usize,
+    /// Most tokens of a prompt in one decode. On a processor no more are faster: what they need at once outgrows the cache. A
+    /// GPU takes whole batches.
+    chunk: usize,
+    /// While prompts are read, those that generate have their turn after this many tokens of them. With every short prompt that
+    /// is decoded they would cost it a pass over the weights of their own, and the last of many prompts waits for all of those.
+    between_turns: usize,
+}
 
-/// While prompts are read, those that generate have their turn after this many tokens of them. With every short prompt that
-/// is decoded they would cost it a pass over the weights of their own, and the last of many prompts waits for all of those.
-const BETWEEN_TURNS: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { 512 } else { 256 };
+const PROCESSOR: Pace = Pace { together: 128, chunk: 256, between_turns: 256 };
+const GPU: Pace = Pace { together: 512, chunk: usize::MAX, between_turns: 512 };
 
 /// A part of a run's sequence in the batch under way.
 pub(super) struct Part {
@@ -69,16 +74,17 @@ impl Scheduler<'_> {
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|&(arrival, _, left)| (left > SHORT, arrival));
+        let pace = if self.context.has_gpu() { GPU } else { PROCESSOR };
         let some_read = ready.iter().any(|&(_, _, left)| left > SHORT);
-        let prompts_only = some_read && self.read_since_turn < BETWEEN_TURNS;
+        let prompts_only = some_read && self.read_since_turn < pace.between_turns;
         let mut parts: Vec<(usize, usize)> = Vec::new();
         let mut prompts = 0;
         for (_, index, left) in ready {
             let take = match left {
                 ..=SHORT if prompts_only => continue,
                 ..=SHORT => left,
-                _ if prompts == 0 => even(left, prompt_budget.min(CHUNK)),
-                _ if prompts + left <= TOGETHER => left,
+                _ if prompts == 0 => even(left, prompt_budget.min(pace.chunk)),
+                _ if prompts + left <= pace.together => left,
                 _ => continue,
             };
             let take = take.min(budget);

@@ -25,11 +25,22 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// It cannot be put where it was wanted.
+    #[error(transparent)]
+    Placement(#[from] llama::PlacementError),
     /// llama.cpp refused the file.
     #[error(
         "llama.cpp cannot load {path}: {reason}; a GGUF model of an architecture that llama.cpp supports is needed"
     )]
     Load {
+        /// Path given.
+        path: String,
+        /// llama.cpp's reason.
+        reason: String,
+    },
+    /// There was no memory for the weights.
+    #[error("llama.cpp cannot load {path}: {reason}; fewer --gpu-layers, or a smaller model, need less memory")]
+    NoMemory {
         /// Path given.
         path: String,
         /// llama.cpp's reason.

@@ -13,6 +13,7 @@ mod connections;
 mod constraints;
 mod engine;
 mod exact;
+mod gpu;
 mod harness;
 mod health;
 mod ingest;

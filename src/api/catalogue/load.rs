@@ -8,7 +8,9 @@ use crate::config::{
 use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Recorder;
-use crate::model::llama::{CacheType, GpuLayers, ModelOptions, Numa, Rope, Scaling, SplitMode, Threads, Tuning, Value};
+use crate::model::llama::{
+    CacheType, GpuLayers, ModelOptions, Numa, Room, Rope, Scaling, SplitMode, Threads, Tuning, Value,
+};
 use crate::model::{Error, Model};
 use crate::trace::attention;
 use std::path::{Path, PathBuf};
@@ -162,22 +164,31 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
     ModelOptions {
         name: Some(entry.name.clone()),
         adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
-        gpu_layers: match config.gpu_layers {
-            flags::GpuLayers::Auto => GpuLayers::Auto,
-            flags::GpuLayers::All => GpuLayers::All,
-            flags::GpuLayers::Count(count) => GpuLayers::Count(count),
+        gpu_layers: match config.gpu.layers {
+            config::GpuLayers::Auto => GpuLayers::Auto,
+            config::GpuLayers::All => GpuLayers::All,
+            config::GpuLayers::Count(count) => GpuLayers::Count(count),
         },
-        split_mode: match config.split_mode {
-            flags::SplitMode::None => SplitMode::None,
-            flags::SplitMode::Layer => SplitMode::Layer,
-            flags::SplitMode::Row => SplitMode::Row,
+        devices: config.gpu.devices.clone(),
+        split_mode: match config.gpu.split_mode {
+            config::SplitMode::None => SplitMode::None,
+            config::SplitMode::Layer => SplitMode::Layer,
+            config::SplitMode::Row => SplitMode::Row,
         },
-        tensor_split: config.tensor_split.clone(),
-        main_gpu: config.main_gpu,
+        tensor_split: config.gpu.tensor_split.clone(),
+        main_gpu: config.gpu.main_gpu,
         no_mmap: config.no_mmap,
         mlock: config.mlock,
         tuning: tuning(&config.tuning),
-        room_for: Some(config.ctx_size.unwrap_or(config.parallel * DEFAULT_SLOT_CONTEXT)),
+        room: Room {
+            context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
+            as_trained: config.ctx_size.is_none(),
+            sequences: config.parallel,
+            ubatch_size: config.ubatch_size,
+            scores: config.attention,
+            keys: cache_type(config.cache.type_k),
+            values: cache_type(config.cache.type_v),
+        },
     }
 }
 

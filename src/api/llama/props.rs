@@ -7,6 +7,7 @@ use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::config::ModSandbox;
 use crate::engine::Limits;
 use crate::model::chat::{Options, Template};
+use crate::model::llama::{Device, Placement, devices};
 use crate::mods::python::sandbox::{self, Launcher};
 use axum::Json;
 use axum::extract::{Query, State};
@@ -52,6 +53,9 @@ async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json
         "bos_token": text(vocabulary.special().bos),
         "eos_token": text(vocabulary.special().eos),
         "mod_sandbox": sandbox(&app).await,
+        "devices": computing(loaded.model().placement()).await,
+        "n_gpu_layers": loaded.model().placement().gpu_layers,
+        "n_layers": loaded.model().placement().layers,
         "build_info": concat!("thunder-", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
         "cors_proxy_enabled": false,
@@ -74,6 +78,23 @@ async fn sandbox(app: &App) -> Value {
     let mut found = tried.await.unwrap_or_else(|error| json!({ "available": false, "reason": error.to_string() }));
     found["policy"] = policy.into();
     found
+}
+
+/// What there is to compute on, and whether this model does.
+async fn computing(placement: &Placement) -> Value {
+    // A driver may be slow to tell its memory.
+    let all = tokio::task::spawn_blocking(devices).await.unwrap_or_default();
+    let shown = |device: &Device| {
+        json!({
+            "name": device.name,
+            "description": device.description,
+            "type": if device.gpu { "gpu" } else { "cpu" },
+            "used": !device.gpu || placement.devices.contains(&device.name),
+            "memory_total": device.memory_bytes,
+            "memory_free": device.free_bytes,
+        })
+    };
+    all.iter().map(shown).collect()
 }
 
 /// Changes nothing yet, as in llama-server; needs `--props`.

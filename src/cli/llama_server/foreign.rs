@@ -107,16 +107,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
         &[],
         Refused("there is no completion script; thunder serve --help lists the flags"),
     ),
-    foreign(&["--list-devices"], Nothing, &[], Refused("the server names its devices in the first lines of its log")),
-    foreign(
-        &["--device", "-dev"],
-        One,
-        &["LLAMA_ARG_DEVICE"],
-        Refused(
-            "choose GPUs with --main-gpu and --tensor-split, or hide others with CUDA_VISIBLE_DEVICES or \
-             GGML_VK_VISIBLE_DEVICES; --gpu-layers 0 uses none",
-        ),
-    ),
     foreign(
         &["--rpc"],
         One,

@@ -1,6 +1,7 @@
 use super::adapters::{AdapterSet, Adapters};
 use super::attends::{Attends, Unseen};
 use super::cache_type::CacheType;
+use super::devices::Placement;
 use super::ffi::threads::Pool;
 use super::ffi::{self, CapturedRow, Tap, WantedRow};
 use super::memory::{self, Memory, OUT_OF_WINDOW, RECURRENT};
@@ -55,6 +56,7 @@ pub struct Context<'model> {
     llama: LlamaContext<'model>,
     pool: Option<Pool>,
     adapters: &'model Adapters,
+    has_gpu: bool,
     batch: LlamaBatch<'static>,
     tap: Option<Box<Tap>>,
     sequences: Vec<i32>,
@@ -87,6 +89,7 @@ impl<'model> Context<'model> {
     pub(super) fn new(
         model: &'model LlamaModel,
         adapters: &'model Adapters,
+        placement: &Placement,
         backend: &LlamaBackend,
         options: &ContextOptions,
         tuning: &Tuning,
@@ -129,6 +132,7 @@ impl<'model> Context<'model> {
             llama,
             pool,
             adapters,
+            has_gpu: !placement.devices.is_empty(),
             tap,
             sequences: Vec::new(),
             wanted: Vec::new(),
@@ -139,6 +143,12 @@ impl<'model> Context<'model> {
             layout: None,
             attends: None,
         })
+    }
+
+    /// Whether a GPU computes. Prompts go there even where it has no layers.
+    #[must_use]
+    pub fn has_gpu(&self) -> bool {
+        self.has_gpu
     }
 
     /// The model's LoRA adapters.

@@ -1,14 +1,16 @@
-//! What llama.cpp computes on, and how many layers go there.
+//! What llama.cpp computes on, and what of a model goes where.
 
-use super::ffi::loading::Loading;
+mod fit;
+
+pub use fit::Room;
+
+use super::ffi::{devices as ffi, loading::Loading};
 use super::{GpuLayers, Header, ModelOptions, SplitMode};
-use llama_cpp_2::{LlamaBackendDeviceType, list_llama_ggml_backend_devices};
-
-/// Memory of each GPU that stays free for graphs and for others, in bytes.
-const SPARE: u64 = 512 << 20;
+use fit::{Gpu, Needs};
+use std::path::Path;
 
 /// Something that llama.cpp computes on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// llama.cpp's name, e.g. `CUDA0`.
     pub name: String,
@@ -20,44 +22,110 @@ pub struct Device {
     pub memory_bytes: u64,
     /// Bytes that are free.
     pub free_bytes: u64,
+    /// Whether it is part of the processor.
+    integrated: bool,
+    backend: String,
+    /// The same for all backends that drive it.
+    id: Option<String>,
+}
+
+/// What of a model is on GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Names of the GPUs that compute; empty for the processor alone.
+    pub devices: Vec<String>,
+    /// Layers that are on them.
+    pub gpu_layers: u32,
+    /// Layers that could be: all, and the output.
+    pub layers: u32,
+}
+
+/// Why a model cannot be put where it was wanted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlacementError {
+    /// There is no GPU of that name.
+    #[error("--device names '{name}', but {there}; --device none computes on the processor alone")]
+    Device {
+        /// The name.
+        name: String,
+        /// Which there are.
+        there: String,
+    },
+    /// There are fewer GPUs.
+    #[error("--main-gpu {main_gpu} is not there: {there}, counted from 0")]
+    MainGpu {
+        /// What was given.
+        main_gpu: usize,
+        /// Which there are.
+        there: String,
+    },
+    /// More shares than GPUs.
+    #[error("--tensor-split has {shares} shares, but {there}")]
+    Shares {
+        /// How many were given.
+        shares: usize,
+        /// Which there are.
+        there: String,
+    },
 }
 
 /// Every device, GPUs and others.
 #[must_use]
 pub fn devices() -> Vec<Device> {
-    list_llama_ggml_backend_devices()
-        .into_iter()
-        .map(|device| Device {
-            name: device.name,
-            description: device.description.trim().to_owned(),
-            gpu: matches!(device.device_type, LlamaBackendDeviceType::Gpu | LlamaBackendDeviceType::IntegratedGpu),
-            memory_bytes: device.memory_total as u64,
-            free_bytes: device.memory_free as u64,
-        })
-        .collect()
+    let device = |found: ffi::Found| Device {
+        gpu: [llama_cpp_sys_2::GGML_BACKEND_DEVICE_TYPE_GPU, llama_cpp_sys_2::GGML_BACKEND_DEVICE_TYPE_IGPU]
+            .contains(&found.kind),
+        integrated: found.kind == llama_cpp_sys_2::GGML_BACKEND_DEVICE_TYPE_IGPU,
+        name: found.name,
+        description: found.description,
+        backend: found.backend,
+        id: found.id,
+        memory_bytes: found.memory_bytes,
+        free_bytes: found.free_bytes,
+    };
+    ffi::list().into_iter().map(device).collect()
 }
 
-/// The options in llama.cpp's terms.
-pub(super) fn loading(options: &ModelOptions, header: &Header) -> Loading {
+/// Why there may be no GPU.
+#[must_use]
+pub const fn why_no_gpu() -> &'static str {
+    if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) {
+        "no GPU was found"
+    } else {
+        "this build has no GPU support; cargo build --release --features cuda (or vulkan, or metal) makes one that has"
+    }
+}
+
+/// The options in llama.cpp's terms, and where they put the model.
+pub(super) fn loading(
+    options: &ModelOptions,
+    header: &Header,
+    path: &Path,
+) -> Result<(Loading, Placement), PlacementError> {
+    let all = devices();
+    let gpus = chosen(options, &all)?;
+    let layers = u32::try_from(header.parameter("block_count").unwrap_or(0)).unwrap_or(u32::MAX).saturating_add(1);
     let gpu_layers = match options.gpu_layers {
-        GpuLayers::All => -1,
-        GpuLayers::Count(count) => i32::try_from(count).unwrap_or(i32::MAX),
+        _ if gpus.is_empty() => 0,
+        GpuLayers::All => layers,
+        GpuLayers::Count(count) => count.min(layers),
         GpuLayers::Auto => {
-            let free: Vec<u64> = devices().iter().filter(|device| device.gpu).map(|device| device.free_bytes).collect();
-            let layers = that_fit(&Needs::of(header, options.room_for), &free);
-            tracing::debug!(layers, ?free, "layers that fit on GPUs");
-            i32::try_from(layers).unwrap_or(i32::MAX)
+            let needs = Needs::of(header, &fit::further(path, header), &options.room);
+            let fitting = fit::that_fit(&needs, &shared(&gpus, &all, &options.tensor_split), options.split_mode);
+            tracing::debug!(layers = fitting, ?needs, "layers that fit on GPUs");
+            u32::try_from(fitting).unwrap_or(u32::MAX)
         }
     };
-    Loading {
-        gpu_layers,
+    let names: Vec<String> = gpus.into_iter().map(|gpu| gpu.name).collect();
+    let loading = Loading {
+        devices: names.clone(),
+        gpu_layers: i32::try_from(gpu_layers).unwrap_or(i32::MAX),
         split_mode: Some(match options.split_mode {
             SplitMode::None => llama_cpp_sys_2::LLAMA_SPLIT_MODE_NONE,
             SplitMode::Layer => llama_cpp_sys_2::LLAMA_SPLIT_MODE_LAYER,
             SplitMode::Row => llama_cpp_sys_2::LLAMA_SPLIT_MODE_ROW,
         }),
         tensor_split: options.tensor_split.clone(),
-        main_gpu: options.main_gpu,
         mmap: !options.no_mmap,
         mlock: options.mlock,
         check_tensors: options.tuning.check_tensors,
@@ -65,73 +133,146 @@ pub(super) fn loading(options: &ModelOptions, header: &Header) -> Loading {
         no_host: options.tuning.no_host,
         overrides: options.tuning.overrides.clone(),
         no_alloc: false,
-    }
+    };
+    Ok((loading, Placement { devices: names, gpu_layers, layers }))
 }
 
-/// What a model takes of a GPU, in bytes.
-#[derive(Debug, Default)]
-struct Needs {
-    /// Each layer with its part of the KV cache, in order.
-    layers: Vec<u64>,
-    /// What is behind the last layer; llama.cpp counts it as one more.
-    output: u64,
-}
-
-impl Needs {
-    fn of(header: &Header, room_for: Option<u32>) -> Self {
-        let parameter = |key| header.parameter(key);
-        let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
-        let heads = parameter("attention.head_count").unwrap_or(1).max(1);
-        let key_heads = parameter("attention.head_count_kv").unwrap_or(heads);
-        let width = parameter("embedding_length").unwrap_or(0) / heads;
-        let head = |key| parameter(key).unwrap_or(width);
-        let per_token = key_heads.saturating_mul(head("attention.key_length") + head("attention.value_length")) * 2;
-        let tokens = room_for.map_or_else(|| parameter("context_length").unwrap_or(4096), u64::from);
-        let mut needs = Self { layers: vec![per_token.saturating_mul(tokens); count], output: 0 };
-        for tensor in &header.tensors {
-            let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-            match layer {
-                Some(layer) if layer < count => needs.layers[layer] += tensor.size_bytes,
-                // The embedding stays on the CPU, unless it is the output, too.
-                None if !tensor.name.starts_with("token_embd") || !has_output(header) => {
-                    needs.output += tensor.size_bytes;
-                }
-                _ => {}
-            }
+/// The GPUs that a model is computed on.
+fn chosen(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, PlacementError> {
+    let gpus = match &options.devices {
+        None => usual(all),
+        Some(names) => {
+            let named = |name: &String| {
+                let found = all.iter().find(|device| device.gpu && device.name.eq_ignore_ascii_case(name));
+                found.cloned().ok_or_else(|| PlacementError::Device { name: name.clone(), there: there_are(all) })
+            };
+            let mut gpus: Vec<Device> = names.iter().map(named).collect::<Result<_, _>>()?;
+            let mut seen = std::collections::HashSet::new();
+            gpus.retain(|gpu| seen.insert(gpu.name.clone()));
+            gpus
         }
-        needs
+    };
+    if gpus.is_empty() {
+        return Ok(gpus);
+    }
+    if options.tensor_split.len() > gpus.len() {
+        return Err(PlacementError::Shares { shares: options.tensor_split.len(), there: there_are(&gpus) });
+    }
+    if options.split_mode != SplitMode::None {
+        return Ok(gpus);
+    }
+    let main_gpu = options.main_gpu;
+    let main = gpus.get(main_gpu).cloned().map(|main| vec![main]);
+    main.ok_or_else(|| PlacementError::MainGpu { main_gpu, there: there_are(&gpus) })
+}
+
+/// The GPUs that are used when nobody says which, as llama.cpp chooses them: each one once, though several backends may
+/// drive it, and integrated ones only where there are no others.
+fn usual(all: &[Device]) -> Vec<Device> {
+    let mut chosen: Vec<Device> = Vec::new();
+    for device in all.iter().filter(|device| device.gpu && !device.integrated) {
+        if device.id.is_none() || chosen.iter().all(|other| other.id != device.id) {
+            chosen.push(device.clone());
+        }
+    }
+    if chosen.is_empty() {
+        let mut integrated = all.iter().filter(|device| device.integrated);
+        let first = integrated.clone().next().map(|device| device.backend.clone());
+        chosen.extend(integrated.by_ref().filter(|device| Some(&device.backend) == first.as_ref()).cloned());
+    }
+    chosen
+}
+
+/// The GPUs as a clause.
+fn there_are(devices: &[Device]) -> String {
+    let gpus: Vec<String> =
+        devices.iter().filter(|device| device.gpu).map(|gpu| format!("{} ({})", gpu.name, gpu.description)).collect();
+    match &gpus[..] {
+        [] => why_no_gpu().to_owned(),
+        [one] => format!("there is only {one}"),
+        [first @ .., last] => format!("there are {} and {last}", first.join(", ")),
     }
 }
 
-fn has_output(header: &Header) -> bool {
-    header.tensors.iter().any(|tensor| tensor.name == "output.weight")
-}
-
-/// How many layers, counted from the last, fit into so much free memory; all and one more when the whole model fits.
-fn that_fit(needs: &Needs, free: &[u64]) -> usize {
-    let mut left: u64 = free.iter().map(|bytes| bytes.saturating_sub(SPARE)).sum();
-    let mut layers = 0;
-    // llama.cpp puts the output on the GPU first, then layers from the last on.
-    for bytes in std::iter::once(needs.output).chain(needs.layers.iter().rev().copied()) {
-        let Some(rest) = left.checked_sub(bytes) else { break };
-        left = rest;
-        layers += 1;
-    }
-    if free.is_empty() { 0 } else { layers }
+/// What each GPU has room for, and its share of the layers.
+fn shared(gpus: &[Device], all: &[Device], shares: &[f32]) -> Vec<Gpu> {
+    // As in llama.cpp: a GPU that does not tell has the processor's memory.
+    let processor = all.iter().find(|device| !device.gpu).map_or(0, |device| device.free_bytes);
+    let free = |gpu: &Device| if gpu.memory_bytes == 0 && gpu.free_bytes == 0 { processor } else { gpu.free_bytes };
+    let by_free = shares.iter().all(|&share| share == 0.0);
+    let share = |index: usize, gpu: &Device| {
+        if by_free { free(gpu) as f32 } else { shares.get(index).copied().unwrap_or(0.0) }
+    };
+    gpus.iter().enumerate().map(|(index, gpu)| Gpu { free: free(gpu), share: share(index, gpu) }).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Needs, SPARE, that_fit};
+    use super::*;
+
+    fn gpu(name: &str, id: Option<&str>, integrated: bool) -> Device {
+        Device {
+            name: name.into(),
+            description: format!("the {name}"),
+            gpu: true,
+            memory_bytes: 8 << 30,
+            free_bytes: 6 << 30,
+            integrated,
+            backend: name.trim_end_matches(char::is_numeric).into(),
+            id: id.map(str::to_owned),
+        }
+    }
+
+    fn cpu() -> Device {
+        Device { gpu: false, ..gpu("CPU", None, false) }
+    }
+
+    fn names(options: &ModelOptions, all: &[Device]) -> Result<Vec<String>, String> {
+        let chosen = chosen(options, all).map_err(|error| error.to_string())?;
+        Ok(chosen.into_iter().map(|device| device.name).collect())
+    }
 
     #[test]
-    fn layers_go_where_there_is_room() {
-        let needs = Needs { layers: vec![10; 4], output: 5 };
-        for (free, layers) in
-            [(vec![], 0), (vec![SPARE], 0), (vec![SPARE + 14], 1), (vec![SPARE + 25], 3), (vec![SPARE + 1000], 5)]
-        {
-            assert_eq!(that_fit(&needs, &free), layers, "{free:?}");
-        }
-        assert_eq!(that_fit(&needs, &[SPARE + 20, SPARE + 25]), 5);
+    fn a_gpu_is_used_once_and_an_integrated_one_only_alone() {
+        let usual = ModelOptions::default();
+        let (a, b) = (gpu("CUDA0", Some("0:1"), false), gpu("CUDA1", Some("0:2"), false));
+        let (same, own) = (gpu("Vulkan0", Some("0:1"), false), gpu("Vulkan1", None, true));
+        assert_eq!(names(&usual, &[a.clone(), b, same.clone(), own.clone(), cpu()]).unwrap(), ["CUDA0", "CUDA1"]);
+        assert_eq!(names(&usual, &[own, gpu("SYCL0", None, true), cpu()]).unwrap(), ["Vulkan1"]);
+        assert!(names(&usual, &[cpu()]).unwrap().is_empty());
+        let both = ModelOptions { devices: Some(vec!["vulkan0".into(), "CUDA0".into(), "CUDA0".into()]), ..usual };
+        assert_eq!(names(&both, &[a, same, cpu()]).unwrap(), ["Vulkan0", "CUDA0"]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_with_what_is() {
+        let all = [gpu("CUDA0", None, false), gpu("CUDA1", None, false), cpu()];
+        let named = |name: &str| ModelOptions { devices: Some(vec![name.into()]), ..ModelOptions::default() };
+        let error = names(&named("CUDA2"), &all).unwrap_err();
+        assert!(error.contains("'CUDA2', but there are CUDA0 (the CUDA0) and CUDA1 (the CUDA1);"), "{error}");
+        let error = names(&named("CPU"), &all[2..]).unwrap_err();
+        assert!(error.contains(why_no_gpu()), "{error}");
+        let one = ModelOptions { split_mode: SplitMode::None, main_gpu: 1, ..ModelOptions::default() };
+        assert_eq!(names(&one, &all).unwrap(), ["CUDA1"]);
+        assert!(names(&one, &all[2..]).unwrap().is_empty());
+        let error = names(&ModelOptions { main_gpu: 2, ..one }, &all).unwrap_err();
+        assert!(error.starts_with("--main-gpu 2 is not there: there are CUDA0"), "{error}");
+        let three = ModelOptions { tensor_split: vec![1.0; 3], ..ModelOptions::default() };
+        let error = names(&three, &all).unwrap_err();
+        assert!(error.starts_with("--tensor-split has 3 shares, but there are CUDA0"), "{error}");
+        assert!(names(&three, &all[2..]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn shares_follow_free_memory_unless_given() {
+        let (small, silent) =
+            (gpu("CUDA0", None, false), Device { memory_bytes: 0, free_bytes: 0, ..gpu("CUDA1", None, false) });
+        let processor = Device { free_bytes: 12 << 30, ..cpu() };
+        let all = [small.clone(), silent.clone(), processor];
+        let by_free = shared(&all[..2], &all, &[]);
+        assert_eq!(by_free[1], Gpu { free: 12 << 30, share: (12_u64 << 30) as f32 });
+        assert_eq!(by_free[0].share * 2.0, by_free[1].share);
+        let given: Vec<f32> = shared(&[small, silent], &all, &[3.0]).iter().map(|gpu| gpu.share).collect();
+        assert_eq!(given, [3.0, 0.0]);
     }
 }

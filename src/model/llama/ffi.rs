@@ -1,5 +1,5 @@
 //! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a sequence
-//! as bytes, [`adapters`], [`loading`], [`memory`], [`tensors`] and [`threads`].
+//! as bytes, [`adapters`], [`devices`], [`loading`], [`memory`], [`tensors`] and [`threads`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
 //! cast to the raw structure; a compile-time assertion holds their size. Its safe calls for sequence states keep the
@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "parts of llama.cpp have no safe binding")]
 
 pub(super) mod adapters;
+pub(super) mod devices;
 pub(super) mod loading;
 pub(super) mod memory;
 pub(super) mod tensors;
@@ -191,14 +192,12 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
             captured.values.reserve_exact(state.layers * n_head * row_len);
         }
         captured.values.resize(start + n_head * row_len, 0.0);
-        for (head, target) in captured.values[start..].chunks_exact_mut(row_len).enumerate() {
-            let offset = token * nb[1] + head * nb[2] + stream * nb[3];
-            // SAFETY: `token`, `head` and `stream` are below the extents and `row_len` below `n_kv`, so that the bytes read
-            // lie within the tensor; `target` has room for exactly `row_len` floats. The node was computed before this call.
-            unsafe {
-                sys::ggml_backend_tensor_get(tensor, target.as_mut_ptr().cast(), offset, row_len * size_of::<f32>());
-            }
-        }
+        let (offset, row_bytes) = (token * nb[1] + stream * nb[3], row_len * size_of::<f32>());
+        let target = captured.values[start..].as_mut_ptr().cast::<c_void>();
+        // SAFETY: `token` and `stream` are below the extents and `row_len` is not above `n_kv`, so that the bytes read of each
+        // head lie within the tensor; `target` has room for exactly `row_len` floats of each. The node was computed before
+        // this call.
+        unsafe { sys::ggml_backend_tensor_get_2d(tensor, target, offset, row_bytes, n_head, nb[2], row_bytes) };
         captured.layer_ids.push(layer);
         captured.heads = n_head as u16;
     }

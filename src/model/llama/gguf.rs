@@ -19,8 +19,10 @@ const LONGEST_KEPT: u64 = 1 << 10;
 /// What a GGUF says about itself.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Header {
-    /// Scalars and short texts, by key; arrays are left out.
+    /// Scalars and short texts, by key.
     pub metadata: HashMap<String, Scalar>,
+    /// How many entries each array has, by key.
+    pub arrays: HashMap<String, u64>,
     /// Every tensor of this file.
     pub tensors: Vec<Tensor>,
 }
@@ -104,6 +106,12 @@ impl Header {
     }
 }
 
+enum Value {
+    Scalar(Scalar),
+    Array(u64),
+    LongText,
+}
+
 struct Reader {
     file: BufReader<File>,
     length: u64,
@@ -132,11 +140,17 @@ impl Reader {
             let key = key.ok_or_else(|| damaged(format!("key {number} is longer than 65535 bytes")))?;
             let kind = self.u32(&key)?;
             let value = self.value(&key, kind)?;
-            if key.is_empty() || header.metadata.contains_key(&key) {
+            if key.is_empty() || header.metadata.contains_key(&key) || header.arrays.contains_key(&key) {
                 return Err(damaged(format!("key {number} is empty or there twice: '{key}'")));
             }
-            if let Some(value) = value {
-                header.metadata.insert(key, value);
+            match value {
+                Value::Scalar(value) => {
+                    header.metadata.insert(key, value);
+                }
+                Value::Array(count) => {
+                    header.arrays.insert(key, count);
+                }
+                Value::LongText => {}
             }
         }
         let alignment = match header.metadata.get("general.alignment") {
@@ -192,11 +206,11 @@ impl Reader {
         Ok((Tensor { name, size_bytes }, offset))
     }
 
-    /// Reads a value; arrays and long texts are passed over.
-    fn value(&mut self, key: &str, kind: u32) -> Result<Option<Scalar>, Error> {
+    /// Reads a value; the entries of arrays, and long texts, are passed over.
+    fn value(&mut self, key: &str, kind: u32) -> Result<Value, Error> {
         let within = format!("the value of '{key}'");
         let within = within.as_str();
-        Ok(Some(match kind {
+        Ok(Value::Scalar(match kind {
             0 => Scalar::Integer(i128::from(self.bytes::<1>(within)?[0])),
             1 => Scalar::Integer(i128::from(self.bytes::<1>(within)?[0] as i8)),
             2 => Scalar::Integer(i128::from(u16::from_le_bytes(self.bytes(within)?))),
@@ -208,11 +222,11 @@ impl Reader {
                 bit @ (0 | 1) => Scalar::Integer(i128::from(bit)),
                 other => return Err(damaged(format!("{within} is neither true nor false but {other}"))),
             },
-            8 => return Ok(self.text(within, LONGEST_KEPT)?.map(Scalar::Text)),
-            9 => {
-                self.array(within)?;
-                return Ok(None);
-            }
+            8 => match self.text(within, LONGEST_KEPT)? {
+                Some(text) => Scalar::Text(text),
+                None => return Ok(Value::LongText),
+            },
+            9 => return Ok(Value::Array(self.array(within)?)),
             10 => Scalar::Integer(i128::from(self.u64(within)?)),
             11 => Scalar::Integer(i128::from(i64::from_le_bytes(self.bytes(within)?))),
             12 => Scalar::Float(f64::from_le_bytes(self.bytes(within)?)),
@@ -220,7 +234,8 @@ impl Reader {
         }))
     }
 
-    fn array(&mut self, within: &str) -> Result<(), Error> {
+    /// Passes over the entries of an array, and counts them.
+    fn array(&mut self, within: &str) -> Result<u64, Error> {
         let kind = self.u32(within)?;
         let count = self.u64(within)?;
         let width = match kind {
@@ -234,12 +249,13 @@ impl Reader {
                     let length = self.u64(within)?;
                     self.skip(length, within)?;
                 }
-                return Ok(());
+                return Ok(count);
             }
             other => return Err(damaged(format!("{within} is an array of the unknown type {other}"))),
         };
         let bytes = count.checked_mul(width).ok_or_else(|| self.truncated(within))?;
-        self.skip(bytes, within)
+        self.skip(bytes, within)?;
+        Ok(count)
     }
 
     /// A text of at most `longest` bytes; a longer one is passed over.

@@ -23,7 +23,7 @@ pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
 pub use attends::{Attends, Unseen};
 pub use cache_type::CacheType;
 pub use context::{Captured, Context, ContextOptions};
-pub use devices::{Device, devices};
+pub use devices::{Device, Placement, PlacementError, Room, devices, why_no_gpu};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
 pub use ffi::threads::Threads;
 pub use gguf::Header;
@@ -46,6 +46,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+/// What llama.cpp says when there is no memory for weights.
+const NO_MEMORY: &str = "unable to allocate";
+
 /// A loaded model.
 pub struct Model {
     llama: Arc<LlamaModel>,
@@ -54,6 +57,7 @@ pub struct Model {
     grammars: Arc<Grammars>,
     card: Card,
     fingerprint: u128,
+    placement: Placement,
     path: PathBuf,
     tuning: Tuning,
     /// llama.cpp writes to the model while it makes a context.
@@ -67,19 +71,20 @@ pub struct ModelOptions {
     pub name: Option<String>,
     /// Layers to put on GPUs.
     pub gpu_layers: GpuLayers,
+    /// The GPUs that compute, by llama.cpp's names, in order; empty for the processor alone, `None` for all.
+    pub devices: Option<Vec<String>>,
     /// How a model is spread over several GPUs.
     pub split_mode: SplitMode,
     /// Share of each GPU, as proportions; empty for llama.cpp's choice.
     pub tensor_split: Vec<f32>,
     /// The GPU that is used when the model is not split, counted from 0.
-    pub main_gpu: i32,
+    pub main_gpu: usize,
     /// Read the file into memory instead of mapping it.
     pub no_mmap: bool,
     /// Keep the weights from being swapped out.
     pub mlock: bool,
-    /// Most tokens of context, all sequences together, that [`GpuLayers::Auto`] leaves room for; `None` for what the model
-    /// was trained with.
-    pub room_for: Option<u32>,
+    /// What [`GpuLayers::Auto`] leaves room for.
+    pub room: Room,
     /// LoRA adapters, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
     /// How it is computed.
@@ -153,7 +158,7 @@ impl Model {
     /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
     ///
     /// # Errors
-    /// [`Error::Unreadable`], [`Error::Load`] and [`Error::Adapter`].
+    /// [`Error::Unreadable`], [`Error::Placement`], [`Error::NoMemory`], [`Error::Load`] and [`Error::Adapter`].
     pub fn load(
         path: &Path,
         options: &ModelOptions,
@@ -167,10 +172,13 @@ impl Model {
             gguf::Error::Io(source) => Error::Unreadable { path: shown.clone(), source },
             other => refused(other.to_string()),
         })?;
-        let loading = devices::loading(options, &header);
+        let (loading, placement) = devices::loading(options, &header, path)?;
         options.tuning.prepare();
-        let mut llama =
-            ffi::loading::load(&file, &loading, progress).map_err(|lines| refused(reason::reason(&lines)))?;
+        let failed = |lines: Vec<String>| match reason::reason(&lines) {
+            reason if reason.contains(NO_MEMORY) => Error::NoMemory { path: shown.clone(), reason },
+            reason => refused(reason),
+        };
+        let mut llama = ffi::loading::load(&file, &loading, progress).map_err(failed)?;
         let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
         if architecture == "t5" {
             return Err(refused("models of an encoder and a decoder, such as T5, are not supported".into()));
@@ -216,6 +224,7 @@ impl Model {
             grammars,
             card,
             fingerprint,
+            placement,
             path: path.to_owned(),
             tuning: options.tuning.clone(),
             making_context: Mutex::new(()),
@@ -252,6 +261,12 @@ impl Model {
         &self.adapters
     }
 
+    /// What of it is on GPUs.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
     /// A number that tells this model's file, and what of it was overridden, from others.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
@@ -264,7 +279,7 @@ impl Model {
     /// [`Error::Context`], usually because the memory could not be had.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, Error> {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
-        Context::new(&self.llama, &self.adapters, backend()?, options, &self.tuning)
+        Context::new(&self.llama, &self.adapters, &self.placement, backend()?, options, &self.tuning)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! llama-cpp-2 cannot pass `tensor_split`, and drops the reason of a failed load into the log only.
 
+use super::devices::handles;
 use crate::model::llama::Value;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
@@ -21,14 +22,14 @@ const MOST_LINES: usize = 16;
 /// How a model is loaded, in llama.cpp's terms.
 #[derive(Debug, Clone, Default)]
 pub struct Loading {
+    /// The GPUs that compute, by their names, in order; empty for the processor alone.
+    pub devices: Vec<String>,
     /// Layers on GPUs; negative for all.
     pub gpu_layers: i32,
     /// How layers are spread over GPUs; `None` for llama.cpp's default.
     pub split_mode: Option<sys::llama_split_mode>,
     /// Share of each GPU, as proportions; empty for llama.cpp's choice.
     pub tensor_split: Vec<f32>,
-    /// The GPU that is used when the model is not split.
-    pub main_gpu: i32,
     /// Map the file instead of reading it.
     pub mmap: bool,
     /// Keep the weights from being swapped out.
@@ -61,14 +62,17 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     let (mut params, most) = unsafe { (sys::llama_model_default_params(), sys::llama_max_devices()) };
     // llama.cpp reads as many as there can be devices.
     shares.resize(most.max(shares.len()), 0.0);
+    let mut devices = handles(&loading.devices);
+    params.devices = devices.as_mut_ptr();
     params.n_gpu_layers = loading.gpu_layers;
     if let Some(mode) = loading.split_mode {
         params.split_mode = mode;
     }
-    params.main_gpu = loading.main_gpu;
     params.tensor_split = if loading.tensor_split.is_empty() { null() } else { shares.as_ptr() };
     params.load_mode = match (loading.mmap, loading.mlock) {
         (false, false) => sys::LLAMA_LOAD_MODE_NONE,
+        // Some GPUs cannot take weights out of a mapping.
+        (true, false) if !loading.devices.is_empty() => sys::LLAMA_LOAD_MODE_AUTO,
         (true, false) => sys::LLAMA_LOAD_MODE_MMAP,
         (false, true) => sys::LLAMA_LOAD_MODE_MLOCK,
         (true, true) => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,

@@ -1,0 +1,147 @@
+//! What goes on which GPU.
+
+use super::Error;
+use clap::{Args, ValueEnum};
+
+/// Which GPUs compute, and what of the model is on them.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "GPUs")]
+pub struct GpuFlags {
+    /// Layers to put on GPUs, or auto for as many as fit, or all; needs a build for a GPU [also: -ngl]
+    #[arg(
+        long,
+        env = "THUNDER_GPU_LAYERS",
+        value_name = "auto|all|N",
+        alias = "n-gpu-layers",
+        default_value = "auto",
+        allow_negative_numbers = true
+    )]
+    pub gpu_layers: GpuLayers,
+    /// GPUs to compute on, as --list-devices names them, or none for the processor alone; without it all [also: -dev]
+    #[arg(long, env = "THUNDER_DEVICE", value_name = "NAME,NAME,…", value_delimiter = ',')]
+    pub device: Vec<String>,
+    /// How a model is spread over several GPUs: not at all, by layers, or by rows of each weight [also: -sm]
+    #[arg(long, env = "THUNDER_SPLIT_MODE", value_name = "none|layer|row", default_value = "layer")]
+    pub split_mode: SplitMode,
+    /// Share of each GPU, as proportions, e.g. 3,1; without it by their free memory [also: -ts]
+    #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…", default_value = "", hide_default_value = true)]
+    pub tensor_split: Shares,
+    /// The GPU to use when a model is not split, counted from 0 [also: -mg]
+    #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
+    pub main_gpu: u16,
+}
+
+/// How many layers go on GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// As many as fit.
+    #[default]
+    Auto,
+    /// All.
+    All,
+    /// So many.
+    Count(u32),
+}
+
+impl std::str::FromStr for GpuLayers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            // llama-server's older word for all.
+            "all" | "-1" => Ok(Self::All),
+            count => count
+                .parse()
+                .map(Self::Count)
+                .map_err(|_| format!("'{text}' is neither a number of layers nor auto or all")),
+        }
+    }
+}
+
+/// A share of each GPU, as proportions; none for a share by their free memory.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Shares(Vec<f32>);
+
+impl std::str::FromStr for Shares {
+    type Err = &'static str;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // llama-server takes both.
+        let shares = text.split([',', '/']).map(|share| share.trim().parse().ok());
+        match shares.collect::<Option<Vec<f32>>>() {
+            _ if text.trim().is_empty() => Ok(Self::default()),
+            Some(shares) if shares.iter().all(|share| share.is_finite() && *share >= 0.0) => Ok(Self(shares)),
+            _ => Err("it takes a proportion for each GPU, e.g. 3,1"),
+        }
+    }
+}
+
+/// How a model is spread over several GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum SplitMode {
+    /// Not at all.
+    None,
+    /// By layers.
+    #[default]
+    Layer,
+    /// By rows of each weight.
+    Row,
+}
+
+/// Which GPUs compute, and what of a model is on them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GpuConfig {
+    /// Layers on GPUs.
+    pub layers: GpuLayers,
+    /// The GPUs by their names, in order; empty for the processor alone, `None` for all.
+    pub devices: Option<Vec<String>>,
+    /// How a model is spread over several GPUs.
+    pub split_mode: SplitMode,
+    /// Share of each GPU; empty for a share by their free memory.
+    pub tensor_split: Vec<f32>,
+    /// The GPU to use when a model is not split, counted from 0.
+    pub main_gpu: usize,
+}
+
+impl TryFrom<GpuFlags> for GpuConfig {
+    type Error = Error;
+    fn try_from(flags: GpuFlags) -> Result<Self, Error> {
+        let names: Vec<&str> = flags.device.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
+        let devices = match names[..] {
+            [] => None,
+            ["none"] => Some(Vec::new()),
+            _ if names.contains(&"none") => return Err(Error::DeviceNone),
+            _ => Some(names.into_iter().map(str::to_owned).collect()),
+        };
+        Ok(Self {
+            layers: flags.gpu_layers,
+            devices,
+            split_mode: flags.split_mode,
+            tensor_split: flags.tensor_split.0,
+            main_gpu: flags.main_gpu.into(),
+        })
+    }
+}
+
+impl GpuConfig {
+    /// The flags that ask for a GPU, as they would stand on a command line.
+    #[must_use]
+    pub fn asked(&self) -> Vec<String> {
+        let mut asked = Vec::new();
+        match self.layers {
+            GpuLayers::All => asked.push("--gpu-layers all".to_owned()),
+            GpuLayers::Count(count @ 1..) => asked.push(format!("--gpu-layers {count}")),
+            GpuLayers::Auto | GpuLayers::Count(0) => {}
+        }
+        if self.split_mode == SplitMode::Row {
+            asked.push("--split-mode row".to_owned());
+        }
+        if !self.tensor_split.is_empty() {
+            let shares: Vec<String> = self.tensor_split.iter().map(ToString::to_string).collect();
+            asked.push(format!("--tensor-split {}", shares.join(",")));
+        }
+        if self.main_gpu > 0 {
+            asked.push(format!("--main-gpu {}", self.main_gpu));
+        }
+        asked
+    }
+}

@@ -1,0 +1,223 @@
+//! How many layers of a model fit on GPUs, worked out from its file before anything is loaded.
+
+use super::super::ffi::loading::type_layout;
+use super::super::{CacheType, Header, SplitMode};
+use std::path::Path;
+
+/// Memory of each GPU that stays free for its driver and for others, in bytes.
+const SPARE: u64 = 512 << 20;
+/// Files that a model may be split into.
+const MOST_FILES: u64 = 1000;
+
+/// What a context will want beside the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Tokens of each sequence.
+    pub context_per_sequence: u32,
+    /// Whether it has at most the tokens that the model was trained with.
+    pub as_trained: bool,
+    /// Sequences.
+    pub sequences: u32,
+    /// Most tokens in one physical batch.
+    pub ubatch_size: u32,
+    /// Whether attention is computed with all scores in memory, as it is without flash attention.
+    pub scores: bool,
+    /// How keys are kept.
+    pub keys: CacheType,
+    /// How values are kept.
+    pub values: CacheType,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self {
+            context_per_sequence: 4096,
+            as_trained: true,
+            sequences: 1,
+            ubatch_size: 512,
+            scores: true,
+            keys: CacheType::F16,
+            values: CacheType::F16,
+        }
+    }
+}
+
+/// A GPU for the layers of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gpu {
+    /// Bytes of memory that are free.
+    pub free: u64,
+    /// Its share of the layers, as a proportion.
+    pub share: f32,
+}
+
+/// What a model takes of GPUs, in bytes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Each layer with its part of the KV cache, in order.
+    layers: Vec<u64>,
+    /// What is behind the last layer; llama.cpp counts it as one more.
+    output: u64,
+    /// What is computed on the way, on every GPU.
+    graph: u64,
+}
+
+impl Needs {
+    /// Of a model of that header, with those of the further files that it is split into.
+    pub fn of(header: &Header, further: &[Header], room: &Room) -> Self {
+        let parameter = |key| header.parameter(key);
+        let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
+        let heads = parameter("attention.head_count").unwrap_or(1).max(1);
+        let key_heads = parameter("attention.head_count_kv").unwrap_or(heads);
+        let embedding = parameter("embedding_length").unwrap_or(0);
+        let head = |key| parameter(key).unwrap_or(embedding / heads);
+        let kept = |kind: CacheType, width: u64| {
+            let (block, bytes) = type_layout(kind.of_llama().into()).unwrap_or((1, 4));
+            width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
+        };
+        let (keys, values) = (head("attention.key_length"), head("attention.value_length"));
+        let per_token = kept(room.keys, keys).saturating_add(kept(room.values, values));
+        let trained = parameter("context_length").filter(|_| room.as_trained).unwrap_or(u64::MAX);
+        let context = u64::from(room.context_per_sequence).min(trained);
+        let cache = per_token.saturating_mul(context).saturating_mul(room.sequences.into());
+
+        let ubatch = u64::from(room.ubatch_size);
+        let scores = if room.scores { heads.saturating_mul(context) } else { 0 };
+        let hidden = embedding.saturating_mul(4);
+        let forward = parameter("feed_forward_length").unwrap_or(hidden).saturating_mul(3);
+        let values = [context, hidden, forward].into_iter().fold(scores, u64::saturating_add);
+        let mut needs = Self {
+            layers: vec![cache; count],
+            output: header.arrays.get("tokenizer.ggml.tokens").unwrap_or(&0).saturating_mul(4 * ubatch),
+            graph: values.saturating_mul(4 * ubatch),
+        };
+        let files = || std::iter::once(header).chain(further);
+        let has_output = files().flat_map(|file| &file.tensors).any(|tensor| tensor.name == "output.weight");
+        for tensor in files().flat_map(|file| &file.tensors) {
+            let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+            let place = match layer {
+                Some(layer) if layer < count => &mut needs.layers[layer],
+                // The embedding stays on the processor, unless it is the output, too.
+                None if !tensor.name.starts_with("token_embd") || !has_output => &mut needs.output,
+                _ => continue,
+            };
+            *place = place.saturating_add(tensor.size_bytes);
+        }
+        needs
+    }
+}
+
+/// The headers of the further files that a model is split into; those that cannot be read are left out.
+pub fn further(path: &Path, header: &Header) -> Vec<Header> {
+    let files = header.integer("split.count").unwrap_or(1).min(MOST_FILES);
+    let stem = path.to_str().and_then(|path| path.strip_suffix(&format!("-00001-of-{files:05}.gguf")));
+    let Some(stem) = stem else { return Vec::new() };
+    (2..=files).filter_map(|file| Header::read(format!("{stem}-{file:05}-of-{files:05}.gguf").as_ref()).ok()).collect()
+}
+
+/// How many layers, counted from the last, fit on these GPUs; all and one more when the whole model fits.
+pub fn that_fit(needs: &Needs, gpus: &[Gpu], split: SplitMode) -> usize {
+    (1..=needs.layers.len() + 1).rev().find(|&count| fits(needs, gpus, split, count)).unwrap_or(0)
+}
+
+/// Whether the last `count` layers fit, the output counted as one, when they are spread as llama.cpp does it.
+fn fits(needs: &Needs, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
+    let sum: f32 = gpus.iter().map(|gpu| gpu.share).sum();
+    let mut used = vec![needs.graph.saturating_add(SPARE); gpus.len()];
+    let layers = needs.layers.iter().chain([&needs.output]).skip(needs.layers.len() + 1 - count);
+    for (index, &bytes) in layers.enumerate() {
+        if split == SplitMode::Row {
+            for (used, gpu) in used.iter_mut().zip(gpus) {
+                *used = used.saturating_add((bytes as f64 * f64::from(gpu.share / sum)) as u64);
+            }
+            continue;
+        }
+        let mut upto = 0.0;
+        let at = gpus.iter().position(|gpu| {
+            upto += gpu.share;
+            upto / sum > index as f32 / count as f32
+        });
+        let Some(used) = used.get_mut(at.unwrap_or(gpus.len().saturating_sub(1))) else { return false };
+        *used = used.saturating_add(bytes);
+    }
+    // A GPU without a share has no part in it.
+    used.iter().zip(gpus).all(|(&used, gpu)| used <= gpu.free || gpu.share == 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::gguf::{Scalar, Tensor};
+    use super::*;
+
+    fn gpus(free: &[u64]) -> Vec<Gpu> {
+        free.iter().map(|&free| Gpu { free, share: free as f32 }).collect()
+    }
+
+    #[test]
+    fn layers_go_where_there_is_room() {
+        let needs = Needs { layers: vec![10; 4], output: 5, graph: 1 };
+        let most = |free: &[u64]| that_fit(&needs, &gpus(free), SplitMode::Layer);
+        for (free, layers) in [(0, 0), (SPARE, 0), (SPARE + 6, 1), (SPARE + 26, 3), (SPARE + 46, 5)] {
+            assert_eq!(most(&[free]), layers, "{free}");
+        }
+        assert_eq!(most(&[]), 0);
+        // Layers are not cut: the first GPU has three of the five, and the second what is left.
+        assert_eq!((most(&[SPARE + 31, SPARE + 16]), most(&[SPARE + 30, SPARE + 16])), (5, 4));
+        assert_eq!(that_fit(&needs, &gpus(&[SPARE + 24, SPARE + 24]), SplitMode::Row), 5);
+    }
+
+    #[test]
+    fn a_share_that_is_given_holds() {
+        let needs = Needs { layers: vec![10; 4], output: 5, graph: 0 };
+        let mut two = gpus(&[SPARE + 100, SPARE + 10]);
+        (two[0].share, two[1].share) = (1.0, 1.0);
+        assert_eq!(that_fit(&needs, &two, SplitMode::Layer), 3);
+        (two[0].share, two[1].share) = (1.0, 0.0);
+        assert_eq!(that_fit(&needs, &two, SplitMode::Layer), 5);
+        two[1].free = 0;
+        assert_eq!(that_fit(&needs, &two, SplitMode::Layer), 5);
+    }
+
+    #[test]
+    fn a_header_says_what_its_model_needs() {
+        let tensor = |name: &str, size_bytes| Tensor { name: name.into(), size_bytes };
+        let numbers = [
+            ("block_count", 2),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+            ("embedding_length", 128),
+            ("feed_forward_length", 256),
+            ("context_length", 1000),
+        ];
+        let arrays = [("tokenizer.ggml.tokens".to_owned(), 50)].into_iter().collect();
+        let metadata = numbers.map(|(key, value)| (format!("llama.{key}"), Scalar::Integer(value)));
+        let mut header = Header {
+            metadata: metadata.into_iter().collect(),
+            arrays,
+            tensors: vec![tensor("token_embd.weight", 700), tensor("blk.0.attn_q.weight", 11)],
+        };
+        header.metadata.insert("general.architecture".into(), Scalar::Text("llama".into()));
+        let second = Header { tensors: vec![tensor("blk.1.attn_q.weight", 13)], ..Header::default() };
+        let third = Header { tensors: vec![tensor("output.weight", 900)], ..Header::default() };
+        let room = Room { context_per_sequence: 8192, sequences: 4, ubatch_size: 10, ..Room::default() };
+
+        // Two heads of 32 keys and as many values, in 16 bits, for 1000 tokens of 4 sequences.
+        let cache = 2 * 2 * 32 * 2 * 1000 * 4;
+        let (logits, fixed) = (50 * 4 * 10, 1000 + 4 * 128 + 3 * 256);
+        let expected =
+            Needs { layers: vec![cache + 11, cache + 13], output: logits + 700, graph: (4 * 1000 + fixed) * 4 * 10 };
+        assert_eq!(Needs::of(&header, std::slice::from_ref(&second), &room), expected);
+        // With an output of its own, the embedding is left where it is.
+        assert_eq!(Needs::of(&header, &[second, third], &room).output, logits + 900);
+        let other = Room { as_trained: false, scores: false, keys: CacheType::Q8_0, values: CacheType::F32, ..room };
+        let needs = Needs::of(&header, &[], &other);
+        assert_eq!(needs.layers[1], (2 * 34 + 2 * 32 * 4) * 8192 * 4);
+        assert_eq!(needs.graph, (8192 + 4 * 128 + 3 * 256) * 4 * 10);
+
+        // A header that exaggerates fits nowhere.
+        for key in ["embedding_length", "feed_forward_length", "attention.key_length"] {
+            header.metadata.insert(format!("llama.{key}"), Scalar::Integer(u64::MAX.into()));
+        }
+        assert_eq!(that_fit(&Needs::of(&header, &[], &other), &gpus(&[u64::MAX - 1]), SplitMode::Layer), 0);
+    }
+}

@@ -1,0 +1,58 @@
+//! The list of devices with what llama-cpp-2 leaves out of it: which of them are the same.
+
+use llama_cpp_sys_2 as sys;
+use std::ffi::{CStr, CString, c_char};
+
+/// Something that llama.cpp can compute on.
+pub struct Found {
+    /// llama.cpp's name.
+    pub name: String,
+    /// What a person knows it by.
+    pub description: String,
+    /// The backend that drives it, e.g. `CUDA`.
+    pub backend: String,
+    /// What it is.
+    pub kind: sys::ggml_backend_dev_type,
+    /// The same for all backends that drive the same device; `None` when it does not tell.
+    pub id: Option<String>,
+    /// Bytes of its memory; 0 when it does not tell.
+    pub memory_bytes: u64,
+    /// Bytes that are free.
+    pub free_bytes: u64,
+}
+
+/// All devices, in llama.cpp's order.
+pub fn list() -> Vec<Found> {
+    let text = |text: *const c_char| {
+        // SAFETY: names are zero-terminated and live as long as the program.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
+    };
+    // SAFETY: every index below the count is a device, devices live as long as the program, and `props` is theirs to fill.
+    unsafe {
+        (0..sys::ggml_backend_dev_count())
+            .map(|index| {
+                let device = sys::ggml_backend_dev_get(index);
+                let mut props: sys::ggml_backend_dev_props = std::mem::zeroed();
+                sys::ggml_backend_dev_get_props(device, &raw mut props);
+                let backend = sys::ggml_backend_reg_name(sys::ggml_backend_dev_backend_reg(device));
+                Found {
+                    name: text(props.name).unwrap_or_default(),
+                    description: text(props.description).unwrap_or_default(),
+                    backend: text(backend).unwrap_or_default(),
+                    kind: props.type_,
+                    id: text(props.device_id),
+                    memory_bytes: props.memory_total as u64,
+                    free_bytes: props.memory_free as u64,
+                }
+            })
+            .collect()
+    }
+}
+
+/// The devices of these names and a null, as llama.cpp takes them; names that there are not are left out.
+pub(super) fn handles(names: &[String]) -> Vec<sys::ggml_backend_dev_t> {
+    let names = names.iter().filter_map(|name| CString::new(name.as_str()).ok());
+    // SAFETY: the name is zero-terminated.
+    let found = names.map(|name| unsafe { sys::ggml_backend_dev_by_name(name.as_ptr()) });
+    found.filter(|device| !device.is_null()).chain([std::ptr::null_mut()]).collect()
+}
