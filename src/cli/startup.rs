@@ -151,10 +151,8 @@ pub async fn register_file(registry: &Registry, config: &ModsConfig, file: &Path
 
 /// The error with Python's traceback, where there is one.
 pub fn described(error: &LoadError) -> String {
-    let message = error.to_string();
-    match error.traceback().map(str::trim_end) {
-        // One of a single line says the same again.
-        Some(traceback) if !message.ends_with(traceback) => format!("{message}\n{traceback}"),
-        _ => message,
+    match error.traceback() {
+        Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
+        None => error.to_string(),
     }
 }

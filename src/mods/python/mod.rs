@@ -138,11 +138,11 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Python's traceback, where the mod's code is at fault.
+    /// Python's traceback, where the mod's code is at fault and it says more than the message.
     #[must_use]
     pub fn traceback(&self) -> Option<&str> {
         match self {
-            Self::Failed { traceback, .. } => traceback.as_deref(),
+            Self::Failed { message, traceback, .. } => traceback.as_deref().filter(|text| text.trim_end() != message),
             _ => None,
         }
     }
