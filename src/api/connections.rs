@@ -7,8 +7,8 @@
 use super::App;
 use axum::Router;
 use axum::extract::{Extension, connect_info::ConnectInfo};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
+use hyper::server::conn::http1::Builder;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
 use std::net::SocketAddr;
@@ -28,13 +28,8 @@ const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
 
 /// Serves a listener until the app is told to stop, and then what still goes on.
 pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
-    // Where two versions can come, the first bytes may be awaited for ever to tell which.
-    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(app.config().server.header_timeout)
-        .max_buf_size(MOST_HEAD);
+    let mut builder = Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(app.config().server.header_timeout).max_buf_size(MOST_HEAD);
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -62,8 +57,8 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
 /// The routes as a connection calls them.
 type Service = TowerToHyperService<<Extension<ConnectInfo<SocketAddr>> as Layer<Router>>::Service>;
 
-async fn serve(stream: TcpStream, builder: Builder<TokioExecutor>, service: Service, app: App) {
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+async fn serve(stream: TcpStream, builder: Builder, service: Service, app: App) {
+    let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
