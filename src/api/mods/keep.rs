@@ -38,6 +38,7 @@ pub fn keep_used(app: &App) {
 }
 
 /// The versions of files that a run says it has used, by name and hash.
+#[must_use]
 pub fn used_files(document: &Document) -> Vec<(String, String)> {
     let first = document.events.first().and_then(|event| event.measured.as_ref());
     let parameters = first.and_then(|measured| measured.prompt.as_ref()?.parameters.as_ref());
@@ -63,7 +64,7 @@ pub(in crate::api) async fn keep_handed(app: &App, files: Vec<(String, String)>)
         app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
     }
     for (_, hash) in &files {
-        handed::remove(&app.config().data.dir, hash);
+        let _ = handed::remove(&app.config().data.dir, hash);
     }
     Ok(())
 }

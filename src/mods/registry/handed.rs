@@ -43,6 +43,7 @@ pub fn look(data_dir: &Path, hash: &str) -> Option<SourceText> {
 }
 
 /// Takes a source away, and says whether it lay there.
+#[must_use]
 pub fn remove(data_dir: &Path, hash: &str) -> bool {
     place(data_dir, hash).is_some_and(|path| fs::remove_file(path).is_ok())
 }
