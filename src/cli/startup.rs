@@ -64,12 +64,11 @@ pub fn devices_line(config: &EngineConfig, placement: &Placement) -> String {
 
 fn named(device: &Device) -> String {
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    let name =
-        if device.gpu { format!("{} ({})", device.name, device.description) } else { device.description.clone() };
-    match device.memory_bytes {
-        0 => name,
-        total => format!("{name} ({:.1} of {:.1} GiB free)", gib(device.free_bytes), gib(total)),
-    }
+    let name = device.gpu.then(|| device.name.clone());
+    let total = Some(device.memory_bytes).filter(|&bytes| bytes > 0);
+    let memory = total.map(|total| format!("{:.1} of {:.1} GiB free", gib(device.free_bytes), gib(total)));
+    let about: Vec<String> = name.into_iter().chain(memory).collect();
+    if about.is_empty() { device.description.clone() } else { format!("{} ({})", device.description, about.join(", ")) }
 }
 
 /// Which flags of GPUs have no effect, since none computes.

@@ -25,6 +25,7 @@ pub struct Device {
     /// Whether it is part of the processor.
     integrated: bool,
     backend: String,
+    cuts_rows: bool,
     /// The same for all backends that drive it.
     id: Option<String>,
 }
@@ -67,6 +68,14 @@ pub enum PlacementError {
         /// Which there are.
         there: String,
     },
+    /// Weights cannot be cut for it.
+    #[error("--split-mode row cannot be had with {name}: {backend} does not cut weights; --split-mode layer can")]
+    Rows {
+        /// The GPU.
+        name: String,
+        /// Its backend.
+        backend: String,
+    },
 }
 
 /// Every device, GPUs and others.
@@ -79,6 +88,7 @@ pub fn devices() -> Vec<Device> {
         name: found.name,
         description: found.description,
         backend: found.backend,
+        cuts_rows: found.cuts_rows,
         id: found.id,
         memory_bytes: found.memory_bytes,
         free_bytes: found.free_bytes,
@@ -158,6 +168,9 @@ fn chosen(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, Placeme
     if options.tensor_split.len() > gpus.len() {
         return Err(PlacementError::Shares { shares: options.tensor_split.len(), there: there_are(&gpus) });
     }
+    if let Some(gpu) = gpus.iter().find(|gpu| options.split_mode == SplitMode::Row && !gpu.cuts_rows) {
+        return Err(PlacementError::Rows { name: gpu.name.clone(), backend: gpu.backend.clone() });
+    }
     if options.split_mode != SplitMode::None {
         return Ok(gpus);
     }
@@ -219,6 +232,7 @@ mod tests {
             free_bytes: 6 << 30,
             integrated,
             backend: name.trim_end_matches(char::is_numeric).into(),
+            cuts_rows: name.starts_with("CUDA"),
             id: id.map(str::to_owned),
         }
     }
@@ -261,6 +275,10 @@ mod tests {
         let error = names(&three, &all).unwrap_err();
         assert!(error.starts_with("--tensor-split has 3 shares, but there are CUDA0"), "{error}");
         assert!(names(&three, &all[2..]).unwrap().is_empty());
+        let rows = ModelOptions { split_mode: SplitMode::Row, ..ModelOptions::default() };
+        assert_eq!(names(&rows, &all).unwrap(), ["CUDA0", "CUDA1"]);
+        let error = names(&rows, &[gpu("Vulkan0", None, false), cpu()]).unwrap_err();
+        assert!(error.starts_with("--split-mode row cannot be had with Vulkan0: Vulkan does not"), "{error}");
     }
 
     #[test]

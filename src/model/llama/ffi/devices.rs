@@ -13,6 +13,8 @@ pub struct Found {
     pub backend: String,
     /// What it is.
     pub kind: sys::ggml_backend_dev_type,
+    /// Whether a weight can be cut into rows for several of them.
+    pub cuts_rows: bool,
     /// The same for all backends that drive the same device; `None` when it does not tell.
     pub id: Option<String>,
     /// Bytes of its memory; 0 when it does not tell.
@@ -34,11 +36,13 @@ pub fn list() -> Vec<Found> {
                 let device = sys::ggml_backend_dev_get(index);
                 let mut props: sys::ggml_backend_dev_props = std::mem::zeroed();
                 sys::ggml_backend_dev_get_props(device, &raw mut props);
-                let backend = sys::ggml_backend_reg_name(sys::ggml_backend_dev_backend_reg(device));
+                let backend = sys::ggml_backend_dev_backend_reg(device);
+                let cut = sys::ggml_backend_reg_get_proc_address(backend, c"ggml_backend_split_buffer_type".as_ptr());
                 Found {
                     name: text(props.name).unwrap_or_default(),
                     description: text(props.description).unwrap_or_default(),
-                    backend: text(backend).unwrap_or_default(),
+                    backend: text(sys::ggml_backend_reg_name(backend)).unwrap_or_default(),
+                    cuts_rows: !cut.is_null(),
                     kind: props.type_,
                     id: text(props.device_id),
                     memory_bytes: props.memory_total as u64,
