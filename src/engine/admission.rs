@@ -5,7 +5,7 @@ use super::host_cache::Idle;
 use super::request::Overflow;
 use super::run::Run;
 use super::scheduler::{Live, Scheduler, Slot, common_prefix, done};
-use crate::events::{FinishReason, Signal, TokenId};
+use crate::events::{FinishReason, TokenId};
 use crate::model::ShiftError;
 use crate::model::llama::AdapterSet;
 use std::cmp::Reverse;
@@ -33,17 +33,18 @@ struct Reading {
 impl Scheduler<'_> {
     /// Gives free slots to waiting runs, first come first served. A run that waits for a slot of its own lets others pass.
     pub(super) fn admit(&mut self) {
-        self.queue.retain_mut(|live| {
-            if !live.client.is_closed() {
-                return true;
-            }
+        let gone = |live: &Live| live.client.is_closed();
+        while let Some(at) = self.queue.iter().position(gone) {
+            let Some(mut live) = self.queue.remove(at) else { break };
             self.waiting.fetch_sub(1, Ordering::AcqRel);
-            live.run.abort(FinishReason::Cancelled, "the client went away before the run began".into());
-            if let (true, Some(end)) = (live.run.journal.recorded(), live.run.end.clone()) {
-                self.unrecorded.push_back(Signal::Ended(live.run.id, end));
+            let before = if live.begun { "went on" } else { "began" };
+            live.run.abort(FinishReason::Cancelled, format!("the client went away before the run {before}"));
+            if live.begun {
+                self.status.ended(&live.run);
             }
-            false
-        });
+            // As every end, behind the rows of attention that are still being coded.
+            self.record_end(live);
+        }
         let mut at = 0;
         while at < self.queue.len() && self.slots.iter().any(|slot| slot.live.is_none()) {
             let Some(choice) = self.choose(&self.queue[at]) else {

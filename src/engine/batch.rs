@@ -137,7 +137,8 @@ impl Scheduler<'_> {
                 }
                 Err(ShiftError::Fixed(_)) => {
                     let untouched = cut.ranges.first().map_or(0, |range| range.start);
-                    live.run.cached = live.run.cached.min(untouched);
+                    // Nothing may stand behind: a later cut counts from the sequence as it is now.
+                    live.run.cached = live.run.cached.min(self.truncate(index, untouched));
                 }
                 Err(ShiftError::Failed) => {
                     self.slots[index].cache.clear();
