@@ -3,6 +3,7 @@
 mod adapters;
 mod attends;
 mod cache_type;
+mod checkpoints;
 mod context;
 mod devices;
 mod encoder;
@@ -22,6 +23,7 @@ mod ubatch;
 pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
 pub use attends::{Attends, Unseen};
 pub use cache_type::CacheType;
+pub use checkpoints::{Checkpoints, Purpose};
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, Placement, PlacementError, Room, devices, why_no_gpu};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
@@ -37,7 +39,7 @@ pub use tuning::{Numa, Rope, Scaling, Tuning, Value};
 
 use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
-use super::{Error, ShiftError, Vocabulary};
+use super::{Error, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
