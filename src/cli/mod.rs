@@ -163,7 +163,9 @@ mod tests {
     fn every_flag_of_the_server_can_be_set_by_environment() {
         let command = Cli::command();
         let serve = command.find_subcommand("serve").unwrap();
-        for flag in serve.get_arguments().filter(|flag| !matches!(flag.get_id().as_str(), "help" | "version")) {
+        // Those that print something and end are for the command line alone.
+        let prints = |flag: &&clap::Arg| matches!(flag.get_id().as_str(), "help" | "version" | "list_devices");
+        for flag in serve.get_arguments().filter(|flag| !prints(flag)) {
             // What a person is not told of on the command line is there for llama-server's scripts only.
             if flag.is_hide_set() {
                 continue;
