@@ -4,7 +4,7 @@
 //! that the run is committed. Posting the same document again is answered with 201 again, so that a client which lost the
 //! answer can simply repeat; another document under the same `request_id` is a conflict.
 
-use super::{ApiError, App, Kind, Problem};
+use super::{ApiError, App, Kind, Problem, mods};
 use crate::trace::document::{Document, DocumentError};
 use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
@@ -59,7 +59,9 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
     } else {
         Document::parse(&payload)
     }?;
+    let files = mods::used_files(&document);
     store.ingest(document).await?;
+    mods::keep_handed(&app, files).await?;
     Ok(StatusCode::CREATED)
 }
 

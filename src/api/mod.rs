@@ -10,6 +10,7 @@ mod asyncapi;
 mod attention;
 mod catalogue;
 mod chat;
+mod connections;
 mod error;
 pub mod extract;
 mod generation;
@@ -37,7 +38,7 @@ pub use error::{
 };
 pub use health::Health;
 pub use kobold::KoboldError;
-pub use mods::{Followed, keep_used};
+pub use mods::{Followed, keep_used, used_files};
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 

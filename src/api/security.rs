@@ -204,7 +204,8 @@ fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, Ap
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
     });
-    let known = match bearer.or_else(|| text("x-api-key")) {
+    let sent = bearer.or_else(|| text("x-api-key"));
+    let known = match sent {
         Some(sent) => security.known(sent),
         None => session::known(security, headers),
     };
@@ -212,7 +213,10 @@ fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, Ap
         Some(key) => Ok(Some(Caller { label: key.label(), may_change_mods: key.may_change_mods() })),
         None => Err(ApiError::new(
             Kind::Unauthorized,
-            "this server needs an API key, sent as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
+            match sent {
+                Some(_) => "this server does not know the API key that was sent",
+                None => "this server needs an API key, sent as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
+            },
         )),
     }
 }

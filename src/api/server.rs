@@ -1,7 +1,6 @@
 //! Listening, and the life of a server: from the first connection to the last.
 
-use super::{App, State, router};
-use axum::serve::ListenerExt;
+use super::{App, State, connections, router};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -59,14 +58,7 @@ impl Listeners {
         let routes = router(&app);
         let mut servers = JoinSet::new();
         for listener in self.0 {
-            // Tokens are small and must not wait for the next one.
-            let listener = listener.tap_io(|stream| {
-                let _ = stream.set_nodelay(true);
-            });
-            let stopping = app.clone();
-            let routes = routes.clone().into_make_service_with_connect_info::<SocketAddr>();
-            let served = axum::serve(listener, routes).with_graceful_shutdown(async move { stopping.stopping().await });
-            servers.spawn(served.into_future());
+            servers.spawn(connections::accept(listener, routes.clone(), app.clone()));
         }
         app.stopping().await;
         let all_ended = async {

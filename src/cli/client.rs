@@ -1,7 +1,7 @@
 //! A running server, as the other commands use it.
 
 use crate::config::flags::Secret;
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::Value;
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Server {
         let server = Self::new(base, key);
         loop {
             let health = server.http.get(format!("{}/healthz", server.base)).timeout(PATIENCE).send().await;
-            let response = health.with_context(|| format!("no server answers at {}", server.base))?;
+            let response = health.map_err(|error| anyhow!("no server answers at {}: {}", server.base, root(&error)))?;
             let ready = response.status() == StatusCode::OK;
             let health: Value = response.json().await.unwrap_or_default();
             if health["server"] != "thunder" {
@@ -95,14 +95,30 @@ impl Server {
 
     /// Sends a request; an answer that is not a success is an error with the server's own words.
     pub async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
-        let response = request.send().await.with_context(|| format!("{} does not answer", self.base))?;
+        let sent = request.send().await;
+        let response = sent.map_err(|error| anyhow!("{} does not answer: {}", self.base, root(&error)))?;
         if response.status().is_success() {
             return Ok(response);
         }
         let status = response.status();
         let text = response.text().await.unwrap_or_default();
-        bail!("{}", words(&text).unwrap_or_else(|| format!("{} answered {status}", self.base)))
+        let said = words(&text).unwrap_or_else(|| format!("{} answered {status}", self.base));
+        match (status, &self.key) {
+            (StatusCode::UNAUTHORIZED, None) => {
+                bail!("the server at {} needs an API key; give it with --api-key", self.base)
+            }
+            _ => bail!("{said}"),
+        }
     }
+}
+
+/// What is behind an error, without the layers that it came through.
+fn root(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
 }
 
 /// What an error says, in whichever of our dialects.

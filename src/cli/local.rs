@@ -6,10 +6,10 @@
 use super::client::Server;
 use super::progress::Progress;
 use super::startup;
-use crate::api::{App, Listeners, State, keep_used};
+use crate::api::{App, Listeners, State, keep_used, used_files};
 use crate::config::{Config, KeyHash, Security};
 use crate::events::{Item, RunId, Signal};
-use crate::mods::Registry;
+use crate::mods::{Registry, handed};
 use crate::trace::document::{Document, RequestMeta};
 use chrono::Utc;
 use std::collections::HashMap;
@@ -84,6 +84,21 @@ impl Local {
         const PATIENCE: Duration = Duration::from_secs(5);
         let documents = self.documents.as_mut()?;
         tokio::time::timeout(PATIENCE, documents.recv()).await.ok()?
+    }
+
+    /// Lays the sources of the files that a run has used where a server on the same data directory finds them; their hashes.
+    pub fn hand_sources(&self, document: &Document) -> Vec<String> {
+        let lay = |(name, _): (String, String)| {
+            let source = self.app.registry().get(&name)?.source_text()?;
+            let laid = handed::lay(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
+            laid.inspect_err(|error| tracing::debug!(mod.name = name, "its source is not handed over: {error}")).ok()
+        };
+        used_files(document).into_iter().filter_map(lay).collect()
+    }
+
+    /// Takes away what of them nobody took, and says whether there was any.
+    pub fn take_back_sources(&self, hashes: &[String]) -> bool {
+        hashes.iter().filter(|hash| handed::remove(&self.app.config().data.dir, hash)).count() > 0
     }
 
     /// Stops the engine and the database.

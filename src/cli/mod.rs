@@ -21,6 +21,8 @@ mod run;
 mod serve;
 mod startup;
 
+use crate::config::flags::Automatic;
+use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -54,8 +56,15 @@ enum Command {
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
+    let read = match llama_server::command_line(std::env::args_os()) {
+        Ok(read) => read,
+        Err(refused) => {
+            eprintln!("thunder: {refused}");
+            return ExitCode::from(2);
+        }
+    };
     let command = llama_server::with_environment(Cli::command(), |name| std::env::var_os(name).is_some());
-    let matches = match command.try_get_matches_from(llama_server::spelled_out(std::env::args_os())) {
+    let matches = match command.try_get_matches_from(read.words) {
         Ok(matches) => matches,
         Err(error) => error.exit(),
     };
@@ -67,7 +76,13 @@ pub fn main() -> ExitCode {
     if let Command::ModWorker(args) = &cli.command {
         return mod_worker::become_worker(args);
     }
-    log(&cli);
+    if let Err(error) = log(&cli) {
+        return failed(&error);
+    }
+    if let Command::Serve(_) = &cli.command {
+        let unread = llama_server::unread_variables(std::env::vars_os().map(|(name, _)| name));
+        read.notes.iter().chain(&unread).for_each(|note| tracing::warn!("{note}"));
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.into()),
@@ -104,21 +119,34 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn log(cli: &Cli) {
-    let default = match &cli.command {
-        Command::Serve(args) => args.log_filter().unwrap_or("info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn"),
-        _ => "warn,llama-cpp-2=error",
+fn log(cli: &Cli) -> anyhow::Result<()> {
+    let flags = match &cli.command {
+        Command::Serve(args) => Some(args.log()),
+        _ => None,
+    };
+    let default = match flags {
+        Some(flags) => flags.log_filter().unwrap_or("info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn"),
+        None => "warn,llama-cpp-2=error",
     };
     let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default);
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|error| {
         eprintln!("thunder: the log filter '{filter}' is not one ({error}); '{default}' is used");
         EnvFilter::new(default)
     });
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
+    let file = flags.and_then(|flags| flags.log_file.as_deref());
+    let terminal = file.is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let colours = flags.and_then(|flags| flags.log_colors).and_then(Automatic::decided).unwrap_or(terminal);
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
+    match file {
+        None => subscriber.with_writer(std::io::stderr).init(),
+        Some(path) => {
+            let opened = std::fs::File::options().create(true).append(true).open(path);
+            let opened = opened
+                .with_context(|| format!("cannot write the log to {}, which --log-file names", path.display()))?;
+            subscriber.with_writer(std::sync::Mutex::new(opened)).init();
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -135,12 +163,17 @@ mod tests {
     fn every_flag_of_the_server_can_be_set_by_environment() {
         let command = Cli::command();
         let serve = command.find_subcommand("serve").unwrap();
-        for flag in serve.get_arguments().filter(|flag| !matches!(flag.get_id().as_str(), "help" | "version")) {
+        // Those that print something and end are for the command line alone.
+        let prints = |flag: &&clap::Arg| matches!(flag.get_id().as_str(), "help" | "version" | "list_devices");
+        for flag in serve.get_arguments().filter(|flag| !prints(flag)) {
             // What a person is not told of on the command line is there for llama-server's scripts only.
             if flag.is_hide_set() {
                 continue;
             }
             assert!(flag.get_env().is_some(), "{} has no environment variable", flag.get_id());
+            // A bool alone takes nothing but true and false, and people write 1.
+            let is_bool = format!("{:?}", flag.get_value_parser()).contains("bool");
+            assert!(!is_bool, "{} cannot be turned on with 1", flag.get_id());
         }
     }
 }

@@ -117,11 +117,18 @@ impl Place {
             }));
         };
         let Some(document) = local.document().await else { return Ok(None) };
+        let sources = local.hand_sources(&document);
         let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
-        owner
-            .send(request.body(document.write()))
-            .await
-            .with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
+        let sent = owner.send(request.body(document.write())).await;
+        let left = local.take_back_sources(&sources);
+        sent.with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
+        if left {
+            tracing::warn!(
+                "the server at {} keeps its data elsewhere and has not got the source of the mods: `thunder replay --verify` \
+                 needs them as --mod",
+                owner.base()
+            );
+        }
         Ok(Some(owner.replay(&document.request.request_id)))
     }
 

@@ -3,6 +3,7 @@ use super::startup;
 use crate::api::{App, Followed, Listeners, State, keep_used};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::llama_server::LogFlags;
 use crate::mods::{Registry, Watch};
 use chrono::Utc;
 use std::process::ExitCode;
@@ -13,9 +14,9 @@ use tokio::signal::unix::{SignalKind, signal};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Of llama-server's flags, its further sampling flags (--xtc-probability, --dry-multiplier, --mirostat, --samplers, \
-                        …) work as well. --jinja, --no-warmup, --cont-batching, --threads-http, --timeout, --ui, --offline, --perf, \
-                        --escape, --log-prefix, --log-timestamps and --log-colors are taken and change nothing: what they ask for \
-                        is so in any case, or has no counterpart here."
+                        --logit-bias, --reverse-prompt, …), --embd-normalize, --spm-infill, --log-file, --log-colors and \
+                        --verbosity work as well. Others are taken and change nothing, which the log says where it matters, or are \
+                        refused with what to do instead. Its variables LLAMA_ARG_… hold where ours are not set."
 )]
 pub struct Args {
     #[command(flatten)]
@@ -30,9 +31,9 @@ pub struct Args {
 }
 
 impl Args {
-    /// What to log, where one of llama-server's flags says it.
-    pub fn log_filter(&self) -> Option<&'static str> {
-        self.server.accepted.log_filter()
+    /// What llama-server's flags say of the log.
+    pub fn log(&self) -> &LogFlags {
+        &self.server.log
     }
 }
 

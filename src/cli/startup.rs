@@ -6,8 +6,8 @@ use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
 use crate::model::llama::{Device, Placement, backend, devices, why_no_gpu};
 use crate::mods::python::sandbox::{self, Policy};
-use crate::mods::python::{Limits, LoadError, PythonMods};
-use crate::mods::{Folder, Registry, SourceText, Sourced};
+use crate::mods::python::{Limits, LoadError, PythonMods, read_source};
+use crate::mods::{Folder, Registry, SourceText};
 use crate::store::{Database, Retention, Store};
 use anyhow::Context;
 use std::path::Path;
@@ -161,15 +161,15 @@ pub async fn register_mods(
 /// Registers the mods of a file and returns their names, in the order of the file.
 pub async fn register_file(registry: &Registry, config: &ModsConfig, file: &Path) -> anyhow::Result<Vec<String>> {
     registry.run_python(python_mods(config));
-    let (python, path) = (registry.python(), file.to_owned());
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let found = tokio::task::spawn_blocking(move || python.file(path)).await?;
+    let source = SourceText::Text(read_source(file).with_context(|| format!("cannot read {}", file.display()))?);
+    let (python, name) = (registry.python(), file.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    let found = tokio::task::spawn_blocking(move || source.mods(&name, None, &python)).await?;
     let found = found.map_err(|error| anyhow::anyhow!(described(&error)))?;
     Ok(found
         .into_iter()
         .map(|factory| {
             let name = factory.describe().name;
-            registry.insert(Sourced::wrap(factory, SourceText::Text(text.clone())));
+            registry.insert(factory);
             name
         })
         .collect())

@@ -3,8 +3,8 @@
 
 use super::cache::CacheFlags;
 use super::gpu::GpuFlags;
-use super::llama_server::{AcceptedFlags, RequestFlags, RouteFlags};
-use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size};
+use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
+use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TuningFlags};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,6 +19,9 @@ pub struct EngineFlags {
     /// Name of the model in requests and answers, again or after a comma for more; without it the file's name
     #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub alias: Vec<String>,
+    /// Words about the model that lists of models show, again or after a comma for more
+    #[arg(long, env = "THUNDER_TAGS", value_name = "WORD", value_delimiter = ',')]
+    pub tags: Vec<String>,
     /// Context in tokens, divided evenly among the slots; without it each slot gets what the model was trained
     /// with, but at most 8192
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
@@ -39,10 +42,10 @@ pub struct EngineFlags {
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
     /// Read the model into memory instead of mapping its file
-    #[arg(long, env = "THUNDER_NO_MMAP")]
+    #[arg(long, env = "THUNDER_NO_MMAP", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_mmap: bool,
     /// Keep the model's weights from being swapped out
-    #[arg(long, env = "THUNDER_MLOCK")]
+    #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
     /// Whether runs can capture attention, which flash attention cannot; without it on, unless --flash-attn is
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off")]
@@ -65,6 +68,9 @@ pub struct EngineFlags {
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
+    /// How models are computed.
+    #[command(flatten)]
+    pub tuning: TuningFlags,
     /// Embeddings and scores.
     #[command(flatten)]
     pub encoder: EncoderFlags,
@@ -98,7 +104,7 @@ pub struct ServerFlags {
     /// Address to listen on, again for more; without it 127.0.0.1:6767
     #[arg(long, env = "THUNDER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     pub listen: Vec<SocketAddr>,
-    /// Host to listen on, together with --port; as llama-server spells it
+    /// Host to listen on, together with --port, after a comma for more; as llama-server spells it
     #[arg(long, env = "THUNDER_HOST", value_name = "HOST")]
     pub host: Option<String>,
     /// Port to listen on, together with --host; as llama-server spells it
@@ -127,10 +133,10 @@ pub struct ServerFlags {
     )]
     pub mod_keys: Vec<Secret>,
     /// Take mods that are uploaded to /v1/mods with such a key, and run those taken before
-    #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD")]
+    #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_mod_upload: bool,
     /// Serve other machines without a key
-    #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED")]
+    #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_unauthenticated: bool,
     /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, localhost, or * for all
     #[arg(
@@ -145,7 +151,7 @@ pub struct ServerFlags {
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
     /// Let requests name any model: one that is not known here is the default one, instead of an error
-    #[arg(long, env = "THUNDER_ANY_MODEL_NAME")]
+    #[arg(long, env = "THUNDER_ANY_MODEL_NAME", value_parser = clap::builder::FalseyValueParser::new())]
     pub any_model_name: bool,
     /// Folder of GGUF files that may be loaded by the names of their files, besides --model
     #[arg(long, env = "THUNDER_MODELS_DIR", value_name = "DIR")]
@@ -179,9 +185,9 @@ pub struct ServerFlags {
     /// Which of llama-server's routes there are.
     #[command(flatten)]
     pub routes: RouteFlags,
-    /// What is so in any case.
+    /// What is logged, and where.
     #[command(flatten)]
-    pub accepted: AcceptedFlags,
+    pub log: LogFlags,
 }
 
 /// On or off.
@@ -261,14 +267,15 @@ impl ServerFlags {
         use std::net::ToSocketAddrs;
         let mut addresses = self.listen.clone();
         if self.host.is_some() || self.port.is_some() {
-            let host = self.host.as_deref().unwrap_or("127.0.0.1");
             let port = self.port.unwrap_or(super::DEFAULT_PORT);
-            let found = (host, port)
-                .to_socket_addrs()
-                .map_err(|source| super::Error::Host { host: host.to_owned(), source })?
-                .next()
-                .ok_or_else(|| super::Error::NoAddress { host: host.to_owned() })?;
-            addresses.push(found);
+            for host in self.host.as_deref().unwrap_or("127.0.0.1").split(',').map(str::trim) {
+                let found = (host, port)
+                    .to_socket_addrs()
+                    .map_err(|source| super::Error::Host { host: host.to_owned(), source })?
+                    .next()
+                    .ok_or_else(|| super::Error::NoAddress { host: host.to_owned() })?;
+                addresses.push(found);
+            }
         }
         if addresses.is_empty() {
             addresses.push(super::DEFAULT_ADDRESS);

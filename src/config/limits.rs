@@ -8,6 +8,9 @@ use std::time::Duration;
 /// What a client may ask of the server.
 #[derive(Debug, Clone, Default, Args)]
 pub struct LimitFlags {
+    /// Seconds that a client has for the headers of a request, and that a connection may stay open without one; 0 for any time
+    #[arg(long, env = "THUNDER_HEADER_TIMEOUT", value_name = "SECONDS", default_value_t = 75)]
+    pub header_timeout: u64,
     /// Largest message on a WebSocket, e.g. 8M
     #[arg(long, env = "THUNDER_MAX_MESSAGE", value_name = "SIZE", default_value = "8M")]
     pub max_message: Size,
@@ -93,6 +96,11 @@ impl LimitFlags {
     /// Most tokens that an answer may have; `None` for as many as fit.
     pub(super) fn max_tokens(&self) -> Option<u32> {
         (self.max_tokens_limit > 0).then_some(self.max_tokens_limit)
+    }
+
+    /// How long a client may take for the headers of a request; `None` for ever.
+    pub(super) fn header_timeout(&self) -> Option<Duration> {
+        (self.header_timeout > 0).then(|| Duration::from_secs(self.header_timeout))
     }
 
     /// How many runs may be begun.

@@ -1,11 +1,10 @@
 //! The flags of llama-server that decide what a request gets when it does not say, and which routes there are.
 //!
-//! Of what a request gets, [`RequestFlags`] make the fields of its JSON; so they are checked where a request is. [`AcceptedFlags`] are taken so that a command line written for llama-server works: what they ask for is always so
-//! here, or makes no difference.
+//! Of what a request gets, [`RequestFlags`] make the fields of its JSON; so they are checked where a request is.
 
 use super::Error;
 use super::flags::{Automatic, Switch};
-use clap::{ArgAction, Args};
+use clap::Args;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -136,6 +135,30 @@ pub struct FurtherSampling {
     json_schema: Option<String>,
     #[arg(long, hide = true, conflicts_with = "json_schema")]
     json_schema_file: Option<PathBuf>,
+    /// Texts that end an answer.
+    #[arg(short = 'r', long = "reverse-prompt", hide = true)]
+    stop: Vec<String>,
+    #[arg(short = 'l', long = "logit-bias", hide = true, value_name = "TOKEN+BIAS", value_delimiter = ',')]
+    logit_bias: Vec<TokenBias>,
+    #[arg(long, hide = true)]
+    spm_infill: bool,
+    #[arg(long, hide = true, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=32))]
+    embd_normalize: Option<i64>,
+}
+
+/// A token and what is added to its logit, as `15043+1` or `15043-0.5`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct TokenBias(u32, f32);
+
+impl std::str::FromStr for TokenBias {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let read = text.find(['+', '-']).and_then(|sign| {
+            let bias = text[sign..].parse().ok().filter(|bias: &f32| !bias.is_nan())?;
+            Some(Self(text[..sign].parse().ok()?, bias))
+        });
+        read.ok_or_else(|| format!("'{text}' is not a token's id and a bias, such as 15043+1 or 15043-0.5"))
+    }
 }
 
 /// Which of llama-server's routes there are.
@@ -169,52 +192,15 @@ pub struct RouteFlags {
     pub sse_ping_interval: i64,
 }
 
-/// Flags of llama-server that ask for what is so here in any case.
+/// What is logged, and where, as llama-server's flags say it.
 #[derive(Debug, Clone, Default, Args)]
-pub struct AcceptedFlags {
-    /// Always on: templates are rendered by a Jinja engine.
-    #[arg(long, hide = true)]
-    jinja: bool,
-    /// There is no warm-up.
-    #[arg(long, hide = true, overrides_with = "warmup")]
-    no_warmup: bool,
-    #[arg(long, hide = true)]
-    warmup: bool,
-    /// Always on: runs join and leave the batch at every step.
-    #[arg(long, alias = "cb", hide = true)]
-    cont_batching: bool,
-    /// HTTP is served by as many threads as there are cores.
-    #[arg(long, hide = true, allow_negative_numbers = true, value_name = "N")]
-    threads_http: Option<i32>,
-    /// Connections have no time limit.
-    #[arg(long, hide = true, value_name = "SECONDS")]
-    timeout: Option<u64>,
-    /// The dashboard is llama-server's web UI here.
-    #[arg(long, alias = "webui", hide = true)]
-    ui: bool,
-    /// How threads wait, where they run and what is fitted into which memory is not chosen by flags, and states of slots
-    /// are kept as --cache-ram says.
-    #[arg(long = "prio", hide = true, value_name = "X", allow_hyphen_values = true, action = ArgAction::Append,
-          aliases = ["prio-batch", "poll", "poll-batch", "cpu-strict", "cpu-strict-batch", "numa", "fit", "fit-target",
-                     "fit-ctx", "ctx-checkpoints", "swa-checkpoints", "checkpoint-min-step"])]
-    tuning: Vec<String>,
-    /// As above; and there are no projectors to leave out.
-    #[arg(long = "repack", hide = true, action = ArgAction::Count,
-          aliases = ["no-repack", "no-host", "op-offload", "no-op-offload", "cache-idle-slots", "no-cache-idle-slots",
-                     "no-mmproj", "no-mmproj-auto", "mmproj-auto"])]
-    switches: u8,
-    #[arg(long, hide = true)]
-    offline: bool,
-    #[arg(long, alias = "no-perf", hide = true)]
-    perf: bool,
-    #[arg(long, alias = "no-escape", hide = true)]
-    escape: bool,
-    #[arg(long, alias = "no-log-prefix", hide = true)]
-    log_prefix: bool,
-    #[arg(long, alias = "no-log-timestamps", hide = true)]
-    log_timestamps: bool,
-    #[arg(long, hide = true, value_name = "on|off|auto", num_args = 0..=1)]
-    log_colors: Option<String>,
+pub struct LogFlags {
+    /// A file that the log is appended to instead of being written to standard error.
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Whether lines are coloured; without it where standard error is a terminal.
+    #[arg(long, hide = true, value_name = "on|off|auto", num_args = 0..=1, default_missing_value = "on")]
+    pub log_colors: Option<Automatic>,
     /// Log nothing.
     #[arg(long, hide = true)]
     log_disable: bool,
@@ -226,7 +212,7 @@ pub struct AcceptedFlags {
     verbosity: Option<i32>,
 }
 
-impl AcceptedFlags {
+impl LogFlags {
     /// What llama-server's flags say about the log, as a filter.
     #[must_use]
     pub fn log_filter(&self) -> Option<&'static str> {
@@ -331,6 +317,16 @@ impl RequestFlags {
             let breakers = further.dry_sequence_breakers.iter().filter(|text| *text != "none").collect::<Vec<_>>();
             set("dry_sequence_breakers", json!(breakers));
         }
+        set("stop", json!(Some(&further.stop).filter(|stop| !stop.is_empty())));
+        let biases = further.logit_bias.iter().map(|TokenBias(token, bias)| {
+            // JSON has no infinity, and a request says false for a token that is never drawn.
+            let bias = if *bias == f32::NEG_INFINITY { json!(false) } else { number(Some(bias.min(f32::MAX))) };
+            json!([token, bias])
+        });
+        let biases = biases.collect::<Vec<_>>();
+        set("logit_bias", json!(Some(biases).filter(|biases| !biases.is_empty())));
+        set("spm_infill", json!(further.spm_infill.then_some(true)));
+        set("embd_normalize", json!(further.embd_normalize));
         set("grammar", json!(text("--grammar-file", further.grammar.as_ref(), further.grammar_file.as_deref())?));
         let schema = text("--json-schema-file", further.json_schema.as_ref(), further.json_schema_file.as_deref())?;
         set("json_schema", schema.map_or(Ok(Value::Null), |schema| parsed("--json-schema", &schema))?);

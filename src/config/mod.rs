@@ -14,6 +14,7 @@ mod limits;
 pub mod llama_server;
 mod mods;
 mod security;
+mod tuning;
 
 use flags::{Automatic, DataFlags, EngineFlags, ServerFlags, Switch};
 use serde_json::{Map, Value};
@@ -31,6 +32,7 @@ pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
 pub use security::{KeyHash, LOCALHOST, Security};
+pub use tuning::{LoadMode, Numa, OverrideValue, RopeScaling, TuningFlags};
 
 /// Port of the server.
 pub const DEFAULT_PORT: u16 = 6767;
@@ -62,6 +64,8 @@ pub struct EngineConfig {
     pub model: Option<PathBuf>,
     /// Names of the model, the first the one it is shown by; empty for the file's.
     pub alias: Vec<String>,
+    /// Words about the default model, for lists of models.
+    pub tags: Vec<String>,
     /// Context in tokens, all slots together; `None` asks the model.
     pub ctx_size: Option<u32>,
     /// Slots, at least 1.
@@ -88,6 +92,8 @@ pub struct EngineConfig {
     pub adapters: Vec<(PathBuf, f32)>,
     /// The KV cache.
     pub cache: CacheConfig,
+    /// How models are computed.
+    pub tuning: TuningFlags,
     /// Embeddings and scores.
     pub encoder: EncoderFlags,
     /// What mods may use, and where they run.
@@ -120,6 +126,8 @@ pub struct ServerConfig {
     pub models: ModelsConfig,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// How long a client may take for the headers of a request, and a connection wait for one; `None` for ever.
+    pub header_timeout: Option<Duration>,
     /// How long runs may go on after the server was told to stop.
     pub shutdown_grace: Duration,
     /// Most bytes of attention in an answer at once, or in a message.
@@ -213,6 +221,7 @@ impl Config {
                 any_model_name: server.any_model_name,
                 models: server.models()?,
                 max_body_bytes: server.max_body.0,
+                header_timeout: server.limits.header_timeout(),
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
                 max_attention_bytes: server.limits.max_attention.0,
                 sockets: server.limits.sockets(),
@@ -254,6 +263,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
         Ok(Self {
             model: flags.model,
             alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
+            tags: flags.tags.iter().map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect(),
             ctx_size,
             parallel,
             threads,
@@ -261,12 +271,13 @@ impl TryFrom<EngineFlags> for EngineConfig {
             batch_size,
             ubatch_size: ubatch_size.min(batch_size),
             gpu: flags.gpu.try_into()?,
-            no_mmap: flags.no_mmap,
-            mlock: flags.mlock,
+            no_mmap: flags.no_mmap || matches!(flags.tuning.load_mode, Some(LoadMode::None | LoadMode::Mlock)),
+            mlock: flags.mlock || matches!(flags.tuning.load_mode, Some(LoadMode::Mlock | LoadMode::MmapMlock)),
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             adapters: flags.adapters.config()?,
             cache: flags.cache.config(attention)?,
+            tuning: flags.tuning,
             encoder: flags.encoder,
             mods: flags.mods.try_into()?,
         })

@@ -5,7 +5,7 @@ use super::host_cache::Idle;
 use super::request::Overflow;
 use super::run::Run;
 use super::scheduler::{Live, Scheduler, Slot, common_prefix, done};
-use crate::events::{FinishReason, Signal, TokenId};
+use crate::events::{FinishReason, TokenId};
 use crate::model::ShiftError;
 use crate::model::llama::AdapterSet;
 use std::cmp::Reverse;
@@ -33,17 +33,18 @@ struct Reading {
 impl Scheduler<'_> {
     /// Gives free slots to waiting runs, first come first served. A run that waits for a slot of its own lets others pass.
     pub(super) fn admit(&mut self) {
-        self.queue.retain_mut(|live| {
-            if !live.client.is_closed() {
-                return true;
-            }
+        let gone = |live: &Live| live.client.is_closed();
+        while let Some(at) = self.queue.iter().position(gone) {
+            let Some(mut live) = self.queue.remove(at) else { break };
             self.waiting.fetch_sub(1, Ordering::AcqRel);
-            live.run.abort(FinishReason::Cancelled, "the client went away before the run began".into());
-            if let (true, Some(end)) = (live.run.journal.recorded(), live.run.end.clone()) {
-                self.unrecorded.push_back(Signal::Ended(live.run.id, end));
+            let before = if live.begun { "went on" } else { "began" };
+            live.run.abort(FinishReason::Cancelled, format!("the client went away before the run {before}"));
+            if live.begun {
+                self.status.ended(&live.run);
             }
-            false
-        });
+            // As every end, behind the rows of attention that are still being coded.
+            self.record_end(live);
+        }
         let mut at = 0;
         while at < self.queue.len() && self.slots.iter().any(|slot| slot.live.is_none()) {
             let Some(choice) = self.choose(&self.queue[at]) else {
@@ -72,8 +73,8 @@ impl Scheduler<'_> {
             .filter(free)
             .map(|index| {
                 let Slot { cache, adapters, memory, .. } = &self.slots[index];
-                let usable = |keep| self.context.can_truncate(index as i32, keep as u32);
-                (index, self.reading(run, cache, adapters.as_ref(), memory, usable))
+                let reach = |keep| self.context.reach(index as i32, keep);
+                (index, self.reading(run, cache, adapters.as_ref(), memory, reach))
             })
             .max_by_key(|(index, reading)| {
                 let slot = &self.slots[*index];
@@ -87,8 +88,8 @@ impl Scheduler<'_> {
                 )
             })?;
         let idle = self.idle.iter().map(|idle| {
-            let usable = |keep| self.context.can_keep(idle.tokens.len(), keep);
-            (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory, usable))
+            let reach = |keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep);
+            (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory, reach))
         });
         let best_idle = idle
             .filter(|(idle, other)| other.stays > reading.stays && idle.is_worth(other.stays))
@@ -99,14 +100,14 @@ impl Scheduler<'_> {
         })
     }
 
-    /// `usable` says whether the first so many tokens of the state can be used without the others.
+    /// `reach` says how many of so many first tokens of the state can be used without the others.
     fn reading(
         &self,
         run: &Run,
         held: &[TokenId],
         adapters: Option<&AdapterSet>,
         memory: &Memory,
-        usable: impl Fn(usize) -> bool,
+        reach: impl Fn(usize) -> usize,
     ) -> Reading {
         if !run.request.cache_prompt || adapters != run.request.adapters.as_ref() {
             return Reading { aligned: None, shared: 0, stays: 0 };
@@ -126,7 +127,8 @@ impl Scheduler<'_> {
         let stays = goes.map_or(shared, |goes| shared.min(goes));
         // One token is always evaluated.
         let kept = stays.min(tokens.len().saturating_sub(1));
-        let stays = if kept == held.len() || usable(kept) { stays } else { 0 };
+        let usable = if kept == held.len() { kept } else { reach(kept) };
+        let stays = if usable == kept { stays } else { usable };
         Reading { aligned, shared, stays }
     }
 
@@ -151,8 +153,9 @@ impl Scheduler<'_> {
         };
         let mut shared = if same { usable(&slot.cache) } else { 0 };
         let kept = shared.min(outputs_from);
-        if kept < slot.cache.len() && !self.context.can_truncate(index as i32, kept as u32) {
-            shared = 0;
+        let reach = if kept < slot.cache.len() { self.context.reach(index as i32, kept) } else { kept };
+        if reach < kept {
+            shared = reach;
         }
         if 2 * shared < slot.cache.len() {
             self.keep_idle(index);
@@ -162,7 +165,7 @@ impl Scheduler<'_> {
                 &run.sequence[..outputs_from],
                 run.request.adapters.as_ref(),
                 shared.min(outputs_from),
-                |len, keep| self.context.can_keep(len, keep),
+                |idle, keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep),
             )
             && let Some(idle) = self.idle.take(at)
         {
@@ -187,6 +190,9 @@ impl Scheduler<'_> {
             shared = 0;
         }
         run.cached = shared.min(outputs_from);
+        if self.context.keeps_checkpoints() {
+            run.plan_checkpoints(outputs_from);
+        }
     }
 
     /// Keeps of a slot's state its beginning and these pieces, next to each other. Returns how many tokens that is.
@@ -230,6 +236,7 @@ impl Scheduler<'_> {
                     tokens: cache.clone(),
                     adapters: adapters.clone(),
                     state,
+                    checkpoints: self.context.checkpoints(index as i32).clone(),
                     memory: memory.clone(),
                 });
             }
@@ -242,7 +249,10 @@ impl Scheduler<'_> {
         let restored = self.context.restore(index as i32, &idle.state, idle.tokens.len() as u32);
         let slot = &mut self.slots[index];
         match restored {
-            Ok(()) => slot.cache.clone_from(&idle.tokens),
+            Ok(()) => {
+                slot.cache.clone_from(&idle.tokens);
+                self.context.set_checkpoints(index as i32, idle.checkpoints.clone());
+            }
             Err(error) => {
                 tracing::warn!(%error, slot = index, "a kept state cannot be used");
                 slot.cache.clear();

@@ -151,7 +151,8 @@ impl Scheduler<'_> {
                 }
                 Err(ShiftError::Fixed(_)) => {
                     let untouched = cut.ranges.first().map_or(0, |range| range.start);
-                    live.run.cached = live.run.cached.min(untouched);
+                    // Nothing may stand behind: a later cut counts from the sequence as it is now.
+                    live.run.cached = live.run.cached.min(self.truncate(index, untouched));
                 }
                 Err(ShiftError::Failed) => {
                     self.slots[index].cache.clear();
@@ -194,6 +195,9 @@ impl Scheduler<'_> {
             let Some(live) = &mut slot.live else { continue };
             slot.cache.extend_from_slice(&live.run.sequence[part.from..part.upto]);
             live.run.cached = part.upto;
+            if let Some(purpose) = live.run.checkpoint_due() {
+                self.context.keep_checkpoint(part.slot as i32, part.upto, purpose);
+            }
             live.run.tell_progress();
             let commands = &self.commands;
             for (index, position) in part.outputs {

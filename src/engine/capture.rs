@@ -2,6 +2,7 @@
 
 use crate::events::{AttentionStep, Item, RunId, Signal};
 use crate::model::llama::Captured;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -88,7 +89,12 @@ fn code_rows(
         let signal = match job {
             Job::Pass(signal) => Some(signal),
             Job::Row(run, sequence_order, captured) => {
-                let step = code(coder, sequence_order, &captured);
+                // A row that cannot be coded must not take the thread along, and with it the ends of runs.
+                let step = catch_unwind(AssertUnwindSafe(|| code(coder, sequence_order, &captured)));
+                let step = step.unwrap_or_else(|_| {
+                    tracing::error!(run.id = %run, sequence_order, "coding an attention row failed; it is not recorded");
+                    None
+                });
                 waiting.fetch_sub(1, Ordering::AcqRel);
                 waiting_bytes.fetch_sub(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
                 step.map(|step| Signal::Items(run, Arc::new(vec![Item::Attention(step)])))

@@ -6,6 +6,7 @@
 
 use super::run::{Run, State};
 use super::scheduler::{Command, Live, Scheduler};
+use super::thinking::Thinking;
 use super::{Limits, Sampling};
 use crate::events::{FinishReason, RunId, Signal};
 use crate::model::Vocabulary;
@@ -62,6 +63,17 @@ pub enum Activity {
     Over,
 }
 
+/// What became of a thought that was to be ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thought {
+    /// It ends with the next tokens.
+    Ended,
+    /// The run is not thinking.
+    None,
+    /// The run was begun without a [`super::ThinkingBudget`].
+    Unwatched,
+}
+
 /// An order to a run.
 pub(super) enum Order {
     /// Rest; give the slot back after that time.
@@ -70,6 +82,8 @@ pub(super) enum Order {
     Modify(Box<Change>),
     /// End; what was said is the answer.
     Stop(String),
+    /// End the thought that is going on, and tell whether there was one.
+    EndThought(oneshot::Sender<Thought>),
     /// Only say where it stands.
     Look,
 }
@@ -132,6 +146,16 @@ impl Control {
     /// [`RunOver`].
     pub async fn stop(&self, why: impl Into<String>) -> Result<Standing, RunOver> {
         self.order(Order::Stop(why.into())).await
+    }
+
+    /// Ends the thought that the run is in, as its budget would.
+    ///
+    /// # Errors
+    /// [`RunOver`].
+    pub async fn end_thought(&self) -> Result<Thought, RunOver> {
+        let (answer, answered) = oneshot::channel();
+        self.order(Order::EndThought(answer)).await?;
+        answered.await.map_err(|_| RunOver)
     }
 
     /// Where the run stands.
@@ -348,6 +372,15 @@ impl Live {
                 if self.run.end.is_none() {
                     self.run.finish(FinishReason::Cancelled, Some(why), None);
                 }
+            }
+            Order::EndThought(answer) => {
+                let thought = match self.run.thinking.as_mut().map(Thinking::end) {
+                    Some(true) => Thought::Ended,
+                    Some(false) => Thought::None,
+                    None => Thought::Unwatched,
+                };
+                // Who has gone meanwhile needs no answer.
+                let _ = answer.send(thought);
             }
             Order::Pause(_) | Order::Resume | Order::Look => {}
         }

@@ -176,12 +176,11 @@ impl<'model> Scheduler<'model> {
             let parts = if self.unrecorded.is_empty() { self.plan() } else { Vec::new() };
             self.show_status();
             if parts.is_empty() {
-                let go_on = match self.soon() {
-                    Some(command) => self.obey(command),
-                    None => {
-                        self.record(true);
-                        self.wait()
-                    }
+                let go_on = if let Some(command) = self.soon() {
+                    self.obey(command)
+                } else {
+                    self.record(true);
+                    self.wait()
                 };
                 if !go_on {
                     break;

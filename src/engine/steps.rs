@@ -260,11 +260,11 @@ impl Run {
     /// Tells the thoughts of the tokens that now end the sequence. A note when these end a thought whose budget is used up.
     fn think(&mut self, tokens: &[TokenMeasure], forced: bool) -> Option<String> {
         let thinking = self.thinking.as_mut()?;
-        let ended = forced && thinking.last_words().is_some();
+        let note = (forced && thinking.last_words().is_some()).then(|| thinking.note());
         for measured in tokens {
             thinking.push(self.view.vocabulary.piece(measured.token));
         }
-        ended.then(|| thinking.note())
+        note
     }
 
     /// Hands the client what may be seen.

@@ -27,7 +27,9 @@ const QUEUE: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     /// The prompt does not fit.
-    #[error("the prompt has {prompt_tokens} tokens, the context of a slot holds {context}")]
+    #[error(
+        "the prompt has {prompt_tokens} tokens, which exceeds the available context size of a slot, {context} tokens"
+    )]
     PromptTooLong {
         /// Tokens in the prompt.
         prompt_tokens: usize,

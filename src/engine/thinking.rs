@@ -28,6 +28,8 @@ pub(super) struct Thinking {
     steps: Vec<Step>,
     /// Tokens of thought.
     spent: usize,
+    /// Whether somebody has ended the thought that is going on.
+    ended: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +44,7 @@ struct Step {
 
 impl Thinking {
     pub fn new(budget: ThinkingBudget) -> Self {
-        Self { budget, text: Vec::new(), steps: Vec::new(), spent: 0 }
+        Self { budget, text: Vec::new(), steps: Vec::new(), spent: 0, ended: false }
     }
 
     /// Notes a token that was appended.
@@ -57,6 +59,7 @@ impl Thinking {
         let counts = was && !turned;
         self.spent += usize::from(counts);
         self.steps.push(Step { start, within: was != turned, counts });
+        self.ended &= !turned;
     }
 
     /// Forgets the last `count` tokens.
@@ -68,14 +71,23 @@ impl Thinking {
         }
     }
 
-    /// What must come now, since the budget is used up within a thought.
+    /// Ends the thought that is going on, as if its budget were used up; `false` when none is.
+    pub fn end(&mut self) -> bool {
+        self.ended = self.within();
+        self.ended
+    }
+
+    /// What must come now, since the budget is used up within a thought, or somebody has ended it.
     pub fn last_words(&self) -> Option<&[TokenId]> {
-        let over = self.within() && self.spent >= self.budget.tokens as usize;
+        let over = self.within() && (self.ended || self.spent >= self.budget.tokens as usize);
         (over && !self.budget.last_words.is_empty()).then_some(&self.budget.last_words)
     }
 
     /// For the trace.
     pub fn note(&self) -> String {
+        if self.ended {
+            return "the client ended the thought".into();
+        }
         format!("the budget of {} tokens for thinking is used up", self.budget.tokens)
     }
 
@@ -127,6 +139,16 @@ mod tests {
         assert!(none.last_words().is_some());
         none.push(b"x</think>");
         assert!(none.last_words().is_none());
+    }
+
+    #[test]
+    fn a_thought_can_be_ended_while_it_goes_on() {
+        let mut thought = thinking(u32::MAX, false);
+        assert!(!thought.end(), "there is none");
+        assert_eq!(pushed(&mut thought, &["<think>", "a"]), [false; 2]);
+        assert!(thought.end());
+        assert!(thought.last_words().is_some() && thought.note().contains("client"));
+        assert_eq!(pushed(&mut thought, &["</think>", "b", "<think>", "c"]), [false; 4]);
     }
 
     #[test]

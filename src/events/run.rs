@@ -43,14 +43,16 @@ pub enum Surface {
     LlamaServer,
     /// The attention API.
     Attention,
-    /// The WebSocket protocol.
+    /// The streaming protocol on its WebSocket.
     Websocket,
+    /// The same over HTTP, `POST /v1/generate`.
+    Generate,
 }
 
 impl Surface {
     /// All surfaces.
-    pub const ALL: [Self; 6] =
-        [Self::Ingest, Self::Openai, Self::Cli, Self::LlamaServer, Self::Attention, Self::Websocket];
+    pub const ALL: [Self; 7] =
+        [Self::Ingest, Self::Openai, Self::Cli, Self::LlamaServer, Self::Attention, Self::Websocket, Self::Generate];
 
     /// The name as it stands in the database.
     #[must_use]
@@ -62,6 +64,7 @@ impl Surface {
             Self::LlamaServer => "llama_server",
             Self::Attention => "attention",
             Self::Websocket => "websocket",
+            Self::Generate => "generate",
         }
     }
 

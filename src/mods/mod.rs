@@ -18,7 +18,7 @@ pub use action::{Action, LogitEdit};
 pub use call::{Call, CallEvent, Done, EventSet, Exception, Log, Reply, RunView};
 pub use registry::{
     Chosen, Description, Failure, Folder, ModRef, Origin, Problem, Record, Registry, Shown, SourceText, Sourced, Taken,
-    UnknownMod, Upload, Use, Version, Watch, WrongUpload, version_of,
+    UnknownMod, Upload, Use, Version, Watch, WrongUpload, handed, version_of,
 };
 
 use serde_json::Value;

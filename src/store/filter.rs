@@ -11,6 +11,7 @@ use super::BadFilter;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, Utc};
 use read::Scanner;
+pub(super) use sql::Reach;
 
 /// The fields, in the order in which a page should offer them.
 pub const FIELDS: [&str; 12] = [

@@ -5,21 +5,28 @@
 //! away, batches go to the spool file, and everything after them too until the file is drained: order is kept. When the
 //! disk is full, too, runs that must be kept fail at once, and the others wait in memory as long as there is room.
 
+mod landing;
+#[cfg(test)]
+mod tests;
+
+use super::Live;
 use super::outline::{Outline, RunRow};
 use super::spool::Spool;
-use super::writer::{self, Attempt, Record};
-use super::{Error, Live, error};
+use super::writer::Record;
 use crate::events::{Item, Promises, RunId, RunStatus, Signal};
 use crate::trace::document::Numbering;
-use chrono::Utc;
+use landing::{Batch, Fate, Landed, land};
 use sqlx::PgPool;
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use uuid::Uuid;
+
+pub use landing::drain_some;
 
 /// Items wait at most this long before they are written.
 const FLUSH: Duration = Duration::from_millis(250);
@@ -29,10 +36,6 @@ const BATCH: usize = 512;
 const MOST_WAITING: usize = 50_000;
 /// So many wait in memory while neither database nor disk takes them; then runs are given up, oldest first.
 const MOST_IN_MEMORY: usize = 100_000;
-/// A batch that takes longer counts as failed.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Draining pauses that often to append what came meanwhile.
-const DRAIN: Duration = Duration::from_millis(500);
 
 /// Where the recorder writes.
 #[derive(Clone)]
@@ -66,42 +69,25 @@ struct Recording {
     changed: bool,
 }
 
-/// What is written at once.
-struct Batch {
-    records: Vec<Record>,
-    rows: Vec<RunRow>,
+/// A batch on its way.
+struct Flight {
+    task: JoinHandle<Landed>,
+    /// Its runs, and those to be marked, should it never land.
+    runs: HashSet<RunId>,
     given_up: Vec<RunId>,
-}
-
-/// What became of a batch.
-struct Landed {
-    spool: Spool,
-    records: Vec<Record>,
-    rows: Vec<RunRow>,
-    fate: Fate,
-    /// Those of the batch that are still to be marked.
-    given_up: Vec<RunId>,
-    /// Runs of which a part was lost.
-    lost: Vec<RunId>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// In the database.
-    Stored,
-    /// In the spool file.
-    Spooled,
-    /// Neither: the disk is full, too.
-    Lost,
 }
 
 /// Records until `closing` says to stop; what came before is then stored or spooled.
 pub async fn record(
     target: Target,
-    mut spool_file: Option<Spool>,
+    spool: Option<Spool>,
     mut signals: mpsc::Receiver<Signal>,
     mut closing: watch::Receiver<bool>,
 ) {
+    let Some(spool) = spool else { return };
+    let mut drained = spool.is_drained();
+    // A batch that never lands must not take it along.
+    let spool = Arc::new(Mutex::new(spool));
     let mut recorder = Recorder {
         target,
         runs: HashMap::new(),
@@ -111,7 +97,7 @@ pub async fn record(
         given_up: Vec::new(),
         ended: Vec::new(),
     };
-    let mut flight: Option<JoinHandle<Landed>> = None;
+    let mut flight: Option<Flight> = None;
     let mut tick = interval(FLUSH);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut open, mut lost) = (true, false);
@@ -122,14 +108,18 @@ pub async fn record(
                 Some(signal) => recorder.take(signal),
                 None => open = false,
             },
-            landed = async { flight.as_mut()?.await.ok() }, if flight.is_some() => {
-                flight = None;
-                if let Some(landed) = landed {
-                    if std::mem::replace(&mut lost, landed.fate == Fate::Lost) && !lost {
-                        tracing::info!("runs can be stored or spooled again");
+            landed = async { Some((&mut flight.as_mut()?.task).await) }, if flight.is_some() => {
+                match (landed, flight.take()) {
+                    (Some(Ok(landed)), _) => {
+                        if std::mem::replace(&mut lost, landed.fate == Fate::Lost) && !lost {
+                            tracing::info!("runs can be stored or spooled again");
+                        }
+                        recorder.landed(landed);
                     }
-                    spool_file = Some(recorder.landed(landed));
+                    (_, Some(crashed)) => recorder.crashed(crashed.runs, &crashed.given_up),
+                    (_, None) => {}
                 }
+                drained = spool.try_lock().is_ok_and(|spool| spool.is_drained());
             }
             _ = closing.wait_for(|closing| *closing), if open => {
                 signals.close();
@@ -144,24 +134,34 @@ pub async fn record(
         if !open && (recorder.pending_items == 0 || lost) {
             break;
         }
-        let waits = recorder.pending_items > 0
-            || !recorder.given_up.is_empty()
-            || spool_file.as_ref().is_some_and(|spool| !spool.is_drained());
-        if waits
-            && (due || !open || recorder.pending_items >= BATCH)
-            && let Some(spool) = spool_file.take()
-        {
+        let waits = recorder.pending_items > 0 || !recorder.given_up.is_empty() || !drained;
+        if waits && (due || !open || recorder.pending_items >= BATCH) {
             let overload = recorder.pending_items >= MOST_WAITING;
-            flight = Some(tokio::spawn(land(recorder.target.pool.clone(), spool, recorder.batch(), overload, lost)));
+            let batch = recorder.batch();
+            let (runs, given_up) = (batch.records.iter().map(Record::run_id).collect(), batch.given_up.clone());
+            let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
+            let task = tokio::spawn(async move { land(&pool, &mut *spool.lock().await, batch, overload, lost).await });
+            flight = Some(Flight { task, runs, given_up });
         }
     }
-    if let Some(spool) = spool_file.filter(Spool::is_drained) {
+    if let Some(spool) = Arc::into_inner(spool).map(Mutex::into_inner).filter(Spool::is_drained) {
         spool.remove();
     }
 }
 
 impl Recorder {
     fn take(&mut self, signal: Signal) {
+        let run_id = match &signal {
+            Signal::Started(start) => start.run_id,
+            Signal::Items(run_id, _) | Signal::Ended(run_id, _) => *run_id,
+        };
+        // Whatever is wrong with one run, the others are recorded.
+        if catch_unwind(AssertUnwindSafe(|| self.apply(signal))).is_err() {
+            self.give_up(run_id, "the recorder failed on it");
+        }
+    }
+
+    fn apply(&mut self, signal: Signal) {
         match signal {
             Signal::Started(start) => {
                 let run_id = start.run_id;
@@ -190,7 +190,9 @@ impl Recorder {
                     }
                 }
                 run.changed = true;
-                self.target.live.items(run_id, &items);
+                if is_shown(&items) {
+                    self.target.live.items(run_id, &items);
+                }
                 self.push(Record::Items(run_id, numbering, items));
             }
             Signal::Ended(run_id, end) => {
@@ -220,17 +222,29 @@ impl Recorder {
         Batch { records, rows, given_up: std::mem::take(&mut self.given_up) }
     }
 
-    /// Tells the subscribers; gives the spool file back.
-    fn landed(&mut self, landed: Landed) -> Spool {
+    /// A batch never landed: something of it could not even be written to the spool file. What is stored of its runs stays,
+    /// as that of runs that were interrupted.
+    fn crashed(&mut self, runs: HashSet<RunId>, given_up: &[RunId]) {
+        self.given_up.extend(given_up);
+        for run_id in runs {
+            self.give_up(run_id, "the recorder failed on it");
+        }
+    }
+
+    /// Tells the subscribers.
+    fn landed(&mut self, landed: Landed) {
         self.given_up.extend(&landed.given_up);
-        for run_id in landed.lost {
+        let lost: HashSet<RunId> = landed.lost.into_iter().collect();
+        for &run_id in &lost {
             self.give_up(run_id, "a part of it could neither be stored nor spooled");
         }
         let live = &self.target.live;
         if landed.fate == Fate::Stored {
             let mut stored: HashMap<RunId, Vec<Arc<Vec<Item>>>> = HashMap::new();
             for record in &landed.records {
-                if let Record::Items(run_id, _, items) = record {
+                if let Record::Items(run_id, _, items) = record
+                    && is_shown(items)
+                {
                     stored.entry(*run_id).or_default().push(Arc::clone(items));
                 }
             }
@@ -248,9 +262,9 @@ impl Recorder {
                 }
             }
             self.make_room();
-            return landed.spool;
+            return;
         }
-        for record in &landed.records {
+        for record in landed.records.iter().filter(|record| !lost.contains(&record.run_id())) {
             match record {
                 Record::Started(start, _) => live.changed(start.run_id, RunStatus::Running),
                 Record::Ended(run_id, end) => {
@@ -260,7 +274,6 @@ impl Recorder {
                 Record::Items(..) => {}
             }
         }
-        landed.spool
     }
 
     /// Neither database nor disk takes anything: gives up what must not or cannot wait in memory.
@@ -292,109 +305,8 @@ impl Recorder {
     }
 }
 
-/// Brings a batch to the database or, when it is away, to the disk. `told` says that it is known that neither takes any.
-async fn land(pool: PgPool, mut spool: Spool, batch: Batch, overload: bool, told: bool) -> Landed {
-    let Batch { records, rows, mut given_up } = batch;
-    if spool.is_drained() && !overload {
-        match timeout(PATIENCE, writer::write(&pool, &records, &rows, Attempt::First)).await {
-            Ok(Ok(())) => {
-                while let Some(run_id) = given_up.last()
-                    && writer::interrupt(&pool, *run_id, Utc::now()).await.is_ok()
-                {
-                    given_up.pop();
-                }
-                return Landed { spool, records, rows, fate: Fate::Stored, given_up, lost: Vec::new() };
-            }
-            Ok(Err(failure)) if !error::is_transient(&failure) => {
-                tracing::error!(error = %failure, "the database refused a batch; trying run by run");
-                let lost = store_one_by_one(&pool, &mut spool, &records, &rows).await;
-                let fate = if spool.is_drained() { Fate::Stored } else { Fate::Spooled };
-                return Landed { spool, records, rows, fate, given_up, lost };
-            }
-            _ if told => {}
-            Ok(Err(failure)) => tracing::warn!(error = %failure, "the database is away; runs go to the spool file"),
-            Err(_) => tracing::warn!("the database is too slow; runs go to the spool file"),
-        }
-    }
-    let fate = match spool.append(&records) {
-        Ok(()) => Fate::Spooled,
-        Err(failure) => {
-            if !told {
-                tracing::error!(error = %failure, "runs can neither be stored nor spooled");
-            }
-            Fate::Lost
-        }
-    };
-    let until = Instant::now() + DRAIN;
-    while !spool.is_drained() && Instant::now() < until {
-        match drain_some(&pool, &mut spool).await {
-            Ok(()) if spool.is_drained() => tracing::info!("the database is back and the spool file is drained"),
-            Ok(()) => {}
-            Err(_) => break,
-        }
-    }
-    Landed { spool, records, rows, fate, given_up, lost: Vec::new() }
-}
-
-/// Stores the next records of a spool file.
-pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
-    let (records, at) = spool.next(BATCH)?;
-    match timeout(PATIENCE, writer::rewrite(pool, &records)).await {
-        Ok(Ok(())) => {}
-        Err(_) | Ok(Err(Error::Unavailable(_))) => return Err(Error::Unavailable(sqlx::Error::PoolTimedOut)),
-        Ok(Err(failure)) => {
-            tracing::error!(error = %failure, "the database refused spooled records; trying run by run");
-            for (_, records) in by_run(&records) {
-                match writer::rewrite(pool, &records).await {
-                    Ok(()) => {}
-                    Err(Error::Unavailable(failure)) => return Err(Error::Unavailable(failure)),
-                    Err(failure) => refuse(spool, &records, &failure)?,
-                }
-            }
-        }
-    }
-    spool.drained(at)
-}
-
-/// Returns the runs that found no place.
-async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], rows: &[RunRow]) -> Vec<RunId> {
-    let mut lost = Vec::new();
-    for (run_id, records) in by_run(records) {
-        let row = rows.iter().find(|row| row.summary.run_id == run_id);
-        let result = writer::write(pool, &records, row, Attempt::Again).await;
-        let put_aside = match result {
-            Ok(()) => Ok(()),
-            Err(failure) if error::is_transient(&failure) => spool.append(&records),
-            Err(failure) => match refuse(spool, &records, &failure) {
-                // what the run list shows of it may still fit
-                Ok(()) => writer::write(pool, &[], row, Attempt::Again).await.or(Ok(())),
-                Err(failure) => Err(failure),
-            },
-        };
-        if let Err(failure) = put_aside {
-            tracing::error!(error = %failure, run.id = %run_id, "a run can neither be stored nor spooled");
-            lost.push(run_id);
-        }
-    }
-    lost
-}
-
-fn refuse(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {
-    let path = spool.refuse(records)?;
-    let run = records.first().map(|record| record.run_id().to_string()).unwrap_or_default();
-    tracing::error!(error = %failure, run.id = run, path = %path.display(), "the database refuses a part of a run; it is kept in a file");
-    Ok(())
-}
-
-/// Records by run, both in the order they had.
-fn by_run(records: &[Record]) -> Vec<(RunId, Vec<Record>)> {
-    let mut runs: Vec<(RunId, Vec<Record>)> = Vec::new();
-    for record in records {
-        let run_id = record.run_id();
-        match runs.iter_mut().find(|(id, _)| *id == run_id) {
-            Some((_, records)) => records.push(record.clone()),
-            None => runs.push((run_id, vec![record.clone()])),
-        }
-    }
-    runs
+/// Whether anybody who watches is told of them. Attention is read from the store; kept for watchers, that of a long run would
+/// fill the memory while the database is away.
+fn is_shown(items: &[Item]) -> bool {
+    items.iter().any(|item| !matches!(item, Item::Attention(_)))
 }

@@ -1,6 +1,6 @@
 //! The list of runs: what is known of a run without reading its items.
 
-use super::filter::Filter;
+use super::filter::{Filter, Reach};
 use super::outline::RunRow;
 use super::rows::clean;
 use super::{Error, Store};
@@ -14,14 +14,17 @@ use uuid::Uuid;
 /// Most runs on one page.
 pub const MAX_PAGE: u32 = 500;
 
-/// Everything of a run's row that a [`RunSummary`] holds; the searchable words are large and stay where they are.
+/// Everything of a run's row that a [`RunSummary`] holds; the searchable words are large and stay where they are, as the
+/// source of a foreign run's mods does in lists.
 macro_rules! select_runs {
-    ($rest:literal) => {
+    ($mod_text:literal, $rest:literal) => {
         concat!(
             "select run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
-                user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
-                completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, first_token_us,
-                prompt_us, generation_us, has_attention, surprise_strip, version
+                user_label, mods, max_tokens, temperature, seed, ",
+            $mod_text,
+            " as mod_text, prompt_preview, output_preview, prompt_tokens, completion_tokens, cached_tokens, events,
+                backtracked, forced, actions, errors, first_token_us, prompt_us, generation_us, has_attention,
+                surprise_strip, version
             from runs ",
             $rest
         )
@@ -30,6 +33,9 @@ macro_rules! select_runs {
 
 /// Runs on a page when nobody says.
 const DEFAULT_PAGE: u32 = 50;
+
+/// Words are looked for in so many of the newest runs first: words that many runs have are then found at once.
+const NEWEST: i64 = 1000;
 
 /// Which runs to list, newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -112,7 +118,7 @@ pub struct RunSummary {
     pub has_attention: bool,
     /// The generated tokens in equal groups, at most 96; of each group the largest −ln p × 32, saturating at 255.
     pub surprise_strip: Vec<u8>,
-    /// The document's `mod_text`.
+    /// The document's `mod_text`, which may be as long as the document allows; `None` in lists.
     pub mod_text: Option<String>,
     /// Grows with every change of the run's row; equal versions of a finished run mean equal content.
     pub version: i32,
@@ -126,17 +132,42 @@ impl Store {
     pub async fn runs(&self, query: &RunQuery) -> Result<RunPage, Error> {
         let filter = Filter::parse(&query.q, Utc::now())?;
         let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) };
-        let mut sql = QueryBuilder::<Postgres>::new(select_runs!("where true"));
-        if let Some(before) = query.before {
-            sql.push(" and run_id < ").push_bind(before.0);
+        let mut runs = Vec::new();
+        if filter.has_words() {
+            runs = self.newest(query.before, &filter, limit, Reach::Newest).await?;
         }
-        filter.push(&mut sql);
-        sql.push(" order by run_id desc limit ").push_bind(i64::from(limit) + 1);
-        let mut runs: Vec<RunSummary> = sql.build_query_as().fetch_all(&self.inner.pool).await?;
+        if runs.len() <= limit as usize {
+            runs = self.newest(query.before, &filter, limit, Reach::All).await?;
+        }
         let more = runs.len() > limit as usize;
         runs.truncate(limit as usize);
         let next = runs.last().filter(|_| more).map(|run| run.run_id);
         Ok(RunPage { runs, next })
+    }
+
+    /// The newest runs that match, at most one more than `limit`.
+    async fn newest(
+        &self,
+        before: Option<RunId>,
+        filter: &Filter,
+        limit: u32,
+        reach: Reach,
+    ) -> Result<Vec<RunSummary>, Error> {
+        let mut sql = QueryBuilder::<Postgres>::new(select_runs!("null::text", "where true"));
+        let push_before = |sql: &mut QueryBuilder<Postgres>| {
+            if let Some(before) = before {
+                sql.push(" and run_id < ").push_bind(before.0);
+            }
+        };
+        push_before(&mut sql);
+        if reach == Reach::Newest {
+            sql.push(" and run_id >= (select run_id from runs where true");
+            push_before(&mut sql);
+            sql.push(" order by run_id desc offset ").push_bind(NEWEST).push(" limit 1)");
+        }
+        filter.push(&mut sql, reach);
+        sql.push(" order by run_id desc limit ").push_bind(i64::from(limit) + 1);
+        Ok(sql.build_query_as().fetch_all(&self.inner.pool).await?)
     }
 
     /// The run with that `run_id`, else with that `request_id`.
@@ -194,7 +225,7 @@ impl Store {
 
 /// The run of that id.
 pub(super) async fn by_id(connection: &mut PgConnection, run_id: RunId) -> Result<Option<RunSummary>, sqlx::Error> {
-    sqlx::query_as(select_runs!("where run_id = $1")).bind(run_id.0).fetch_optional(connection).await
+    sqlx::query_as(select_runs!("mod_text", "where run_id = $1")).bind(run_id.0).fetch_optional(connection).await
 }
 
 /// The run that has a `request_id`, and the fingerprint of its document.

@@ -209,3 +209,39 @@ async fn errors_have_anthropics_shape() {
     let (status, answer) = server.post(MESSAGES, &body).await;
     assert_eq!((status, &answer["error"]["message"]), (422, &json!("not today")));
 }
+
+#[tokio::test]
+async fn an_answer_may_have_a_form() {
+    let server = server().await;
+    let format = json!({"type": "json_schema", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}},
+                                                          "required": ["ok"], "additionalProperties": false}});
+    for further in [json!({"output_config": {"format": format, "effort": "low"}}), json!({"output_format": format})] {
+        let answer = server.answer(MESSAGES, &ask(further)).await;
+        let text = answer["content"].as_array().unwrap().iter().find_map(|block| block["text"].as_str()).unwrap();
+        assert!(serde_json::from_str::<Value>(text).unwrap()["ok"].is_boolean(), "{answer}");
+    }
+    let later =
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}], "max_tokens": 1});
+    server.answer(MESSAGES, &ask(later)).await;
+}
+
+#[tokio::test]
+async fn its_clients_get_its_list_of_models() {
+    let server = server().await;
+    let asked =
+        |path: &str| server.request(reqwest::Method::GET, path).header("anthropic-version", "2023-06-01").send();
+    let list: Value = asked("/v1/models").await.unwrap().json().await.unwrap();
+    let model = list["data"][0].clone();
+    assert_eq!(
+        (&model["type"], &model["id"], &model["display_name"]),
+        (&json!("model"), &json!("tiny"), &json!("tiny"))
+    );
+    assert!(chrono::DateTime::parse_from_rfc3339(model["created_at"].as_str().unwrap()).is_ok(), "{model}");
+    assert!(model["max_input_tokens"].as_u64().unwrap() > 0, "{model}");
+    assert_eq!(
+        (&list["has_more"], &list["first_id"], &list["last_id"]),
+        (&json!(false), &json!("tiny"), &json!("tiny"))
+    );
+    let one: Value = asked("/v1/models/tiny").await.unwrap().json().await.unwrap();
+    assert_eq!(one, model);
+}

@@ -9,6 +9,7 @@ mod browser;
 mod builtins;
 mod chat;
 mod cli;
+mod connections;
 mod constraints;
 mod engine;
 mod exact;

@@ -89,6 +89,13 @@ async fn faults(server: &Server) {
         ("segfault", "the worker was ended by signal 11 (SIGSEGV)"),
         ("exits", "the worker ended with exit code 3"),
         ("wrong_type", "InvalidActionError: a mod returns an action or None, not int"),
+        ("stops", "deadline of 5000 ms exceeded"),
+        ("huge_frame", "the worker broke the protocol: a frame announces 4294967295 bytes"),
+        ("half_a_frame", "the worker ended with exit code 4"),
+        ("unknown_frame", "the worker broke the protocol: it answered a call with something else"),
+        ("no_json", "the worker broke the protocol: "),
+        ("odd_body", "InvalidActionError at Added: 3 bytes are no list of tokens and values"),
+        ("wrong_ids", "InvalidActionError at Added: -1 is not a token"),
     ] {
         let told = harmless(server, name).await;
         assert!(exception(&told).starts_with(expected), "{name}: {:?}", told.exceptions);
@@ -96,6 +103,12 @@ async fn faults(server: &Server) {
         let again = harmless(server, name).await;
         assert!(exception(&again).starts_with(expected), "{name}: {:?}", again.exceptions);
     }
+    if cfg!(target_os = "linux") {
+        let told = harmless(server, "many_threads").await;
+        assert!(exception(&told).ends_with("threads; at most 512 are permitted"), "{:?}", told.exceptions);
+    }
+    // Its own run gets what it says, as it could have said it in order.
+    harmless(server, "unasked").await;
     for name in ["prints", "writes_past_python"] {
         let before = resident_mib(server);
         let told = harmless(server, name).await;
@@ -176,6 +189,15 @@ async fn the_sandbox_keeps_source_from_everything() {
             told.logs,
             told.exceptions
         );
+    }
+    let by_number = cfg!(target_arch = "x86_64");
+    for name in ["own_memory", "parents_memory", "parents_folder", "parents_limits", "makes_memory"]
+        .into_iter()
+        .chain(["abstract_socket", "named_socket"])
+        .chain(["traces", "reads_processes", "io_ring", "new_user", "threads_net"].into_iter().filter(|_| by_number))
+    {
+        let told = harmless(kept, name).await;
+        assert_eq!(told.logs, ["refused PermissionError"], "{name}: {:?}", told.exceptions);
     }
     let told = harmless(kept, "starts_threads").await;
     assert_eq!(told.logs, ["done None"], "threads of its own are no harm: {:?}", told.exceptions);

@@ -1,6 +1,6 @@
 //! `thunder mods` and `thunder replay --verify`, as a person and a CI job use them.
 
-use super::harness::{Server, folder, model, server, thunder};
+use super::harness::{MODS, Server, folder, model, server, thunder};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -46,6 +46,18 @@ async fn a_mod_from_its_first_line_to_a_server() {
     assert_eq!((code, &result[0]["error"]["line"]), (1, &json!(3)));
     assert_eq!(run(&["mods", "check", "missing.py"]).await.0, 2);
 
+    std::fs::write(path(&folder, "nothing.py"), "").unwrap();
+    let (code, _, said) = run(&["mods", "check", &path(&folder, "nothing.py")]).await;
+    assert!(
+        code == 1 && said.matches("nothing.py has no mod").count() == 1 && !said.contains("nothing.py: nothing.py"),
+        "{said}"
+    );
+    std::fs::write(path(&folder, "logging.py"), "raise RuntimeError('not this one')\n").unwrap();
+    let mut here = thunder();
+    here.args(["mods", "test", "calm.py"]).current_dir(&folder);
+    let told = output(here).await;
+    assert!(told.status.success(), "Python's own modules are imported: {}", String::from_utf8_lossy(&told.stderr));
+
     let source = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, source.replace("return actions.backtrack", "return None and actions.backtrack")).unwrap();
     let (code, told, _) = run(&["mods", "test", &file]).await;
@@ -59,6 +71,9 @@ async fn a_mod_from_its_first_line_to_a_server() {
     let (code, told, said) = run(&[&["mods", "push", &file][..], &to].concat()).await;
     assert_eq!(code, 0, "{said}");
     assert!(told.starts_with("calm ") && told.contains("a new mod"), "{told}");
+    let (code, told, said) = run(&[&["mods", "push", &file, "--json"][..], &to].concat()).await;
+    let answers: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((code, &answers[0]["name"], &answers[0]["replaced"]), (0, &json!("calm"), &json!(true)), "{said}");
     let (_, list, _) = run(&[&["mods", "list"][..], &to].concat()).await;
     let row = list.lines().find(|line| line.starts_with("calm ")).unwrap();
     assert!(row.contains("uploaded") && row.contains("Ends sentences calmly."), "{list}");
@@ -138,6 +153,34 @@ async fn a_recorded_run_runs_again_the_same() {
     let result: Value = serde_json::from_str(&told).unwrap();
     assert_eq!((code, &result["difference"]["kind"], &result["difference"]["step"]), (1, &json!("token"), &step));
     assert!(result["difference"]["recorded"].as_str().unwrap().ends_with("(1)"), "{result}");
+}
+
+#[tokio::test]
+async fn a_run_that_is_handed_over_runs_again_when_the_source_of_its_mod_came_with_it() {
+    let server = server().await;
+    let id = generated(server, json!({"mods": ["take_back"]})).await;
+    let file = path(&folder(), "run.json");
+    assert_eq!(run(&["export", &id, "-o", &file, "--server", &server.base]).await.0, 0);
+    let mut document: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let hash =
+        document["events"][0]["details"]["prompt"]["parameters"]["mods"][0]["version"].as_str().unwrap().to_owned();
+
+    let other = Server::start(&["--mod-sandbox", "off"]);
+    other.wait_ready().await;
+    assert_eq!(other.post("/ingest", &document).await.0, 201);
+    let (code, _, said) = run(&["replay", "--verify", &id, "--server", &other.base]).await;
+    assert!(code == 2 && said.contains("which is not kept here"), "{said}");
+
+    // As `thunder run` lays it down, which hands its runs to the server of this machine alone.
+    let handed = other.data_dir.join("handed-mods");
+    std::fs::create_dir(&handed).unwrap();
+    let source = std::fs::read_to_string(Path::new(MODS).join("take_back.py")).unwrap();
+    std::fs::write(handed.join(&hash), serde_json::to_vec(&source).unwrap()).unwrap();
+    document["request"]["request_id"] = json!("handed");
+    assert_eq!(other.post("/ingest", &document).await.0, 201);
+    assert!(!handed.join(&hash).exists(), "the server takes it");
+    let (code, told, said) = run(&["replay", "--verify", "handed", "--server", &other.base]).await;
+    assert_eq!(code, 0, "{told}{said}");
 }
 
 #[tokio::test]

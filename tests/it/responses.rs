@@ -235,7 +235,7 @@ async fn what_cannot_be_is_refused() {
         (json!({"conversation": "conv_1"}), "conversation"),
         (json!({"background": true}), "background"),
         (json!({"input": []}), "input"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": 5}]}), "tools[0].type"),
         (json!({"temperature": "hot"}), "temperature"),
     ] {
         let (status, answer) = server.post(RESPONSES, &ask(further)).await;

@@ -146,11 +146,15 @@ struct Terminal {
 
 impl Terminal {
     fn start(server: &Server, words: &[&str]) -> Self {
+        Self::at(&server.base, words)
+    }
+
+    fn at(base: &str, words: &[&str]) -> Self {
         let home = folder();
         let program = env!("CARGO_BIN_EXE_thunder");
         let mut command = Command::new("python3");
         command.args(["-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)", program, "chat", "--server"]);
-        command.arg(&server.base).args(words).env("THUNDER_DATA_DIR", &home).env("TERM", "xterm");
+        command.arg(base).args(words).current_dir(&home).env("THUNDER_DATA_DIR", &home).env("TERM", "xterm");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let shown = Arc::new(Mutex::new(String::new()));
         let (mut output, into) = (child.stdout.take().unwrap(), Arc::clone(&shown));
@@ -260,4 +264,50 @@ async fn what_is_taken_back_is_erased_from_the_terminal() {
         assert_eq!(terminal.ended(), Some(0));
     };
     tokio::task::spawn_blocking(scene).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_dies_leaves_what_it_said_and_another_goes_on() {
+    let port = super::harness::free_port();
+    let address = format!("127.0.0.1:{port}");
+    let dying = Server::start(&["--listen", &address, "--api-key", "secret"]);
+    dying.wait_ready().await;
+    let pid = dying.pid().to_string();
+    let base = format!("http://{address}");
+    let scene = move || {
+        let mut terminal = Terminal::at(&base, &["--no-attention", "--api-key", "secret"]);
+        let at = terminal.wait(0, "/help lists");
+        let at = terminal.wait(at, "> ");
+        terminal.press("/params ignore_eos true\r");
+        let at = terminal.wait(at, "> ");
+        terminal.press(&format!("{}\r", says("Bread.")));
+        let at = terminal.wait(at, "}");
+        let at = terminal.wait(at, "> ");
+        terminal.press("Hello!\r");
+        let at = terminal.wait(at, "Bread.");
+        assert!(Command::new("kill").args(["-s", "KILL", &pid]).status().unwrap().success());
+        let at = terminal.wait(at, "broke off the answer; what it said so far stays");
+        let at = terminal.wait(at, "> ");
+        terminal.press("Hello again!\r");
+        let at = terminal.wait(at, &format!("{address} does not answer: Connection refused"));
+        let at = terminal.wait(at, "> ");
+        terminal.press("/save kept.json\r");
+        let at = terminal.wait(at, "kept.json: 2 messages");
+        terminal.wait(at, "> ");
+        terminal.press("\x04");
+        assert_eq!(terminal.ended(), Some(0));
+    };
+    tokio::task::spawn_blocking(scene).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_with_keys_says_what_is_missing() {
+    let server = Server::start(&["--api-key", "secret"]);
+    server.wait_ready().await;
+    let none = piped(&server, &[], "Hello!\n").await;
+    assert!(!none.status.success() && text(&none.stderr).contains("give it with --api-key"), "{}", text(&none.stderr));
+    let wrong = piped(&server, &["--api-key", "other"], "Hello!\n").await;
+    assert!(text(&wrong.stderr).contains("does not know the API key"), "{}", text(&wrong.stderr));
+    let right = piped(&server, &["--api-key", "secret", "-n", "3"], "Hello!\n").await;
+    assert!(right.status.success(), "{}", text(&right.stderr));
 }

@@ -207,7 +207,35 @@ class OwnStrategies(unittest.TestCase):
         for answer in answers(EvenDigits(), seeds=4):
             self.assertRegex(answer, "^[2468]{2}$")
 
+    def matches(self, strategy, pattern):
+        kept = [answer for answer in answers(strategy) if answer is not None]
+        self.assertGreaterEqual(len(kept), SEEDS // 2, kept)
+        for answer in kept:
+            self.assertRegex(answer, re.compile(r"\A(?:%s)\Z" % pattern))
+        return kept
+
+    def test_a_list_of_them(self):
+        digits = "[2468]{3}"
+        self.matches(
+            ListStrat(EvenDigits(), open="[", close="]", wrap="'", min=2, max=3),
+            r"\['%s'(, '%s'){1,2}\]" % (digits, digits),
+        )
+        kept = self.matches(ListStrat(EvenDigits(), sep="-", max=2), "(%s(-%s)?)?" % (digits, digits))
+        self.assertGreater(len({answer.count("-") for answer in kept}), 1, "the model ends it where it likes")
+
+    def test_a_list_of_them_and_of_others(self):
+        word = CharsStrat(CharsMode.ALPHA, stop="; ", min=1, max=4)
+        choice = ChoicesStrat(["no", "no world"])
+        self.matches(
+            ListStrat([word, EvenDigits(), choice], open="<", close=">", sep="; "),
+            "<[^\\W\\d_]{1,4}; [2468]{3}; no( world)?>",
+        )
+        inner = ListStrat(EvenDigits(), open="(", close=")", sep="+", min=1, max=2)
+        self.matches(ListStrat([choice, inner], sep=": "), r"no( world)?: \([2468]{3}(\+[2468]{3})?\)")
+
     def test_what_is_none_is_refused(self):
+        with self.assertRaisesRegex(TypeError, "ChoicesStrat"):
+            ListStrat(["yes"]).into_strategy(None)
         ask = self_prompt_mod(prompt="?", strategy="yes or no")
         (exception, *_) = run(ask, model="a").exceptions()
         self.assertIsInstance(exception, TypeError)

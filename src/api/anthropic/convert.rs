@@ -5,8 +5,18 @@ use crate::api::wire::fields::{Fields, integer, text_parts, wrong};
 use serde_json::{Map, Value, json};
 
 /// Fields that are written differently there; all others are taken over.
-const OWN: &[&str] =
-    &["system", "messages", "tools", "tool_choice", "stop_sequences", "metadata", "thinking", "output_config", "n"];
+const OWN: &[&str] = &[
+    "system",
+    "messages",
+    "tools",
+    "tool_choice",
+    "stop_sequences",
+    "metadata",
+    "thinking",
+    "output_config",
+    "output_format",
+    "n",
+];
 
 /// The texts that end the answer.
 pub(super) fn stop_sequences(body: &Value) -> Result<Vec<String>, ApiError> {
@@ -42,8 +52,11 @@ pub(super) fn to_chat(body: &Value, runs: bool) -> Result<Value, ApiError> {
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.list("tools")? {
-        let tools: Result<Vec<Value>, ApiError> =
-            tools.iter().enumerate().map(|(index, tool)| tool_of(tool, &format!("tools[{index}]"))).collect();
+        let tools: Result<Vec<Value>, ApiError> = tools
+            .iter()
+            .enumerate()
+            .filter_map(|(index, tool)| tool_of(tool, &format!("tools[{index}]")).transpose())
+            .collect();
         chat.insert("tools".into(), tools?.into());
     }
     if let Some(choice) = fields.object("tool_choice")? {
@@ -57,13 +70,18 @@ pub(super) fn to_chat(body: &Value, runs: bool) -> Result<Value, ApiError> {
     {
         chat.insert("user".into(), user.into());
     }
+    output(fields, &mut chat)?;
     if let Some(thinking) = fields.object("thinking")? {
         let enabled = match thinking.get("type").and_then(Value::as_str) {
-            Some("enabled" | "adaptive") => true,
+            Some("enabled" | "adaptive" | "between_tools") => true,
             Some("disabled") => false,
             _ => {
                 let found = thinking.get("type").unwrap_or(&Value::Null);
-                return Err(wrong("thinking.type", "\"enabled\", \"adaptive\" or \"disabled\"", found));
+                return Err(wrong(
+                    "thinking.type",
+                    "\"enabled\", \"adaptive\", \"between_tools\" or \"disabled\"",
+                    found,
+                ));
             }
         };
         chat.insert("enable_thinking".into(), enabled.into());
@@ -77,12 +95,43 @@ pub(super) fn to_chat(body: &Value, runs: bool) -> Result<Value, ApiError> {
     Ok(Value::Object(chat))
 }
 
-fn tool_of(tool: &Value, at: &str) -> Result<Value, ApiError> {
-    if tool.get("type").is_some_and(|kind| !kind.is_null() && kind != "custom") {
-        return Err(ApiError::invalid(
-            format!("{at}.type"),
-            format!("{at}.type is {}: only functions of your own (\"custom\") can be offered", tool["type"]),
-        ));
+/// What form the answer has, and how much effort goes into it.
+fn output(fields: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let config = fields.object("output_config")?;
+    let within = |name: &str| config.and_then(|config| config.get(name)).filter(|value| !value.is_null());
+    if let Some(effort) = within("effort") {
+        let level = effort
+            .as_str()
+            .ok_or_else(|| wrong("output_config.effort", "a level such as \"low\" or \"high\"", effort))?;
+        chat.insert("reasoning_effort".into(), level.into());
+    }
+    // Clients of the beta have it outside.
+    let (at, format) = match (within("format"), fields.get("output_format")) {
+        (Some(format), _) => ("output_config.format", format),
+        (None, Some(format)) => ("output_format", format),
+        (None, None) => return Ok(()),
+    };
+    if format["type"] != "json_schema" {
+        return Err(wrong(&format!("{at}.type"), "\"json_schema\"", &format["type"]));
+    }
+    if !format["schema"].is_object() {
+        return Err(wrong(&format!("{at}.schema"), "a JSON schema, an object", &format["schema"]));
+    }
+    let form = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": format["schema"], "strict": true } });
+    chat.insert("response_format".into(), form);
+    Ok(())
+}
+
+/// A function; `None` for what only Anthropic's own server could run.
+fn tool_of(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
+    match &tool["type"] {
+        Value::Null => {}
+        Value::String(kind) if kind == "custom" => {}
+        Value::String(kind) => {
+            tracing::info!("{at} is a tool of type '{kind}', which does not run here: the model is not told of it");
+            return Ok(None);
+        }
+        other => return Err(wrong(&format!("{at}.type"), "\"custom\"", other)),
     }
     if !tool["input_schema"].is_object() {
         return Err(wrong(&format!("{at}.input_schema"), "a JSON schema, an object", &tool["input_schema"]));
@@ -93,7 +142,7 @@ fn tool_of(tool: &Value, at: &str) -> Result<Value, ApiError> {
             function[field] = value.clone();
         }
     }
-    Ok(json!({ "type": "function", "function": function }))
+    Ok(Some(json!({ "type": "function", "function": function })))
 }
 
 fn choose(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
@@ -124,10 +173,14 @@ fn choose(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<
 /// Appends what a message becomes: results of tools are messages of their own there.
 fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<(), ApiError> {
     let role = message["role"].as_str().unwrap_or_default();
-    if role != "user" && role != "assistant" {
-        return Err(wrong(&format!("{at}.role"), "\"user\" or \"assistant\"", &message["role"]));
+    if !matches!(role, "user" | "assistant" | "system") {
+        return Err(wrong(&format!("{at}.role"), "\"user\", \"assistant\" or \"system\"", &message["role"]));
     }
     let at = format!("{at}.content");
+    if role == "system" {
+        messages.push(json!({ "role": "system", "content": text_of(&message["content"], &at)? }));
+        return Ok(());
+    }
     let blocks = match &message["content"] {
         Value::String(text) => {
             messages.push(json!({ "role": role, "content": text }));
@@ -293,12 +346,37 @@ mod tests {
     }
 
     #[test]
+    fn the_form_of_the_answer_and_messages_of_the_system_are_told() {
+        let body = json!({
+            "max_tokens": 5, "tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": {}}],
+            "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+            "messages": [{"role": "user", "content": "hi"}, {"role": "system", "content": [{"type": "text", "text": "Now."}]}],
+        });
+        let chat = to_chat(&body, true).unwrap();
+        assert_eq!(chat["reasoning_effort"], "low");
+        assert_eq!(chat["tools"].as_array().unwrap().len(), 1, "what only their server runs is left out");
+        assert_eq!(chat["response_format"]["json_schema"]["schema"], json!({"type": "object"}));
+        assert_eq!(chat["messages"][1], json!({"role": "system", "content": "Now."}));
+        assert_eq!(chat.get("output_config"), None);
+    }
+
+    #[test]
     fn a_wrong_block_is_named() {
         let message = |content: Value| json!({"max_tokens": 1, "messages": [{"role": "user", "content": content}]});
         for (body, pointer) in [
             (json!({"messages": []}), "max_tokens"),
             (json!({"max_tokens": 1, "messages": []}), "messages"),
-            (json!({"max_tokens": 1, "messages": [{"role": "system", "content": "a"}]}), "messages[0].role"),
+            (json!({"max_tokens": 1, "messages": [{"role": "tool", "content": "a"}]}), "messages[0].role"),
+            (json!({"max_tokens": 1, "messages": [{"role": "system", "content": 5}]}), "messages[0].content"),
+            (
+                json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], "output_format": {"type": "json"}}),
+                "output_format.type",
+            ),
+            (
+                json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}],
+                    "output_config": {"format": {"type": "json_schema"}}}),
+                "output_config.format.schema",
+            ),
             (message(json!(5)), "messages[0].content"),
             (message(json!([{"type": "image"}])), "messages[0].content[0].type"),
             (message(json!([{"type": "text"}])), "messages[0].content[0].text"),

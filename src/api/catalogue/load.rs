@@ -2,11 +2,15 @@
 
 use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
 use crate::api::ApiError;
-use crate::config::{self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, bundled_model};
+use crate::config::{
+    self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
+};
 use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Recorder;
-use crate::model::llama::{CacheType, GpuLayers, ModelOptions, Room, SplitMode};
+use crate::model::llama::{
+    CacheType, GpuLayers, ModelOptions, Numa, Room, Rope, Scaling, SplitMode, Threads, Tuning, Value,
+};
 use crate::model::{Error, Model};
 use crate::trace::attention;
 use std::path::{Path, PathBuf};
@@ -175,6 +179,7 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
         main_gpu: config.gpu.main_gpu,
         no_mmap: config.no_mmap,
         mlock: config.mlock,
+        tuning: tuning(&config.tuning),
         room: Room {
             context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
             as_trained: config.ctx_size.is_none(),
@@ -183,6 +188,48 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
             scores: config.attention,
             keys: cache_type(config.cache.type_k),
             values: cache_type(config.cache.type_v),
+        },
+    }
+}
+
+fn tuning(flags: &TuningFlags) -> Tuning {
+    let overridden = |value: &OverrideValue| match value {
+        OverrideValue::Int(number) => Value::Int(*number),
+        OverrideValue::Float(number) => Value::Float(*number),
+        OverrideValue::Bool(yes) => Value::Bool(*yes),
+        OverrideValue::Text(text) => Value::Text(text.clone()),
+    };
+    Tuning {
+        rope: Rope {
+            scaling: flags.rope_scaling.map(|scaling| match scaling {
+                config::RopeScaling::None => Scaling::None,
+                config::RopeScaling::Linear => Scaling::Linear,
+                config::RopeScaling::Yarn => Scaling::Yarn,
+            }),
+            base: flags.rope_freq_base,
+            scale: flags.frequency_scale(),
+            yarn_original_context: flags.yarn_orig_ctx,
+            yarn_extrapolation: flags.yarn_ext_factor,
+            yarn_attention: flags.yarn_attn_factor,
+            yarn_beta_fast: flags.yarn_beta_fast,
+            yarn_beta_slow: flags.yarn_beta_slow,
+        },
+        overrides: flags.override_kv.iter().map(|said| (said.key.clone(), overridden(&said.value))).collect(),
+        check_tensors: flags.check_tensors,
+        cache_on_host: flags.kv_offload == flags::Switch::Off,
+        no_op_offload: flags.op_offload == flags::Switch::Off,
+        no_repack: flags.repack == flags::Switch::Off,
+        no_host: flags.no_host,
+        numa: flags.numa.map(|numa| match numa {
+            config::Numa::Distribute => Numa::Distribute,
+            config::Numa::Isolate => Numa::Isolate,
+            config::Numa::Numactl => Numa::Numactl,
+        }),
+        threads: Threads {
+            poll: flags.poll,
+            priority: flags.prio,
+            processors: flags.processors(),
+            strict: flags.cpu_strict == flags::Switch::On,
         },
     }
 }

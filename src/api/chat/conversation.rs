@@ -262,17 +262,19 @@ fn think(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<Optio
     if let Some(enabled) = variables.get("enable_thinking").filter(|enabled| !enabled.is_boolean()) {
         return Err(wrong("chat_template_kwargs.enable_thinking", "true or false", enabled));
     }
+    let message = fields.text("reasoning_budget_message")?.unwrap_or_default().to_owned();
+    // Only a thought whose tokens are counted can be ended while it goes on.
+    let any = fields.flag("reasoning_control")?.unwrap_or(false).then_some(i32::MAX as u32);
     // The server's own default has the last of these names.
     let Some((name, _)) = fields.first(&["reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"])
     else {
-        return Ok(None);
+        return Ok(any.map(|tokens| (tokens, message)));
     };
     let budget = fields.integer(name, -1..=i64::from(i32::MAX))?.and_then(|tokens| u32::try_from(tokens).ok());
     if budget == Some(0) {
         variables.insert("enable_thinking".into(), false.into());
     }
-    let message = fields.text("reasoning_budget_message")?.unwrap_or_default();
-    Ok(budget.map(|tokens| (tokens, message.to_owned())))
+    Ok(budget.or(any).map(|tokens| (tokens, message)))
 }
 
 /// Whether thoughts are told from the text.

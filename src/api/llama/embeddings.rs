@@ -87,7 +87,7 @@ async fn openai_embeddings(
         return Err(ApiError::bad_request(detail).into());
     }
     let base64 = is_base64(Fields::new(&body)?)?;
-    let Encoded { vectors, usage } = embed(&loaded, body, pooling).await?;
+    let Encoded { vectors, usage } = embed(&app, &loaded, body, pooling).await?;
     let data = vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
         object: "embedding",
         index,
@@ -110,14 +110,14 @@ async fn embeddings(
     let (body, loaded) = encoding::request(&app, &body?).await?;
     let pooling = loaded.encoder().embeddings().map_err(encoding::off)?;
     let width = loaded.model().width().max(1);
-    let Encoded { vectors, .. } = embed(&loaded, body, pooling).await?;
+    let Encoded { vectors, .. } = embed(&app, &loaded, body, pooling).await?;
     let rows = |vector: Vec<f32>| vector.chunks_exact(width).map(<[f32]>::to_vec).collect();
     let all = vectors.into_iter().enumerate();
     Ok(Json(all.map(|(index, vector)| NativeEmbedding { index, embedding: rows(vector) }).collect()))
 }
 
-async fn embed(loaded: &Loaded, body: Value, pooling: Pooling) -> Result<Encoded, ApiError> {
-    let fields = Fields::new(&body)?;
+async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Result<Encoded, ApiError> {
+    let fields = Fields::new(&body)?.or(&app.config().server.request_defaults);
     let norm = fields.integer("embd_normalize", -1..=32)?.unwrap_or(2);
     let width = loaded.model().width();
     if let Some(asked) = fields.integer("dimensions", 1..=1 << 20)?

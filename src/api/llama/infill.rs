@@ -20,7 +20,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(infill))
 }
 
-/// Fills in between `input_prefix` and `input_suffix`, beginning with `prompt`. `input_extra` is a list of `{filename, text}` for
+/// Fills in between `input_prefix` with `prompt` behind it, and `input_suffix`. `input_extra` is a list of `{filename, text}` for
 /// context. Everything else is as at `/completion`.
 #[utoipa::path(post, path = "/infill", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
@@ -33,10 +33,12 @@ async fn infill(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, LlamaError> {
-    completion::answer(app, caller, &headers, body, |fields, loaded| Ok(vec![prompt(fields, loaded)?])).await
+    let suffix_first = app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
+    let prompts = |fields: Fields<'_>, loaded: &Loaded| Ok(vec![prompt(fields, loaded, suffix_first)?]);
+    completion::answer(app, caller, &headers, body, prompts).await
 }
 
-fn prompt(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
+fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let tokens = tokens_of(vocabulary)?;
     let needed = |name: &str| {
@@ -51,6 +53,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError>
         suffix: vocabulary.encode(needed("input_suffix")?, false, false),
         start,
         extra: extra(fields, vocabulary, tokens)?,
+        suffix_first,
     };
     let n_predict =
         fields.integer("n_predict", -1..=i64::from(i32::MAX))?.and_then(|count| usize::try_from(count).ok());
@@ -84,14 +87,16 @@ pub(in crate::api) fn between(vocabulary: &Vocabulary, tokens: FillIn, prefix: &
 struct Gap {
     prefix: Vec<TokenId>,
     suffix: Vec<TokenId>,
-    /// What the filling begins with.
+    /// What stands between the prefix and the gap.
     start: Vec<TokenId>,
     /// Other texts, with what stands around them.
     extra: Vec<TokenId>,
+    /// Whether the suffix stands before the prefix, as some models were trained.
+    suffix_first: bool,
 }
 
 impl Gap {
-    /// As llama-server has it: other files, prefix, suffix, middle. Of a prefix and a suffix that do not fit, what is nearest
+    /// As llama-server has it: other files, prefix, suffix, middle, the beginning of the line behind the prefix. Of a prefix and a suffix that do not fit, what is nearest
     /// to the gap stays, three quarters of a batch for the prefix; of other files, what stands last.
     fn prompt(
         mut self,
@@ -110,12 +115,11 @@ impl Gap {
         let special = vocabulary.special();
         let mut prompt: Vec<TokenId> = special.bos.filter(|_| special.add_bos).into_iter().collect();
         prompt.append(&mut self.extra);
-        prompt.push(tokens.prefix);
-        prompt.append(&mut self.prefix);
-        prompt.push(tokens.suffix);
-        prompt.append(&mut self.suffix);
+        let prefix = [vec![tokens.prefix], self.prefix, self.start].concat();
+        let suffix = [vec![tokens.suffix], self.suffix].concat();
+        let parts = if self.suffix_first { [suffix, prefix] } else { [prefix, suffix] };
+        prompt.extend(parts.concat());
         prompt.push(tokens.middle);
-        prompt.append(&mut self.start);
         prompt
     }
 }

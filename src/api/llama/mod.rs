@@ -48,12 +48,13 @@ pub fn router() -> OpenApiRouter<App> {
 
 /// Whether the path's clients expect llama-server's errors.
 pub(super) fn owns(path: &str) -> bool {
-    const EXACT: [&str; 20] = [
+    const EXACT: [&str; 21] = [
         "/completion",
         "/completions",
         "/infill",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/apply-template",
         "/props",
         "/slots",

@@ -89,7 +89,8 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
         .enumerate()
         .map(|(index, value)| {
             let value = value.get("text").unwrap_or(value);
-            encoding::text(&format!("{field}[{index}]"), value).map(str::to_owned)
+            // An empty one has a score, too.
+            value.as_str().map(str::to_owned).ok_or_else(|| wrong(&format!("{field}[{index}]"), "a text", value))
         })
         .collect::<Result<_, _>>()?;
     let top = fields.integer("top_n", 1..=i64::from(u32::MAX))?.map_or(usize::MAX, |top| top as usize);

@@ -249,10 +249,21 @@ async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<
     tokio::task::spawn_blocking(decode).await.map_err(ApiError::internal)?
 }
 
+/// Whether a client names a kind of content among those that it takes, and likes JSON no better.
 fn accepts(headers: &HeaderMap, kind: &str) -> bool {
-    headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok()).any(|accept| {
-        accept.split(',').any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(kind)))
-    })
+    let lines = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
+    let ranges: Vec<(String, f32)> = lines.flat_map(|line| line.split(',')).map(weighed).collect();
+    let weight =
+        |named: &str| ranges.iter().find(|(range, _)| range.eq_ignore_ascii_case(named)).map(|(_, weight)| *weight);
+    weight(kind).is_some_and(|binary| binary > 0.0 && weight("application/json").is_none_or(|json| json <= binary))
+}
+
+/// A range of `Accept` and its weight, which is 1 unless it says.
+fn weighed(range: &str) -> (String, f32) {
+    let mut parts = range.split(';').map(str::trim);
+    let name = parts.next().unwrap_or_default().to_owned();
+    let weight = parts.filter_map(|part| part.split_once('=')).find(|(key, _)| key.trim().eq_ignore_ascii_case("q"));
+    (name, weight.and_then(|(_, weight)| weight.trim().parse().ok()).unwrap_or(1.0))
 }
 
 impl From<SlotError> for ApiError {
@@ -279,7 +290,36 @@ impl From<NoRoom> for ApiError {
 
 #[cfg(test)]
 mod tests {
-    use super::messages;
+    use super::{OCTETS, accepts, messages};
+    use axum::http::{HeaderMap, HeaderValue, header};
+
+    #[test]
+    fn binary_is_sent_to_those_who_want_it() {
+        let wanted = |accept: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for one in accept {
+                headers.append(header::ACCEPT, HeaderValue::from_static(one));
+            }
+            accepts(&headers, OCTETS)
+        };
+        for binary in [
+            &["application/octet-stream"][..],
+            &["text/html, Application/Octet-Stream;q=0.5"],
+            &["*/*", "application/octet-stream"],
+            &["application/json;q=0.5, application/octet-stream"],
+        ] {
+            assert!(wanted(binary), "{binary:?}");
+        }
+        for json in [
+            &[][..],
+            &["*/*"],
+            &["application/octet-stream;q=0"],
+            &["application/octet-stream; Q=0.0, */*"],
+            &["application/json", "application/octet-stream;q=0.5"],
+        ] {
+            assert!(!wanted(json), "{json:?}");
+        }
+    }
 
     #[test]
     fn messages_end_with_their_end_of_turn_token() {

@@ -6,18 +6,26 @@ use crate::api::{ApiError, App, LlamaError};
 use crate::events::TokenId;
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+/// Which model is asked about.
+#[derive(Debug, Deserialize)]
+struct Which {
+    model: Option<String>,
+}
+
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(tokenize)).routes(routes!(detokenize))
+    OpenApiRouter::new().routes(routes!(tokenize)).routes(routes!(detokenize)).routes(routes!(tokenizer_info))
 }
 
 /// The tokens of a text: `content`, with `add_special` the tokens that the model puts around a prompt, with
-/// `parse_special` (which is the default) literals of special tokens read as those, and with `with_pieces` the text of each.
+/// `parse_special` (which is the default) literals of special tokens read as those, and with `with_pieces` the text of each. With
+/// `prompt` in the place of `content` as vLLM has it: `add_special_tokens` is the default, and the answer counts.
 #[utoipa::path(post, path = "/tokenize", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{tokens: [id, …]}`, or with `with_pieces` `[{id, piece}, …]`, where a piece \
@@ -28,6 +36,12 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
+    if let (None, Some(prompt)) = (fields.get("content"), fields.get("prompt")) {
+        let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
+        let tokens = parameters::text_or_tokens(prompt, "prompt", vocabulary, add_special, true)?;
+        let context = loaded.engine().context_per_slot();
+        return Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens })));
+    }
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     let tokens: Vec<TokenId> = match fields.get("content") {
@@ -45,10 +59,10 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
     Ok(Json(json!({ "tokens": pieces })))
 }
 
-/// The text of a list of `tokens`.
+/// The text of a list of `tokens`, under llama-server's name for it and under vLLM's.
 #[utoipa::path(post, path = "/detokenize", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{content: text}`"),
+    responses((status = 200, description = "`{content: text, prompt: text}`"),
               (status = 400, description = "A field is wrong; the message names it")))]
 async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
     let body = wire::json(&body?)?;
@@ -62,5 +76,28 @@ async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>)
         .flatten()
         .map(|id| parameters::token(id, vocabulary).ok_or_else(|| wrong("tokens", &expected, id)))
         .collect::<Result<_, ApiError>>()?;
-    Ok(Json(json!({ "content": vocabulary.decode(&tokens) })))
+    let text = vocabulary.decode(&tokens);
+    Ok(Json(json!({ "content": text, "prompt": text })))
+}
+
+/// What there is to know of the tokenizer, as vLLM tells it; lm-evaluation-harness asks for it.
+#[utoipa::path(get, path = "/tokenizer_info", tag = "llama-server",
+    params(("model" = Option<String>, Query, description = "The model; the default one when absent")),
+    responses((status = 200, description = "`{tokenizer_class, bos_token, eos_token, pad_token, add_bos_token, model_max_length, \
+                                            chat_template}`")))]
+async fn tokenizer_info(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
+    let loaded = app.loaded(which.model.as_deref()).await?;
+    let (vocabulary, card) = (loaded.vocabulary(), loaded.model().card());
+    let special = vocabulary.special();
+    let text =
+        |token: Option<TokenId>| token.map(|token| String::from_utf8_lossy(vocabulary.piece(token)).into_owned());
+    Ok(Json(json!({
+        "tokenizer_class": card.tokenizer,
+        "bos_token": text(special.bos),
+        "eos_token": text(special.eos),
+        "pad_token": text(special.pad),
+        "add_bos_token": special.add_bos,
+        "model_max_length": loaded.engine().context_per_slot(),
+        "chat_template": loaded.template().ok().map(|template| template.source()),
+    })))
 }

@@ -5,11 +5,14 @@ use super::upload::import_as;
 use crate::api::{ApiError, App};
 use crate::mods::python::PythonMods;
 use crate::mods::python::sandbox::Policy;
-use crate::mods::{Chosen, ModRef, Origin, Upload, Use};
+use crate::mods::{Chosen, ModRef, Origin, Upload, Use, handed};
 use crate::store::ModVersion;
+use crate::trace::document::Document;
 use serde_json::json;
 use std::time::Duration;
 
+/// Mods of one run whose sources are looked for in the data directory.
+const MOST_HANDED: usize = 16;
 /// Pause before the database is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -32,6 +35,38 @@ pub fn keep_used(app: &App) {
             }
         }
     });
+}
+
+/// The versions of files that a run says it has used, by name and hash.
+#[must_use]
+pub fn used_files(document: &Document) -> Vec<(String, String)> {
+    let first = document.events.first().and_then(|event| event.measured.as_ref());
+    let parameters = first.and_then(|measured| measured.prompt.as_ref()?.parameters.as_ref());
+    let mods = parameters.and_then(|parameters| parameters["mods"].as_array()).into_iter().flatten();
+    let files = mods.filter(|used| used["origin"] == Origin::File.as_str());
+    files.filter_map(|used| Some((used["name"].as_str()?.to_owned(), used["version"].as_str()?.to_owned()))).collect()
+}
+
+/// Keeps those of them whose sources lie in the data directory, where the program has put them that ran them.
+pub(in crate::api) async fn keep_handed(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
+    for (name, hash) in files.iter().take(MOST_HANDED) {
+        let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());
+        let look = move || handed::look(&data_dir, &wanted);
+        let Some(source) = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)? else { continue };
+        let version = ModVersion {
+            name: name.clone(),
+            hash: hash.clone(),
+            upload: json!({ "name": name, "language": "python", "source": source }),
+            created_at: app.now(),
+            created_by: None,
+            from_file: true,
+        };
+        app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
+    }
+    for (_, hash) in &files {
+        let _ = handed::remove(&app.config().data.dir, hash);
+    }
+    Ok(())
 }
 
 async fn keep(app: &App, used: &Use) -> Result<(), ApiError> {

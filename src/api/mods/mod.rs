@@ -8,7 +8,8 @@ mod show;
 mod upload;
 
 pub use follow::Followed;
-pub use keep::keep_used;
+pub(in crate::api) use keep::keep_handed;
+pub use keep::{keep_used, used_files};
 pub(in crate::api) use keep::{stored, used};
 use upload::import;
 

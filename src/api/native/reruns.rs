@@ -3,6 +3,7 @@
 use crate::api::extract::Json;
 use crate::api::generation::note_client;
 use crate::api::wire::fields::Fields;
+use crate::api::wire::mods::MOST;
 use crate::api::wire::{lora, parameters};
 use crate::api::{ApiError, App, Caller, Loaded, Problem, mods as registry};
 use crate::engine::{Limits, Output, Overflow, Request, ThinkingBudget};
@@ -195,6 +196,9 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Chos
     const PLACE: &str = "prompt.parameters.mods";
     if !recorded.is_null() && !recorded.is_array() {
         return Err(ApiError::invalid(PLACE, format!("{PLACE}: a list is expected")));
+    }
+    if recorded.as_array().is_some_and(|mods| mods.len() > MOST) {
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: a run can have {MOST} mods")));
     }
     let mut chosen = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {

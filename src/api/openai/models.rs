@@ -4,8 +4,12 @@ use crate::api::llama::status;
 use crate::api::{App, Entry, Loaded, OpenAiError};
 use axum::Json;
 use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+/// Anthropic's clients name the version of their API.
+const ANTHROPIC: &str = "anthropic-version";
 
 /// Whether to look at the folder of models again.
 #[derive(Deserialize)]
@@ -13,16 +17,28 @@ pub(super) struct Listing {
     reload: Option<String>,
 }
 
-/// Lists the models that requests can name, and what is known of those that are loaded; `?reload=1` looks for new files.
+/// Lists the models that requests can name, and what is known of those that are loaded; `?reload=1` looks for new files. Clients
+/// that send `anthropic-version` get Anthropic's list.
 #[utoipa::path(get, path = "/v1/models", tag = "openai",
     responses((status = 200, description = "The models, the default first"),
               (status = 503, description = "The server is starting")))]
-pub(super) async fn list(State(app): State<App>, Query(listing): Query<Listing>) -> Result<Json<Value>, OpenAiError> {
+pub(super) async fn list(
+    State(app): State<App>,
+    Query(listing): Query<Listing>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, OpenAiError> {
     app.ready()?;
     if listing.reload.is_some() {
         app.models().refresh().await;
     }
     let entries = app.models().list();
+    if headers.contains_key(ANTHROPIC) {
+        let data: Vec<Value> = entries.iter().map(|entry| anthropic(&app, entry)).collect();
+        let id = |entry: Option<&Entry>| entry.map(|entry| entry.name.clone());
+        return Ok(Json(
+            json!({ "data": data, "has_more": false, "first_id": id(entries.first()), "last_id": id(entries.last()) }),
+        ));
+    }
     let data: Vec<Value> = entries.iter().map(|entry| object(&app, entry)).collect();
     let models: Vec<Value> = entries.iter().map(described).collect();
     Ok(Json(json!({ "object": "list", "data": data, "models": models })))
@@ -31,16 +47,34 @@ pub(super) async fn list(State(app): State<App>, Query(listing): Query<Listing>)
 /// Shows a model.
 #[utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path, description = "Its name")),
     responses((status = 200, description = "The model"), (status = 404, description = "There is no such model")))]
-pub(super) async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, OpenAiError> {
+pub(super) async fn show(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, OpenAiError> {
     app.ready()?;
-    Ok(Json(object(&app, &app.models().named(&id)?)))
+    let entry = app.models().named(&id)?;
+    Ok(Json(if headers.contains_key(ANTHROPIC) { anthropic(&app, &entry) } else { object(&app, &entry) }))
+}
+
+/// As Anthropic's clients read it.
+fn anthropic(app: &App, entry: &Entry) -> Value {
+    json!({
+        "type": "model",
+        "id": entry.name,
+        "display_name": entry.name,
+        "created_at": app.started_at().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
+        "lifecycle": "active",
+        "max_input_tokens": entry.ready().map(|loaded| loaded.engine().context_per_slot()),
+        "max_tokens": entry.ready().map(|loaded| loaded.engine().context_per_slot()),
+    })
 }
 
 fn object(app: &App, entry: &Entry) -> Value {
     json!({
         "id": entry.name,
         "aliases": entry.aliases,
-        "tags": [],
+        "tags": if entry.default { app.config().engine.tags.as_slice() } else { &[] },
         "object": "model",
         "created": app.started_at().timestamp(),
         "owned_by": "thunder",

@@ -64,8 +64,11 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.list("tools")? {
-        let tools: Result<Vec<Value>, ApiError> =
-            tools.iter().enumerate().map(|(index, tool)| tool_of(tool, &format!("tools[{index}]"))).collect();
+        let tools: Result<Vec<Value>, ApiError> = tools
+            .iter()
+            .enumerate()
+            .filter_map(|(index, tool)| tool_of(tool, &format!("tools[{index}]")).transpose())
+            .collect();
         chat.insert("tools".into(), tools?.into());
     }
     match fields.get("tool_choice") {
@@ -91,16 +94,18 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     Ok(Value::Object(chat))
 }
 
-fn tool_of(tool: &Value, at: &str) -> Result<Value, ApiError> {
-    if tool["type"] != "function" {
-        return Err(wrong(
-            &format!("{at}.type"),
-            "\"function\", since nothing else runs on this server",
-            &tool["type"],
-        ));
+/// A function; `None` for what only OpenAI's own server could run, which clients such as Codex offer besides.
+fn tool_of(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
+    match tool["type"].as_str() {
+        Some("function") => {}
+        Some(kind) => {
+            tracing::info!("{at} is a tool of type '{kind}', which does not run here: the model is not told of it");
+            return Ok(None);
+        }
+        None => return Err(wrong(&format!("{at}.type"), "\"function\"", &tool["type"])),
     }
     if tool["function"].is_object() {
-        return Ok(tool.clone());
+        return Ok(Some(tool.clone()));
     }
     let mut function = Map::new();
     for field in ["name", "description", "parameters", "strict"] {
@@ -108,7 +113,7 @@ fn tool_of(tool: &Value, at: &str) -> Result<Value, ApiError> {
             function.insert(field.into(), value.clone());
         }
     }
-    Ok(json!({ "type": "function", "function": function }))
+    Ok(Some(json!({ "type": "function", "function": function })))
 }
 
 /// Appends what an item becomes. Thoughts, text and calls of one answer are one message there.
@@ -247,13 +252,21 @@ mod tests {
     }
 
     #[test]
+    fn tools_of_openais_server_are_passed_over() {
+        let tools =
+            json!([{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "custom", "name": "patch"}]);
+        let chat = to_chat(&json!({"input": "a", "tools": tools}), &[]).unwrap();
+        assert_eq!(chat["tools"], json!([{"type": "function", "function": {"name": "f"}}]));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (body, pointer) in [
             (json!({}), "input"),
             (json!({"input": []}), "input"),
             (json!({"input": "a", "conversation": "conv_1"}), "conversation"),
             (json!({"input": "a", "background": true}), "background"),
-            (json!({"input": "a", "tools": [{"type": "web_search"}]}), "tools[0].type"),
+            (json!({"input": "a", "tools": [{"name": "f"}]}), "tools[0].type"),
             (json!({"input": [{"role": "bot", "content": "a"}]}), "input[0].role"),
             (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0]"),
             (json!({"input": [{"type": "function_call", "name": "f"}]}), "input[0].call_id"),

@@ -5,6 +5,7 @@ use super::run::{Head, Run};
 use super::{loading, message};
 use crate::api::socket::Outgoing;
 use crate::api::{ApiError, App, Caller, generation};
+use crate::events::Surface;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -13,6 +14,8 @@ use uuid::Uuid;
 pub(super) struct Beginning {
     pub(super) request_id: String,
     pub(super) caller: Option<Caller>,
+    /// Where it comes from.
+    pub(super) surface: Surface,
     /// The run in whose place it comes.
     pub(super) replaces: Option<String>,
     /// How long it goes on without anybody who hears it.
@@ -34,7 +37,7 @@ pub(super) async fn begin(
     beginning: Beginning,
     client: Option<&Outgoing>,
 ) -> Result<Arc<Run>, ApiError> {
-    let Beginning { request_id, caller, replaces, keep } = beginning;
+    let Beginning { request_id, caller, surface, replaces, keep } = beginning;
     let loaded = loading::wait(app, config.model(), &request_id, client).await?;
     // Held until the run is known by it: two that begin at once cannot both have it.
     let Some(_name) = app.streams().take(&request_id) else {
@@ -45,6 +48,7 @@ pub(super) async fn begin(
         generation::refuse_known_id(app, Some(&request_id)).await?;
     }
     let Prepared { mut request, prompt_text, room } = config.prepare(app, &loaded, request_id)?;
+    request.surface = surface;
     if let Some(caller) = caller {
         request.user_label.get_or_insert(caller.label);
     }

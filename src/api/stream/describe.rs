@@ -278,7 +278,7 @@ fn status() -> Value {
     object(&[
         (
             "operation",
-            json!({ "enum": ["model_loading", "pause", "resume", "modify", "feedback", "ping", "moved"], "description":
+            json!({ "enum": ["model_loading", "prompt_processing", "pause", "resume", "modify", "feedback", "ping", "moved"], "description":
             "moved: another connection hears the run now." }),
             true,
         ),

@@ -3,7 +3,7 @@
 use super::log::Token;
 use super::run::{EndedBy, Over, Run};
 use crate::api::{ApiError, Loaded};
-use crate::engine::OUT_OF_MEMORY;
+use crate::engine::{OUT_OF_MEMORY, Progress};
 use crate::events::{Fault, Finish, FinishReason, Usage};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -161,6 +161,19 @@ pub(super) fn status(operation: &str, progress: u8, message: &str, request_id: O
     let mut status = json!({ "type": "status", "operation": operation, "progress": progress, "message": message });
     if let Some(id) = request_id {
         status["request_id"] = id.into();
+    }
+    status
+}
+
+/// How far the prompt of a run is.
+pub(super) fn reading(run: &Run, progress: Progress) -> Value {
+    let Progress { total, cached, processed, elapsed_us } = progress;
+    let percent = u64::from(processed) * 100 / u64::from(total.max(1));
+    let text = format!("reading the prompt: {processed} of {total} tokens");
+    let mut status = status("prompt_processing", percent as u8, &text, Some(&run.request_id));
+    if processed > cached {
+        let left = elapsed_us as f64 / 1e6 * f64::from(total - processed) / f64::from(processed - cached);
+        status["eta_seconds"] = ((left * 10.0).round() / 10.0).into();
     }
     status
 }

@@ -6,6 +6,7 @@ use super::read::Config;
 use super::run::Follower;
 use crate::api::wire;
 use crate::api::{ApiError, App, Caller, StreamError, generation};
+use crate::events::Surface;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -87,7 +88,7 @@ pub(super) struct GenerateResponse {
     tool_calls: Value,
 }
 
-/// Continues a text. With `"stream": true` the answer is server-sent events: the messages `init`, `token`, `backtrack`,
+/// Continues a text. With `"stream": true` the answer is server-sent events: the messages `init`, `status`, `token`, `backtrack`,
 /// `completion` and `error` of the streaming protocol, which `/api/v1/asyncapi.json` describes.
 #[utoipa::path(post, path = "/v1/generate", tag = "streaming",
     request_body(content = GenerateRequest, content_type = "application/json"),
@@ -111,6 +112,7 @@ pub(super) async fn generate(
     let beginning = Beginning {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
         caller: caller.map(|Extension(caller)| caller),
+        surface: Surface::Generate,
         replaces: None,
         keep: Duration::ZERO,
     };

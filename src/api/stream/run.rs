@@ -5,7 +5,7 @@ use super::log::{Entry, Log};
 use super::message;
 use super::read::{Config, Options};
 use crate::api::{ApiError, App};
-use crate::engine::{Control, Generation, Output, RunOver};
+use crate::engine::{Control, Generation, Output, Progress, RunOver};
 use crate::events::{RunEnd, RunId};
 use crate::model::Vocabulary;
 use serde_json::Value;
@@ -25,6 +25,8 @@ pub(super) struct Run {
     pub(super) control: Control,
     config: Mutex<Config>,
     log: Mutex<Log>,
+    /// How far its prompt is.
+    reading: Mutex<Option<Progress>>,
     over: Mutex<Option<Over>>,
     /// Why it was ended from outside, where it was.
     ended_by: Mutex<Option<EndedBy>>,
@@ -101,6 +103,8 @@ pub(super) struct Follower {
     number: u64,
     at: usize,
     text: String,
+    /// Tokens of the prompt that were told to be there.
+    told_prompt: u32,
     told_end: bool,
     changed: watch::Receiver<()>,
 }
@@ -116,6 +120,7 @@ impl Run {
             control,
             config: Mutex::new(config),
             log: Mutex::new(Log::new()),
+            reading: Mutex::default(),
             over: Mutex::default(),
             ended_by: Mutex::default(),
             changed: watch::Sender::new(()),
@@ -136,7 +141,15 @@ impl Run {
         });
         // Whoever heard it before hears that.
         self.changed.send_replace(());
-        Follower { run: Arc::clone(self), number, at, text, told_end: false, changed: self.changed.subscribe() }
+        Follower {
+            run: Arc::clone(self),
+            number,
+            at,
+            text,
+            told_prompt: 0,
+            told_end: false,
+            changed: self.changed.subscribe(),
+        }
     }
 
     /// Ends the run; what it has said is its answer.
@@ -240,7 +253,10 @@ async fn go_on(app: App, run: Arc<Run>, mut output: tokio::sync::mpsc::Receiver<
         };
         match output {
             Some(Output::Text(delta)) => run.log().add(delta, &run.head.vocabulary),
-            Some(Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. }) => continue,
+            Some(Output::Prompt(_) | Output::Retract { chars: 0, .. }) => continue,
+            Some(Output::Progress(progress)) => {
+                *run.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
+            }
             Some(Output::Retract { chars, .. }) => run.log().retract(chars),
             Some(Output::Ended(end)) => {
                 run.end(Ok(end));
@@ -305,9 +321,19 @@ impl Follower {
                 self.told_end = true;
                 return Some(message::last(&self.run, &over, &self.text));
             }
+            if let Some(progress) = self.reading() {
+                self.told_prompt = progress.processed;
+                return Some(message::reading(&self.run, progress));
+            }
             // The run holds the sender, and this the run.
             let _ = self.changed.changed().await;
         }
+    }
+
+    /// How far the prompt is, where that is news: a prompt that takes one step has none.
+    fn reading(&self) -> Option<Progress> {
+        let progress = *self.run.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.filter(|now| self.at == 0 && now.processed < now.total && now.processed > self.told_prompt)
     }
 
     fn tell_position(&self) {

@@ -7,6 +7,7 @@ use super::{control, feedback, message, stored};
 use crate::api::socket::{Close, Message, Outgoing, Socket};
 use crate::api::wire::{Fields, parameters};
 use crate::api::{ApiError, App, Caller, Kind};
+use crate::events::Surface;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -130,6 +131,7 @@ impl Session {
         let beginning = Beginning {
             request_id: request_id.clone(),
             caller: self.caller.clone(),
+            surface: Surface::Websocket,
             replaces,
             keep: self.app.config().server.runs.keep,
         };

@@ -5,6 +5,12 @@ use crate::api::{ApiError, Loaded, catalogue};
 use crate::mods::{Chosen, ModRef, Registry, UnknownMod};
 use serde_json::Value;
 
+/// Most mods of one run: each is called at every token, on the thread that generates for all runs.
+pub(in crate::api) const MOST: usize = 64;
+
+/// What `mods` holds, in words.
+const RIGHT: &str = "a list of names or of {\"name\": …, \"config\": …}";
+
 /// The mods of a request, those behind the model's name first.
 ///
 /// The model's name is `model`, `model/mod-a/mod-b`, or, for a model that is named by its publisher,
@@ -24,6 +30,10 @@ pub(in crate::api) fn chosen(
     let from_model = refs.len();
     for entry in fields.list("mods")?.into_iter().flatten() {
         refs.push(mod_ref(entry)?);
+    }
+    if refs.len() > MOST {
+        let detail = format!("a run can have {MOST} mods, the request names {}", refs.len());
+        return Err(ApiError::invalid("mods", detail));
     }
     let names: Vec<String> = refs.iter().map(|mod_ref| mod_ref.name.clone()).collect();
     registry.choose(refs).map_err(|error| unknown(&error, names.iter().position(|n| *n == error.name), from_model))
@@ -47,13 +57,16 @@ fn suffix<'a, 'n>(
 fn mod_ref(entry: &Value) -> Result<ModRef, ApiError> {
     match entry {
         Value::String(name) => Ok(ModRef { name: name.clone(), config: Value::Null }),
-        Value::Object(object) => match object.get("name").and_then(Value::as_str) {
-            Some(name) => {
-                Ok(ModRef { name: name.to_owned(), config: object.get("config").cloned().unwrap_or_default() })
+        Value::Object(object) => {
+            // A configuration under a name that is not its own would be ignored.
+            if let Some(field) = object.keys().find(|field| !matches!(field.as_str(), "name" | "config")) {
+                let detail = format!("mods: unknown field '{field}' of a mod; known fields: name, config");
+                return Err(ApiError::invalid("mods", detail));
             }
-            None => Err(wrong("mods", "a list of names or of {\"name\": …, \"config\": …}", entry)),
-        },
-        _ => Err(wrong("mods", "a list of names or of {\"name\": …, \"config\": …}", entry)),
+            let name = object.get("name").and_then(Value::as_str).ok_or_else(|| wrong("mods", RIGHT, entry))?;
+            Ok(ModRef { name: name.to_owned(), config: object.get("config").cloned().unwrap_or_default() })
+        }
+        _ => Err(wrong("mods", RIGHT, entry)),
     }
 }
 

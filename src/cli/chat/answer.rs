@@ -18,8 +18,10 @@ pub struct Answered {
     pub message: Option<Message>,
     /// Its run.
     pub run_id: Option<String>,
-    /// Why it ended; `None` when the person stopped it.
+    /// Why it ended; `None` when the person stopped it, or it was broken off.
     pub finish_reason: Option<String>,
+    /// What broke it off.
+    pub broken_off: Option<String>,
     /// Token counts, in OpenAI's shape.
     pub usage: Value,
     /// Where the time went, as llama-server tells it.
@@ -72,6 +74,11 @@ pub async fn ask(
                 Ok(()) => {}
                 Err(error) => break Err(error),
             },
+            // What was said until then stays, as where the person stops it.
+            Err(error) if !screen.text().is_empty() => {
+                pieces.answered.broken_off = Some(error.to_string());
+                break Ok(());
+            }
             Err(error) => break Err(error),
         }
     };

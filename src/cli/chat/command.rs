@@ -19,7 +19,7 @@ pub const HELP: &str = "\
 /replay                  where the last answer can be replayed
 /quit                    leaves, as Ctrl-D does
 
-\"\"\" begins and ends a message of several lines, and so does \\ at the end of a line continue it.
+\"\"\" begins and ends a message of several lines; a \\ at the end of a line goes on with it on the next.
 Esc or Ctrl-C stops an answer; what it said so far stays in the conversation.";
 
 /// A command.

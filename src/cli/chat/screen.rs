@@ -2,7 +2,7 @@
 
 use crate::cli::printer::shown;
 use std::io::{IsTerminal, Write};
-use unicode_width::UnicodeWidthChar;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -32,10 +32,14 @@ impl Screen {
         Self { terminal, colours, hold: false, size: (80, 24), thinking: String::new(), text: String::new() }
     }
 
-    /// A new answer begins, on a terminal of that size; `may_retract` when the run has mods.
-    pub fn begin(&mut self, may_retract: bool, size: Option<(usize, usize)>) {
-        self.hold = may_retract && !self.terminal;
+    /// Columns and rows of the terminal, as far as they are known.
+    pub fn resize(&mut self, size: Option<(usize, usize)>) {
         self.size = size.unwrap_or(self.size);
+    }
+
+    /// A new answer begins; `may_retract` when the run has mods.
+    pub fn begin(&mut self, may_retract: bool) {
+        self.hold = may_retract && !self.terminal;
         self.thinking.clear();
         self.text.clear();
     }
@@ -98,12 +102,42 @@ impl Screen {
     /// Something that is not the model's, for the person.
     pub fn note(&self, text: &str) {
         let text = shown(text);
-        if self.colours && std::io::stderr().is_terminal() {
+        let terminal = std::io::stderr().is_terminal();
+        let text = if terminal && self.terminal { wrapped(&text, self.size.0) } else { text };
+        if self.colours && terminal {
             eprintln!("{DIM}{text}{PLAIN}");
         } else {
             eprintln!("{text}");
         }
     }
+}
+
+/// The text with line breaks between words, so that no line is wider than so many columns unless a word is. Lines that begin
+/// with two columns apart, as in a list, go on below the second.
+fn wrapped(text: &str, columns: usize) -> String {
+    let lines: Vec<String> = text.lines().map(|line| wrapped_line(line, columns)).collect();
+    lines.join("\n")
+}
+
+fn wrapped_line(line: &str, columns: usize) -> String {
+    if line.width() <= columns {
+        return line.to_owned();
+    }
+    let second = line.find("  ").map_or(0, |gap| line.len() - line[gap..].trim_start().len());
+    let indent = if second < columns / 2 { line[..second].width() } else { 0 };
+    let (mut done, mut row, mut begins) = (String::new(), line[..second].to_owned(), true);
+    for word in line[second..].split(' ') {
+        if !begins && row.width() + 1 + word.width() > columns {
+            done.push_str(row.trim_end());
+            done.push('\n');
+            row = " ".repeat(indent);
+        } else if !begins {
+            row.push(' ');
+        }
+        row.push_str(word);
+        begins = false;
+    }
+    done + &row
 }
 
 fn write(text: &str) -> std::io::Result<()> {
@@ -150,7 +184,7 @@ fn last_row(text: &str, columns: usize) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Screen, erasure, last_row};
+    use super::{Screen, erasure, last_row, wrapped};
 
     #[test]
     fn rows_are_where_a_terminal_has_them() {
@@ -161,6 +195,15 @@ mod tests {
         // Wide characters take two columns and are never cut.
         assert_eq!(last_row("012345678日", 10), (1, 9));
         assert_eq!(last_row("e\u{301}e\u{301}", 2), (0, 0));
+    }
+
+    #[test]
+    fn notes_break_between_words() {
+        assert_eq!(wrapped("short", 10), "short");
+        assert_eq!(wrapped("one two three four", 9), "one two\nthree\nfour");
+        assert_eq!(wrapped("/a  one two three\nfour", 12), "/a  one two\n    three\nfour");
+        assert_eq!(wrapped("averyveryverylongword and", 8), "averyveryverylongword\nand");
+        assert_eq!(wrapped("日本 日本", 6), "日本\n日本");
     }
 
     #[test]

@@ -51,6 +51,7 @@ impl Talk {
     /// Talks until the person leaves.
     pub async fn run(&mut self) -> anyhow::Result<ExitCode> {
         let mut interrupts = signal(SignalKind::interrupt())?;
+        self.screen.resize(self.reader.size());
         self.introduce().await?;
         if self.reader.is_terminal() {
             let Self { context, conversation, screen, .. } = self;
@@ -58,6 +59,7 @@ impl Talk {
         }
         let (mut interrupted, mut failed) = (false, false);
         loop {
+            self.screen.resize(self.reader.size());
             let open = self.conversation.open_calls().into_iter().next();
             let prompt = match &open {
                 Some((_, name, arguments)) => {
@@ -129,8 +131,7 @@ impl Talk {
 
     /// Asks for an answer to what was said.
     async fn answer(&mut self, interrupts: &mut Signal) -> anyhow::Result<()> {
-        let size = self.reader.size();
-        self.screen.begin(!self.conversation.mods.is_empty(), size);
+        self.screen.begin(!self.conversation.mods.is_empty());
         let keys = Keys::listen(self.reader.is_terminal());
         let further = json!({ "attention": self.attention });
         let server = self.place.server();
@@ -147,10 +148,14 @@ impl Talk {
             }
         };
         self.report(&answered);
+        let broken_off = answered.broken_off.clone();
         self.slot = answered.slot.or(self.slot);
         let run_id = answered.run_id;
         if let Some(message) = answered.message {
             self.conversation.messages.push(message);
+        }
+        if let Some(error) = broken_off {
+            bail!("{error}; what it said so far stays in the conversation");
         }
         self.replay = self.place.recorded(run_id.as_deref()).await?;
         Ok(())

@@ -22,6 +22,9 @@ pub struct Args {
     /// Another description, for a file with one mod
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
+    /// Print what was registered as JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     server: ServerArgs,
 }
@@ -47,6 +50,7 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
     if uploads.len() != 1 && (args.name.is_some() || args.description.is_some()) {
         bail!("--name and --description are for one mod; there are {}", uploads.len());
     }
+    let mut answers = Vec::new();
     for (own, module, source) in uploads {
         let name = args.name.as_ref().unwrap_or(&own);
         let body = json!({
@@ -60,10 +64,17 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         };
+        if args.json {
+            answers.push(answer);
+            continue;
+        }
         let hash: String = answer["hash"].as_str().unwrap_or_default().chars().take(12).collect();
         let how = if answer["replaced"] == true { "a new version of a mod" } else { "a new mod" };
         let off = if answer["enabled"] == false { "; it is switched off" } else { "" };
         println!("{name} {hash}: {how} on {}{off}", server.base());
+    }
+    if args.json {
+        println!("{}", Value::from(answers));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! What a person names as the source of mods: a file, or a folder, which is a package of that name.
 
-use crate::mods::python::{LoadError, PythonMods};
+use crate::mods::python::{LoadError, PythonMods, read_source};
 use crate::mods::{Factory, SourceText};
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Ve
         if !path.is_file() {
             bail!("there is no file {}", path.display());
         }
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = read_source(path).with_context(|| format!("cannot read {}", path.display()))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         (name, SourceText::Text(text), vec![None])
     };
@@ -90,7 +90,7 @@ fn read(folder: &Path, under: &str, files: &mut BTreeMap<String, String>) -> any
         if path.is_dir() && is_module(&stem) && stem != "__pycache__" && path.extension().is_none() {
             read(&path, &format!("{under}/{stem}"), files)?;
         } else if is_python && is_module(&stem) && !stem.starts_with("test_") && stem != "conftest" {
-            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let text = read_source(&path).with_context(|| format!("cannot read {}", path.display()))?;
             files.insert(format!("{under}/{stem}.py"), text);
         }
     }

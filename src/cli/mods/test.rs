@@ -101,6 +101,10 @@ fn model(engine: &EngineFlags, data: &DataFlags) -> anyhow::Result<PathBuf> {
     bundled_model(&cache).with_context(|| format!("cannot unpack the bundled model into {}", cache.display()))
 }
 
+/// `python -m thunder_mods.testing`, but for what lies in the present folder: a `json.py` there is not Python's own.
+const TESTING: &str = "import sys; sys.path[:] = [path for path in sys.path if path]; \
+                       from thunder_mods.testing.__main__ import main; sys.exit(main(sys.argv[1:]))";
+
 /// Runs the functions test_… in Python, with this program's SDK.
 async fn own_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let file = std::path::absolute(file)?;
@@ -109,7 +113,7 @@ async fn own_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
         let sdk = std::env::temp_dir().join(format!("thunder-sdk-{}", uuid::Uuid::now_v7().simple()));
         let ran = unpack_sdk(&sdk).and_then(|()| {
             let mut command = Command::new(&python);
-            command.args(["-B", "-X", "utf8", "-m", "thunder_mods.testing"]).arg(&file);
+            command.args(["-B", "-X", "utf8", "-c", TESTING]).arg(&file);
             if json {
                 command.arg("--json");
             }

@@ -4,11 +4,13 @@
 //! Everything here is about token ids and the prompt's [`Span`]s, so that no sum of counts can drift. Which template
 //! wrote the prompt does not matter; a prompt without spans is no conversation, and nothing is left out of it.
 
+mod align;
 mod kept;
 mod memory;
 mod turns;
 
-pub(super) use memory::{Aligned, Memory, align};
+pub(super) use align::{Aligned, align};
+pub(super) use memory::Memory;
 pub(super) use turns::{droppable, pick, said};
 
 use crate::events::Span;

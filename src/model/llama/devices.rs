@@ -138,6 +138,10 @@ pub(super) fn loading(
         tensor_split: options.tensor_split.clone(),
         mmap: !options.no_mmap,
         mlock: options.mlock,
+        check_tensors: options.tuning.check_tensors,
+        no_repack: options.tuning.no_repack,
+        no_host: options.tuning.no_host,
+        overrides: options.tuning.overrides.clone(),
         no_alloc: false,
     };
     Ok((loading, Placement { devices: names, gpu_layers, layers }))

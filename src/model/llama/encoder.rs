@@ -167,6 +167,7 @@ impl Model {
             .with_no_perf(true)
             .with_embeddings(true)
             .with_pooling_type(LlamaPoolingType::None);
+        let params = self.tuning.apply(params);
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
         let llama = self
             .llama

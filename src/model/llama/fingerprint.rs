@@ -34,6 +34,11 @@ pub(super) fn of(path: &Path) -> Result<u128> {
     Ok(hash.digest128())
 }
 
+/// A number for a text; 0 for none.
+pub(super) fn of_text(text: &str) -> u128 {
+    if text.is_empty() { 0 } else { xxhash_rust::xxh3::xxh3_128(text.as_bytes()) }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

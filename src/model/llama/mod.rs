@@ -3,6 +3,7 @@
 mod adapters;
 mod attends;
 mod cache_type;
+mod checkpoints;
 mod context;
 mod devices;
 mod encoder;
@@ -16,14 +17,17 @@ mod probe;
 mod reason;
 mod sampler;
 mod state;
+mod tuning;
 mod ubatch;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
 pub use attends::{Attends, Unseen};
 pub use cache_type::CacheType;
+pub use checkpoints::{Checkpoints, Purpose};
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, Placement, PlacementError, Room, devices, why_no_gpu};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
+pub use ffi::threads::Threads;
 pub use gguf::Header;
 pub use head::{Activation, Head, HeadError};
 pub use pair::Pairing;
@@ -31,10 +35,11 @@ pub use probe::probe;
 pub(super) use sampler::Breakers;
 pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
 pub use state::{Flaw, Layout};
+pub use tuning::{Numa, Rope, Scaling, Tuning, Value};
 
 use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
-use super::{Error, ShiftError, Vocabulary};
+use super::{Error, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
@@ -56,6 +61,7 @@ pub struct Model {
     fingerprint: u128,
     placement: Placement,
     path: PathBuf,
+    tuning: Tuning,
     /// llama.cpp writes to the model while it makes a context.
     making_context: Mutex<()>,
 }
@@ -83,6 +89,8 @@ pub struct ModelOptions {
     pub room: Room,
     /// LoRA adapters, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
+    /// How it is computed.
+    pub tuning: Tuning,
 }
 
 /// How many layers go on GPUs.
@@ -167,6 +175,7 @@ impl Model {
             other => refused(other.to_string()),
         })?;
         let (loading, placement) = devices::loading(options, &header, path)?;
+        options.tuning.prepare();
         let failed = |lines: Vec<String>| match reason::reason(&lines) {
             reason if reason.contains(NO_MEMORY) => Error::NoMemory { path: shown.clone(), reason },
             reason => refused(reason),
@@ -198,7 +207,7 @@ impl Model {
             layers: llama.n_layer(),
             heads: llama.n_head(),
             kv_heads: llama.n_head_kv(),
-            rope_base: parameter(&llama, "rope.freq_base"),
+            rope_base: options.tuning.rope.base.or_else(|| parameter(&llama, "rope.freq_base")),
             window: Some(ffi::memory::window(&llama)).filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::loading::file_type(&llama),
@@ -208,6 +217,7 @@ impl Model {
         };
         let fingerprint =
             fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
+        let fingerprint = fingerprint ^ fingerprint::of_text(&options.tuning.difference());
         let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
         Ok(Self {
             llama,
@@ -218,6 +228,7 @@ impl Model {
             fingerprint,
             placement,
             path: path.to_owned(),
+            tuning: options.tuning.clone(),
             making_context: Mutex::new(()),
         })
     }
@@ -258,7 +269,7 @@ impl Model {
         &self.placement
     }
 
-    /// A number that tells this model's file from others.
+    /// A number that tells this model's file, and what of it was overridden, from others.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
@@ -270,7 +281,7 @@ impl Model {
     /// [`Error::Context`], usually because the memory could not be had.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, Error> {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
-        Context::new(&self.llama, &self.adapters, &self.placement, backend()?, options)
+        Context::new(&self.llama, &self.adapters, &self.placement, backend()?, options, &self.tuning)
     }
 }
 

@@ -1,7 +1,7 @@
 use super::{
     config::{Fields, schema},
     describe,
-    phrase::Phrases,
+    phrase::{self, Phrases},
     trail::is_over,
 };
 use crate::events::{EventType, LogLevel, TokenId};
@@ -27,7 +27,8 @@ impl Factory for BanPhrases {
             schema(
                 &["phrases"],
                 json!({
-                    "phrases": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1,
+                    "phrases": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": phrase::LONGEST},
+                        "minItems": 1, "maxItems": phrase::MOST,
                         "description": "Texts that must not stand in the answer."},
                     "case_sensitive": {"type": "boolean", "default": false,
                         "description": "Whether capitals must be as written."},
@@ -43,6 +44,7 @@ impl Factory for BanPhrases {
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
         let fields = Fields::read(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
         let texts = fields.texts("phrases", "[\"as an AI\"]")?;
+        phrase::check("phrases", &texts)?;
         let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);
         let held = phrases.bound();
         let max_retries = fields.count("max_retries", 1..=1000, 16)?;

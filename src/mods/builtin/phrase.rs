@@ -2,10 +2,32 @@
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
+use std::ops::Range;
+
+/// Most phrases, and most characters of one: what is looked for is looked for at every token.
+pub const MOST: usize = 10_000;
+pub const LONGEST: usize = 1000;
+
+/// Refuses phrases that are too many or too long; `field` is where they stand.
+pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
+    if phrases.len() > MOST {
+        return Err(format!("'{field}' has {} phrases, at most {MOST} are taken", phrases.len()));
+    }
+    match phrases.iter().find(|phrase| phrase.chars().count() > LONGEST) {
+        Some(phrase) => {
+            let (begin, length) = (phrase.chars().take(40).collect::<String>(), phrase.chars().count());
+            Err(format!("'{field}': the phrase '{begin}…' has {length} characters, at most {LONGEST} are taken"))
+        }
+        None => Ok(()),
+    }
+}
 
 /// Phrases to look for.
 pub struct Phrases {
     all: Vec<Phrase>,
+    /// The phrases in the order of their characters: those that begin the same stand together, the shortest first, so
+    /// that a look at a place in the text costs the same for ten of them as for ten thousand, but for a logarithm.
+    order: Vec<usize>,
     fold: bool,
     /// Whether a phrase counts only where no word goes on before or behind it.
     whole_words: bool,
@@ -63,7 +85,9 @@ impl Phrases {
             })
             .collect();
         let longest = all.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);
-        Self { all, fold, whole_words, longest }
+        let mut order: Vec<usize> = (0..all.len()).collect();
+        order.sort_by(|&one, &other| all[one].chars.cmp(&all[other].chars));
+        Self { all, order, fold, whole_words, longest }
     }
 
     pub fn text(&self, phrase: usize) -> &str {
@@ -81,24 +105,17 @@ impl Phrases {
         let tail = self.tail(vocabulary, generated, fresh);
         let first_new = generated.len().saturating_sub(fresh);
         let ends_in_new = |start: usize, length: usize| tail.owner[tail.chars[start + length - 1].2] >= first_new;
-        let (start, _, phrase) = self
-            .all
-            .iter()
-            .enumerate()
-            .filter_map(|(index, phrase)| {
-                let length = phrase.chars.len();
-                let starts = 0..(tail.chars.len() + 1).checked_sub(length)?;
-                starts
-                    .filter(|&start| ends_in_new(start, length))
-                    .filter(|&start| tail.spells(start, &phrase.chars))
-                    .find(|&start| match self.stands(&tail, start, &phrase.chars) {
-                        Stands::Yes => true,
-                        Stands::No => false,
-                        Stands::Perhaps => over,
-                    })
-                    .map(|start| (start, std::cmp::Reverse(length), index))
-            })
-            .min()?;
+        let stands = |start: usize, phrase: usize| {
+            let chars = &self.all[phrase].chars;
+            ends_in_new(start, chars.len())
+                && match self.stands(&tail, start, chars) {
+                    Stands::Yes => true,
+                    Stands::No => false,
+                    Stands::Perhaps => over,
+                }
+        };
+        let longest_at = |start| self.at(&tail.chars[start..], |phrase| stands(start, phrase));
+        let (start, phrase) = (0..tail.chars.len()).find_map(|start| Some((start, longest_at(start)?)))?;
         let last = start + self.all[phrase].chars.len() - 1;
         let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);
         let token = tail.owner[first_byte];
@@ -111,18 +128,55 @@ impl Phrases {
         })
     }
 
+    /// Whether one of the phrases stands anywhere in a text; which.
+    pub fn within(&self, text: &str) -> Option<usize> {
+        let chars: Vec<_> = text.chars().flat_map(|c| folded(c, self.fold)).map(|c| (c, 0, 0)).collect();
+        (0..chars.len()).find_map(|start| self.at(&chars[start..], |_| true))
+    }
+
+    /// The longest of the phrases that `text` begins with and that are wanted; of equals the first.
+    fn at(&self, text: &[(char, usize, usize)], wanted: impl Fn(usize) -> bool) -> Option<usize> {
+        let mut range = 0..self.order.len();
+        let mut found = None;
+        for (at, &(c, ..)) in text.iter().enumerate() {
+            range = self.narrow(range, at, c);
+            if range.is_empty() {
+                break;
+            }
+            // Those that end here come first.
+            let ending = self.order[range.clone()].iter().take_while(|&&phrase| self.all[phrase].chars.len() == at + 1);
+            found = ending.copied().find(|&phrase| wanted(phrase)).or(found);
+        }
+        found
+    }
+
+    /// Of phrases that begin the same, those whose character `at` is this one: a range of `order` within a range.
+    fn narrow(&self, range: Range<usize>, at: usize, c: char) -> Range<usize> {
+        let among = &self.order[range.clone()];
+        let character = |phrase: usize| self.all[phrase].chars.get(at).copied();
+        let from = among.partition_point(|&phrase| character(phrase) < Some(c));
+        let upto = from + among[from..].partition_point(|&phrase| character(phrase) == Some(c));
+        range.start + from..range.start + upto
+    }
+
     /// How many tokens at the end may be the beginning of a phrase, or a phrase whose last word may go on.
     pub fn held(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
-        let begun = self
-            .all
-            .iter()
-            .filter_map(|phrase| {
-                let open_end = usize::from(!(self.whole_words && phrase.chars.last().is_some_and(|c| is_word(*c))));
-                let longest = tail.chars.len().min(phrase.chars.len() - open_end);
-                (1..=longest).rev().find(|&length| tail.spells(tail.chars.len() - length, &phrase.chars[..length]))
-            })
-            .max();
+        let end = tail.chars.len();
+        let begun = (end.saturating_sub(self.longest)..end).map(|start| end - start).find(|&length| {
+            let mut chars = tail.chars[end - length..].iter().enumerate();
+            let range = chars.try_fold(0..self.order.len(), |range, (at, &(c, ..))| {
+                let range = self.narrow(range, at, c);
+                (!range.is_empty()).then_some(range)
+            });
+            // The longer ones come last.
+            let open_end = |chars: &[char]| self.whole_words && chars.last().is_some_and(|c| is_word(*c));
+            let may_become = |&phrase: &usize| {
+                let chars = &self.all[phrase].chars;
+                chars.len() > length || open_end(chars)
+            };
+            range.is_some_and(|range| self.order[range].last().is_some_and(may_become))
+        });
         let first_byte = begun.map(|length| tail.chars[tail.chars.len() - length].1).or(tail.incomplete);
         first_byte.map_or(0, |byte| generated.len() - tail.owner[byte])
     }
@@ -180,12 +234,6 @@ impl Phrases {
             }
         }
         Tail { bytes, owner, chars, incomplete }
-    }
-}
-
-impl Tail {
-    fn spells(&self, start: usize, phrase: &[char]) -> bool {
-        phrase.iter().zip(&self.chars[start..]).all(|(wanted, (found, ..))| wanted == found)
     }
 }
 
@@ -268,7 +316,39 @@ mod tests {
         assert_eq!((held("a bad"), held("a bad "), held("a badx")), (1, 0, 0));
     }
 
+    #[test]
+    fn phrases_have_bounds() {
+        let many = vec!["a"; super::MOST + 1];
+        assert_eq!(super::check("phrases", &many).unwrap_err(), "'phrases' has 10001 phrases, at most 10000 are taken");
+        let long = "ä".repeat(super::LONGEST + 1);
+        let message = super::check("phrases", &[&long]).unwrap_err();
+        assert!(message.ends_with("ä…' has 1001 characters, at most 1000 are taken"), "{message}");
+        assert_eq!(super::check("phrases", &["ä".repeat(super::LONGEST).as_str()]), Ok(()));
+    }
+
     proptest! {
+        #[test]
+        fn of_many_phrases_the_same_is_found_as_one_by_one(
+            text in "[abA ]{0,24}", phrases in proptest::collection::vec("[abA ]{1,4}", 1..6), whole: bool, over: bool,
+        ) {
+            let vocabulary = vocabulary();
+            let tokens = vocabulary.encode(&text, false, false);
+            let texts: Vec<&str> = phrases.iter().map(String::as_str).collect();
+            let all = Phrases::new(&texts, false, whole);
+            let single = |text: &&str| Phrases::new(&[text], false, whole);
+            let one_by_one = texts.iter().enumerate().filter_map(|(index, text)| {
+                let found = single(text).find(&vocabulary, &tokens, tokens.len(), over)?;
+                let before = vocabulary.decode(&tokens[..tokens.len() - found.tokens]) + &found.before;
+                Some((before.len(), std::cmp::Reverse(text.len()), index))
+            });
+            let found = all.find(&vocabulary, &tokens, tokens.len(), over).map(|found| found.phrase);
+            prop_assert_eq!(found, one_by_one.min().map(|(.., index)| index));
+            let held = texts.iter().map(|text| single(text).held(&vocabulary, &tokens)).max();
+            prop_assert_eq!(Some(all.held(&vocabulary, &tokens)), held);
+            let within = texts.iter().any(|phrase| text.to_lowercase().contains(&phrase.to_lowercase()));
+            prop_assert_eq!(all.within(&text).is_some(), within);
+        }
+
         #[test]
         fn agrees_with_a_search_in_the_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
             let vocabulary = vocabulary();

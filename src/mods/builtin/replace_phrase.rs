@@ -1,7 +1,7 @@
 use super::{
     config::{Fields, schema},
     describe,
-    phrase::Phrases,
+    phrase::{self, Phrases},
     trail::{ends, is_over},
 };
 use crate::events::{EventType, LogLevel};
@@ -30,6 +30,7 @@ impl Factory for ReplacePhrase {
                 &["replace"],
                 json!({
                     "replace": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1,
+                        "maxProperties": phrase::MOST, "propertyNames": {"maxLength": phrase::LONGEST},
                         "description": "What to put in the place of each phrase; an empty text removes it."},
                     "case_sensitive": {"type": "boolean", "default": false,
                         "description": "Whether capitals must be as written."},
@@ -57,14 +58,15 @@ impl Factory for ReplacePhrase {
             from.push(phrase.as_str());
             to.push(replacement.to_owned());
         }
+        phrase::check("replace", &from)?;
         let case_sensitive = fields.flag("case_sensitive", false)?;
-        let fold = |text: &str| if case_sensitive { text.to_owned() } else { text.to_lowercase() };
+        let phrases = Phrases::new(&from, case_sensitive, fields.flag("whole_words", false)?);
         for replacement in &to {
-            if let Some(phrase) = from.iter().find(|phrase| fold(replacement).contains(&fold(phrase))) {
+            if let Some(held) = phrases.within(replacement) {
+                let phrase = from[held];
                 return Err(format!("'replace': '{replacement}' holds '{phrase}', and would be replaced for ever"));
             }
         }
-        let phrases = Phrases::new(&from, case_sensitive, fields.flag("whole_words", false)?);
         let held = phrases.bound();
         Ok(Box::new(Replace { phrases, to, held, clean: 0, in_a_row: 0 }))
     }

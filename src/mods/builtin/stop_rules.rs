@@ -72,12 +72,16 @@ impl Factory for StopRules {
                 },
             )
         });
+        let expression = expression.transpose()?;
+        if expression.as_ref().is_some_and(|expression| expression.is_match(b"")) {
+            return Err("'regex' matches the empty text, so that every answer would end before it begins".into());
+        }
         let unsure =
             fields.get("mean_logprob").map(|_| fields.number("mean_logprob", -100.0..=0.0, 0.0)).transpose()?;
         Ok(Box::new(Rules {
             tokens: count("tokens", 1..=1_000_000)?,
             sentences: count("sentences", 1..=100_000)?,
-            expression: expression.transpose()?,
+            expression,
             repeated_lines: count("repeated_lines", 2..=1000)?,
             unsure: unsure.map(f64::from),
             window: fields.count("window", 1..=4096, 16)?,
@@ -313,6 +317,7 @@ mod tests {
             ),
             (json!({"tokens": 0}), "'tokens' must be a whole number from 1 to 1000000, found 0"),
             (json!({"regex": "("}), "'regex' is no regular expression: unclosed group"),
+            (json!({"regex": "a*"}), "'regex' matches the empty text, so that every answer would end before it begins"),
             (json!({"mean_logprob": 1}), "'mean_logprob' must be a number from -100 to 0, found 1"),
         ] {
             assert_eq!(StopRules.start(&config, &run()).err().unwrap(), message);

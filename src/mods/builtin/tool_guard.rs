@@ -89,6 +89,11 @@ fn read_tools(tools: &Value) -> Result<Vec<Tool>, String> {
             let name = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
             let name = name.ok_or_else(|| format!("{right}, found {tool} in it"))?;
             let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
+            if !parameters.is_object() {
+                return Err(format!(
+                    "'tools': the parameters of '{name}' must be a JSON schema, an object, found {parameters}"
+                ));
+            }
             Ok(Tool { name: name.to_owned(), parameters, strict: false })
         })
         .collect()
@@ -393,6 +398,10 @@ mod tests {
             (
                 json!({"tools": [{"function": {}}]}),
                 "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}, found {\"function\":{}} in it",
+            ),
+            (
+                json!({"tools": [{"name": "add", "parameters": [1]}]}),
+                "'tools': the parameters of 'add' must be a JSON schema, an object, found [1]",
             ),
             (config(&json!({"then": "stop"})), "'then' must be one of text, error, keep, found \"stop\""),
         ] {

@@ -79,6 +79,8 @@ use serde_json::Value;
 use session::PythonMod;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -136,11 +138,11 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Python's traceback, where the mod's code is at fault.
+    /// Python's traceback, where the mod's code is at fault and it says more than the message.
     #[must_use]
     pub fn traceback(&self) -> Option<&str> {
         match self {
-            Self::Failed { traceback, .. } => traceback.as_deref(),
+            Self::Failed { message, traceback, .. } => traceback.as_deref().filter(|text| text.trim_end() != message),
             _ => None,
         }
     }
@@ -178,6 +180,25 @@ impl Source {
         let first = digest.iter().take(6).fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
         format!("{first:012x}")
     }
+}
+
+/// Most bytes of a file with mods.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// The text of a file with mods. A pipe or a device, which might never end, is none.
+///
+/// # Errors
+/// It cannot be read, or is not a file, or too large, or no UTF-8.
+pub fn read_source(path: &Path) -> io::Result<String> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other(format!("it has more than {} MiB", MOST_BYTES >> 20)));
+    }
+    Ok(text)
 }
 
 /// Loads mods written in Python.
@@ -228,8 +249,8 @@ impl PythonMods {
     /// [`LoadError`]
     pub fn file(&self, path: impl AsRef<Path>) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| LoadError::Unreadable { path: path.display().to_string(), source })?;
+        let text =
+            read_source(path).map_err(|source| LoadError::Unreadable { path: path.display().to_string(), source })?;
         let file =
             path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
         self.text(file, text)

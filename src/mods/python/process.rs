@@ -29,6 +29,11 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 const GRACE: Duration = Duration::from_millis(300);
 /// How a worker's directory is called.
 const HOME_PREFIX: &str = "thunder-mod-";
+/// Most threads of a worker, and how often they are counted while it is waited for.
+pub const MOST_THREADS: u64 = 512;
+const COUNT_THREADS: Duration = Duration::from_millis(50);
+/// Most bytes that are written at once.
+const PART: usize = 16 * 1024;
 /// How much stray output is kept, in bytes.
 const STRAY: usize = 16 * 1024;
 
@@ -39,6 +44,8 @@ pub enum Lost {
     Deadline,
     /// It has ended.
     Gone,
+    /// It has so many threads.
+    Threads(u64),
     /// It said something that is not the protocol.
     Protocol(String),
 }
@@ -117,12 +124,27 @@ impl Process {
 
     /// Processor time that it has used, all threads together; `None` where the system does not say.
     pub fn cpu_time(&self) -> Option<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
-        // Behind the program's name, which may hold anything: user and system time are its 12th and 13th field, in
-        // hundredths of a second.
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+        // User and system time, in hundredths of a second.
+        let stat = self.stat()?;
+        let mut fields = stat.split_whitespace().skip(11);
         let mut ticks = || fields.next()?.parse::<u64>().ok();
         Some(Duration::from_millis(10 * (ticks()? + ticks()?)))
+    }
+
+    /// Whether a signal has stopped it, so that it does nothing until another lets it go on.
+    pub fn is_stopped(&self) -> bool {
+        self.stat().is_some_and(|stat| stat.trim_start().starts_with('T'))
+    }
+
+    /// Its threads; `None` where the system does not say.
+    fn threads(&self) -> Option<u64> {
+        self.stat()?.split_whitespace().nth(17)?.parse().ok()
+    }
+
+    /// What Linux says of it, from its state on: behind the program's name, which may hold anything.
+    fn stat(&self) -> Option<String> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        Some(stat.rsplit_once(')')?.1.to_owned())
     }
 
     /// Writes a frame.
@@ -130,8 +152,18 @@ impl Process {
     /// # Errors
     /// [`Lost`]; the worker is of no more use.
     pub fn send(&mut self, header: &[u8], body: &[u8], deadline: Instant) -> Result<(), Lost> {
-        self.stream.set_write_timeout(Some(left(deadline)?)).map_err(|_| Lost::Gone)?;
-        self.stream.write_all(&frame::encode(header, body)).map_err(|error| lost(&error))
+        let frame = frame::encode(header, body);
+        let mut rest = &frame[..];
+        while !rest.is_empty() {
+            self.stream.set_write_timeout(Some(left(deadline)?)).map_err(|_| Lost::Gone)?;
+            // A long write waits anew for each part of it, so that a worker that reads slowly could hold it for ever.
+            match self.stream.write(&rest[..rest.len().min(PART)]) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+        Ok(())
     }
 
     /// Waits for a frame.
@@ -144,12 +176,18 @@ impl Process {
             if let Some(frame) = self.decoder.next()? {
                 return Ok(frame);
             }
-            self.stream.set_read_timeout(Some(left(deadline)?)).map_err(|_| Lost::Gone)?;
+            let patience = left(deadline)?.min(COUNT_THREADS);
+            self.stream.set_read_timeout(Some(patience)).map_err(|_| Lost::Gone)?;
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(Lost::Gone),
                 Ok(count) => self.decoder.push(&chunk[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(&error)),
+                Err(error) => match (lost(&error), self.threads()) {
+                    (Lost::Deadline, Some(threads)) if threads > MOST_THREADS => return Err(Lost::Threads(threads)),
+                    // It is the caller's only when none of it is left.
+                    (Lost::Deadline, _) => {}
+                    (lost, _) => return Err(lost),
+                },
             }
         }
     }
@@ -163,6 +201,8 @@ impl Process {
     pub fn whereabouts(&self) -> Option<String> {
         let before = self.stray().total;
         kill(self.pid(), Signal::SIGUSR1).ok()?;
+        // One that was stopped answers when it goes on.
+        kill(self.pid(), Signal::SIGCONT).ok()?;
         let until = Instant::now() + LAST_WORDS;
         let mut seen = before;
         loop {

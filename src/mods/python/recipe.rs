@@ -4,7 +4,7 @@ use super::keeper::RunContext;
 use super::logs::Logs;
 use super::memory::SharedMemory;
 use super::message::{FromWorker, Handler, PROTOCOL, ToWorker, to_json};
-use super::process::{Lost, Process, ending};
+use super::process::{Lost, MOST_THREADS, Process, ending};
 use super::sandbox::Launcher;
 use super::{Limits, Source};
 use crate::mods::{Exception, Log};
@@ -89,9 +89,15 @@ impl Recipe {
 pub fn end(worker: Process, lost: &Lost, deadline: Duration) -> Exception {
     match lost {
         Lost::Deadline => {
+            let why = if worker.is_stopped() { ": a signal has stopped the worker" } else { "" };
             let traceback = worker.whereabouts();
             worker.kill();
-            Exception { message: format!("deadline of {} ms exceeded", deadline.as_millis()), traceback }
+            Exception { message: format!("deadline of {} ms exceeded{why}", deadline.as_millis()), traceback }
+        }
+        Lost::Threads(threads) => {
+            worker.kill();
+            let message = format!("the worker had {threads} threads; at most {MOST_THREADS} are permitted");
+            Exception { message, traceback: None }
         }
         Lost::Gone => {
             let (status, last) = worker.kill();

@@ -1,11 +1,13 @@
 //! A folder of Python files, kept in step with the registry.
 
 use super::{Origin, Problem, Registry, SourceText, Sourced, Version, version_of};
-use crate::mods::python::{LoadError, PythonMods};
+use crate::mods::Factory;
+use crate::mods::python::{LoadError, PythonMods, read_source};
 use chrono::Utc;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -14,6 +16,9 @@ use std::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_millis(150);
 /// And after that time in any case.
 const AT_LATEST: Duration = Duration::from_secs(2);
+
+/// Files that are imported at the same time.
+const AT_ONCE: usize = 8;
 
 /// A folder of mods: every `.py` file in it, and each function with `@mod` in them.
 pub struct Folder {
@@ -54,22 +59,51 @@ impl Folder {
             }
             registry.note(&file, None);
         }
+        let known = |path: &PathBuf| self.files.get(path).and_then(|known| known.text.as_ref());
+        let mut changed: Vec<(PathBuf, io::Result<String>)> = Vec::new();
         for path in paths {
-            let text = std::fs::read_to_string(&path).ok();
-            if self.files.get(&path).is_some_and(|known| known.text == text && text.is_some()) {
-                continue;
+            let text = read_source(&path);
+            if !text.as_ref().is_ok_and(|text| known(&path) == Some(text)) {
+                changed.push((path, text));
             }
-            self.load(&path, text, registry);
+        }
+        // Several at a time, so that one whose import hangs does not hold up all the others.
+        for some in changed.chunks(AT_ONCE) {
+            for ((path, text), found) in some.iter().zip(self.import(some)) {
+                self.take(path, text.as_ref().ok(), found, registry);
+            }
         }
         Ok(())
     }
 
-    fn load(&mut self, path: &Path, text: Option<String>, registry: &Registry) {
+    /// Imports files, all at the same time.
+    fn import(&self, files: &[(PathBuf, io::Result<String>)]) -> Vec<Result<Vec<Arc<dyn Factory>>, LoadError>> {
+        let import = |path: &Path, text: &io::Result<String>| match text {
+            Ok(text) => self.python.text(name_of(path), text.clone()),
+            Err(error) => {
+                let source = io::Error::new(error.kind(), error.to_string());
+                Err(LoadError::Unreadable { path: path.display().to_string(), source })
+            }
+        };
+        std::thread::scope(|scope| {
+            let imports: Vec<_> = files.iter().map(|(path, text)| scope.spawn(move || import(path, text))).collect();
+            let found = imports.into_iter().map(std::thread::ScopedJoinHandle::join);
+            found.map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        })
+    }
+
+    fn take(
+        &mut self,
+        path: &Path,
+        text: Option<&String>,
+        found: Result<Vec<Arc<dyn Factory>>, LoadError>,
+        registry: &Registry,
+    ) {
         let file = name_of(path);
-        let source = SourceText::Text(text.clone().unwrap_or_default());
+        let source = SourceText::Text(text.cloned().unwrap_or_default());
         let known = self.files.entry(path.to_owned()).or_insert(Known { text: None, names: Vec::new() });
-        known.text = text;
-        let found = match self.python.file(path) {
+        known.text = text.cloned();
+        let found = match found {
             Ok(found) => found,
             Err(error) => {
                 let kept = if known.names.is_empty() { "" } else { "; the version before it stays" };

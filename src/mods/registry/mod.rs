@@ -4,6 +4,7 @@
 //! felt by runs that are going on: at the next event of theirs the call fails with the reason, and none follows.
 
 mod folder;
+pub mod handed;
 mod sourced;
 mod switch;
 mod upload;

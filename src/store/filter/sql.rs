@@ -4,10 +4,31 @@ use super::{Comparison, Condition, Count, Filter};
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
 
+/// Among which runs a filter looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum Reach {
+    /// Few: the words of each are looked at.
+    Newest,
+    /// All: the index of words is asked, since the words of a hundred thousand runs are a gigabyte.
+    All,
+}
+
 impl Filter {
+    /// Whether it looks for words, whose index knows no order.
+    pub(in crate::store) fn has_words(&self) -> bool {
+        self.terms.iter().any(|term| !term.negated && term.condition.is_of_words())
+    }
+
     /// Appends ` and …` for every term.
-    pub(in crate::store) fn push(&self, query: &mut QueryBuilder<Postgres>) {
+    pub(in crate::store) fn push(&self, query: &mut QueryBuilder<Postgres>, reach: Reach) {
         for term in &self.terms {
+            if reach == Reach::All && !term.negated && term.condition.is_of_words() {
+                // `offset 0` keeps this from becoming a look at every run again.
+                query.push(" and run_id in (select run_id from runs where ");
+                term.condition.push(query);
+                query.push(" offset 0)");
+                continue;
+            }
             query.push(if term.negated { " and not coalesce(" } else { " and coalesce(" });
             term.condition.push(query);
             query.push(", false)");
@@ -16,10 +37,14 @@ impl Filter {
 }
 
 impl Condition {
+    fn is_of_words(&self) -> bool {
+        matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
+    }
+
     fn push(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
             // a word of punctuation alone has no place in an index of words
-            Self::Word(word) | Self::Phrase(word) if !word.contains(char::is_alphanumeric) => {
+            Self::Word(word) | Self::Phrase(word) if !self.is_of_words() => {
                 query
                     .push("position(")
                     .push_bind(clean(word).into_owned())

@@ -106,3 +106,40 @@ async fn a_form_holds_behind_a_thought_that_was_ended() {
     let content: Value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
     assert!(content["ok"].is_boolean(), "{answer}");
 }
+
+#[tokio::test]
+async fn a_thought_can_be_ended_from_outside() {
+    const CONTROL: &str = "/v1/chat/completions/control";
+    let server = server().await;
+    let end = |id: &str| json!({"id": id, "action": "reasoning_end"});
+    let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
+    let tokens = [token("<think>").await, token("</think>").await];
+    for (controlled, told) in [(true, "true"), (false, "reasoning_control")] {
+        // Long enough to be told something while it goes on.
+        let body = chat(json!({"mods": begun, "max_tokens": 400, "ignore_eos": true, "banned_tokens": tokens,
+                               "reasoning_control": controlled, "stream": true}));
+        let response = server.request(reqwest::Method::POST, CHAT).json(&body).send().await.unwrap();
+        let id = format!("chatcmpl-{}", response.headers()["x-thunder-run-id"].to_str().unwrap());
+        // It is thinking from its first token on; before that there is nothing to end.
+        let done = loop {
+            let done = server.answer(CONTROL, &end(&id)).await;
+            if done["message"] != "the answer is not thinking" {
+                break done;
+            }
+        };
+        assert!(done.to_string().contains(told), "{done}");
+        let text = response.text().await.unwrap();
+        assert_eq!(text.contains("\"content\":\""), controlled, "the answer begins where the thought ends");
+        let over = server.answer(CONTROL, &end(&id)).await;
+        assert_eq!((&over["success"], over["message"].is_string()), (&json!(false), true), "{over}");
+    }
+    for (body, name) in [
+        (json!({"action": "reasoning_end"}), "id"),
+        (json!({"id": "x", "action": "stop"}), "action"),
+        (json!({"id": "x"}), "action"),
+    ] {
+        let (status, refused) = server.post(CONTROL, &body).await;
+        assert!(status == 400 && refused["error"]["param"] == name, "{refused}");
+    }
+    assert_eq!(server.answer(CONTROL, &end("x")).await["success"], false);
+}

@@ -121,3 +121,22 @@ async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
     }
     assert!(ended && rows >= 15, "{rows} rows, ended: {ended}");
 }
+
+#[tokio::test]
+async fn a_row_that_cannot_be_coded_costs_neither_the_run_nor_the_others() {
+    let mut bench = bench_with(1, true, |options| {
+        options.attention_coder = |values, _, _, row_len| {
+            assert!(!row_len.is_multiple_of(2), "a coder that fails on {} values", values.len());
+            Some((Vec::new(), Vec::new()))
+        };
+    })
+    .await;
+    for _ in 0..2 {
+        // More rows than may wait to be coded.
+        let mut asked = request("The sky is", 150);
+        asked.attention = true;
+        let told = tokio::time::timeout(Duration::from_secs(120), bench.tell(asked)).await.unwrap();
+        assert_eq!(told.generated().len(), 150);
+        assert_eq!(told.items.iter().filter(|item| matches!(item, Item::Attention(_))).count(), 75);
+    }
+}

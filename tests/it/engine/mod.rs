@@ -5,6 +5,7 @@ mod attention;
 mod constraints;
 mod mods;
 mod runs;
+mod unread;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

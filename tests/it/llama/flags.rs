@@ -1,7 +1,7 @@
 //! A command line and an environment written for llama-server.
 
-use super::super::harness::{Server, folder, thunder};
-use serde_json::json;
+use super::super::harness::{Server, folder, server, thunder};
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn defaults_of_requests_come_from_flags() {
@@ -70,7 +70,16 @@ fn wrong_flags_are_refused_with_what_would_be_right() {
         (&["--chat-template", "llama3"], "--chat-template-file"),
         (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),
         (&["--parameter", "xtc"], "behind a name"),
-        (&["--no-cont-batching"], "unexpected argument"),
+        (&["-hf", "someone/model"], "-hf is a flag of llama-server that is not taken here; nothing is downloaded"),
+        (&["--ssl-key-file", "x"], "put a proxy"),
+        (&["--mmproj", "x"], "only texts are taken"),
+        (&["--override-kv", "a=b"], "KEY=TYPE:VALUE"),
+        (&["--rope-scale", "0"], "above 0"),
+        (&["--rope-scale", "2", "--rope-freq-scale", "0.5"], "cannot be used with"),
+        (&["--cpu-mask", "xyz"], "hexadecimal"),
+        (&["--poll", "101"], "0..=100"),
+        (&["-l", "5"], "15043+1"),
+        (&["--log-file", "/nowhere/log"], "--log-file"),
     ] {
         let said = refused(arguments, &[]);
         assert!(said.contains(expected), "{arguments:?}: {said}");
@@ -85,4 +94,95 @@ fn their_variables_are_read_and_ours_go_first() {
     assert!(said.contains("got 0"), "{said}");
     let said = refused(&[], &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")]);
     assert!(said.contains("/nowhere.gguf"), "{said}");
+}
+
+/// The most probable answer to a prompt of some length.
+async fn greedy(server: &Server) -> Value {
+    let prompt = "the old fox and the young owl went to the river ".repeat(4);
+    let body = json!({"prompt": prompt, "n_predict": 24, "temperature": 0, "ignore_eos": true, "cache_prompt": false});
+    server.answer("/completion", &body).await["content"].clone()
+}
+
+#[tokio::test]
+async fn what_changes_nothing_is_told_in_the_log_and_answers_stay() {
+    let flags = [
+        "--poll",
+        "0",
+        "--prio",
+        "0",
+        "--cpu-mask",
+        "1",
+        "--cpu-strict",
+        "1",
+        "--no-repack",
+        "--check-tensors",
+        "--no-kv-offload",
+        "-lm",
+        "none",
+        "--draft-max",
+        "8",
+        "--reuse-port",
+        "--no-cont-batching",
+        "-l",
+        "7+0",
+        "--embd-normalize",
+        "-1",
+        "--embedding",
+        "--tags",
+        "small,random",
+    ];
+    let tuned = Server::start(&flags);
+    tuned.wait_ready().await;
+    assert_eq!(greedy(&tuned).await, greedy(server().await).await);
+    let log = tuned.log();
+    for note in [
+        "--draft-max has no effect: there is no speculative decoding",
+        "--reuse-port has no effect",
+        "--no-cont-batching has no effect",
+    ] {
+        assert_eq!(log.matches(note).count(), 1, "{log}");
+    }
+    let models = tuned.get("/v1/models").await.1;
+    assert_eq!(models["data"][0]["tags"], json!(["small", "random"]));
+    let vector = tuned.answer("/v1/embeddings", &json!({"input": "owl"})).await["data"][0]["embedding"].clone();
+    let length: f64 = vector.as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
+    assert!((length - 1.0).abs() > 0.01, "it was not normalized: {length}");
+}
+
+#[tokio::test]
+async fn positions_and_the_file_can_be_overridden() {
+    let usual = greedy(server().await).await;
+    for flags in [&["--rope-freq-base", "100"][..], &["--rope-scaling", "linear", "--rope-scale", "8"]] {
+        let scaled = Server::start(flags);
+        scaled.wait_ready().await;
+        assert_ne!(greedy(&scaled).await, usual, "{flags:?}");
+    }
+    let before = server().await.get("/v1/models").await.1["data"][0]["meta"]["n_ctx_train"].clone();
+    let overridden =
+        Server::start(&["--override-kv", "qwen2.context_length=int:77,llama.context_length=int:77,general.name=str:x"]);
+    overridden.wait_ready().await;
+    let meta = overridden.get("/v1/models").await.1["data"][0]["meta"].clone();
+    assert_eq!(meta["n_ctx_train"], 77, "{before}: {meta}");
+    let state = server().await.answer("/slots/0?action=save-state", &json!({})).await;
+    let (status, refused) = overridden.post("/slots/0?action=restore-state", &json!({"state": state["state"]})).await;
+    assert_eq!(status, 400, "a state of other numbers is none of this model's: {refused}");
+}
+
+#[tokio::test]
+async fn a_log_may_go_to_a_file_and_unread_variables_are_told() {
+    let folder = folder();
+    let log = folder.join("thunder.log");
+    let mut command = thunder();
+    command.args(["serve", "--model", "/nowhere.gguf", "--log-file"]).arg(&log).arg("--data-dir").arg(&folder);
+    command.envs([("LLAMA_ARG_SPEC_TYPE", "draft"), ("LLAMA_ARG_NEW", "1"), ("LLAMA_ARG_NO_KV_OFFLOAD", "1")]);
+    assert!(!command.output().unwrap().status.success());
+    let log = std::fs::read_to_string(log).unwrap();
+    for note in [
+        "LLAMA_ARG_SPEC_TYPE has no effect: there is no speculative",
+        "LLAMA_ARG_NEW has no effect: Thunder knows no",
+        "LLAMA_ARG_KV_OFFLOAD=0 says the same",
+    ] {
+        assert!(log.contains(note), "{log}");
+    }
+    assert!(!log.contains('\x1b'), "a file has no colours: {log}");
 }

@@ -46,16 +46,12 @@ async fn a_gap_is_filled_between_two_texts() {
     let body = json!({"input_prefix": before, "input_suffix": behind, "prompt": "    p", "n_predict": 4,
                       "temperature": 0, "ignore_eos": true});
     let answer = server.answer("/infill", &body).await;
-    let parts = [
-        vec![json!(PREFIX)],
-        tokens(&server, before).await,
-        vec![json!(SUFFIX)],
-        tokens(&server, behind).await,
-        vec![json!(MIDDLE)],
-    ]
-    .concat();
-    let mut prompt = parts.clone();
-    prompt.extend(tokens(&server, "    p").await);
+    let (prefix, line) = (tokens(&server, before).await, tokens(&server, "    p").await);
+    let suffix = [vec![json!(SUFFIX)], tokens(&server, behind).await].concat();
+    let around =
+        |prefix: &[Vec<Value>]| [vec![json!(PREFIX)], prefix.concat(), suffix.clone(), vec![json!(MIDDLE)]].concat();
+    let prompt = around(&[prefix.clone(), line]);
+    let parts = around(&[prefix]);
     let plain = json!({"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": true});
     assert_eq!(answer["content"], server.answer("/completion", &plain).await["content"]);
     assert_eq!(answer["tokens_evaluated"], prompt.len());
@@ -83,6 +79,21 @@ async fn a_gap_is_filled_between_two_texts() {
         assert_eq!(status, 400, "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains(name), "{answer}");
     }
+}
+
+#[tokio::test]
+async fn a_suffix_may_stand_first() {
+    let server =
+        Server::start(&["--model", filling_model().to_str().unwrap(), "-c", "512", "-np", "1", "--spm-infill"]);
+    server.wait_ready().await;
+    let body = json!({"input_prefix": "def main():", "input_suffix": "main()", "prompt": "p", "n_predict": 4, "temperature": 0});
+    let answer = server.answer("/infill", &body).await;
+    let (before, line, behind) =
+        (tokens(&server, "def main():").await, tokens(&server, "p").await, tokens(&server, "main()").await);
+    let prompt = [vec![json!(SUFFIX)], behind, vec![json!(PREFIX)], before, line, vec![json!(MIDDLE)]].concat();
+    let plain = json!({"prompt": prompt, "n_predict": 4, "temperature": 0});
+    assert_eq!(answer["content"], server.answer("/completion", &plain).await["content"]);
+    assert_eq!(answer["tokens_evaluated"], prompt.len());
 }
 
 #[tokio::test]

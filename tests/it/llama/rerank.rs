@@ -72,6 +72,12 @@ async fn as_many_as_asked_for_with_their_texts() {
 }
 
 #[tokio::test]
+async fn an_empty_document_has_a_score() {
+    let answer = encoders().await.answer(ROUTE, &body(&json!({"documents": ["", "a river"]}))).await;
+    assert_eq!(answer["results"].as_array().unwrap().len(), 2, "{answer}");
+}
+
+#[tokio::test]
 async fn wrong_bodies_name_the_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 8] = [

@@ -66,3 +66,18 @@ async fn a_template_is_applied_and_counted_without_a_run() {
         );
     }
 }
+
+#[tokio::test]
+async fn vllms_words_for_the_tokenizer_are_understood() {
+    let server = server().await;
+    let (_, info) = server.get("/tokenizer_info").await;
+    assert!(info["chat_template"].as_str().unwrap().contains("im_start"), "{info}");
+    assert!(info["eos_token"].is_string() && info["model_max_length"].as_u64().unwrap() > 0, "{info}");
+    let plain = server.answer("/tokenize", &json!({"content": "the old fox"})).await["tokens"].clone();
+    let told = server.answer("/tokenize", &json!({"prompt": "the old fox", "add_special_tokens": false})).await;
+    assert_eq!((&told["tokens"], &told["count"]), (&plain, &json!(plain.as_array().unwrap().len())));
+    assert_eq!(server.answer("/tokenize", &json!({"prompt": ""})).await["count"], 0);
+    assert_eq!(server.answer("/detokenize", &json!({"tokens": plain})).await["prompt"], "the old fox");
+    let (status, refused) = server.post("/tokenize", &json!({"prompt": 5})).await;
+    assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("prompt"), "{refused}");
+}

@@ -34,6 +34,23 @@ async fn an_unknown_mod_is_an_error_that_lists_the_known() {
 }
 
 #[tokio::test]
+async fn what_would_be_ignored_or_go_on_for_ever_is_refused() {
+    let server = server().await;
+    for (mods, message) in [
+        (
+            json!([{"name": "force-prefix", "conf": {"text": "a"}}]),
+            "unknown field 'conf' of a mod; known fields: name, config",
+        ),
+        (json!(vec!["log-top"; 65]), "a run can have 64 mods, the request names 65"),
+        (json!([{"config": {}}]), "mods must be a list of names or of "),
+    ] {
+        let (status, answer) = server.post(CHAT, &chat(json!({"mods": mods}))).await;
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(message), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_mod_can_refuse_a_run() {
     let server = server().await;
     for stream in [false, true] {

@@ -181,6 +181,22 @@ async fn a_model_that_loads_is_waited_for_with_a_status() {
 }
 
 #[tokio::test]
+async fn a_long_prompt_is_read_with_a_status() {
+    let mut client = Client::connect(harness::server().await).await;
+    let mut config = short();
+    config["prompt"] = "the old fox and the young owl ".repeat(200).into();
+    let messages = client.run(&config).await;
+    let told: Vec<u64> = messages
+        .iter()
+        .filter(|message| message["operation"] == "prompt_processing")
+        .map(|status| status["progress"].as_u64().unwrap())
+        .collect();
+    assert!(!told.is_empty() && told.is_sorted() && told.iter().all(|&percent| percent < 100), "{messages:?}");
+    let at = |kind: &str| messages.iter().position(|message| message["type"] == kind).unwrap();
+    assert!(at("init") < at("status") && at("status") < at("token"), "{messages:?}");
+}
+
+#[tokio::test]
 async fn another_model_is_loaded_on_the_way_or_said_to_be_broken() {
     let models = harness::folder();
     std::fs::copy(harness::model(), models.join("other.gguf")).unwrap();

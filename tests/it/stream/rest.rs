@@ -33,7 +33,7 @@ async fn the_example_of_the_contract_is_answered() {
     let sum = usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap();
     assert_eq!(usage["total_tokens"], sum);
     let run = server().await.finished(answer["id"].as_str().unwrap()).await;
-    assert_eq!(run["run"]["surface"], "websocket");
+    assert_eq!(run["run"]["surface"], "generate");
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Chat completions: a conversation is answered, with thoughts and tool calls told from text.
 
+mod control;
 mod shape;
 mod stream;
 
@@ -19,7 +20,11 @@ use utoipa_axum::routes;
 /// The routes, with `/v1` and without.
 pub(super) fn router() -> OpenApiRouter<App> {
     use axum::routing::post;
-    OpenApiRouter::new().routes(routes!(completions)).route("/chat/completions", post(completions))
+    OpenApiRouter::new()
+        .routes(routes!(completions))
+        .route("/chat/completions", post(completions))
+        .routes(routes!(control::control))
+        .route("/chat/completions/control", post(control::control))
 }
 
 /// Answers a conversation, as OpenAI's route of that name does; with `"stream": true` token by token.

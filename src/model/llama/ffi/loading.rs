@@ -3,6 +3,7 @@
 //! llama-cpp-2 cannot pass `tensor_split`, and drops the reason of a failed load into the log only.
 
 use super::devices::handles;
+use crate::model::llama::Value;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
@@ -33,6 +34,14 @@ pub struct Loading {
     pub mmap: bool,
     /// Keep the weights from being swapped out.
     pub mlock: bool,
+    /// Look for invalid numbers in the weights.
+    pub check_tensors: bool,
+    /// Leave weights as the file has them.
+    pub no_repack: bool,
+    /// Let the processor's own layouts be used where GPUs would want plain memory.
+    pub no_host: bool,
+    /// Something else than what the file says, by key.
+    pub overrides: Vec<(String, Value)>,
     /// Read everything but the weights.
     pub no_alloc: bool,
 }
@@ -72,12 +81,55 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
         params.no_alloc = true;
         params.load_mode = sys::LLAMA_LOAD_MODE_NONE;
     }
+    params.check_tensors = loading.check_tensors;
+    params.use_extra_bufts = !loading.no_repack;
+    params.no_host = loading.no_host;
+    // llama.cpp reads up to one without a key.
+    let overrides: Vec<_> = loading.overrides.iter().map(Some).chain([None]).map(raw_override).collect();
+    if !loading.overrides.is_empty() {
+        params.kv_overrides = overrides.as_ptr();
+    }
     params.progress_callback = Some(on_progress::<F>);
     params.progress_callback_user_data = (&raw mut progress).cast();
     // SAFETY: the path is zero-terminated, and everything that `params` points to outlives the call.
     let model = with_error_lines(|| NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }))?;
     // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted above, and owns it from now on.
     Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) })
+}
+
+fn raw_override(said: Option<&(String, Value)>) -> sys::llama_model_kv_override {
+    // SAFETY: the structure is numbers and texts, for all of which zero is a value.
+    let mut raw: sys::llama_model_kv_override = unsafe { std::mem::zeroed() };
+    let Some((key, value)) = said else { return raw };
+    write_text(&mut raw.key, key);
+    match value {
+        Value::Int(number) => {
+            raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_INT;
+            raw.__bindgen_anon_1.val_i64 = *number;
+        }
+        Value::Float(number) => {
+            raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_FLOAT;
+            raw.__bindgen_anon_1.val_f64 = *number;
+        }
+        Value::Bool(yes) => {
+            raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_BOOL;
+            raw.__bindgen_anon_1.val_bool = *yes;
+        }
+        Value::Text(text) => {
+            raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_STR;
+            let mut bytes = [0; 128];
+            write_text(&mut bytes, text);
+            raw.__bindgen_anon_1.val_str = bytes;
+        }
+    }
+    raw
+}
+
+/// Writes what fits before the zero at the end.
+fn write_text(to: &mut [c_char; 128], text: &str) {
+    for (to, &byte) in to[..127].iter_mut().zip(text.as_bytes()) {
+        *to = byte as c_char;
+    }
 }
 
 /// What llama.cpp made, or the error lines that it wrote instead.

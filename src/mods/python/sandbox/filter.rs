@@ -34,7 +34,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
     // The socket to the server.
-    libc::SYS_sendto,
     libc::SYS_recvfrom,
     libc::SYS_shutdown,
     libc::SYS_getsockname,
@@ -149,6 +148,15 @@ const FCNTLS: &[i32] =
 /// Options of `prctl`: names of threads and of memory.
 const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
+/// Flags of `clone` that make namespaces.
+const NAMESPACES: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u64;
+
 /// Restricts this thread, and what it becomes, for good.
 ///
 /// # Errors
@@ -178,11 +186,16 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     let words = |values: &[i32]| values.iter().map(|&value| u64::from(value.cast_unsigned())).collect::<Vec<u64>>();
     rules.insert(libc::SYS_fcntl, one_of(1, &SeccompCmpArgLen::Dword, &words(FCNTLS))?);
     rules.insert(libc::SYS_prctl, one_of(0, &SeccompCmpArgLen::Dword, &words(PRCTLS))?);
-    // Limits can be read: there is no new one.
-    rules.insert(libc::SYS_prlimit64, one_of(2, &SeccompCmpArgLen::Qword, &[0])?);
-    // A thread, not a process.
+    // To the other end and nowhere else: a datagram could be addressed to any socket that has a name.
+    rules.insert(libc::SYS_sendto, one_of(4, &SeccompCmpArgLen::Qword, &[0])?);
+    // Its own limits can be read: there is no new one.
+    let [is_own, is_read] = [(0, SeccompCmpArgLen::Dword), (2, SeccompCmpArgLen::Qword)]
+        .map(|(argument, length)| SeccompCondition::new(argument, length, SeccompCmpOp::Eq, 0));
+    rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![is_own?, is_read?])?]);
+    // A thread, not a process, and in no namespace of its own.
     let thread = libc::CLONE_THREAD as u64;
-    let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(thread), thread)?;
+    let looked_at = SeccompCmpOp::MaskedEq(thread | NAMESPACES);
+    let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, looked_at, thread)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![is_thread])?]);
     Ok(rules)
 }

@@ -1,7 +1,8 @@
 //! The life of workers: which runs they serve, how they end, and what becomes of the calls then.
 
-use super::{lines, load, logits, no_exception, raised, sampled, scene, with_call_limit};
+use super::{HEADER, lines, load, logits, no_exception, raised, sampled, scene, with_call_limit};
 use crate::mods::builtin::testing::Scene;
+use crate::mods::python::PythonMods;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -73,6 +74,39 @@ def later(event, actions):
     no_exception(&sampled(&mut scene, b'a'));
     std::thread::sleep(Duration::from_millis(500));
     no_exception(&scene.add(65));
+}
+
+#[test]
+fn a_worker_that_stops_itself_is_ended_and_the_run_told() {
+    let stopped = if cfg!(target_os = "linux") { ": a signal has stopped the worker" } else { "" };
+    let source = "
+import signal, threading
+def halt(): os.kill(os.getpid(), signal.SIGSTOP)
+@mod
+def halts(event, actions):
+    if isinstance(event, Sampled): halt()
+    if isinstance(event, ForwardPass): threading.Timer(0.1, halt).start()
+";
+    let factory = with_call_limit(source, Duration::from_millis(700));
+    let mut scene = scene(&factory);
+    let reply = sampled(&mut scene, b'a');
+    let (message, traceback) = raised(&reply);
+    assert_eq!(message, format!("deadline of 700 ms exceeded{stopped}"));
+    assert!(traceback.contains("in halt"), "{traceback}");
+    no_exception(&scene.add(65));
+    no_exception(&scene.forward(&logits()));
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(raised(&scene.add(65)).0, format!("deadline of 700 ms exceeded{stopped}"), "between two calls");
+    no_exception(&scene.add(65));
+
+    let mut mods = PythonMods::default();
+    mods.limits.import = Duration::from_secs(2);
+    let began = Instant::now();
+    let source = format!("{HEADER}{}", source.replace("@mod", "halt()\n@mod"));
+    let error = mods.source("halts", &source, None).err().unwrap();
+    assert!(error.to_string().ends_with(&format!("deadline of 2000 ms exceeded{stopped}")), "{error}");
+    assert!(error.traceback().is_some_and(|traceback| traceback.contains("halts.py")), "{:?}", error.traceback());
+    assert!(began.elapsed() < Duration::from_secs(20));
 }
 
 #[test]

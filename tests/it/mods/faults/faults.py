@@ -1,9 +1,12 @@
 """Mods that do what no mod should, each at its second token; what they were able to do, they print."""
 
 import ctypes
+import gc
 import os
 import resource
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -91,6 +94,79 @@ def lift():
     return "lifted"
 
 
+def system(number, *arguments):
+    """A system call by its number, which is x86-64's."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(number, *(ctypes.c_long(argument) for argument in arguments)) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return "called"
+
+
+def threads():
+    """A thread after the other, as small as they can be."""
+    threading.stack_size(32768)
+    over = threading.Event()
+    while True:
+        threading.Thread(target=over.wait, daemon=True).start()
+
+
+def datagram(name):
+    """What is sent to any socket with a name, by one that is connected to nobody."""
+    ours, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.sendto(b"x", name)
+    return "sent"
+
+
+def forge(*frames):
+    """Says to the server what only the SDK says, and then nothing for a while."""
+
+    def said():
+        channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
+        for header, body in frames:
+            channel.send_encoded(header, body)
+        time.sleep(0.3)
+
+    return said
+
+
+def announce(*lengths):
+    """The beginning of a frame of these lengths."""
+
+    def said():
+        channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
+        channel._socket.sendall(struct.pack("<II", *lengths))
+        time.sleep(0.3)
+
+    return said
+
+
+REPLY = b'{"kind":"reply","action":%s,"exception":null,"elapsed_ns":1}'
+FORCE = REPLY % b'{"type":"ForceTokens","tokens":[65]}'
+PTRACE_ATTACH, NEW_USER, NEW_NET, THREAD = 16, 0x10000000, 0x40000000, 0x10000 | 0x800 | 0x100
+
+stops = at_second_token("stops", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+many_threads = at_second_token("many_threads", threads)
+huge_frame = at_second_token("huge_frame", announce(0xFFFFFFFF, 0xFFFFFFFF))
+half_a_frame = at_second_token("half_a_frame", lambda: (announce(100, 100)(), os._exit(4)))
+unknown_frame = at_second_token("unknown_frame", forge((b'{"kind":"loaded","handlers":[]}', b"")))
+no_json = at_second_token("no_json", forge((b"[" * 100000, b"")))
+odd_body = at_second_token("odd_body", forge((REPLY % b'{"type":"AdjustedLogits","edit":"set","temperature":null}', b"123")))
+wrong_ids = at_second_token("wrong_ids", forge((REPLY % b'{"type":"ForceTokens","tokens":[-1,2147483647]}', b"")))
+unasked = at_second_token("unasked", forge(*[(FORCE, b"")] * 5))
+
+own_memory = at_second_token("own_memory", attempt(lambda: open("/proc/self/mem", "rb").read(0)))
+parents_memory = at_second_token("parents_memory", attempt(lambda: open("/proc/%d/mem" % os.getppid(), "rb").read(0)))
+parents_folder = at_second_token("parents_folder", attempt(lambda: len(os.listdir("/proc/%d" % os.getppid()))))
+parents_limits = at_second_token("parents_limits", attempt(lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)))
+traces = at_second_token("traces", attempt(lambda: system(101, PTRACE_ATTACH, os.getppid(), 0, 0)))
+reads_processes = at_second_token("reads_processes", attempt(lambda: system(310, os.getppid(), 0, 0, 0, 0, 0)))
+io_ring = at_second_token("io_ring", attempt(lambda: system(425, 8, 0)))
+makes_memory = at_second_token("makes_memory", attempt(lambda: os.memfd_create("x")))
+new_user = at_second_token("new_user", attempt(lambda: system(272, NEW_USER)))
+threads_net = at_second_token("threads_net", attempt(lambda: system(56, THREAD | NEW_NET, 0, 0, 0, 0)))
+abstract_socket = at_second_token("abstract_socket", attempt(lambda: datagram("\0thunder-nobody")))
+named_socket = at_second_token("named_socket", attempt(lambda: datagram("/nowhere/socket")))
 endless = at_second_token("endless", spin)
 bomb = at_second_token("bomb", eat)
 segfault = at_second_token("segfault", lambda: ctypes.string_at(0))

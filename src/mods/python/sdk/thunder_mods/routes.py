@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Callable, Dict, Generic, List, Optional, Protocol, TypeVar, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, List, Optional, Protocol, Union, runtime_checkable
+
+if TYPE_CHECKING:
+    # Type checkers bring it along; it knows defaults, so that a flow whose state nobody names has the usual one.
+    from typing_extensions import TypeVar
+else:
+    from typing import TypeVar
 
 from .asking import EraseMode
 
@@ -52,7 +58,10 @@ class RequestState:
     data: Dict[str, Any] = field(default_factory=dict)
 
 
-TState = TypeVar("TState", bound=FlowState)
+if TYPE_CHECKING:
+    TState = TypeVar("TState", bound=FlowState, default="RequestState")
+else:
+    TState = TypeVar("TState", bound=FlowState)
 
 #: A FlowRoute, a FlowQuestion, a FlowDefinition, a text (a message), a function (a tool), or None.
 RouteTarget = Any

@@ -6,6 +6,7 @@ from array import array
 from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 from weakref import WeakKeyDictionary
 
+from .base import require_token_ids
 from .language import Config, Language
 
 _DEAD = -1
@@ -19,7 +20,8 @@ class Pieces:
     """The bytes of a vocabulary's tokens. Control tokens and those that end a generation write nothing."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.size = len(tokenizer)
+        # Tests of mods bring tokenizers along that have no length.
+        self.size = 1 + max(require_token_ids(tokenizer), default=-1)
         self.ends: FrozenSet[int] = frozenset(end_tokens(tokenizer))
         silent = self.ends.union(int(token) for token in getattr(tokenizer, "all_special_ids", None) or ())
         if hasattr(tokenizer, "pieces"):

@@ -162,7 +162,7 @@ class ListStrategy(LanguageStrategy):
         given: Tuple[Any, ...] = tuple(elements) if isinstance(elements, (list, tuple)) else (elements,)
         for element in given:
             if not isinstance(element, LanguageStrategy):
-                raise TypeError("a list takes the strategies of this package as elements, not %r" % (element,))
+                raise TypeError("this list takes strategies of the package as elements, and ListStrat any; not %r" % (element,))
         if each:
             min_elements = max_elements = len(given)
         if max_elements is not None and max_elements < max(1, min_elements):

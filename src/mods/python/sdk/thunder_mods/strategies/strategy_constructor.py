@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional, Sequence, Union
 
 from .base import Strategy, StrategyConstructor
 from .primitives import (
     CharsMode,
     CharsStrategy,
     ChoicesStrategy,
+    LanguageStrategy,
     ListStrategy,
     UntilEndType,
     UntilStrategy,
 )
+from .sequence import SequenceStrategy
 
 __all__ = ["CharsMode", "CharsStrat", "ChoicesStrat", "ListStrat", "StrategyConstructor", "UntilEndType", "UntilStrat"]
 
@@ -80,7 +82,8 @@ class CharsStrat(_Described, StrategyConstructor):
 class ListStrat(_Described, StrategyConstructor):
     """A list of answers, e.g. `["a", "b"]` with open="[", close="]", wrap='"'.
 
-    elements: the form of every element; or a list with one form for each, which then also says how many there are.
+    elements: the form of every element; or a list with one form for each, which then also says how many there are. A form is
+    one of these constructors, or a strategy of your own.
     open, close: stand before and after the list. wrap: stands before and after each element. sep: stands between.
     min, max: how many elements, 0 and any by default. end_with: stands after `close`.
 
@@ -90,7 +93,7 @@ class ListStrat(_Described, StrategyConstructor):
 
     def __init__(
         self,
-        elements: Union[List[StrategyConstructor], StrategyConstructor],
+        elements: Union[Sequence[Union[StrategyConstructor, Strategy]], StrategyConstructor, Strategy],
         open: Optional[str] = None,
         close: Optional[str] = None,
         wrap: Optional[str] = None,
@@ -104,20 +107,19 @@ class ListStrat(_Described, StrategyConstructor):
         self.close = close
         self.wrap = wrap
         self.sep = ", " if sep is None else sep
-        self.min = len(elements) if isinstance(elements, list) else min
-        self.max = len(elements) if isinstance(elements, list) else max
+        self.min = len(elements) if isinstance(elements, (list, tuple)) else min
+        self.max = len(elements) if isinstance(elements, (list, tuple)) else max
         self.end_with = end_with
 
-    def into_strategy(self, tokenizer: Any = None) -> ListStrategy:
+    def into_strategy(self, tokenizer: Any = None) -> Union[ListStrategy, SequenceStrategy]:
         """The strategy."""
         elements: Any = self.elements
-        made: Any
-        if isinstance(elements, list):
-            made = [element.into_strategy(tokenizer) for element in elements]
-        else:
-            made = elements.into_strategy(tokenizer)
-        return ListStrategy(
-            made,
+        each = isinstance(elements, (list, tuple))
+        made = [into_strategy(element, tokenizer) for element in (elements if each else [elements])]
+        # What strategies of this package allow is known as a whole; what others do, token by token.
+        kind: Any = ListStrategy if all(isinstance(element, LanguageStrategy) for element in made) else SequenceStrategy
+        built: Union[ListStrategy, SequenceStrategy] = kind(
+            made if each else made[0],
             open=self.open or "",
             close=self.close or "",
             wrap=self.wrap or "",
@@ -126,6 +128,7 @@ class ListStrat(_Described, StrategyConstructor):
             min_elements=self.min or 0,
             max_elements=self.max,
         )
+        return built
 
 
 def into_strategy(spec: Any, tokenizer: Any) -> Strategy:

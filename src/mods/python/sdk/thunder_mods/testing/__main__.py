@@ -54,7 +54,7 @@ def main(arguments: List[str]) -> int:
         return 2
     file = Path(names[0]).resolve()
     beside = file.with_name("test_" + file.name)
-    sys.path.insert(0, str(file.parent))
+    sys.path.append(str(file.parent))  # at the end: a json.py beside it is not Python's own
     results: List[Dict[str, Any]] = []
     for path in [file] + ([beside] if beside.is_file() else []):
         try:

@@ -1,0 +1,394 @@
+//! A command line and an environment written for llama-server, as clap reads them.
+
+mod foreign;
+
+use clap::Command;
+use foreign::{FOREIGN, Foreign, Values, Verdict};
+use std::ffi::OsString;
+
+/// Flags of one dash and several letters, which clap would read as several flags, and flags that switch something off.
+const SPELLINGS: &[(&str, &str)] = &[
+    ("-np", "--parallel"),
+    ("-ub", "--ubatch-size"),
+    ("-ngl", "--gpu-layers"),
+    ("-dev", "--device"),
+    ("-sm", "--split-mode"),
+    ("-ts", "--tensor-split"),
+    ("-mg", "--main-gpu"),
+    ("-tb", "--threads-batch"),
+    ("-fa", "--flash-attn"),
+    ("-jf", "--json-schema-file"),
+    ("-lv", "--verbosity"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-sps", "--slot-prompt-similarity"),
+    ("-cram", "--cache-ram"),
+    ("-dt", "--defrag-thold"),
+    ("-kvu", "--kv-unified"),
+    ("--no-kv-unified", "--kv-unified=off"),
+    ("-no-kvu", "--kv-unified=off"),
+    ("--no-context-shift", "--context-shift=off"),
+    ("--no-cache-prompt", "--cache-prompt=off"),
+    ("--no-slots", "--slots=off"),
+    ("--no-models-autoload", "--models-autoload=off"),
+    ("--no-prefill-assistant", "--prefill-assistant=off"),
+    ("-rea", "--reasoning"),
+    ("-C", "--cpu-mask"),
+    ("-Cr", "--cpu-range"),
+    ("-lm", "--load-mode"),
+    ("-kvo", "--kv-offload"),
+    ("-nkvo", "--kv-offload=off"),
+    ("--no-kv-offload", "--kv-offload=off"),
+    ("--no-op-offload", "--op-offload=off"),
+    ("--no-repack", "--repack=off"),
+    ("-nr", "--repack=off"),
+    ("--no-webui", "--no-ui"),
+    ("--mmap", "--load-mode=mmap"),
+];
+
+/// Our flags, and llama-server's variables for them.
+const VARIABLES: &[(&str, &str)] = &[
+    ("model", "LLAMA_ARG_MODEL"),
+    ("alias", "LLAMA_ARG_ALIAS"),
+    ("ctx_size", "LLAMA_ARG_CTX_SIZE"),
+    ("parallel", "LLAMA_ARG_N_PARALLEL"),
+    ("threads", "LLAMA_ARG_THREADS"),
+    ("threads_batch", "LLAMA_ARG_THREADS_BATCH"),
+    ("batch_size", "LLAMA_ARG_BATCH"),
+    ("ubatch_size", "LLAMA_ARG_UBATCH"),
+    ("flash_attn", "LLAMA_ARG_FLASH_ATTN"),
+    ("gpu_layers", "LLAMA_ARG_N_GPU_LAYERS"),
+    ("device", "LLAMA_ARG_DEVICE"),
+    ("split_mode", "LLAMA_ARG_SPLIT_MODE"),
+    ("tensor_split", "LLAMA_ARG_TENSOR_SPLIT"),
+    ("main_gpu", "LLAMA_ARG_MAIN_GPU"),
+    ("cache_type_k", "LLAMA_ARG_CACHE_TYPE_K"),
+    ("cache_type_v", "LLAMA_ARG_CACHE_TYPE_V"),
+    ("cache_ram", "LLAMA_ARG_CACHE_RAM"),
+    ("kv_unified", "LLAMA_ARG_KV_UNIFIED"),
+    ("context_shift", "LLAMA_ARG_CONTEXT_SHIFT"),
+    ("mlock", "LLAMA_ARG_MLOCK"),
+    ("chat_template", "LLAMA_ARG_CHAT_TEMPLATE"),
+    ("chat_template_file", "LLAMA_ARG_CHAT_TEMPLATE_FILE"),
+    ("chat_template_kwargs", "LLAMA_ARG_CHAT_TEMPLATE_KWARGS"),
+    ("embedding", "LLAMA_ARG_EMBEDDINGS"),
+    ("reranking", "LLAMA_ARG_RERANKING"),
+    ("pooling", "LLAMA_ARG_POOLING"),
+    ("no_mmap", "LLAMA_ARG_NO_MMAP"),
+    ("models_dir", "LLAMA_ARG_MODELS_DIR"),
+    ("models_max", "LLAMA_ARG_MODELS_MAX"),
+    ("models_autoload", "LLAMA_ARG_MODELS_AUTOLOAD"),
+    ("host", "LLAMA_ARG_HOST"),
+    ("port", "LLAMA_ARG_PORT"),
+    ("api_keys", "LLAMA_API_KEY"),
+    ("api_key_file", "LLAMA_ARG_API_KEY_FILE"),
+    ("cors_origins", "LLAMA_ARG_CORS_ORIGINS"),
+    ("slots", "LLAMA_ARG_ENDPOINT_SLOTS"),
+    ("metrics", "LLAMA_ARG_ENDPOINT_METRICS"),
+    ("props", "LLAMA_ARG_ENDPOINT_PROPS"),
+    ("sse_ping_interval", "LLAMA_ARG_SSE_PING_INTERVAL"),
+    ("predict", "LLAMA_ARG_N_PREDICT"),
+    ("reasoning", "LLAMA_ARG_REASONING"),
+    ("reasoning_effort", "LLAMA_ARG_REASONING_EFFORT"),
+    ("reasoning_format", "LLAMA_ARG_THINK"),
+    ("prefill_assistant", "LLAMA_ARG_PREFILL_ASSISTANT"),
+    ("reasoning_budget", "LLAMA_ARG_THINK_BUDGET"),
+    ("reasoning_budget_message", "LLAMA_ARG_THINK_BUDGET_MESSAGE"),
+    ("temperature", "LLAMA_ARG_TEMPERATURE"),
+    ("top_k", "LLAMA_ARG_TOP_K"),
+    ("top_p", "LLAMA_ARG_TOP_P"),
+    ("min_p", "LLAMA_ARG_MIN_P"),
+    ("repeat_penalty", "LLAMA_ARG_REPEAT_PENALTY"),
+    ("presence_penalty", "LLAMA_ARG_PRESENCE_PENALTY"),
+    ("frequency_penalty", "LLAMA_ARG_FREQUENCY_PENALTY"),
+    ("cache_prompt", "LLAMA_ARG_CACHE_PROMPT"),
+    ("cache_reuse", "LLAMA_ARG_CACHE_REUSE"),
+    ("defrag_thold", "LLAMA_ARG_DEFRAG_THOLD"),
+    ("verbosity", "LLAMA_ARG_LOG_VERBOSITY"),
+    ("log_file", "LLAMA_ARG_LOG_FILE"),
+    ("log_colors", "LLAMA_ARG_LOG_COLORS"),
+    ("tags", "LLAMA_ARG_TAGS"),
+    ("rope_scaling", "LLAMA_ARG_ROPE_SCALING_TYPE"),
+    ("rope_scale", "LLAMA_ARG_ROPE_SCALE"),
+    ("rope_freq_base", "LLAMA_ARG_ROPE_FREQ_BASE"),
+    ("rope_freq_scale", "LLAMA_ARG_ROPE_FREQ_SCALE"),
+    ("yarn_orig_ctx", "LLAMA_ARG_YARN_ORIG_CTX"),
+    ("yarn_ext_factor", "LLAMA_ARG_YARN_EXT_FACTOR"),
+    ("yarn_attn_factor", "LLAMA_ARG_YARN_ATTN_FACTOR"),
+    ("yarn_beta_slow", "LLAMA_ARG_YARN_BETA_SLOW"),
+    ("yarn_beta_fast", "LLAMA_ARG_YARN_BETA_FAST"),
+    ("kv_offload", "LLAMA_ARG_KV_OFFLOAD"),
+    ("repack", "LLAMA_ARG_REPACK"),
+    ("no_host", "LLAMA_ARG_NO_HOST"),
+    ("load_mode", "LLAMA_ARG_LOAD_MODE"),
+    ("numa", "LLAMA_ARG_NUMA"),
+];
+
+/// A command line as clap has to see it, and what is to be told of it.
+#[derive(Debug, Default)]
+pub(super) struct CommandLine {
+    /// The words.
+    pub words: Vec<OsString>,
+    /// What has no effect, a line each.
+    pub notes: Vec<String>,
+}
+
+/// A flag without which the server would not be what was asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag} is a flag of llama-server that is not taken here; {instead}")]
+pub(super) struct Refused {
+    flag: String,
+    instead: &'static str,
+}
+
+/// Reads a command line. Of `serve`, flags of llama-server that are not ours are taken out.
+pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<CommandLine, Refused> {
+    let words: Vec<OsString> = spelled_out(words).collect();
+    let Some(serve) = place_of_serve(&words) else { return Ok(CommandLine { words, notes: Vec::new() }) };
+    let mut read = CommandLine { words: words[..=serve].to_vec(), notes: Vec::new() };
+    let mut rest = words[serve + 1..].iter().peekable();
+    while let Some(word) = rest.next() {
+        if word == "--" {
+            read.words.push(word.clone());
+            read.words.extend(rest.by_ref().cloned());
+            break;
+        }
+        let text = word.to_string_lossy();
+        let (name, has_value) = match text.split_once('=') {
+            Some((name, _)) if name.starts_with("--") => (name, true),
+            _ => (&*text, false),
+        };
+        let Some(foreign) = FOREIGN.iter().find(|foreign| foreign.names.contains(&name)) else {
+            read.words.push(word.clone());
+            continue;
+        };
+        let values = match foreign.values {
+            _ if has_value => 0,
+            Values::None => 0,
+            Values::Perhaps => usize::from(rest.peek().is_some_and(|next| !next.to_string_lossy().starts_with('-'))),
+            Values::One => 1,
+            Values::Two => 2,
+        };
+        for _ in 0..values {
+            rest.next();
+        }
+        match foreign.verdict {
+            Verdict::Silent => {}
+            Verdict::NoEffect(why) => read.notes.push(format!("{name} has no effect: {why}")),
+            Verdict::Refused(instead) => return Err(Refused { flag: name.to_owned(), instead }),
+        }
+    }
+    Ok(read)
+}
+
+/// Which word is the command `serve`, if that is the command.
+fn place_of_serve(words: &[OsString]) -> Option<usize> {
+    let mut at = 1;
+    while words.get(at)?.to_string_lossy().starts_with("--") {
+        // The only flag before a command that takes a word.
+        at += if words[at] == "--log" { 2 } else { 1 };
+    }
+    (words.get(at)? == "serve").then_some(at)
+}
+
+/// What is to be told of llama-server's variables that are set but not read.
+pub(super) fn unread_variables(set: impl Iterator<Item = OsString>) -> Vec<String> {
+    let names = set.filter_map(|name| name.into_string().ok());
+    let mut notes: Vec<String> =
+        names.filter(|name| name.starts_with("LLAMA_ARG_")).filter_map(|name| note(&name)).collect();
+    notes.sort();
+    notes
+}
+
+fn note(name: &str) -> Option<String> {
+    if VARIABLES.iter().any(|(_, theirs)| *theirs == name) {
+        return None;
+    }
+    if let Some(Foreign { names, verdict, .. }) = FOREIGN.iter().find(|foreign| foreign.variables.contains(&name)) {
+        return match verdict {
+            Verdict::Silent => None,
+            Verdict::NoEffect(why) => Some(format!("{name} has no effect: {why}")),
+            Verdict::Refused(instead) => {
+                Some(format!("{name} has no effect, {} is not taken here; {instead}", names[0]))
+            }
+        };
+    }
+    let positive = name.replacen("LLAMA_ARG_NO_", "LLAMA_ARG_", 1);
+    if VARIABLES.iter().any(|(_, theirs)| *theirs == positive) {
+        return Some(format!("{name} has no effect; {positive}=0 says the same"));
+    }
+    Some(format!(
+        "{name} has no effect: Thunder knows no such variable; thunder serve --help lists those that it reads"
+    ))
+}
+
+/// The words as clap has to see them.
+fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut text_follows = false;
+    words.map(move |word| {
+        text_follows |= word == "--";
+        let spelling = SPELLINGS.iter().find(|(short, _)| !text_follows && word == *short);
+        spelling.map_or(word, |(_, long)| long.into())
+    })
+}
+
+/// The command, whose server reads llama-server's variables where ours are not set. `is_set` tells whether a variable is.
+pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) -> Command {
+    command.mut_subcommand("serve", |serve| {
+        // As there, the last of a repeated flag holds: scripts put their own behind those that they were given.
+        let serve = serve.args_override_self(true);
+        VARIABLES.iter().filter(|(_, theirs)| is_set(theirs)).fold(serve, |serve, &(id, theirs)| {
+            let ours = serve.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
+            match ours {
+                Some(ours) if !ours.and_then(|name| name.to_str()).is_some_and(&is_set) => {
+                    serve.mut_arg(id, |flag| flag.env(theirs))
+                }
+                _ => serve,
+            }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Cli;
+    use super::foreign::{FOREIGN, Values};
+    use super::{SPELLINGS, VARIABLES, command_line, unread_variables, with_environment};
+    use clap::{CommandFactory, Parser};
+    use std::ffi::OsString;
+
+    /// llama-server's flags: spellings, what follows them, their variable.
+    const THEIRS: &str = include_str!("flags.txt");
+
+    fn read(line: &str) -> Result<(Result<Cli, clap::Error>, Vec<String>), String> {
+        let words = ["thunder", "serve"].into_iter().chain(line.split_whitespace()).map(OsString::from);
+        let read = command_line(words).map_err(|refused| refused.to_string())?;
+        Ok((Cli::try_parse_from(read.words), read.notes))
+    }
+
+    #[test]
+    fn a_command_line_of_theirs_is_read() {
+        let line = "--port 8080 -c 4096 -np 2 -t 1 -b 64 -ub 32 -ngl 9 -fa on --no-slots --metrics --jinja --temp 0.2 --top-k 1 \
+                    -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 \
+                    --no-models-autoload -a x,y --mlock -rea off --no-prefill-assistant --prio 2 --poll 0 -fit off -ctxcp 4 \
+                    --no-mmproj --no-cache-idle-slots -e -nkvo -C ff -l 5+1 -r USER: --rope-scaling yarn";
+        let (parsed, notes) = read(line).unwrap();
+        assert!(parsed.is_ok(), "{parsed:?}");
+        let noted: Vec<&str> = notes.iter().map(|note| note.split(' ').next().unwrap()).collect();
+        assert_eq!(noted, ["-fit", "-ctxcp", "--no-cache-idle-slots"]);
+    }
+
+    #[test]
+    fn no_flag_of_theirs_is_unknown() {
+        for row in THEIRS.lines().filter(|row| !row.starts_with('#')) {
+            let [names, value, variable] = row.split('|').collect::<Vec<_>>()[..] else { panic!("{row}") };
+            for name in names.split(' ') {
+                match read(&format!("{name} {value}")) {
+                    Err(hint) => assert!(hint.contains(name) && hint.contains("; "), "{hint}"),
+                    Ok((Err(error), _)) => panic!("{row}: {error}"),
+                    Ok((Ok(_), notes)) => assert!(notes.len() <= 1, "{row}: {notes:?}"),
+                }
+            }
+            if variable.starts_with("LLAMA_ARG_") {
+                let told = unread_variables(std::iter::once(variable.into()));
+                assert!(!told.iter().any(|note| note.contains("no such variable")), "{row}: {told:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_foreign_flag_is_one_of_theirs_or_was() {
+        const WERE: &[&str] = &["--no-agent", "-no-ag"];
+        for foreign in FOREIGN {
+            for name in foreign.names {
+                let theirs =
+                    THEIRS.lines().find(|row| row.split('|').next().unwrap().split(' ').any(|one| one == *name));
+                let Some(row) = theirs else {
+                    assert!(WERE.contains(name), "{name}");
+                    continue;
+                };
+                let values = row.split('|').nth(1).unwrap().split_whitespace().count();
+                let taken = match foreign.values {
+                    Values::None => 0,
+                    Values::Perhaps | Values::One => 1,
+                    Values::Two => 2,
+                };
+                assert_eq!(values, taken, "{row}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_is_taken_with_its_flag_and_other_commands_are_left_alone() {
+        let words = |line: &str| line.split_whitespace().map(OsString::from).collect::<Vec<_>>();
+        let rest = |line| command_line(words(line).into_iter()).unwrap().words;
+        assert_eq!(rest("thunder --log info serve -md x.gguf --metrics"), words("thunder --log info serve --metrics"));
+        assert_eq!(rest("thunder serve --fit --metrics"), words("thunder serve --metrics"));
+        assert_eq!(rest("thunder serve --draft-max=5 -- --jinja"), words("thunder serve -- --jinja"));
+        assert_eq!(rest("thunder run --ui"), words("thunder run --ui"));
+    }
+
+    #[test]
+    fn a_flag_that_cannot_be_left_out_is_refused_with_what_to_do() {
+        let refused = read("-hf someone/model").unwrap_err();
+        assert!(refused.contains("-hf") && refused.contains("--model"), "{refused}");
+        assert!(read("--ssl-cert-file x").unwrap_err().contains("proxy"));
+    }
+
+    #[test]
+    fn variables_that_are_not_read_are_told() {
+        let told = |name: &str| unread_variables(std::iter::once(name.into()));
+        assert_eq!(told("LLAMA_ARG_CTX_SIZE"), [""; 0]);
+        assert_eq!(told("PATH"), [""; 0]);
+        assert_eq!(told("LLAMA_ARG_JINJA"), [""; 0]);
+        for (name, word) in [
+            ("LLAMA_ARG_DRAFT_MAX", "speculative"),
+            ("LLAMA_ARG_HF_REPO", "--model"),
+            ("LLAMA_ARG_NO_KV_OFFLOAD", "LLAMA_ARG_KV_OFFLOAD=0"),
+            ("LLAMA_ARG_NOT_KNOWN", "no such variable"),
+        ] {
+            let told = told(name);
+            assert!(told.len() == 1 && told[0].contains(name) && told[0].contains(word), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_flag_is_told_with_its_neighbour() {
+        let error = Cli::try_parse_from(["thunder", "serve", "--metrisc"]).unwrap_err().to_string();
+        assert!(error.contains("--metrics"), "{error}");
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_flag_holds() {
+        let command = with_environment(Cli::command(), |_| false);
+        let line = "thunder serve --port 1 --jinja --port 2 --jinja --api-key a --api-key b --slots --no-slots";
+        let words = command_line(line.split(' ').map(OsString::from)).unwrap().words;
+        let matches = command.try_get_matches_from(words).unwrap();
+        let serve = matches.subcommand_matches("serve").unwrap();
+        assert_eq!(serve.get_one::<u16>("port"), Some(&2));
+        assert_eq!(serve.get_raw("api_keys").unwrap().count(), 2);
+    }
+
+    #[test]
+    fn their_variable_stands_where_ours_is_not_set() {
+        let env = |set: &[&str]| {
+            let command = with_environment(Cli::command(), |name| set.contains(&name));
+            let serve = command.find_subcommand("serve").unwrap().clone();
+            let flag = serve.get_arguments().find(|flag| flag.get_id() == "ctx_size").unwrap();
+            flag.get_env().unwrap().to_str().unwrap().to_owned()
+        };
+        assert_eq!(env(&[]), "THUNDER_CTX_SIZE");
+        assert_eq!(env(&["LLAMA_ARG_CTX_SIZE"]), "LLAMA_ARG_CTX_SIZE");
+        assert_eq!(env(&["LLAMA_ARG_CTX_SIZE", "THUNDER_CTX_SIZE"]), "THUNDER_CTX_SIZE");
+    }
+
+    #[test]
+    fn no_spelling_is_there_twice() {
+        let twice = |mut names: Vec<&str>| {
+            names.sort_unstable();
+            names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].to_owned())
+        };
+        assert_eq!(twice(SPELLINGS.iter().map(|(short, _)| *short).collect()), None);
+        assert_eq!(twice(VARIABLES.iter().map(|(id, _)| *id).collect()), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! A prompt as a slot knows it.
+//!
+//! A client sends the whole conversation each time, and its template writes past answers without their thinking. The
+//! model has seen them with it: [`align`] puts the tokens back as they were generated, where the text that the client
+//! sent is what it was given. In the same way, messages that were dropped before are left out again.
+
+#[cfg(test)]
+mod tests;
+
+use super::memory::{Answer, Gap, Memory, hash, message_hash, visible};
+use crate::events::{Span, TokenId};
+use crate::model::Vocabulary;
+use std::ops::Range;
+
+/// Tokens before a generated answer that belong to it: what the template wrote to begin it, perhaps with empty thinking.
+const OPENING: usize = 16;
+
+/// A prompt in the light of a memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) struct Aligned {
+    pub tokens: Vec<TokenId>,
+    pub spans: Vec<Span>,
+    /// What was left out, in the indices of the prompt.
+    pub left_out: Vec<Range<usize>>,
+}
+
+/// Reads a prompt in the light of what a slot holds. `forget` also leaves out again what was dropped before. `None`
+/// when nothing in the prompt is touched.
+pub(in crate::engine) fn align(
+    prompt: &[TokenId],
+    spans: &[Span],
+    held: &[TokenId],
+    memory: &Memory,
+    vocabulary: &Vocabulary,
+    forget: bool,
+) -> Option<Aligned> {
+    if spans.is_empty() || memory.is_empty() {
+        return None;
+    }
+    let mut walk = Walk { prompt, spans, vocabulary, tokens: Vec::new(), edits: Vec::new(), at: 0 };
+    let mut gaps = memory.gaps.iter().filter(|_| forget).peekable();
+    let mut left_out = Vec::new();
+    loop {
+        while let Some(gap) = gaps.next_if(|gap| gap.at <= walk.tokens.len()) {
+            if gap.at == walk.tokens.len()
+                && let Some(end) = walk.end_of(gap)
+            {
+                left_out.push(walk.at..end);
+                walk.replace(end, &[]);
+            }
+        }
+        if walk.at == prompt.len() {
+            break;
+        }
+        let here = walk.tokens.len();
+        if held.get(here) == Some(&prompt[walk.at]) {
+            walk.copy(1);
+            continue;
+        }
+        let answer = memory.answers.iter().rfind(|answer| {
+            (answer.start.saturating_sub(OPENING)..=answer.start + answer.tokens.len()).contains(&here)
+        });
+        let Some((back, end, tokens)) = answer.and_then(|answer| walk.answer(answer, held)) else { break };
+        walk.tokens.truncate(here - back);
+        walk.at -= back;
+        walk.replace(end, &tokens);
+        // Whatever follows now, the same place must not be tried twice.
+        if walk.tokens.len() == here {
+            break;
+        }
+    }
+    walk.copy(prompt.len() - walk.at);
+    if walk.tokens == prompt {
+        return None;
+    }
+    let spans = walk.spans_now();
+    Some(Aligned { tokens: walk.tokens, spans, left_out })
+}
+
+struct Walk<'a> {
+    prompt: &'a [TokenId],
+    spans: &'a [Span],
+    vocabulary: &'a Vocabulary,
+    /// The prompt as it will be, up to `at`.
+    tokens: Vec<TokenId>,
+    /// What became something else: a range of the prompt, and how many tokens it is now.
+    edits: Vec<(Range<usize>, usize)>,
+    at: usize,
+}
+
+impl Walk<'_> {
+    fn copy(&mut self, count: usize) {
+        self.tokens.extend_from_slice(&self.prompt[self.at..self.at + count]);
+        self.at += count;
+    }
+
+    fn replace(&mut self, end: usize, tokens: &[TokenId]) {
+        self.edits.push((self.at..end, tokens.len()));
+        self.tokens.extend_from_slice(tokens);
+        self.at = end;
+    }
+
+    /// Where the messages of a gap end, when they stand here.
+    fn end_of(&self, gap: &Gap) -> Option<usize> {
+        let end = self.at + gap.len;
+        if self.prompt.get(self.at..end).is_some_and(|tokens| hash(tokens) == gap.hash) {
+            return Some(end);
+        }
+        // Answers may have been written down otherwise than they were generated: then by text, message for message.
+        let mut said = self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
+        if gap.messages.is_empty() || said.clone().next()?.start as usize != self.at {
+            return None;
+        }
+        for &message in &gap.messages {
+            if message_hash(said.next()?, self.prompt, self.vocabulary) != message {
+                return None;
+            }
+        }
+        let next = said.next()?;
+        (next.role == "user").then_some(next.start as usize)
+    }
+
+    /// An answer as it was generated, up to where it stands for what the client sent, and how many tokens back from here
+    /// it begins.
+    fn answer(&self, answer: &Answer, held: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
+        // The client's text may agree with the thinking for a while, which means nothing.
+        let back = self.tokens.len().saturating_sub(answer.start);
+        let (here, at) = (self.tokens.len() - back, self.at.checked_sub(back)?);
+        if self.edits.last().is_some_and(|(range, _)| range.end > at) {
+            return None;
+        }
+        let said = self.spans.iter().find(|span| span.role != "template" && span.end as usize > at)?;
+        if said.role != "assistant" || said.start as usize > at + OPENING {
+            return None;
+        }
+        let rest = &self.prompt[at..];
+        let ends = |&token: &TokenId| self.vocabulary.is_end_of_generation(token);
+        let behind = said.end as usize - at;
+        let end = rest.iter().skip(behind).take(OPENING).position(ends).map_or(behind, |more| behind + more);
+        let mut ours = held.get(here..answer.start)?.to_vec();
+        ours.extend_from_slice(&answer.tokens);
+        let (ours_text, theirs) = (self.vocabulary.decode(&ours), self.vocabulary.decode(&rest[..end]));
+        let same = visible(&ours_text).trim() == visible(&theirs).trim();
+        same.then_some((back, at + end, ours))
+    }
+
+    fn spans_now(&self) -> Vec<Span> {
+        let now = |index: u32| {
+            let index = index as usize;
+            let mut shift = 0isize;
+            for (range, len) in &self.edits {
+                if index >= range.end {
+                    shift += *len as isize - range.len() as isize;
+                } else if index > range.start {
+                    // Within what was replaced: as far as there is something.
+                    return ((range.start as isize + shift) as usize + (index - range.start).min(*len)) as u32;
+                }
+            }
+            (index as isize + shift) as u32
+        };
+        let mut spans: Vec<Span> = Vec::with_capacity(self.spans.len());
+        for span in self.spans {
+            let (start, end) = (now(span.start), now(span.end));
+            match spans.last_mut() {
+                _ if start >= end => {}
+                Some(last) if last.role == "template" && span.role == "template" => last.end = end,
+                _ => spans.push(Span { role: span.role.clone(), start, end }),
+            }
+        }
+        spans
+    }
+}

@@ -1,0 +1,153 @@
+use super::*;
+use crate::model::Special;
+
+const END: TokenId = 1;
+
+/// Token 1 ends a message, 2 is `</think>`, every other is the letter of its number.
+fn vocabulary() -> Vocabulary {
+    let pieces = (0..128u8)
+        .map(|id| match id {
+            1 => b"<end>".to_vec().into(),
+            2 => b"</think>".to_vec().into(),
+            id => vec![id].into_boxed_slice(),
+        })
+        .collect();
+    Vocabulary::new(pieces, (0..128).map(|id| id == END).collect(), vec![END], Special::default(), |_, _, _| Vec::new())
+}
+
+fn text(text: &str) -> Vec<TokenId> {
+    text.bytes().map(TokenId::from).collect()
+}
+
+/// `U` user, `A` assistant; a message is its letter, a colon, its text and the end token.
+fn chat(messages: &[(&str, &str)]) -> (Vec<TokenId>, Vec<Span>) {
+    let (mut tokens, mut spans) = (Vec::new(), Vec::new());
+    let mut own = 0;
+    for (role, content) in messages {
+        tokens.extend(text(if *role == "user" { "U:" } else { "A:" }));
+        let start = tokens.len() as u32;
+        spans.push(Span { role: "template".into(), start: own, end: start });
+        tokens.extend(text(content));
+        own = tokens.len() as u32;
+        spans.push(Span { role: (*role).into(), start, end: own });
+        tokens.push(END);
+    }
+    tokens.extend(text("A:"));
+    spans.push(Span { role: "template".into(), start: own, end: tokens.len() as u32 });
+    (tokens, spans)
+}
+
+/// A slot after the first answer, which thought before it spoke. The end token was drawn, and never decoded.
+fn slot(thought: &str, said: &str) -> (Vec<TokenId>, Memory) {
+    let vocabulary = vocabulary();
+    let (mut held, _) = chat(&[("user", "hi")]);
+    let start = held.len();
+    let mut generated = text(thought);
+    if !thought.is_empty() {
+        generated.push(2);
+    }
+    generated.extend(text(said));
+    generated.push(END);
+    let mut memory = Memory::default();
+    memory.answered(start, &generated, &vocabulary);
+    generated.pop();
+    held.extend(generated);
+    memory.truncate(held.len());
+    (held, memory)
+}
+
+#[test]
+fn thinking_comes_back() {
+    let (held, memory) = slot("hmm", "hello");
+    let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
+    let aligned = align(&prompt, &spans, &held, &memory, &vocabulary(), false).unwrap();
+    assert_eq!(aligned.tokens[..held.len()], held);
+    assert_eq!(vocabulary().decode(&aligned.tokens), "U:hi<end>A:hmm</think>hello<end>U:more<end>A:");
+    let said: Vec<(String, String)> = aligned
+        .spans
+        .iter()
+        .map(|span| (span.role.clone(), vocabulary().decode(&aligned.tokens[span.start as usize..span.end as usize])))
+        .collect();
+    assert_eq!(said[1], ("user".into(), "hi".into()));
+    assert_eq!(said.last().unwrap().1, "<end>A:");
+    assert_eq!(said[said.len() - 2], ("user".into(), "more".into()));
+}
+
+#[test]
+fn an_answer_that_the_client_changed_stays_changed() {
+    let (held, memory) = slot("hmm", "hello");
+    for changed in ["hell", "hello!", "no", "ello"] {
+        let (prompt, spans) = chat(&[("user", "hi"), ("assistant", changed), ("user", "more")]);
+        assert_eq!(align(&prompt, &spans, &held, &memory, &vocabulary(), false), None, "{changed}");
+    }
+    let (plain, memory) = slot("", "yes hello");
+    let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
+    assert_eq!(align(&prompt, &spans, &plain, &memory, &vocabulary(), false), None, "only thinking is left out");
+}
+
+#[test]
+fn an_answer_that_comes_back_as_it_was_needs_nothing() {
+    let (held, memory) = slot("", "hello");
+    let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
+    assert_eq!(align(&prompt, &spans, &held, &memory, &vocabulary(), false), None);
+}
+
+#[test]
+fn dropped_messages_are_left_out_again() {
+    let vocabulary = vocabulary();
+    let conversation =
+        [("user", "one"), ("assistant", "first"), ("user", "two"), ("assistant", "second"), ("user", "three")];
+    let (full, spans) = chat(&conversation);
+    let (start, end) = (spans[1].start as usize, spans[5].start as usize);
+    let mut memory = Memory::default();
+    memory.dropped(&full, &spans, &[start..end], &vocabulary);
+    let mut held = full.clone();
+    held.drain(start..end);
+    assert_eq!(vocabulary.decode(&held), "U:two<end>A:second<end>U:three<end>A:");
+    let mut longer = conversation.to_vec();
+    longer.extend([("assistant", "third"), ("user", "four")]);
+    let (prompt, prompt_spans) = chat(&longer);
+    let aligned = align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true).unwrap();
+    assert_eq!(vocabulary.decode(&aligned.tokens), "U:two<end>A:second<end>U:three<end>A:third<end>U:four<end>A:");
+    assert_eq!(aligned.left_out, [start..end]);
+    assert_eq!(align(&prompt, &prompt_spans, &held, &memory, &vocabulary, false), None);
+    // And once more, behind it.
+    let (second, third) = (aligned.spans[1].start as usize, aligned.spans[5].start as usize);
+    let mut memory = memory.clone();
+    memory.dropped(&aligned.tokens, &aligned.spans, &[second..third], &vocabulary);
+    let mut held = aligned.tokens.clone();
+    held.drain(second..third);
+    let aligned = align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true).unwrap();
+    assert_eq!(vocabulary.decode(&aligned.tokens), "U:three<end>A:third<end>U:four<end>A:");
+    // A client that says something else than what was dropped is taken at its word.
+    longer[0] = ("user", "other");
+    let (prompt, prompt_spans) = chat(&longer);
+    assert_eq!(align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true), None);
+}
+
+#[test]
+fn dropped_messages_are_known_without_their_thinking() {
+    let vocabulary = vocabulary();
+    let thinking = [("user", "one"), ("assistant", "hm\u{2}first"), ("user", "two")];
+    let (full, spans) = chat(&thinking);
+    let (start, end) = (spans[1].start as usize, spans[5].start as usize);
+    let mut memory = Memory::default();
+    memory.dropped(&full, &spans, &[start..end], &vocabulary);
+    let mut held = full.clone();
+    held.drain(start..end);
+    let (prompt, prompt_spans) = chat(&[("user", "one"), ("assistant", "first"), ("user", "two")]);
+    let aligned = align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true).unwrap();
+    assert_eq!(vocabulary.decode(&aligned.tokens), "U:two<end>A:");
+}
+
+#[test]
+fn memory_follows_the_tokens() {
+    let (_, mut memory) = slot("", "hello");
+    memory.cut(&[0..3]);
+    assert_eq!(memory.answers[0].start, 4);
+    let mut cut = memory.clone();
+    cut.cut(&[5..6]);
+    assert!(cut.is_empty(), "an answer with a hole is no answer");
+    memory.truncate(7);
+    assert!(memory.is_empty());
+}

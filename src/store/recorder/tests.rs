@@ -1,0 +1,148 @@
+//! What happens when the recorder itself fails on something: the other runs are recorded, and what it failed on is kept.
+#![cfg(debug_assertions)] // a count that overflows panics only there
+
+use super::landing::{Batch, Fate, drain_some, land};
+use super::*;
+use crate::events::{EventType, ModCall, RunEnd, RunStart, Surface, Usage};
+use crate::store::{Database, Store};
+use chrono::Utc;
+use std::path::PathBuf;
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+async fn store() -> (Folder, Store) {
+    let folder = Folder(std::env::temp_dir().join(format!("thunder-recorder-{}", Uuid::now_v7())));
+    let store = Store::open(Database::Embedded { data_dir: folder.0.clone() }, |_| {}).await.unwrap();
+    (folder, store)
+}
+
+fn start() -> Arc<RunStart> {
+    let run_id = RunId::now();
+    Arc::new(RunStart {
+        run_id,
+        request_id: run_id.to_string(),
+        created_at: Utc::now(),
+        surface: Surface::Openai,
+        model: "m".into(),
+        user_label: None,
+        max_tokens: None,
+        temperature: None,
+        seed: None,
+        mods: Vec::new(),
+        prompt_preview: String::new(),
+    })
+}
+
+fn end() -> Arc<RunEnd> {
+    Arc::new(RunEnd { status: RunStatus::Done, ..RunEnd::blank(Utc::now(), Usage::default()) })
+}
+
+fn call() -> Item {
+    Item::ModCall(ModCall {
+        event_sequence_order: 0,
+        mod_name: "m".into(),
+        event_type: EventType::Added,
+        step: 0,
+        created_at: None,
+        execution_time_ms: None,
+        exception_occurred: false,
+        exception_message: None,
+        exception_traceback: None,
+    })
+}
+
+/// Two runs that are over; of the first, writing a part panics.
+fn records() -> ([RunId; 2], Vec<Record>) {
+    let (bad, good) = (start(), start());
+    let ids = [bad.run_id, good.run_id];
+    let last = Numbering { mod_calls: u32::MAX, ..Numbering::default() };
+    let records = vec![
+        Record::Started(bad, Uuid::nil()),
+        Record::Started(good, Uuid::nil()),
+        Record::Items(ids[0], last, Arc::new(vec![call()])),
+        Record::Items(ids[1], Numbering::default(), Arc::new(vec![call()])),
+        Record::Ended(ids[0], end()),
+        Record::Ended(ids[1], end()),
+    ];
+    (ids, records)
+}
+
+fn refused(folder: &Folder) -> usize {
+    let files = std::fs::read_dir(folder.0.join("spool")).unwrap();
+    files.filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|kind| kind == "refused")).count()
+}
+
+#[tokio::test]
+async fn a_batch_or_a_spool_file_with_a_record_that_panics_is_stored_but_for_its_run() {
+    let (folder, store) = store().await;
+    let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
+    let (ids, batch) = records();
+    let landed =
+        land(&store.inner.pool, &mut spool, Batch { records: batch, rows: vec![], given_up: vec![] }, false, false)
+            .await;
+    assert!(landed.fate == Fate::Stored && landed.lost.is_empty());
+    assert!(store.find(&ids[0].to_string()).await.unwrap().is_none());
+    assert_eq!(store.items(ids[1], 0..1).await.unwrap().len(), 0, "calls belong to events, of which it has none");
+    assert!(store.find(&ids[1].to_string()).await.unwrap().is_some());
+    assert_eq!(refused(&folder), 1);
+    let (ids, spooled) = records();
+    spool.append(&spooled).unwrap();
+    while !spool.is_drained() {
+        drain_some(&store.inner.pool, &mut spool).await.unwrap();
+    }
+    assert!(store.find(&ids[0].to_string()).await.unwrap().is_none());
+    assert_eq!(store.find(&ids[1].to_string()).await.unwrap().unwrap().status, RunStatus::Done);
+    spool.remove();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
+    let (_folder, store) = store().await;
+    let target = Target {
+        pool: store.inner.pool.clone(),
+        server_id: store.inner.server_id,
+        live: store.inner.live.clone(),
+        promises: Promises::default(),
+    };
+    let promises = target.promises.clone();
+    let mut recorder = Recorder {
+        target,
+        runs: HashMap::new(),
+        pending: Vec::new(),
+        pending_items: 0,
+        ignored: HashSet::new(),
+        given_up: Vec::new(),
+        ended: Vec::new(),
+    };
+    let (bad, good, lost) = (start(), start(), start());
+    let [mut bad_kept, mut lost_kept] = [&bad, &lost].map(|start| promises.make(start.run_id));
+    for start in [&bad, &good, &lost] {
+        recorder.take(Signal::Started(Arc::clone(start)));
+    }
+    recorder.runs.get_mut(&bad.run_id).unwrap().numbering.mod_calls = u32::MAX;
+    for start in [&bad, &good, &bad] {
+        recorder.take(Signal::Items(start.run_id, Arc::new(vec![call()])));
+    }
+    assert!(bad_kept.try_recv().unwrap().unwrap_err().contains("failed on it"));
+    assert_eq!(recorder.pending.iter().filter(|record| record.run_id() == good.run_id).count(), 2);
+    assert!(recorder.pending.iter().all(|record| record.run_id() != bad.run_id));
+    assert_eq!((recorder.given_up.as_slice(), recorder.ignored.len()), (&[bad.run_id][..], 1));
+    recorder.take(Signal::Ended(bad.run_id, end()));
+    assert!(recorder.ignored.is_empty());
+    // A batch that never lands.
+    let batch = recorder.batch();
+    assert_eq!(batch.given_up, [bad.run_id]);
+    recorder.crashed(HashSet::from([lost.run_id]), &batch.given_up);
+    assert!(lost_kept.try_recv().unwrap().is_err());
+    assert_eq!(recorder.given_up, [bad.run_id, lost.run_id]);
+    recorder.take(Signal::Ended(good.run_id, end()));
+    assert!(recorder.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == good.run_id)));
+    store.close().await;
+}

@@ -1,0 +1,126 @@
+//! Connections as a hostile or a careless client has them: sockets, not a client library.
+
+use super::harness::Server;
+use serde_json::json;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// How long a test waits for what must come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Whether the server ends the connection; what it said before.
+fn until_closed(mut stream: TcpStream) -> String {
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("the connection stays open: {error}"),
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[tokio::test]
+async fn headers_have_a_limited_time_and_answers_have_not() {
+    let server = Server::start(&["--header-timeout", "1", "-c", "2048", "-np", "1"]);
+    server.wait_ready().await;
+    let scene = move || {
+        // One that says nothing, and one that sends a header byte by byte.
+        let silent = connect(&server);
+        let mut slow = connect(&server);
+        slow.write_all(b"POST /completion HTTP/1.1\r\nHost: localhost\r\n").unwrap();
+        // One that takes its time for the body, which may take any time.
+        let body = json!({"prompt": "Once", "n_predict": 3, "ignore_eos": true}).to_string();
+        let mut waiting = connect(&server);
+        write!(
+            waiting,
+            "POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        )
+        .unwrap();
+        let begun = Instant::now();
+        let mut alive = true;
+        while alive {
+            assert!(begun.elapsed() < PATIENCE, "headers may come for ever");
+            std::thread::sleep(Duration::from_millis(200));
+            // Writing to a connection that the other side has closed fails the second time at the latest.
+            alive = slow.write_all(b"x: y\r\n").is_ok();
+        }
+        assert_eq!(until_closed(silent), "");
+        waiting.write_all(body.as_bytes()).unwrap();
+        let answer = until_closed(waiting);
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"tokens_predicted\":3"), "{answer}");
+        // A stream that its client reads slowly goes on far beyond that time.
+        let body = json!({"prompt": "Once", "n_predict": 1500, "ignore_eos": true, "stream": true}).to_string();
+        let mut stream = connect(&server);
+        write!(
+            stream,
+            "POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        std::thread::sleep(Duration::from_millis(2500));
+        let answer = until_closed(stream);
+        assert!(answer.contains("\"stop\":true"), "{}", &answer[answer.len().saturating_sub(300)..]);
+    };
+    tokio::task::spawn_blocking(scene).await.unwrap();
+}
+
+#[tokio::test]
+async fn headers_have_a_limited_size() {
+    let server = super::harness::server().await;
+    let scene = move || {
+        let mut stream = connect(server);
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ").unwrap();
+        // The server may have answered and closed before all is written.
+        let _ = stream.write_all(&vec![b'a'; 1 << 20]);
+        let answer = until_closed(stream);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+        let mut stream = connect(server);
+        write!(
+            stream,
+            "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: {}\r\n\r\n",
+            "a".repeat(16_000)
+        )
+        .unwrap();
+        assert!(until_closed(stream).starts_with("HTTP/1.1 200"));
+    };
+    tokio::task::spawn_blocking(scene).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_kept_connection_serves_again_and_a_socket_outlives_the_time_for_headers() {
+    let server = Server::start(&["--header-timeout", "2"]);
+    server.wait_ready().await;
+    let scene = move || {
+        let mut kept = connect(&server);
+        for _ in 0..3 {
+            kept.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let mut said = [0; 4096];
+            let count = kept.read(&mut said).unwrap();
+            assert!(said[..count].starts_with(b"HTTP/1.1 200"));
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let mut socket = connect(&server);
+        socket
+            .write_all(
+                b"GET /generate HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                  Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+            )
+            .unwrap();
+        let mut said = [0; 4096];
+        let count = socket.read(&mut said).unwrap();
+        assert!(said[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&said[..count]));
+        std::thread::sleep(Duration::from_secs(4));
+        // A masked text frame of two bytes, {}: it is answered, with whatever.
+        socket.write_all(&[0x81, 0x82, 0, 0, 0, 0, b'{', b'}']).unwrap();
+        assert!(socket.read(&mut said).unwrap() > 0, "the socket was closed");
+    };
+    tokio::task::spawn_blocking(scene).await.unwrap();
+}

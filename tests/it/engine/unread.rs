@@ -1,0 +1,189 @@
+//! Clients that do not read, or go away: their runs give their slots to others, but not any number of them.
+
+use super::{Bench, bench, follow, request_tokens};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use thunder::engine::{Activity, Generation};
+use thunder::events::{EventType, FinishReason, RunStatus, Signal};
+use thunder::mods::{
+    Call, Chosen, Description, Done, EventSet, Factory, ModRef, Origin, Pending, Reply, RunView, Session,
+};
+
+/// As in the engine: how many runs without a slot there may be before no slot is taken from a client that does not read.
+const MOST_PARKED: usize = 16;
+
+async fn activities(generations: &[Generation]) -> Vec<Option<Activity>> {
+    let mut activities = Vec::new();
+    for generation in generations {
+        activities.push(generation.control.look().await.ok().map(|standing| standing.activity));
+    }
+    activities
+}
+
+async fn until(what: &str, generations: &[Generation], holds: impl Fn(&[Option<Activity>]) -> bool) {
+    for _ in 0..3000 {
+        if holds(&activities(generations).await) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never came about: {what}: {:?}", activities(generations).await);
+}
+
+fn count(activities: &[Option<Activity>], activity: Activity) -> usize {
+    activities.iter().filter(|&&one| one == Some(activity)).count()
+}
+
+#[tokio::test]
+async fn only_so_many_runs_of_clients_that_do_not_read_are_kept_without_a_slot() {
+    let bench = bench(MOST_PARKED as u32, false).await;
+    let long = || request_tokens(vec![5; 4], 400);
+    let mut unread = Vec::new();
+    for _ in 0..2 * MOST_PARKED {
+        unread.push(bench.engine.submit(long()).await.unwrap());
+    }
+    // The first have their slots taken, since others wait; these fill them, and wait for their clients there.
+    until("the first are without a slot", &unread, |all| {
+        count(&all[..MOST_PARKED], Activity::Parked) == MOST_PARKED
+            && count(&all[MOST_PARKED..], Activity::Running) == MOST_PARKED
+    })
+    .await;
+    let reads = bench.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
+    let full = |generated: u32| generated > 256;
+    for generation in &unread[MOST_PARKED..] {
+        while !full(generation.control.look().await.unwrap().generated) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    let all = activities(&unread).await;
+    assert_eq!((count(&all, Activity::Parked), count(&all, Activity::Running)), (MOST_PARKED, MOST_PARKED));
+    assert_eq!(reads.control.look().await.unwrap().activity, Activity::Waiting);
+    // One that is read goes on, and when it is over there is room for another one without a slot.
+    let read = unread.remove(0);
+    let (told, others) = tokio::join!(follow(read.output), follow(reads.output));
+    assert_eq!((told.1.finish.reason, told.1.finish.usage.completion_tokens), (FinishReason::Length, 400));
+    assert_eq!(others.1.finish.usage.completion_tokens, 3);
+    // Whoever goes away leaves nothing behind.
+    drop(unread);
+    let last = bench.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
+    assert_eq!(follow(last.output).await.1.finish.reason, FinishReason::Length);
+    while bench.engine.runs() > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A mod that never answers when tokens were added.
+struct Silent(Arc<Mutex<Vec<Done>>>);
+
+impl Factory for Silent {
+    fn describe(&self) -> Description {
+        Description {
+            name: "silent".into(),
+            description: String::new(),
+            language: "test".into(),
+            version: "1".into(),
+            origin: Origin::Builtin,
+            ..Description::default()
+        }
+    }
+    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+        Ok(Box::new(Self(Arc::clone(&self.0))))
+    }
+}
+
+impl Session for Silent {
+    fn handles(&self) -> EventSet {
+        EventSet::ALL
+    }
+    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+        if call.event_type() != EventType::Added {
+            done.disarm();
+            return Ok(Reply::default());
+        }
+        self.0.lock().unwrap().push(done);
+        Err(Pending)
+    }
+}
+
+/// The client of a run goes away, whose slot then serves another run, and whose end is recorded.
+async fn leaves(bench: &mut Bench, what: &str, generation: Generation, status: RunStatus) {
+    let run_id = generation.run_id;
+    drop(generation);
+    for _ in 0..1000 {
+        if bench.engine.runs() == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(bench.engine.runs(), 0, "{what}");
+    let mut ends = 0;
+    while let Ok(signal) = bench.signals.try_recv() {
+        if let Signal::Ended(id, end) = signal
+            && id == run_id
+        {
+            assert_eq!(end.status, status, "{what}");
+            ends += 1;
+        }
+    }
+    assert_eq!(ends, 1, "{what}");
+    assert_eq!(bench.tell(request_tokens(vec![7; 4], 3)).await.generated().len(), 3, "{what}");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_leaves_no_slot_behind_wherever_its_run_is() {
+    let mut bench = bench(1, false).await;
+    let long = |tokens| request_tokens(vec![5; 4], tokens);
+    let begun = async |generation: &mut Generation| {
+        generation.output.recv().await.unwrap();
+    };
+    let mut running = bench.engine.submit(long(500)).await.unwrap();
+    begun(&mut running).await;
+    leaves(&mut bench, "while it generates", running, RunStatus::Cancelled).await;
+
+    let running = bench.engine.submit(long(500)).await.unwrap();
+    let queued = bench.engine.submit(long(500)).await.unwrap();
+    let run_id = queued.run_id;
+    drop(queued);
+    while bench.engine.runs() > 1 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let ended = |signal: &Signal| matches!(signal, Signal::Ended(id, _) if *id == run_id);
+    while !ended(&bench.signals.recv().await.unwrap()) {}
+    leaves(&mut bench, "beside one that went while it waited", running, RunStatus::Cancelled).await;
+
+    let stash = Arc::default();
+    let mut waits = long(500);
+    let factory = Arc::new(Silent(Arc::clone(&stash)));
+    waits.mods.push(Chosen { mod_ref: ModRef { name: "silent".into(), config: serde_json::Value::Null }, factory });
+    let asked = bench.engine.submit(waits).await.unwrap();
+    while stash.lock().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    leaves(&mut bench, "while a mod is asked", asked, RunStatus::Cancelled).await;
+    stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
+
+    for (what, slot_for, activity) in [
+        ("while it rests", Duration::from_secs(3600), Activity::Resting),
+        ("while it rests without a slot", Duration::ZERO, Activity::Parked),
+    ] {
+        let mut paused = bench.engine.submit(long(500)).await.unwrap();
+        begun(&mut paused).await;
+        paused.control.pause(slot_for).await.unwrap();
+        let other = if activity == Activity::Parked { Some(bench.engine.submit(long(1)).await.unwrap()) } else { None };
+        while paused.control.look().await.unwrap().activity != activity {
+            while paused.output.try_recv().is_ok() {}
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if let Some(other) = other {
+            follow(other.output).await;
+        }
+        leaves(&mut bench, what, paused, RunStatus::Cancelled).await;
+    }
+
+    let unread = bench.engine.submit(long(300)).await.unwrap();
+    while unread.control.look().await.is_ok_and(|standing| standing.generated < 257) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    leaves(&mut bench, "when it has not read", unread, RunStatus::Cancelled).await;
+}
