@@ -73,8 +73,8 @@ impl Scheduler<'_> {
             .filter(free)
             .map(|index| {
                 let Slot { cache, adapters, memory, .. } = &self.slots[index];
-                let usable = |keep| self.context.can_truncate(index as i32, keep as u32);
-                (index, self.reading(run, cache, adapters.as_ref(), memory, usable))
+                let reach = |keep| self.context.reach(index as i32, keep);
+                (index, self.reading(run, cache, adapters.as_ref(), memory, reach))
             })
             .max_by_key(|(index, reading)| {
                 let slot = &self.slots[*index];
@@ -88,8 +88,8 @@ impl Scheduler<'_> {
                 )
             })?;
         let idle = self.idle.iter().map(|idle| {
-            let usable = |keep| self.context.can_keep(idle.tokens.len(), keep);
-            (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory, usable))
+            let reach = |keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep);
+            (idle, self.reading(run, &idle.tokens, idle.adapters.as_ref(), &idle.memory, reach))
         });
         let best_idle = idle
             .filter(|(idle, other)| other.stays > reading.stays && idle.is_worth(other.stays))
@@ -100,14 +100,14 @@ impl Scheduler<'_> {
         })
     }
 
-    /// `usable` says whether the first so many tokens of the state can be used without the others.
+    /// `reach` says how many of so many first tokens of the state can be used without the others.
     fn reading(
         &self,
         run: &Run,
         held: &[TokenId],
         adapters: Option<&AdapterSet>,
         memory: &Memory,
-        usable: impl Fn(usize) -> bool,
+        reach: impl Fn(usize) -> usize,
     ) -> Reading {
         if !run.request.cache_prompt || adapters != run.request.adapters.as_ref() {
             return Reading { aligned: None, shared: 0, stays: 0 };
@@ -127,7 +127,8 @@ impl Scheduler<'_> {
         let stays = goes.map_or(shared, |goes| shared.min(goes));
         // One token is always evaluated.
         let kept = stays.min(tokens.len().saturating_sub(1));
-        let stays = if kept == held.len() || usable(kept) { stays } else { 0 };
+        let usable = if kept == held.len() { kept } else { reach(kept) };
+        let stays = if usable == kept { stays } else { usable };
         Reading { aligned, shared, stays }
     }
 
@@ -152,8 +153,9 @@ impl Scheduler<'_> {
         };
         let mut shared = if same { usable(&slot.cache) } else { 0 };
         let kept = shared.min(outputs_from);
-        if kept < slot.cache.len() && !self.context.can_truncate(index as i32, kept as u32) {
-            shared = 0;
+        let reach = if kept < slot.cache.len() { self.context.reach(index as i32, kept) } else { kept };
+        if reach < kept {
+            shared = reach;
         }
         if 2 * shared < slot.cache.len() {
             self.keep_idle(index);
@@ -163,7 +165,7 @@ impl Scheduler<'_> {
                 &run.sequence[..outputs_from],
                 run.request.adapters.as_ref(),
                 shared.min(outputs_from),
-                |len, keep| self.context.can_keep(len, keep),
+                |idle, keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep),
             )
             && let Some(idle) = self.idle.take(at)
         {
@@ -188,6 +190,9 @@ impl Scheduler<'_> {
             shared = 0;
         }
         run.cached = shared.min(outputs_from);
+        if self.context.keeps_checkpoints() {
+            run.plan_checkpoints(outputs_from);
+        }
     }
 
     /// Keeps of a slot's state its beginning and these pieces, next to each other. Returns how many tokens that is.
@@ -231,6 +236,7 @@ impl Scheduler<'_> {
                     tokens: cache.clone(),
                     adapters: adapters.clone(),
                     state,
+                    checkpoints: self.context.checkpoints(index as i32).clone(),
                     memory: memory.clone(),
                 });
             }
@@ -243,7 +249,10 @@ impl Scheduler<'_> {
         let restored = self.context.restore(index as i32, &idle.state, idle.tokens.len() as u32);
         let slot = &mut self.slots[index];
         match restored {
-            Ok(()) => slot.cache.clone_from(&idle.tokens),
+            Ok(()) => {
+                slot.cache.clone_from(&idle.tokens);
+                self.context.set_checkpoints(index as i32, idle.checkpoints.clone());
+            }
             Err(error) => {
                 tracing::warn!(%error, slot = index, "a kept state cannot be used");
                 slot.cache.clear();

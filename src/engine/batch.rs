@@ -181,6 +181,9 @@ impl Scheduler<'_> {
             let Some(live) = &mut slot.live else { continue };
             slot.cache.extend_from_slice(&live.run.sequence[part.from..part.upto]);
             live.run.cached = part.upto;
+            if let Some(purpose) = live.run.checkpoint_due() {
+                self.context.keep_checkpoint(part.slot as i32, part.upto, purpose);
+            }
             live.run.tell_progress();
             let commands = &self.commands;
             for (index, position) in part.outputs {

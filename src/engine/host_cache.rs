@@ -3,7 +3,7 @@
 use super::conversation::Memory;
 use super::scheduler::common_prefix;
 use crate::events::TokenId;
-use crate::model::llama::AdapterSet;
+use crate::model::llama::{AdapterSet, Checkpoints};
 use std::collections::VecDeque;
 
 /// Shorter states are computed again as fast as they are copied.
@@ -15,6 +15,8 @@ pub(super) struct Idle {
     /// The LoRA adapters that it was computed with.
     pub adapters: Option<AdapterSet>,
     pub state: Vec<u8>,
+    /// Places that it can be gone back to.
+    pub checkpoints: Checkpoints,
     pub memory: Memory,
 }
 
@@ -23,22 +25,22 @@ pub(super) struct HostCache {
     entries: VecDeque<Idle>,
     bytes: usize,
     limit: usize,
-    /// Bytes of state that a token takes, roughly.
-    per_token: usize,
+    /// Bytes of a state, roughly: those that it takes anyway, and those of each token.
+    sizes: (usize, usize),
     /// Whether each beginning of a state can be used, so that a longer one holds the shorter ones.
     beginnings: bool,
 }
 
 impl HostCache {
     /// A cache of that many bytes; 0 keeps nothing.
-    pub fn new(limit: usize, per_token: usize, beginnings: bool) -> Self {
-        Self { entries: VecDeque::new(), bytes: 0, limit, per_token, beginnings }
+    pub fn new(limit: usize, sizes: (usize, usize), beginnings: bool) -> Self {
+        Self { entries: VecDeque::new(), bytes: 0, limit, sizes, beginnings }
     }
 
     /// Whether the state of these tokens is to be kept.
     pub fn wants(&self, tokens: &[TokenId], adapters: Option<&AdapterSet>) -> bool {
         tokens.len() >= WORTH
-            && tokens.len() * self.per_token <= self.limit
+            && self.sizes.0 + tokens.len() * self.sizes.1 <= self.limit
             && !self.entries.iter().any(|entry| {
                 entry.adapters.as_ref() == adapters
                     && holds(self.beginnings, &entry.tokens, tokens)
@@ -67,23 +69,20 @@ impl HostCache {
         }
     }
 
-    /// The state with these adapters that shares most with a prompt, more than `shared` tokens and a quarter of its own.
-    /// `usable` says whether of a state of so many tokens the first so many can be used.
+    /// The state with these adapters of which a prompt can use most, more than `shared` tokens and a quarter of its own.
+    /// `reach` says how many of so many first tokens of a state can be used.
     pub fn best(
         &self,
         prompt: &[TokenId],
         adapters: Option<&AdapterSet>,
         shared: usize,
-        usable: impl Fn(usize, usize) -> bool,
+        reach: impl Fn(&Idle, usize) -> usize,
     ) -> Option<usize> {
-        let of = |entry: &Idle| common_prefix(&entry.tokens, prompt);
+        let of = |entry: &Idle| reach(entry, common_prefix(&entry.tokens, prompt));
         (0..self.entries.len())
             .filter(|&at| self.entries[at].adapters.as_ref() == adapters)
             .map(|at| (of(&self.entries[at]), at))
-            .filter(|&(common, at)| {
-                let len = self.entries[at].tokens.len();
-                common > shared && self.entries[at].is_worth(common) && usable(len, common)
-            })
+            .filter(|&(usable, at)| usable > shared && self.entries[at].is_worth(usable))
             .max()
             .map(|(_, at)| at)
     }
@@ -113,7 +112,7 @@ impl Idle {
     }
 
     fn size(&self) -> usize {
-        self.state.len() + size_of_val(self.tokens.as_slice())
+        self.state.len() + self.checkpoints.bytes() + size_of_val(self.tokens.as_slice())
     }
 }
 
@@ -121,24 +120,24 @@ impl Idle {
 mod tests {
     use super::*;
 
-    fn any(_: usize, _: usize) -> bool {
-        true
+    fn any(_: &Idle, common: usize) -> usize {
+        common
     }
 
-    fn whole(len: usize, common: usize) -> bool {
-        len == common
+    fn whole(idle: &Idle, common: usize) -> usize {
+        if idle.tokens.len() == common { common } else { 0 }
     }
 
     fn idle(tokens: std::ops::Range<i32>, bytes: usize) -> Idle {
         let tokens: Vec<TokenId> = tokens.collect();
         let state = vec![0; bytes - 4 * tokens.len()];
-        Idle { tokens, adapters: None, state, memory: Memory::default() }
+        Idle { tokens, adapters: None, state, checkpoints: Checkpoints::default(), memory: Memory::default() }
     }
 
     #[test]
     fn states_of_other_adapters_are_not_found() {
         let set = AdapterSet::new([crate::model::llama::Weighed { id: 0, scale: 1.0 }]);
-        let mut cache = HostCache::new(1 << 20, 10, true);
+        let mut cache = HostCache::new(1 << 20, (0, 10), true);
         cache.put(Idle { adapters: Some(set.clone()), ..idle(0..60, 1000) });
         let prompt: Vec<TokenId> = (0..60).collect();
         assert!(cache.best(&prompt, None, 0, any).is_none() && cache.best(&prompt, Some(&set), 0, any).is_some());
@@ -149,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_when_there_is_no_room() {
-        let mut cache = HostCache::new(3000, 10, true);
+        let mut cache = HostCache::new(3000, (0, 10), true);
         for start in [0, 1000, 2000, 3000] {
             cache.put(idle(start..start + 100, 1000));
         }
@@ -163,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_state_that_shares_most_is_found() {
-        let mut cache = HostCache::new(1 << 20, 10, true);
+        let mut cache = HostCache::new(1 << 20, (0, 10), true);
         cache.put(idle(0..100, 1000));
         cache.put(idle(0..60, 1000));
         assert_eq!(cache.iter().count(), 2, "a shorter state is no reason to forget a longer one");
@@ -176,14 +175,14 @@ mod tests {
         let barely: Vec<TokenId> = (0..10).chain(500..600).collect();
         assert_eq!(cache.best(&barely, None, 0, any), None);
         assert!(!cache.wants(&prompt[..50], None) && cache.wants(&prompt, None) && !cache.wants(&other[..20], None));
-        assert!(!HostCache::new(1999, 10, true).wants(&prompt, None));
+        assert!(!HostCache::new(1999, (0, 10), true).wants(&prompt, None));
         let taken = cache.take(best).unwrap();
         assert_eq!((taken.tokens.len(), cache.bytes), (100, 1000));
     }
 
     #[test]
     fn states_that_cannot_be_cut_stand_beside_their_beginnings() {
-        let mut cache = HostCache::new(1 << 20, 10, false);
+        let mut cache = HostCache::new(1 << 20, (0, 10), false);
         cache.put(idle(0..60, 1000));
         let prompt: Vec<TokenId> = (0..100).collect();
         assert!(cache.wants(&prompt, None) && !cache.wants(&prompt[..60], None));

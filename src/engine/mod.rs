@@ -12,6 +12,7 @@ mod admission;
 mod answer;
 mod batch;
 mod capture;
+mod checkpoints;
 mod control;
 mod conversation;
 pub mod encoder;
@@ -50,7 +51,7 @@ pub use thinking::ThinkingBudget;
 
 use crate::events::{Promises, Recorder, Signal};
 use crate::model::Model;
-use crate::model::llama::{CacheType, ContextOptions, Layout};
+use crate::model::llama::{CacheType, ContextOptions};
 use capture::Capture;
 use host_cache::HostCache;
 use scheduler::{Command, Scheduler};
@@ -62,6 +63,8 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Outputs that may wait for a client that does not read, before its run pauses.
 const CLIENT_CHANNEL: usize = 256;
+/// Of the memory for idle states, one part in so many may be used for going back in states that know only their end.
+const CHECKPOINTS: usize = 8;
 
 /// How the engine is set up.
 #[derive(Debug, Clone)]
@@ -177,6 +180,7 @@ impl Engine {
                     attention: options.attention,
                     cache_type_k: options.cache_type_k,
                     cache_type_v: options.cache_type_v,
+                    checkpoint_bytes: options.cache_ram_bytes / CHECKPOINTS,
                 };
                 let made = model.context(&context).and_then(|mut context| {
                     let layout = context.learn_layout()?;
@@ -189,10 +193,11 @@ impl Engine {
                 });
                 match made {
                     Ok((context, capture, layout)) => {
-                        let bytes_per_token = layout.as_ref().map_or(0, Layout::bytes_per_token);
+                        let sizes =
+                            layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
                         if ready.send(Ok((layout, context.attends().cloned()))).is_ok() {
                             let beginnings = context.keeps_beginnings();
-                            let idle = HostCache::new(options.cache_ram_bytes, bytes_per_token, beginnings);
+                            let idle = HostCache::new(options.cache_ram_bytes, sizes, beginnings);
                             Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status, idle)
                                 .run();
                         }

@@ -2,6 +2,7 @@
 //! it wants decoded and hands it logits.
 
 use super::answer::Answer;
+use super::checkpoints::Plan;
 use super::conversation::Memory;
 use super::journal::Journal;
 use super::measure::{self, Distribution};
@@ -53,6 +54,8 @@ pub(super) struct Run {
     pub prompt_len: usize,
     /// How many tokens of the sequence may stay in the KV cache.
     pub cached: usize,
+    /// Where its state is kept on the way.
+    pub(super) checkpoints: Plan,
     /// Tokens of the prompt whose KV state was reused.
     pub reused: usize,
     /// Attention of the decode that led to the current logits.
@@ -149,6 +152,7 @@ impl Run {
             poisoned: false,
             fault: None,
             cached: 0,
+            checkpoints: Plan::default(),
             reused: 0,
             attention: None,
             attention_ready: None,
@@ -318,7 +322,7 @@ impl Run {
     /// How many tokens the next decode may take: all that are missing, unless each of them gives a row of logits.
     pub fn next_decode(&self) -> usize {
         const MOST_ROWS: usize = 256;
-        let missing = self.sequence.len() - self.cached;
+        let missing = self.checkpoints.upto(self.cached, self.sequence.len()) - self.cached;
         let rows = self.request.report.prompt_probabilities && self.prompt_us.is_none();
         if rows { missing.min(MOST_ROWS) } else { missing }
     }

@@ -96,8 +96,10 @@ pub enum Ses1Error {
     /// What llama.cpp wrote does not fit.
     #[error(transparent)]
     Kv(#[from] Flaw),
-    /// The model keeps more than a KV cache.
-    #[error("this model keeps more than a KV cache, and its state cannot be checked when it comes back")]
+    /// The model keeps something else than keys, values and recurrent states.
+    #[error(
+        "this model keeps more than a KV cache and recurrent states, so that its state could not be checked when it comes back"
+    )]
     NoLayout,
 }
 
@@ -115,7 +117,7 @@ impl Home {
     /// Bytes of a block whose tokens fill the context.
     pub fn largest(&self) -> Result<usize, Ses1Error> {
         let layout = self.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
-        Ok(layout.context() * (layout.bytes_per_token() + 2 * size_of::<TokenId>()) + AROUND)
+        Ok(layout.fixed_bytes() + layout.context() * (layout.bytes_per_token() + 2 * size_of::<TokenId>()) + AROUND)
     }
 }
 

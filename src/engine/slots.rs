@@ -223,14 +223,16 @@ impl Scheduler<'_> {
         }
         let sequence = index as i32;
         let held = self.slots[index].cache.len();
+        let checkpoints = self.context.checkpoints(sequence).clone();
         let before = if held == 0 { None } else { Some(self.context.save(sequence).map_err(|_| SlotError::Refused)?) };
         if let Err(error) = self.context.restore(sequence, &state, tokens.len() as u32) {
             tracing::error!(%error, slot = index, "a state that was checked is refused");
-            if let Some(before) = before
-                && self.context.restore(sequence, &before, held as u32).is_err()
-            {
-                self.empty(index);
-                return Err(SlotError::Failed("llama.cpp took neither the new state nor the old one back".into()));
+            if let Some(before) = before {
+                if self.context.restore(sequence, &before, held as u32).is_err() {
+                    self.empty(index);
+                    return Err(SlotError::Failed("llama.cpp took neither the new state nor the old one back".into()));
+                }
+                self.context.set_checkpoints(sequence, checkpoints);
             }
             return Err(SlotError::Refused);
         }

@@ -1,12 +1,15 @@
+mod sequences;
+
+use super::Error;
 use super::adapters::{AdapterSet, Adapters};
 use super::attends::{Attends, Unseen};
 use super::cache_type::CacheType;
+use super::checkpoints::Checkpoints;
 use super::ffi::threads::Pool;
-use super::ffi::{self, CapturedRow, Tap, WantedRow};
-use super::memory::{self, Memory, OUT_OF_WINDOW, RECURRENT};
+use super::ffi::{self, CapturedRow, Extent, Tap, WantedRow};
+use super::memory::{self, Memory};
 use super::state::Layout;
 use super::ubatch;
-use super::{Error, ShiftError};
 use crate::events::TokenId;
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
@@ -16,7 +19,6 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
-use std::ops::Range;
 
 /// What `llama_decode` says when the memory for a graph cannot be had.
 const NO_MEMORY: i32 = -2;
@@ -42,6 +44,8 @@ pub struct ContextOptions {
     pub cache_type_k: CacheType,
     /// How values are kept; a quantised type needs flash attention.
     pub cache_type_v: CacheType,
+    /// Bytes of the machine's memory for [`Checkpoints`] of all sequences, 0 for none; models with a KV cache need none.
+    pub checkpoint_bytes: usize,
 }
 
 /// A context of llama.cpp and the batch that goes through it.
@@ -62,6 +66,8 @@ pub struct Context<'model> {
     /// Tokens of a sequence.
     context: u32,
     memory: Memory,
+    checkpoints: Vec<Checkpoints>,
+    checkpoint_bytes: usize,
     layout: Option<Layout>,
     architecture: String,
     attends: Option<Result<Attends, Unseen>>,
@@ -132,6 +138,8 @@ impl<'model> Context<'model> {
             several_streams: options.sequences > 1,
             context: options.context_per_sequence,
             memory,
+            checkpoints: vec![Checkpoints::default(); options.sequences as usize],
+            checkpoint_bytes: options.checkpoint_bytes,
             architecture: model.meta_val_str("general.architecture").unwrap_or_default(),
             layout: None,
             attends: None,
@@ -239,43 +247,8 @@ impl<'model> Context<'model> {
         self.llama.get_logits_ith(index as i32)
     }
 
-    /// Removes the tokens of a sequence from position `from` on. Where the cache cannot remove a part, or no longer has
-    /// what a token at `from` would look at, all of it goes. Returns how many tokens are left.
-    #[must_use]
-    pub fn truncate(&mut self, sequence: i32, from: u32) -> u32 {
-        if self.can_truncate(sequence, from) && self.llama.kv_cache_seq_rm(sequence, Some(from), None).is_ok() {
-            return from;
-        }
-        self.clear(sequence);
-        0
-    }
-
-    /// Whether a sequence can lose the tokens from position `from` on, and be continued there.
-    #[must_use]
-    pub fn can_truncate(&self, sequence: i32, from: u32) -> bool {
-        from == 0 || (!self.memory.recurrent && self.first_position(sequence) <= self.memory.seen_from(from))
-    }
-
-    /// Whether the first `keep` tokens of a state of `length` tokens that was saved can be used.
-    #[must_use]
-    pub fn can_keep(&self, length: usize, keep: usize) -> bool {
-        self.memory.can_keep(length as u32, keep as u32)
-    }
-
-    /// Whether of every state that was saved each beginning can be used.
-    #[must_use]
-    pub fn keeps_beginnings(&self) -> bool {
-        self.memory.window == 0 && !self.memory.recurrent
-    }
-
-    /// Removes a whole sequence.
-    pub fn clear(&mut self, sequence: i32) {
-        // Removing a whole sequence cannot fail: only partial removal is refused by some caches.
-        let _ = self.llama.kv_cache_seq_rm(sequence, None, None);
-    }
-
     /// Learns what states of sequences look like here, and what can be seen of the model's attention, by decoding a token in
-    /// sequence 0, which must be empty. `None` for models that keep more than a KV cache.
+    /// sequence 0, which must be empty. `None` for a model whose states cannot be checked.
     ///
     /// # Errors
     /// [`Error::Decode`].
@@ -286,7 +259,7 @@ impl<'model> Context<'model> {
         if let Some(tap) = &mut self.tap {
             self.attends = Some(Attends::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
         }
-        let layout = ffi::sequence_state(&self.llama, 0)
+        let layout = ffi::sequence_state(&self.llama, 0, Extent::Whole)
             .and_then(|state| Layout::learn(&state, self.context as usize, self.memory.window as usize));
         self.clear(0);
         self.layout.clone_from(&layout);
@@ -298,110 +271,6 @@ impl<'model> Context<'model> {
     #[must_use]
     pub fn attends(&self) -> Option<&Result<Attends, Unseen>> {
         self.attends.as_ref()
-    }
-
-    /// The state of a sequence, as [`Context::restore`] takes it.
-    ///
-    /// # Errors
-    /// [`Error::State`].
-    pub fn save(&self, sequence: i32) -> Result<Vec<u8>, Error> {
-        ffi::sequence_state(&self.llama, sequence).ok_or(Error::State { doing: "write" })
-    }
-
-    /// Replaces a sequence by a state with `tokens` tokens, that [`Context::save`] wrote or that was checked with
-    /// [`Layout::unpack`].
-    ///
-    /// # Errors
-    /// [`Error::State`]; the sequence is then empty.
-    pub fn restore(&mut self, sequence: i32, state: &[u8], tokens: u32) -> Result<(), Error> {
-        // The cells are then taken from the first on, in the order of the positions.
-        self.clear(sequence);
-        let last = i64::from(tokens) - 1;
-        if ffi::set_sequence_state(&mut self.llama, sequence, state)
-            && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == last
-        {
-            return Ok(());
-        }
-        self.clear(sequence);
-        Err(Error::State { doing: "read" })
-    }
-
-    /// Removes ranges of positions from a sequence of `length` tokens, and moves what follows to close the gaps. Ranges
-    /// are in order and do not touch. What stays keeps what it knew of the removed tokens. Returns the new length.
-    ///
-    /// # Errors
-    /// [`ShiftError::Fixed`] leaves the sequence as it was; [`ShiftError::Failed`] leaves it empty.
-    pub fn cut(&mut self, sequence: i32, length: u32, ranges: &[Range<u32>]) -> Result<u32, ShiftError> {
-        let left = length - ranges.iter().map(|range| range.end - range.start).sum::<u32>();
-        let Some(last) = ranges.last() else { return Ok(length) };
-        if ranges.len() == 1 && last.end == length {
-            if !self.can_truncate(sequence, last.start) {
-                return Err(ShiftError::Fixed(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
-            }
-            return match self.truncate(sequence, last.start) {
-                kept if kept == last.start => Ok(kept),
-                _ => Err(ShiftError::Failed),
-            };
-        }
-        if let Some(reason) = self.memory.fixed {
-            return Err(ShiftError::Fixed(reason));
-        }
-        if !self.memory.can_cut(self.first_position(sequence), ranges, left) {
-            return Err(ShiftError::Fixed(OUT_OF_WINDOW));
-        }
-        let cut = self.close_gaps(sequence, ranges, left);
-        if cut.is_err() {
-            self.clear(sequence);
-        }
-        cut.map(|()| left).map_err(|error| {
-            tracing::error!(%error, sequence, "tokens could not be removed from the middle of a sequence");
-            ShiftError::Failed
-        })
-    }
-
-    fn close_gaps(&mut self, sequence: i32, ranges: &[Range<u32>], left: u32) -> Result<(), Error> {
-        let refused = |error: llama_cpp_2::context::kv_cache::KvCacheConversionError| Error::Decode(error.to_string());
-        for range in ranges.iter().rev() {
-            self.llama.kv_cache_seq_rm(sequence, Some(range.start), Some(range.end)).map_err(refused)?;
-            let by = (range.end - range.start) as i32;
-            self.llama.kv_cache_seq_add(sequence, Some(range.end), None, -by).map_err(refused)?;
-        }
-        // llama.cpp turns the keys to their new positions at the next decode, whichever it is.
-        self.add(0, left, sequence, false, false)?;
-        self.decode()?;
-        self.llama.kv_cache_seq_rm(sequence, Some(left), None).map_err(refused)?;
-        // The positions have moved, the cells have not. A state has its cells in order, and fills an empty stream from
-        // the first cell on.
-        let state = self.save(sequence)?;
-        self.restore(sequence, &state, left)
-    }
-
-    /// Removes a sequence of these tokens, and overwrites its keys and values. Cells that are free are masked and read all
-    /// the same, so that what is not a number in them spoils whoever comes next.
-    pub fn wipe(&mut self, sequence: i32, tokens: &[TokenId]) {
-        let state = ffi::sequence_state(&self.llama, sequence);
-        let zeroed = state.zip(self.layout.as_ref()).and_then(|(state, layout)| layout.zeroed(state, tokens).ok());
-        if !zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state)) {
-            tracing::error!(sequence, "damaged keys and values could not be overwritten");
-        }
-        self.clear(sequence);
-    }
-
-    /// Whether tokens can be removed from the middle of sequences.
-    #[must_use]
-    pub fn can_shift(&self) -> bool {
-        self.memory.fixed.is_none()
-    }
-
-    /// Whether every cell of a sequence is at its position, in all layers.
-    #[must_use]
-    pub fn rows_exact(&self, sequence: i32) -> bool {
-        self.memory.window == 0 || self.first_position(sequence) == 0
-    }
-
-    /// Position of the oldest token that all layers have; 0 for an empty sequence.
-    fn first_position(&self, sequence: i32) -> u32 {
-        if self.memory.window == 0 { 0 } else { self.llama.kv_cache_seq_pos_min(sequence).max(0).unsigned_abs() }
     }
 }
 

@@ -118,9 +118,27 @@ pub fn set_tap(params: &mut LlamaContextParams, tap: &Tap) {
     raw.cb_eval_user_data = tap.0.get().cast::<c_void>();
 }
 
+/// How much of a sequence's state is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// What only knows the end of the sequence: all but the cells of its tokens in a plain KV cache.
+    Summary,
+}
+
+impl Extent {
+    const fn flags(self) -> LlamaStateSeqFlags {
+        match self {
+            Self::Whole => LlamaStateSeqFlags::empty(),
+            Self::Summary => LlamaStateSeqFlags::PARTIAL_ONLY,
+        }
+    }
+}
+
 /// The state of a sequence as llama.cpp writes it; `None` when llama.cpp cannot write it.
-pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32) -> Option<Vec<u8>> {
-    let flags = LlamaStateSeqFlags::empty();
+pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32, extent: Extent) -> Option<Vec<u8>> {
+    let flags = extent.flags();
     let size = context.state_seq_get_size_ext(sequence, flags);
     let mut state: Vec<u8> = Vec::with_capacity(size);
     // SAFETY: the vector has room for `size` bytes, which is what llama.cpp said it writes; nothing decodes in between,
@@ -136,9 +154,9 @@ pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32) -> Option<Vec<u
 
 /// Replaces the state of a sequence. `state` must have been written by a context of this layout, or have been checked
 /// against it with [`super::Layout::unpack`]. `false` when llama.cpp refuses; the sequence is then empty.
-pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8]) -> bool {
+pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8], extent: Extent) -> bool {
     // SAFETY: llama.cpp reads no more than the slice's length, and every count in it was compared with the context's.
-    unsafe { context.state_seq_set_data_ext(state, sequence, LlamaStateSeqFlags::empty()) }
+    unsafe { context.state_seq_set_data_ext(state, sequence, extent.flags()) }
 }
 
 /// llama.cpp's context. Rust does not say in which order the fields lie; but the vector, which only samplers on a GPU

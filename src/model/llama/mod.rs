@@ -3,6 +3,7 @@
 mod adapters;
 mod attends;
 mod cache_type;
+mod checkpoints;
 mod context;
 mod devices;
 mod encoder;
@@ -21,6 +22,7 @@ mod ubatch;
 pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
 pub use attends::{Attends, Unseen};
 pub use cache_type::CacheType;
+pub use checkpoints::{Checkpoints, Purpose};
 pub use context::{Captured, Context, ContextOptions};
 pub use devices::{Device, devices};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
@@ -34,7 +36,7 @@ pub use state::{Flaw, Layout};
 
 use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
-use super::{Error, ShiftError, Vocabulary};
+use super::{Error, Vocabulary};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;

@@ -2,11 +2,19 @@
 //!
 //! llama.cpp trusts such bytes: on wrong ones it fails half way, or aborts the process. [`Layout`] is learned from a
 //! state that the context itself wrote, and [`Layout::unpack`] compares every number of a foreign state with it.
-//! Follows `llama_kv_cache::state_write` and `llama_kv_cache_iswa::state_write` of the pinned llama-cpp-sys-2. Models
-//! that keep anything but such caches (recurrent ones) have no layout, and their states stay inside the process.
+//! Follows `llama_kv_cache::state_write`, `llama_kv_cache_iswa::state_write` and `llama_memory_hybrid::state_write` of the
+//! pinned llama-cpp-sys-2. A model that keeps anything else has no layout, and its states stay inside the process.
+
+mod learn;
+mod reader;
+mod recurrent;
+#[cfg(test)]
+mod tests;
 
 use super::cache_type::CacheType;
 use crate::events::TokenId;
+use reader::{Reader, differs};
+use recurrent::Recurrent;
 use std::ops::Range;
 
 /// `llama_context`'s magic and the id of the sequence, before everything else.
@@ -22,6 +30,8 @@ pub struct Layout {
     magic: [u8; 4],
     streams: u32,
     caches: Vec<Cache>,
+    /// What layers keep that do not attend; it stands behind the caches.
+    recurrent: Option<Recurrent>,
     /// Tokens of a sequence.
     context: usize,
 }
@@ -75,6 +85,9 @@ pub enum Flaw {
         /// Tokens that came with it.
         tokens: usize,
     },
+    /// A recurrent state that is not one.
+    #[error("the KV data holds {0} recurrent states, and a sequence has one")]
+    Summaries(usize),
     /// A cell at the wrong place.
     #[error("cell {cell} of the KV data has position {position}; the cells must stand in the order of the tokens")]
     Position {
@@ -83,7 +96,7 @@ pub enum Flaw {
         /// Its position.
         position: i32,
     },
-    /// A key or value that cannot be one.
+    /// A key, value or recurrent state that cannot be one.
     #[error("the KV data has values that are no numbers, or larger than any that a model has")]
     Number,
     /// A cell of another token.
@@ -92,17 +105,18 @@ pub enum Flaw {
 }
 
 impl Layout {
-    /// Learns from the state of one token at position 0 in a context. `None` when its state is not made of KV caches.
+    /// Learns from the state of one token at position 0 in a context. `None` when its state is made of anything but KV caches
+    /// and recurrent states.
     #[must_use]
     pub(super) fn learn(state: &[u8], context: usize, window: usize) -> Option<Self> {
         let magic = state.get(..4)?.try_into().ok()?;
         let streams = u32::from_le_bytes(state.get(HEAD..HEAD + 4)?.try_into().ok()?);
-        let mut caches = learn_caches(state, HEAD)?;
+        let (mut caches, recurrent) = learn::sections(state, HEAD)?;
         // Layers with a window have the last cache.
         if let Some(last) = caches.last_mut() {
             last.window = window;
         }
-        Some(Self { magic, streams, caches, context })
+        Some(Self { magic, streams, caches, recurrent, context })
     }
 
     /// Tokens that a sequence holds.
@@ -124,11 +138,21 @@ impl Layout {
             .sum()
     }
 
-    /// Types of the keys and values of the first layer, for people.
+    /// Bytes that a state takes beside those of its tokens.
+    #[must_use]
+    pub fn fixed_bytes(&self) -> usize {
+        self.recurrent.as_ref().map_or(0, Recurrent::bytes)
+    }
+
+    /// Types of the keys and values of the first layer, for people; those of its state where no layer attends.
     #[must_use]
     pub fn types(&self) -> (String, String) {
         let name = |rows: &[Rows]| rows.first().map_or_else(|| "none".into(), |rows| CacheType::name_of(rows.kind));
-        self.caches.first().map_or_else(Default::default, |cache| (name(&cache.keys), name(&cache.values)))
+        match (self.caches.first(), &self.recurrent) {
+            (Some(cache), _) => (name(&cache.keys), name(&cache.values)),
+            (None, Some(recurrent)) => recurrent.types(),
+            (None, None) => Default::default(),
+        }
     }
 
     /// A state without what only this context knows: its sequences and where the state's is among them.
@@ -142,6 +166,7 @@ impl Layout {
             let body = Self::cache(&mut reader, cache, tokens, self.streams)?;
             packed.extend_from_slice(&state[body]);
         }
+        packed.extend_from_slice(&state[self.summaries(&mut reader, tokens)?]);
         reader.end()?;
         Ok(packed)
     }
@@ -162,6 +187,7 @@ impl Layout {
             state.extend_from_slice(&packed[body]);
             state.resize(state.len() + idle, 0);
         }
+        state.extend_from_slice(&packed[self.summaries(&mut reader, tokens)?]);
         reader.end()?;
         // Cells that are free again are read all the same: one value that is no number would spoil the slot for others.
         let sound = |(kind, rows): &(i32, Range<usize>)| {
@@ -170,7 +196,7 @@ impl Layout {
         if reader.rows.iter().all(sound) { Ok(state) } else { Err(Flaw::Number) }
     }
 
-    /// A state that this context wrote, with nothing but zeroes in its keys and values.
+    /// A state that this context wrote, with nothing but zeroes in its keys, values and recurrent states.
     ///
     /// # Errors
     /// [`Flaw`] when `state` was not written by this context.
@@ -179,10 +205,16 @@ impl Layout {
         for cache in &self.caches {
             Self::cache(&mut reader, cache, tokens, self.streams)?;
         }
+        self.summaries(&mut reader, tokens)?;
         for (_, rows) in std::mem::take(&mut reader.rows) {
             state[rows].fill(0);
         }
         Ok(state)
+    }
+
+    /// Reads the recurrent states and returns where they stand.
+    fn summaries(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, Flaw> {
+        self.recurrent.as_ref().map_or(Ok(reader.at..reader.at), |recurrent| recurrent.read(reader, tokens))
     }
 
     /// Reads one cache and returns where its only stream stands. `streams` is 0 for a packed state.
@@ -239,285 +271,5 @@ impl Layout {
             reader.rows(Some(rows), names, cache.transposed, cells)?;
         }
         Ok(())
-    }
-}
-
-/// The caches that make up the rest of a state, whichever way of reading them comes out even.
-fn learn_caches(state: &[u8], from: usize) -> Option<Vec<Cache>> {
-    if from == state.len() {
-        return Some(Vec::new());
-    }
-    for extended in [false, true] {
-        for with_values in [true, false] {
-            let mut reader = Reader::new(state, from);
-            let Ok(cache) = learn_cache(&mut reader, extended, with_values) else { continue };
-            if let Some(mut rest) = learn_caches(state, reader.at) {
-                rest.insert(0, cache);
-                return Some(rest);
-            }
-        }
-    }
-    None
-}
-
-fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Result<Cache, Flaw> {
-    let streams = reader.u32()?;
-    differs("the number of sequences", u32::from((1..=4096).contains(&streams)), 1)?;
-    let mut found = None;
-    for _ in 0..streams {
-        let cells = reader.u32()?;
-        if cells == 0 {
-            continue;
-        }
-        differs("the number of cells", cells, 1)?;
-        differs("the position", reader.u32()?, 0)?;
-        differs("the number of sequences of a cell", reader.u32()?, 1)?;
-        reader.take(if extended { EXTENSION } else { 0 })?;
-        reader.take(4)?;
-        let transposed = reader.u32()?;
-        differs("the order of values", transposed.min(2) & 2, 0)?;
-        let transposed = transposed == 1;
-        let layers = reader.u32()?;
-        let rotations = [reader.u32()?, reader.u32()?];
-        let names = ["a type", "a size"];
-        let mut read = |transposed| -> Result<Vec<Rows>, Flaw> {
-            (0..layers).map(|_| reader.rows(None, names, transposed, 1)).collect()
-        };
-        let keys = read(false)?;
-        let values = if with_values { read(transposed)? } else { Vec::new() };
-        differs("the number of sequences with cells", u32::from(found.is_some()), 0)?;
-        found = Some(Cache { window: 0, extended, transposed, rotations, keys, values });
-    }
-    found.ok_or(Flaw::Truncated(reader.at))
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "mostly numbers")]
-fn differs<T: PartialEq + ToString>(what: &'static str, found: T, expected: T) -> Result<(), Flaw> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(Flaw::Differs { what, found: found.to_string(), expected: expected.to_string() })
-}
-
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-    /// Where keys and values stand, and of which type they are.
-    rows: Vec<(i32, Range<usize>)>,
-}
-
-impl<'a> Reader<'a> {
-    const fn new(bytes: &'a [u8], at: usize) -> Self {
-        Self { bytes, at, rows: Vec::new() }
-    }
-
-    fn take(&mut self, count: usize) -> Result<&[u8], Flaw> {
-        let taken = self.at.checked_add(count).and_then(|end| self.bytes.get(self.at..end));
-        let taken = taken.ok_or(Flaw::Truncated(self.bytes.len()))?;
-        self.at += count;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Flaw> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.take(N)?);
-        Ok(array)
-    }
-
-    fn u32(&mut self) -> Result<u32, Flaw> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn i32(&mut self) -> Result<i32, Flaw> {
-        self.array().map(i32::from_le_bytes)
-    }
-
-    /// The rows of a layer; compared with those that are expected before their length is believed.
-    fn rows(
-        &mut self,
-        expected: Option<Rows>,
-        [kind_name, size_name]: [&'static str; 2],
-        transposed: bool,
-        cells: usize,
-    ) -> Result<Rows, Flaw> {
-        let kind = self.i32()?;
-        if let Some(expected) = expected {
-            differs(kind_name, CacheType::name_of(kind), CacheType::name_of(expected.kind))?;
-        }
-        let (unit, width) =
-            if transposed { (u64::from(self.u32()?), self.u32()?) } else { (self.array().map(u64::from_le_bytes)?, 1) };
-        if let Some(expected) = expected {
-            differs(size_name, unit, expected.unit)?;
-            differs("the number of elements of a value", width, expected.width)?;
-        }
-        let bytes = usize::try_from(unit).ok().and_then(|unit| unit.checked_mul(width as usize)?.checked_mul(cells));
-        let start = self.at;
-        self.take(bytes.ok_or(Flaw::Truncated(self.bytes.len()))?)?;
-        self.rows.push((kind, start..self.at));
-        Ok(Rows { kind, unit, width })
-    }
-
-    fn end(&self) -> Result<(), Flaw> {
-        match self.bytes.len() - self.at {
-            0 => Ok(()),
-            left => Err(Flaw::TooLong(left)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// What llama.cpp writes for `tokens` in stream `stream` of `streams`, with two layers.
-    fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, extended: bool) -> Vec<u8> {
-        let mut out = vec![1, 2, 3, 4];
-        out.extend(stream.to_le_bytes());
-        out.extend(streams.to_le_bytes());
-        for at in 0..streams {
-            if at != stream {
-                out.extend(0u32.to_le_bytes());
-                continue;
-            }
-            out.extend((tokens.len() as u32).to_le_bytes());
-            for (position, token) in (0u32..).zip(tokens) {
-                out.extend(position.to_le_bytes());
-                out.extend(1u32.to_le_bytes());
-                if extended {
-                    out.extend([0; 8]);
-                    out.extend(token.to_le_bytes());
-                }
-                out.extend(stream.to_le_bytes());
-            }
-            for number in [u32::from(transposed), 2, 0, 0] {
-                out.extend(number.to_le_bytes());
-            }
-            for layer in 0..2u8 {
-                out.extend(1i32.to_le_bytes());
-                out.extend(16u64.to_le_bytes());
-                out.extend(std::iter::repeat_n(layer, 16 * tokens.len()));
-            }
-            for layer in 2..4u8 {
-                out.extend(1i32.to_le_bytes());
-                if transposed {
-                    out.extend(2u32.to_le_bytes());
-                    out.extend(8u32.to_le_bytes());
-                } else {
-                    out.extend(16u64.to_le_bytes());
-                }
-                out.extend(std::iter::repeat_n(layer, 16 * tokens.len()));
-            }
-        }
-        out
-    }
-
-    fn layout(streams: u32, transposed: bool, extended: bool) -> Layout {
-        Layout::learn(&written(&[9], 0, streams, transposed, extended), 64, 0).unwrap()
-    }
-
-    #[test]
-    fn a_state_moves_between_contexts_of_other_sizes() {
-        let tokens: Vec<TokenId> = (0..20).collect();
-        for (transposed, extended) in [(false, false), (true, false), (false, true), (true, true)] {
-            let packed =
-                layout(3, transposed, extended).pack(&written(&tokens, 2, 3, transposed, extended), &tokens).unwrap();
-            let state = layout(2, transposed, extended).unpack(&packed, &tokens).unwrap();
-            let mut expected = written(&tokens, 0, 2, transposed, extended);
-            // The id inside a cell is that of the sequence it came from; llama.cpp reads over it.
-            let (cell, first) = (CELL + if extended { EXTENSION } else { 0 }, HEAD + 8);
-            for index in 0..tokens.len() {
-                let id = first + (index + 1) * cell - 4;
-                expected[id..id + 4].copy_from_slice(&2u32.to_le_bytes());
-            }
-            assert_eq!(state, expected);
-        }
-    }
-
-    #[test]
-    fn only_layers_with_a_window_may_lack_old_tokens() {
-        // One cache without a window, then one with it.
-        let both = |tokens: &[TokenId], in_window: &[TokenId]| {
-            let mut out = written(tokens, 0, 1, false, false);
-            let second = written(in_window, 0, 1, false, false);
-            let (first, positions) = (out.len() + 8, tokens.len() - in_window.len());
-            out.extend_from_slice(&second[HEAD..]);
-            for index in 0..in_window.len() {
-                let at = first + index * CELL;
-                out[at..at + 4].copy_from_slice(&((positions + index) as u32).to_le_bytes());
-            }
-            out
-        };
-        let layout = Layout::learn(&both(&[9], &[9]), 64, 4).unwrap();
-        assert_eq!((layout.caches.len(), layout.caches[0].window, layout.caches[1].window), (2, 0, 4));
-        let tokens: Vec<TokenId> = (0..10).collect();
-        let packed = layout.pack(&both(&tokens, &tokens[6..]), &tokens).unwrap();
-        assert_eq!(layout.unpack(&packed, &tokens).unwrap(), both(&tokens, &tokens[6..]));
-        let too_few = layout.pack(&both(&tokens, &tokens[7..]), &tokens).unwrap_err();
-        assert_eq!(too_few, Flaw::Cells { cells: 3, tokens: 10 });
-        let plain = Layout::learn(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
-        let mut short = vec![0; 8];
-        short.extend_from_slice(&both(&tokens, &tokens[6..])[written(&tokens, 0, 1, false, false).len()..]);
-        assert_eq!(plain.pack(&short, &tokens).unwrap_err(), Flaw::Cells { cells: 4, tokens: 10 });
-    }
-
-    #[test]
-    fn flaws_are_named() {
-        let (layout, tokens) = (layout(1, false, false), [5, 6, 7]);
-        let packed = layout.pack(&written(&tokens, 0, 1, false, false), &tokens).unwrap();
-        let told = |bytes: &[u8], tokens: &[TokenId]| layout.unpack(bytes, tokens).unwrap_err().to_string();
-        assert_eq!(told(&packed, &[5, 6]), "the KV data holds 3 cells for 2 tokens");
-        assert_eq!(
-            told(&packed[..packed.len() - 1], &tokens),
-            format!("the KV data ends at byte {}, in the middle", packed.len() - 1)
-        );
-        let mut longer = packed.clone();
-        longer.push(0);
-        assert_eq!(told(&longer, &tokens), "the KV data has 1 bytes too many");
-        let mut quantised = packed.clone();
-        let keys = 4 + 3 * CELL + 16;
-        quantised[keys] = 8;
-        assert_eq!(told(&quantised, &tokens), "the KV data does not fit: the type of keys is q8_0, here it is f16");
-        let mut moved = packed;
-        moved[4] = 1;
-        assert!(told(&moved, &tokens).starts_with("cell 0 of the KV data has position 1"));
-    }
-
-    proptest! {
-        /// Whatever bytes come: never a panic, never more memory than the input, and what is taken is what was meant.
-        #[test]
-        fn hostile_bytes_are_refused(
-            count in 0usize..12, transposed: bool, extended: bool,
-            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
-            cut in proptest::option::of(any::<prop::sample::Index>()),
-        ) {
-            let tokens: Vec<TokenId> = (0..count as i32).collect();
-            let layout = layout(2, transposed, extended);
-            let written = written(&tokens, 1, 2, transposed, extended);
-            let Ok(packed) = layout.pack(&written, &tokens) else {
-                prop_assert_eq!(count, 0);
-                return Ok(());
-            };
-            let mut hostile = packed.clone();
-            for (at, byte) in &edits {
-                let at = at.index(hostile.len());
-                hostile[at] = *byte;
-            }
-            if let Some(cut) = cut {
-                hostile.truncate(cut.index(hostile.len()));
-            }
-            if let Ok(state) = layout.unpack(&hostile, &tokens) {
-                prop_assert_eq!(hostile.len(), packed.len());
-                // Only keys, values, and numbers that llama.cpp reads over may differ from what was written.
-                prop_assert_eq!(layout.pack(&state, &tokens).unwrap(), hostile);
-            }
-        }
-
-        #[test]
-        fn noise_is_refused(noise: Vec<u8>, count in 0usize..40) {
-            let tokens: Vec<TokenId> = (0..count as i32).collect();
-            prop_assert!(layout(2, true, false).unpack(&noise, &tokens).is_err());
-            prop_assert!(Layout::learn(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
-        }
     }
 }

@@ -91,13 +91,13 @@ async fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 /// The state of a slot with a few tokens: long enough for everything that a state has, short enough to try every byte of it.
-async fn small_state(bench: &mut crate::engine::Bench) -> Vec<u8> {
+pub async fn small_state(bench: &mut crate::engine::Bench) -> Vec<u8> {
     bench.tell(in_slot(request_tokens(long(1, 3), 1), 0)).await;
     bench.engine.save_slot(0).await.unwrap().block.to_vec()
 }
 
 /// The checksum of a state as it would be right.
-fn signed(mut block: Vec<u8>) -> Bytes {
+pub fn signed(mut block: Vec<u8>) -> Bytes {
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
     let sum = 8 + 4 * tokens + 48;
     if block.len() >= sum + 8 {

@@ -12,16 +12,16 @@ use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::Action;
 
-const RECURRENT: [&str; 2] = ["memories/recurrent", "memories/hybrid"];
+pub const RECURRENT: [&str; 2] = ["memories/recurrent", "memories/hybrid"];
 const WINDOW: &str = "memories/window";
 
-fn load(name: &str) -> Arc<Model> {
+pub fn load(name: &str) -> Arc<Model> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(format!("{name}.gguf"));
     Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())
 }
 
 /// What the model says when nothing is reused.
-async fn fresh(bench: &mut Bench, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
+pub async fn fresh(bench: &mut Bench, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     let mut request = in_slot(request_tokens(prompt.to_vec(), count as u32), 1);
     request.cache_prompt = false;
     bench.tell(request).await.generated()
@@ -63,9 +63,10 @@ async fn what_is_continued_is_what_a_fresh_run_says() {
         assert_eq!(agrees(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 111, "{name}");
         for cut in [99, 90, 40] {
             let reused = agrees(&mut bench, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
-            assert_eq!(reused, if whole_only { 0 } else { cut }, "{name} at {cut}");
+            // Of a recurrent state there are only the places that were kept: here the prompt's last token.
+            assert_eq!(reused, if whole_only && cut < 99 { 0 } else { cut }, "{name} at {cut}");
         }
-        assert_eq!(agrees(&mut bench, &prompt).await, if whole_only { 0 } else { 40 }, "{name}");
+        assert_eq!(agrees(&mut bench, &prompt).await, if whole_only { 99 } else { 40 }, "{name}");
         // Away, and back to where it ended; more than once, since what is continued there ends elsewhere.
         for last in 80..83 {
             agrees(&mut bench, &long(3, 110)).await;
@@ -134,7 +135,7 @@ async fn refuses(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reas
 }
 
 #[tokio::test]
-async fn a_recurrent_state_forgets_nothing_and_is_not_let_out() {
+async fn a_recurrent_state_forgets_nothing_and_takes_no_other_models_state() {
     let foreign = {
         let mut tiny = bench(1, false).await;
         tiny.tell(request_tokens(long(1, 40), 1)).await;
@@ -145,10 +146,8 @@ async fn a_recurrent_state_forgets_nothing_and_is_not_let_out() {
         bench.tell(request_tokens(long(1, 50), 1)).await;
         refuses(&mut bench, 0, 10, 20, "recurrent").await;
         refuses(&mut bench, 0, 40, 11, "recurrent").await;
-        let error = bench.engine.save_slot(0).await.unwrap_err();
-        assert!(matches!(error, SlotError::State(Ses1Error::NoLayout)), "{error}");
         let error = bench.engine.restore_slot(0, foreign.clone()).await.unwrap_err();
-        assert!(matches!(error, SlotError::State(Ses1Error::NoLayout)), "{error}");
+        assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
         let tokens = bench.engine.slot_tokens(0).await.unwrap().tokens.len();
         assert_eq!(bench.engine.shift_slot(0, 0, tokens).await.unwrap(), 0, "all of it can go");
         bench.tell(request_tokens(long(1, 50), 1)).await;

@@ -4,6 +4,7 @@
 mod conversations;
 mod hostile;
 mod memories;
+mod recurrent;
 mod restore;
 mod reuse;
 mod shift;

@@ -1,0 +1,87 @@
+//! Numbers and rows out of bytes that may be anything.
+
+use super::{CacheType, Flaw, Rows};
+use std::ops::Range;
+
+#[expect(clippy::needless_pass_by_value, reason = "mostly numbers")]
+pub(super) fn differs<T: PartialEq + ToString>(what: &'static str, found: T, expected: T) -> Result<(), Flaw> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Flaw::Differs { what, found: found.to_string(), expected: expected.to_string() })
+}
+
+/// Reads from `at` on.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    pub at: usize,
+    /// Where keys, values and recurrent states stand, and of which type they are.
+    pub rows: Vec<(i32, Range<usize>)>,
+}
+
+impl<'a> Reader<'a> {
+    pub const fn new(bytes: &'a [u8], at: usize) -> Self {
+        Self { bytes, at, rows: Vec::new() }
+    }
+
+    pub fn take(&mut self, count: usize) -> Result<&[u8], Flaw> {
+        let taken = self.at.checked_add(count).and_then(|end| self.bytes.get(self.at..end));
+        let taken = taken.ok_or(Flaw::Truncated(self.bytes.len()))?;
+        self.at += count;
+        Ok(taken)
+    }
+
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Flaw> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, Flaw> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub fn i32(&mut self) -> Result<i32, Flaw> {
+        self.array().map(i32::from_le_bytes)
+    }
+
+    /// The rows of a layer; compared with those that are expected before their length is believed.
+    pub fn rows(
+        &mut self,
+        expected: Option<Rows>,
+        [kind_name, size_name]: [&'static str; 2],
+        transposed: bool,
+        cells: usize,
+    ) -> Result<Rows, Flaw> {
+        let kind = self.i32()?;
+        if let Some(expected) = expected {
+            differs(kind_name, CacheType::name_of(kind), CacheType::name_of(expected.kind))?;
+        }
+        let (unit, width) =
+            if transposed { (u64::from(self.u32()?), self.u32()?) } else { (self.array().map(u64::from_le_bytes)?, 1) };
+        if let Some(expected) = expected {
+            differs(size_name, unit, expected.unit)?;
+            differs("the number of elements of a value", width, expected.width)?;
+        }
+        let bytes = usize::try_from(unit).ok().and_then(|unit| unit.checked_mul(width as usize)?.checked_mul(cells));
+        let start = self.at;
+        self.take(bytes.ok_or(Flaw::Truncated(self.bytes.len()))?)?;
+        self.rows.push((kind, start..self.at));
+        Ok(Rows { kind, unit, width })
+    }
+
+    /// A row of so many bytes that is one number after the other of a type.
+    pub fn row(&mut self, kind: i32, bytes: u64) -> Result<(), Flaw> {
+        let start = self.at;
+        self.take(usize::try_from(bytes).map_err(|_| Flaw::Truncated(self.bytes.len()))?)?;
+        self.rows.push((kind, start..self.at));
+        Ok(())
+    }
+
+    pub fn end(&self) -> Result<(), Flaw> {
+        match self.bytes.len() - self.at {
+            0 => Ok(()),
+            left => Err(Flaw::TooLong(left)),
+        }
+    }
+}

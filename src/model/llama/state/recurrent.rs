@@ -1,0 +1,109 @@
+//! The state of layers that keep a summary of a sequence, and no cell for each token: of a sequence there is one, and it
+//! knows nothing but its end. Follows `llama_memory_recurrent::state_write` of the pinned llama-cpp-sys-2.
+
+use super::reader::{Reader, differs};
+use super::{CacheType, Flaw};
+use crate::events::TokenId;
+use std::ops::Range;
+
+/// Most rows that a layer has.
+const MOST_ROWS: usize = 3;
+/// More layers than any model has.
+const MOST_LAYERS: usize = 1024;
+
+/// The recurrent layers of a context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Recurrent {
+    /// Layers of the model, with those that attend.
+    layers: u32,
+    rows: Vec<Row>,
+}
+
+/// One row of numbers of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Row {
+    kind: i32,
+    /// Whether its type stands before it; else it is that of the row before.
+    named: bool,
+    bytes: u64,
+}
+
+impl Recurrent {
+    /// Learns from the rest of the state of one token at position 0.
+    pub fn learn(state: &[u8], from: usize) -> Option<Self> {
+        let mut reader = Reader::new(state, from);
+        let layers = Self::head(&mut reader, 1).ok()?;
+        let most = MOST_ROWS * (layers as usize).min(MOST_LAYERS);
+        rows(state, reader.at, None, most).map(|rows| Self { layers, rows })
+    }
+
+    /// Reads what the context would have written behind so many tokens, and returns where it stands.
+    pub fn read(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, Flaw> {
+        let start = reader.at;
+        differs("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;
+        for row in &self.rows {
+            if row.named {
+                let kind = CacheType::name_of(reader.i32()?);
+                differs("the type of a recurrent state", kind, CacheType::name_of(row.kind))?;
+            }
+            differs("the size of a recurrent state", reader.array().map(u64::from_le_bytes)?, row.bytes)?;
+            reader.row(row.kind, row.bytes)?;
+        }
+        Ok(start..reader.at)
+    }
+
+    /// Bytes that its rows take, however long the sequence is.
+    pub fn bytes(&self) -> usize {
+        self.rows.iter().map(|row| row.bytes as usize + size_of::<i32>() + size_of::<u64>()).sum()
+    }
+
+    /// Types of the first and the last row.
+    pub fn types(&self) -> (String, String) {
+        let name = |row: Option<&Row>| row.map_or_else(|| "none".into(), |row| CacheType::name_of(row.kind));
+        (name(self.rows.first()), name(self.rows.last()))
+    }
+
+    /// What comes before the rows. Returns the number of layers.
+    fn head(reader: &mut Reader<'_>, tokens: usize) -> Result<u32, Flaw> {
+        let cells = reader.u32()? as usize;
+        if cells != 1 {
+            return Err(Flaw::Summaries(cells));
+        }
+        let position = reader.i32()?;
+        if usize::try_from(position).map(|position| position + 1) != Ok(tokens) {
+            return Err(Flaw::Position { cell: 0, position });
+        }
+        differs("the number of sequences of a cell", reader.u32()?, 0)?;
+        differs("the order of recurrent states", reader.u32()?, 0)?;
+        reader.u32()
+    }
+}
+
+/// At most `most` rows that fill a state to its end, whichever way of reading them comes out even. `before` is the type of the
+/// row before.
+fn rows(state: &[u8], from: usize, before: Option<i32>, most: usize) -> Option<Vec<Row>> {
+    if from == state.len() {
+        return Some(Vec::new());
+    }
+    let most = most.checked_sub(1)?;
+    for named in [true, false] {
+        let mut reader = Reader::new(state, from);
+        let Some((row, at)) = row(&mut reader, named, before).ok().flatten() else { continue };
+        if let Some(mut rest) = rows(state, at, Some(row.kind), most) {
+            rest.insert(0, row);
+            return Some(rest);
+        }
+    }
+    None
+}
+
+fn row(reader: &mut Reader<'_>, named: bool, before: Option<i32>) -> Result<Option<(Row, usize)>, Flaw> {
+    let Some(kind) = (if named { Some(reader.i32()?) } else { before }) else { return Ok(None) };
+    let bytes = reader.array().map(u64::from_le_bytes)?;
+    // Layers that only convolve have a state of no bytes.
+    if CacheType::of_ggml(kind).is_none() || (bytes == 0 && !named) {
+        return Ok(None);
+    }
+    reader.row(kind, bytes)?;
+    Ok(Some((Row { kind, named, bytes }, reader.at)))
+}

@@ -1,0 +1,153 @@
+use super::*;
+use proptest::prelude::*;
+
+/// What llama.cpp writes for `tokens` in stream `stream` of `streams`, with two layers.
+fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, extended: bool) -> Vec<u8> {
+    let mut out = vec![1, 2, 3, 4];
+    out.extend(stream.to_le_bytes());
+    out.extend(streams.to_le_bytes());
+    for at in 0..streams {
+        if at != stream {
+            out.extend(0u32.to_le_bytes());
+            continue;
+        }
+        out.extend((tokens.len() as u32).to_le_bytes());
+        for (position, token) in (0u32..).zip(tokens) {
+            out.extend(position.to_le_bytes());
+            out.extend(1u32.to_le_bytes());
+            if extended {
+                out.extend([0; 8]);
+                out.extend(token.to_le_bytes());
+            }
+            out.extend(stream.to_le_bytes());
+        }
+        for number in [u32::from(transposed), 2, 0, 0] {
+            out.extend(number.to_le_bytes());
+        }
+        for layer in 0..2u8 {
+            out.extend(1i32.to_le_bytes());
+            out.extend(16u64.to_le_bytes());
+            out.extend(std::iter::repeat_n(layer, 16 * tokens.len()));
+        }
+        for layer in 2..4u8 {
+            out.extend(1i32.to_le_bytes());
+            if transposed {
+                out.extend(2u32.to_le_bytes());
+                out.extend(8u32.to_le_bytes());
+            } else {
+                out.extend(16u64.to_le_bytes());
+            }
+            out.extend(std::iter::repeat_n(layer, 16 * tokens.len()));
+        }
+    }
+    out
+}
+
+fn layout(streams: u32, transposed: bool, extended: bool) -> Layout {
+    Layout::learn(&written(&[9], 0, streams, transposed, extended), 64, 0).unwrap()
+}
+
+#[test]
+fn a_state_moves_between_contexts_of_other_sizes() {
+    let tokens: Vec<TokenId> = (0..20).collect();
+    for (transposed, extended) in [(false, false), (true, false), (false, true), (true, true)] {
+        let packed =
+            layout(3, transposed, extended).pack(&written(&tokens, 2, 3, transposed, extended), &tokens).unwrap();
+        let state = layout(2, transposed, extended).unpack(&packed, &tokens).unwrap();
+        let mut expected = written(&tokens, 0, 2, transposed, extended);
+        // The id inside a cell is that of the sequence it came from; llama.cpp reads over it.
+        let (cell, first) = (CELL + if extended { EXTENSION } else { 0 }, HEAD + 8);
+        for index in 0..tokens.len() {
+            let id = first + (index + 1) * cell - 4;
+            expected[id..id + 4].copy_from_slice(&2u32.to_le_bytes());
+        }
+        assert_eq!(state, expected);
+    }
+}
+
+#[test]
+fn only_layers_with_a_window_may_lack_old_tokens() {
+    // One cache without a window, then one with it.
+    let both = |tokens: &[TokenId], in_window: &[TokenId]| {
+        let mut out = written(tokens, 0, 1, false, false);
+        let second = written(in_window, 0, 1, false, false);
+        let (first, positions) = (out.len() + 8, tokens.len() - in_window.len());
+        out.extend_from_slice(&second[HEAD..]);
+        for index in 0..in_window.len() {
+            let at = first + index * CELL;
+            out[at..at + 4].copy_from_slice(&((positions + index) as u32).to_le_bytes());
+        }
+        out
+    };
+    let layout = Layout::learn(&both(&[9], &[9]), 64, 4).unwrap();
+    assert_eq!((layout.caches.len(), layout.caches[0].window, layout.caches[1].window), (2, 0, 4));
+    let tokens: Vec<TokenId> = (0..10).collect();
+    let packed = layout.pack(&both(&tokens, &tokens[6..]), &tokens).unwrap();
+    assert_eq!(layout.unpack(&packed, &tokens).unwrap(), both(&tokens, &tokens[6..]));
+    let too_few = layout.pack(&both(&tokens, &tokens[7..]), &tokens).unwrap_err();
+    assert_eq!(too_few, Flaw::Cells { cells: 3, tokens: 10 });
+    let plain = Layout::learn(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
+    let mut short = vec![0; 8];
+    short.extend_from_slice(&both(&tokens, &tokens[6..])[written(&tokens, 0, 1, false, false).len()..]);
+    assert_eq!(plain.pack(&short, &tokens).unwrap_err(), Flaw::Cells { cells: 4, tokens: 10 });
+}
+
+#[test]
+fn flaws_are_named() {
+    let (layout, tokens) = (layout(1, false, false), [5, 6, 7]);
+    let packed = layout.pack(&written(&tokens, 0, 1, false, false), &tokens).unwrap();
+    let told = |bytes: &[u8], tokens: &[TokenId]| layout.unpack(bytes, tokens).unwrap_err().to_string();
+    assert_eq!(told(&packed, &[5, 6]), "the KV data holds 3 cells for 2 tokens");
+    assert_eq!(
+        told(&packed[..packed.len() - 1], &tokens),
+        format!("the KV data ends at byte {}, in the middle", packed.len() - 1)
+    );
+    let mut longer = packed.clone();
+    longer.push(0);
+    assert_eq!(told(&longer, &tokens), "the KV data has 1 bytes too many");
+    let mut quantised = packed.clone();
+    let keys = 4 + 3 * CELL + 16;
+    quantised[keys] = 8;
+    assert_eq!(told(&quantised, &tokens), "the KV data does not fit: the type of keys is q8_0, here it is f16");
+    let mut moved = packed;
+    moved[4] = 1;
+    assert!(told(&moved, &tokens).starts_with("cell 0 of the KV data has position 1"));
+}
+
+proptest! {
+    /// Whatever bytes come: never a panic, never more memory than the input, and what is taken is what was meant.
+    #[test]
+    fn hostile_bytes_are_refused(
+        count in 0usize..12, transposed: bool, extended: bool,
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in proptest::option::of(any::<prop::sample::Index>()),
+    ) {
+        let tokens: Vec<TokenId> = (0..count as i32).collect();
+        let layout = layout(2, transposed, extended);
+        let written = written(&tokens, 1, 2, transposed, extended);
+        let Ok(packed) = layout.pack(&written, &tokens) else {
+            prop_assert_eq!(count, 0);
+            return Ok(());
+        };
+        let mut hostile = packed.clone();
+        for (at, byte) in &edits {
+            let at = at.index(hostile.len());
+            hostile[at] = *byte;
+        }
+        if let Some(cut) = cut {
+            hostile.truncate(cut.index(hostile.len()));
+        }
+        if let Ok(state) = layout.unpack(&hostile, &tokens) {
+            prop_assert_eq!(hostile.len(), packed.len());
+            // Only keys, values, and numbers that llama.cpp reads over may differ from what was written.
+            prop_assert_eq!(layout.pack(&state, &tokens).unwrap(), hostile);
+        }
+    }
+
+    #[test]
+    fn noise_is_refused(noise: Vec<u8>, count in 0usize..40) {
+        let tokens: Vec<TokenId> = (0..count as i32).collect();
+        prop_assert!(layout(2, true, false).unpack(&noise, &tokens).is_err());
+        prop_assert!(Layout::learn(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
+    }
+}
