@@ -17,6 +17,10 @@ const TOGETHER: usize = if cfg!(any(feature = "cuda", feature = "vulkan", featur
 /// takes whole batches.
 const CHUNK: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { usize::MAX } else { 256 };
 
+/// While prompts are read, those that generate have their turn after this many tokens of them. With every short prompt that
+/// is decoded they would cost it a pass over the weights of their own, and the last of many prompts waits for all of those.
+const BETWEEN_TURNS: usize = if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) { 512 } else { 256 };
+
 /// A part of a run's sequence in the batch under way.
 pub(super) struct Part {
     slot: usize,
@@ -33,7 +37,7 @@ fn even(left: usize, most: usize) -> usize {
 }
 
 impl Scheduler<'_> {
-    /// Chooses what the next batch decodes: first runs that generate, then prompts in order of arrival.
+    /// Chooses what the next batch decodes: first runs that generate, if it is their turn, then prompts in order of arrival.
     pub(super) fn plan(&mut self) -> Vec<Part> {
         let mut budget = self.options.batch_size as usize;
         let mut ready: Vec<(u64, usize, usize)> = Vec::new();
@@ -65,10 +69,13 @@ impl Scheduler<'_> {
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|&(arrival, _, left)| (left > SHORT, arrival));
+        let some_read = ready.iter().any(|&(_, _, left)| left > SHORT);
+        let prompts_only = some_read && self.read_since_turn < BETWEEN_TURNS;
         let mut parts: Vec<(usize, usize)> = Vec::new();
         let mut prompts = 0;
         for (_, index, left) in ready {
             let take = match left {
+                ..=SHORT if prompts_only => continue,
                 ..=SHORT => left,
                 _ if prompts == 0 => even(left, prompt_budget.min(CHUNK)),
                 _ if prompts + left <= TOGETHER => left,
@@ -84,6 +91,7 @@ impl Scheduler<'_> {
             }
             parts.push((index, take));
         }
+        self.read_since_turn = prompts + if prompts_only { self.read_since_turn } else { 0 };
         parts.sort_unstable();
         parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
     }

@@ -121,6 +121,8 @@ pub(super) struct Scheduler<'model> {
     pub(super) arrivals: u64,
     /// Batches of which not all runs that were ready could be part.
     pub(super) turns: u64,
+    /// Tokens of prompts that were decoded since runs that generate had their turn.
+    pub(super) read_since_turn: usize,
     pub(super) waiting: Arc<AtomicUsize>,
     pub(super) status: Arc<Status>,
 }
@@ -154,6 +156,7 @@ impl<'model> Scheduler<'model> {
             options,
             arrivals: 0,
             turns: 0,
+            read_since_turn: 0,
             waiting,
             status,
         }
@@ -173,8 +176,14 @@ impl<'model> Scheduler<'model> {
             let parts = if self.unrecorded.is_empty() { self.plan() } else { Vec::new() };
             self.show_status();
             if parts.is_empty() {
-                self.record(true);
-                if !self.wait() {
+                let go_on = match self.soon() {
+                    Some(command) => self.obey(command),
+                    None => {
+                        self.record(true);
+                        self.wait()
+                    }
+                };
+                if !go_on {
                     break;
                 }
                 continue;
@@ -219,10 +228,6 @@ impl<'model> Scheduler<'model> {
         } else {
             None
         };
-        self.context.rest();
-        if let Some(command) = self.soon() {
-            return self.obey(command);
-        }
         let command = match timeout {
             Some(timeout) => match self.inbox.recv_timeout(timeout) {
                 Ok(command) => command,
@@ -239,6 +244,7 @@ impl<'model> Scheduler<'model> {
 
     /// What comes within a moment, while a mod's answer is awaited. Most mods answer sooner than a sleeping core wakes up.
     fn soon(&mut self) -> Option<Command> {
+        self.context.rest();
         let begun = Instant::now();
         while self.awaiting().next().is_some() && begun.elapsed() < MOMENT {
             if let Ok(command) = self.inbox.try_recv() {

@@ -155,6 +155,8 @@ fn the_top_level_holds_only_what_belongs_there() {
         "README.md",
         "fixtures",
         "migrations",
+        // What git ignores: builds, and the cases that a property test found on this machine.
+        "proptest-regressions",
         "src",
         "target",
         "templates",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import select
 import socket
 import struct
 import threading
 import time
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-#: How long to stay awake for the next frame.
+#: How long to stay awake for the next frame after an answer, and around the time when it is expected.
 _MOMENT_NS = 100_000
+#: Longer waits are not foreseen: beside them a wake-up costs nothing.
+_LONGEST_FORESEEN_NS = 10_000_000
 _yield = getattr(os, "sched_yield", lambda: None)
 _LENGTHS = struct.Struct("<II")
 #: Longest header and body that the server takes, in bytes.
@@ -21,12 +24,72 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=
 _decode = json.JSONDecoder().decode
 
 
+class Patience:
+    """Waits for bytes, awake when they are likely to come.
+
+    A sleeping process takes longer to wake up than a mod takes to answer. One event often follows the other at once; the
+    first one of a token comes when the model has computed it, which takes about as long each time.
+    """
+
+    def __init__(self) -> None:
+        self._last: List[int] = []  # how long the last waits were that were longer than a moment, in ns
+        self._trust = 0  # below 0: waits that are still slept through, since the last ones were not foreseen
+        self._doubt = 1
+
+    def next(self, connection: socket.socket) -> bytes:
+        """The next bytes of the connection; none when it is closed."""
+        begun = time.perf_counter_ns()
+        data = self._look(connection, begun + _MOMENT_NS)
+        if data is not None:
+            return data
+        expected = self._expected()
+        if expected == 0:
+            data = connection.recv(4096)
+        else:
+            doze = begun + expected - 2 * _MOMENT_NS - time.perf_counter_ns()
+            if doze > 0:
+                select.select((connection,), (), (), doze / 1e9)
+            data = self._look(connection, begun + expected + _MOMENT_NS)
+            self._judge(data is not None)
+            if data is None:
+                data = connection.recv(4096)
+        self._last = self._last[-2:] + [time.perf_counter_ns() - begun]
+        return data
+
+    def _expected(self) -> int:
+        """How long this wait is going to be; 0 when nobody knows."""
+        if self._trust < 0:
+            self._trust += 1
+            return 0
+        expected = sorted(self._last)[1] if len(self._last) == 3 else 0
+        return expected if expected <= _LONGEST_FORESEEN_NS else 0
+
+    def _judge(self, right: bool) -> None:
+        if right:
+            self._doubt = 1
+        else:
+            self._doubt = min(2 * self._doubt, 64)
+            self._trust = -self._doubt
+
+    @staticmethod
+    def _look(connection: socket.socket, until: int) -> Optional[bytes]:
+        """Bytes that come before that time."""
+        while True:
+            try:
+                return connection.recv(4096, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.perf_counter_ns() >= until:
+                    return None
+                _yield()
+
+
 class Channel:
     """Length-prefixed frames: u32 header length, u32 body length, header (JSON), body; little-endian."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket: Optional[socket.socket] = socket.socket(fileno=descriptor)
         self._buffer = bytearray()
+        self._await = Patience()
         self._sending = threading.Lock()  # a thread of the mod may log
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
@@ -35,7 +98,7 @@ class Channel:
         if not self._buffer and self._socket is not None:
             # Nearly always a frame comes alone and at once.
             try:
-                data = self._await(self._socket)
+                data = self._await.next(self._socket)
             except OSError:
                 return None
             if len(data) >= _LENGTHS.size:
@@ -55,17 +118,6 @@ class Channel:
         body = bytes(self._buffer[_LENGTHS.size + header_length : total])
         del self._buffer[:total]
         return header, body
-
-    @staticmethod
-    def _await(connection: socket.socket) -> bytes:
-        """The next bytes. One event often follows the other sooner than a sleeping process wakes up."""
-        until = time.perf_counter_ns() + _MOMENT_NS
-        while time.perf_counter_ns() < until:
-            try:
-                return connection.recv(4096, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                _yield()
-        return connection.recv(4096)
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         """Sends a frame."""
