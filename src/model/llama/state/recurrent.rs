@@ -6,6 +6,11 @@ use super::{CacheType, Flaw};
 use crate::events::TokenId;
 use std::ops::Range;
 
+/// Most rows that a layer has.
+const MOST_ROWS: usize = 3;
+/// More layers than any model has.
+const MOST_LAYERS: usize = 1024;
+
 /// The recurrent layers of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Recurrent {
@@ -28,7 +33,8 @@ impl Recurrent {
     pub fn learn(state: &[u8], from: usize) -> Option<Self> {
         let mut reader = Reader::new(state, from);
         let layers = Self::head(&mut reader, 1).ok()?;
-        rows(state, reader.at, None).map(|rows| Self { layers, rows })
+        let most = MOST_ROWS * (layers as usize).min(MOST_LAYERS);
+        rows(state, reader.at, None, most).map(|rows| Self { layers, rows })
     }
 
     /// Reads what the context would have written behind so many tokens, and returns where it stands.
@@ -73,15 +79,17 @@ impl Recurrent {
     }
 }
 
-/// The rows that fill a state to its end, whichever way of reading them comes out even. `before` is the type of the row before.
-fn rows(state: &[u8], from: usize, before: Option<i32>) -> Option<Vec<Row>> {
+/// At most `most` rows that fill a state to its end, whichever way of reading them comes out even. `before` is the type of the
+/// row before.
+fn rows(state: &[u8], from: usize, before: Option<i32>, most: usize) -> Option<Vec<Row>> {
     if from == state.len() {
         return Some(Vec::new());
     }
+    let most = most.checked_sub(1)?;
     for named in [true, false] {
         let mut reader = Reader::new(state, from);
         let Some((row, at)) = row(&mut reader, named, before).ok().flatten() else { continue };
-        if let Some(mut rest) = rows(state, at, Some(row.kind)) {
+        if let Some(mut rest) = rows(state, at, Some(row.kind), most) {
             rest.insert(0, row);
             return Some(rest);
         }
@@ -92,7 +100,8 @@ fn rows(state: &[u8], from: usize, before: Option<i32>) -> Option<Vec<Row>> {
 fn row(reader: &mut Reader<'_>, named: bool, before: Option<i32>) -> Result<Option<(Row, usize)>, Flaw> {
     let Some(kind) = (if named { Some(reader.i32()?) } else { before }) else { return Ok(None) };
     let bytes = reader.array().map(u64::from_le_bytes)?;
-    if CacheType::of_ggml(kind).is_none() || bytes == 0 {
+    // Layers that only convolve have a state of no bytes.
+    if CacheType::of_ggml(kind).is_none() || (bytes == 0 && !named) {
         return Ok(None);
     }
     reader.row(kind, bytes)?;
