@@ -109,7 +109,7 @@ impl Store {
                 progress("storing what could not be stored before");
             }
             while !spool.is_drained() {
-                recorder::drain_some(&pool, &mut spool).await?;
+                Box::pin(recorder::drain_some(&pool, &mut spool)).await?;
             }
             spool.remove();
         }
