@@ -1,7 +1,7 @@
 //! Connections: taken, served and ended.
 //!
 //! A client has a limited time for the headers of a request, and a limited size, so that connections that send them byte by
-//! byte hold nothing. What comes behind them, bodies, streams and WebSockets, may take any time; a peer that is gone without
+//! byte hold nothing. What comes behind them, bodies, streams and sockets, may take any time; a peer that is gone without
 //! a word is found by TCP's own probes.
 
 use super::App;
@@ -20,7 +20,7 @@ use tower::Layer;
 /// Most bytes of a request's head. Also most of a body that is read ahead.
 const MOST_HEAD: usize = 128 << 10;
 /// How long a connection is silent before the peer is asked whether it is there, how often, and how many times.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_mins(1);
 const PROBES_EVERY: Duration = Duration::from_secs(15);
 const PROBES: u32 = 4;
 /// How long to wait when the system has no more descriptors.

@@ -90,12 +90,12 @@ pub fn main() -> ExitCode {
     let result = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => serve::serve(*args).await,
-            Command::Run(args) => run::run(args, |id| said(&matches, "run", id)).await,
-            Command::Chat(args) => chat::chat(args, |id| said(&matches, "chat", id)).await,
+            Command::Run(args) => Box::pin(run::run(args, |id| said(&matches, "run", id))).await,
+            Command::Chat(args) => Box::pin(chat::chat(args, |id| said(&matches, "chat", id))).await,
             Command::Ingest(args) => ingest::ingest(args).await,
             Command::Export(args) => export::export(args).await,
             Command::Mods(args) => mods::mods(*args).await,
-            Command::Replay(args) => replay::replay(*args, |id| said(&matches, "replay", id)).await,
+            Command::Replay(args) => Box::pin(replay::replay(*args, |id| said(&matches, "replay", id))).await,
             Command::Probe(args) => Ok(probe::probe(&args)),
             Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),
         }

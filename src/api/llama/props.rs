@@ -48,7 +48,7 @@ async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json
         "endpoint_metrics": routes.metrics,
         "ui": routes.dashboard,
         "ui_settings": {},
-        "chat_template": loaded.template().map(|template| template.source()).ok().or(card.chat_template.as_deref()).unwrap_or_default(),
+        "chat_template": loaded.template().map(crate::model::chat::Template::source).ok().or(card.chat_template.as_deref()).unwrap_or_default(),
         "chat_template_caps": loaded.template().map(|template| abilities(template, &app)).unwrap_or_default(),
         "bos_token": text(vocabulary.special().bos),
         "eos_token": text(vocabulary.special().eos),

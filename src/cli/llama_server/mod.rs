@@ -204,13 +204,13 @@ fn note(name: &str) -> Option<String> {
     if VARIABLES.iter().any(|(_, theirs)| *theirs == name) {
         return None;
     }
-    if let Some(Foreign { names, verdict, .. }) = FOREIGN.iter().find(|foreign| foreign.variables.contains(&name)) {
+    if let Some(Foreign { names: [first, ..], verdict, .. }) =
+        FOREIGN.iter().find(|foreign| foreign.variables.contains(&name))
+    {
         return match verdict {
             Verdict::Silent => None,
             Verdict::NoEffect(why) => Some(format!("{name} has no effect: {why}")),
-            Verdict::Refused(instead) => {
-                Some(format!("{name} has no effect, {} is not taken here; {instead}", names[0]))
-            }
+            Verdict::Refused(instead) => Some(format!("{name} has no effect, {first} is not taken here; {instead}")),
         };
     }
     let positive = name.replacen("LLAMA_ARG_NO_", "LLAMA_ARG_", 1);

@@ -125,14 +125,9 @@ impl Tuning {
 
     /// What of it changes what the model computes, as a text; empty for nothing.
     pub(super) fn difference(&self) -> String {
-        let mut text = String::new();
-        if self.rope != Rope::default() {
-            text.push_str(&format!("{:?}", self.rope));
-        }
-        for (key, value) in &self.overrides {
-            text.push_str(&format!(";{key}={value:?}"));
-        }
-        text
+        let rope = (self.rope != Rope::default()).then(|| format!("{:?}", self.rope));
+        let overrides = self.overrides.iter().map(|(key, value)| format!(";{key}={value:?}"));
+        rope.into_iter().chain(overrides).collect()
     }
 }
 

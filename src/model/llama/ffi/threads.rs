@@ -30,6 +30,7 @@ impl Default for Threads {
 
 impl Threads {
     /// Whether it is said where or how urgently they run.
+    #[must_use]
     pub fn are_placed(&self) -> bool {
         self.priority != 0 || self.strict || !self.processors.is_empty()
     }
