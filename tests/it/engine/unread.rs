@@ -164,7 +164,7 @@ async fn a_client_that_goes_leaves_no_slot_behind_wherever_its_run_is() {
     stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
     for (what, slot_for, activity) in [
-        ("while it rests", Duration::from_secs(3600), Activity::Resting),
+        ("while it rests", Duration::from_hours(1), Activity::Resting),
         ("while it rests without a slot", Duration::ZERO, Activity::Parked),
     ] {
         let mut paused = bench.engine.submit(long(500)).await.unwrap();
