@@ -26,6 +26,16 @@ struct Pace {
 const PROCESSOR: Pace = Pace { together: 128, chunk: 256, between_turns: 256 };
 const GPU: Pace = Pace { together: 512, chunk: usize::MAX, between_turns: 512 };
 
+/// A run that waits for a decode.
+struct Ready {
+    slot: usize,
+    arrival: u64,
+    /// Tokens of its next decode.
+    left: usize,
+    /// Whether it has had logits before.
+    begun: bool,
+}
+
 /// A part of a run's sequence in the batch under way.
 pub(super) struct Part {
     slot: usize,
@@ -45,7 +55,7 @@ impl Scheduler<'_> {
     /// Chooses what the next batch decodes: first runs that generate, if it is their turn, then prompts in order of arrival.
     pub(super) fn plan(&mut self) -> Vec<Part> {
         let mut budget = self.options.batch_size as usize;
-        let mut ready: Vec<(u64, usize, usize)> = Vec::new();
+        let mut ready: Vec<Ready> = Vec::new();
         let mut captures = 0;
         for index in 0..self.slots.len() {
             self.place(index);
@@ -60,28 +70,29 @@ impl Scheduler<'_> {
                     continue;
                 }
             }
-            ready.push((live.arrival, index, live.run.next_decode()));
+            let begun = live.run.prompt_us.is_some();
+            ready.push(Ready { slot: index, arrival: live.arrival, left: live.run.next_decode(), begun });
         }
-        if let Err(error) = self.keep_together(&mut ready, |&(_, index, _)| index) {
-            for (_, index, _) in ready {
-                if let Some(live) = &mut self.slots[index].live {
+        if let Err(error) = self.keep_together(&mut ready, |run| run.slot) {
+            for Ready { slot, .. } in ready {
+                if let Some(live) = &mut self.slots[slot].live {
                     live.run.abort(FinishReason::Error, error.to_string());
                 }
             }
             return Vec::new();
         }
-        let generating = ready.iter().any(|&(_, _, left)| left <= SHORT);
+        let generating = ready.iter().any(|run| run.left <= SHORT);
         // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
-        ready.sort_unstable_by_key(|&(arrival, _, left)| (left > SHORT, arrival));
+        ready.sort_unstable_by_key(|run| (run.left > SHORT, run.arrival));
         let pace = if self.context.has_gpu() { GPU } else { PROCESSOR };
-        let some_read = ready.iter().any(|&(_, _, left)| left > SHORT);
+        let some_read = ready.iter().any(|run| run.left > SHORT);
         let prompts_only = some_read && self.read_since_turn < pace.between_turns;
         let mut parts: Vec<(usize, usize)> = Vec::new();
         let mut prompts = 0;
-        for (_, index, left) in ready {
+        for Ready { slot, left, begun, .. } in ready {
             let take = match left {
-                ..=SHORT if prompts_only => continue,
+                ..=SHORT if prompts_only && begun => continue,
                 ..=SHORT => left,
                 _ if prompts == 0 => even(left, prompt_budget.min(pace.chunk)),
                 _ if prompts + left <= pace.together => left,
@@ -95,7 +106,7 @@ impl Scheduler<'_> {
             if left > SHORT {
                 prompts += take;
             }
-            parts.push((index, take));
+            parts.push((slot, take));
         }
         self.read_since_turn = prompts + if prompts_only { self.read_since_turn } else { 0 };
         parts.sort_unstable();

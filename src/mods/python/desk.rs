@@ -110,8 +110,9 @@ impl Desk {
                 state.waiting -= 1;
                 state.answered += 1;
                 drop(state);
-                let CallJob { run, event, logits, done, .. } = *call;
-                done.reply(reply_of(said, &body, &run, event, &self.shared.memory, logits.as_ref()));
+                let CallJob { run, event, logits, sent, done, .. } = *call;
+                let asked = sent.unwrap_or_else(Instant::now);
+                done.reply(reply_of(said, &body, &run, event, &self.shared.memory, logits.as_ref(), asked));
             }
         }
     }

@@ -203,14 +203,15 @@ impl Keeper {
         {
             return Reply { exception: Some(exception), ..Reply::default() };
         }
-        let deadline = sent.unwrap_or_else(Instant::now) + self.recipe.limits.call;
+        let asked = sent.unwrap_or_else(Instant::now);
+        let deadline = asked + self.recipe.limits.call;
         let mut logs = Logs::default();
         let frame = sent.is_none().then_some(header);
         let mut reply = match self.exchange(run, frame, deadline, &mut logs) {
             Err(lost) => Reply { exception: Some(self.replace(&lost, self.recipe.limits.call)), ..Reply::default() },
             Ok((FromWorker::Reply(said), body)) => {
                 self.lost = 0;
-                reply_of(said, &body, run, event, &self.shared.memory, logits)
+                reply_of(said, &body, run, event, &self.shared.memory, logits, asked)
             }
             Ok(_) => {
                 let lost = Lost::Protocol("it answered a call with something else than a reply".into());
@@ -334,7 +335,8 @@ impl Keeper {
     }
 }
 
-/// What a mod said, as the engine takes it. `logits` is where those of the call are.
+/// What a mod said, as the engine takes it. `logits` is where those of the call are, and `asked` when the worker got it: no
+/// mod has taken longer than since then, whatever it says.
 pub fn reply_of(
     said: Said,
     body: &[u8],
@@ -342,6 +344,7 @@ pub fn reply_of(
     event: EventType,
     memory: &SharedMemory,
     logits: Option<&Slot>,
+    asked: Instant,
 ) -> Reply {
     let Said { action, exception, elapsed_ns, holdback } = said;
     if let Some(tokens) = holdback {
@@ -358,7 +361,7 @@ pub fn reply_of(
     Reply {
         action,
         exception: exception.map(Exception::from).or(refused),
-        elapsed: Duration::from_nanos(elapsed_ns),
+        elapsed: Duration::from_nanos(elapsed_ns).min(asked.elapsed()),
         ..Reply::default()
     }
 }

@@ -44,6 +44,24 @@ fn a_call_that_never_returns_is_ended_and_other_runs_go_on() {
 }
 
 #[test]
+fn a_mod_cannot_say_that_it_took_longer_than_it_did() {
+    let source = "
+import itertools, time
+@mod
+def boasts(event, actions):
+    times = itertools.count(10**18, 10**15)
+    time.perf_counter_ns = lambda: next(times)
+";
+    let mut scene = scene(&load(source));
+    for _ in 0..2 {
+        let began = Instant::now();
+        let reply = scene.add(65);
+        no_exception(&reply);
+        assert!(reply.elapsed <= began.elapsed(), "{:?}", reply.elapsed);
+    }
+}
+
+#[test]
 fn a_worker_that_dies_is_replaced() {
     let source = STATE.replace(
         "    print(len(calls))",
