@@ -1,5 +1,5 @@
 //! What a slot remembers of a conversation, so that the client's next request finds its state again: which answers it
-//! generated, and which messages it dropped. [`align`](super::align) reads the next prompt in its light.
+//! generated, and which messages it dropped. [`align`](mod@super::align) reads the next prompt in its light.
 
 use super::moved;
 use crate::events::{Span, TokenId};

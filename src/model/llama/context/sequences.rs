@@ -126,7 +126,7 @@ impl Context<'_> {
     }
 
     /// Replaces a sequence, and its checkpoints, by a state with `tokens` tokens, that [`Context::save`] wrote or that was checked with
-    /// [`Layout::unpack`].
+    /// [`Layout::unpack`](crate::model::llama::state::Layout::unpack).
     ///
     /// # Errors
     /// [`Error::State`]; the sequence is then empty.
