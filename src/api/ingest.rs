@@ -61,7 +61,10 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
     }?;
     let files = mods::used_files(&document);
     store.ingest(document).await?;
-    mods::keep_handed(&app, files).await?;
+    // The run is stored, and an error would say that it is not.
+    if let Err(error) = mods::keep_handed(&app, files).await {
+        tracing::warn!(?error, "sources of mods that a run has used are not kept: it cannot be run again with them");
+    }
     Ok(StatusCode::CREATED)
 }
 

@@ -176,6 +176,7 @@ impl<'model> Scheduler<'model> {
             let parts = if self.unrecorded.is_empty() { self.plan() } else { Vec::new() };
             self.show_status();
             if parts.is_empty() {
+                self.context.rest();
                 let go_on = if let Some(command) = self.soon() {
                     self.obey(command)
                 } else {
@@ -243,7 +244,6 @@ impl<'model> Scheduler<'model> {
 
     /// What comes within a moment, while a mod's answer is awaited. Most mods answer sooner than a sleeping core wakes up.
     fn soon(&mut self) -> Option<Command> {
-        self.context.rest();
         let begun = Instant::now();
         while self.awaiting().next().is_some() && begun.elapsed() < MOMENT {
             if let Ok(command) = self.inbox.try_recv() {

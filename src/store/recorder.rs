@@ -88,15 +88,7 @@ pub async fn record(
     let mut drained = spool.is_drained();
     // A batch that never lands must not take it along.
     let spool = Arc::new(Mutex::new(spool));
-    let mut recorder = Recorder {
-        target,
-        runs: HashMap::new(),
-        pending: Vec::new(),
-        pending_items: 0,
-        ignored: HashSet::new(),
-        given_up: Vec::new(),
-        ended: Vec::new(),
-    };
+    let mut recorder = Recorder::new(target);
     let mut flight: Option<Flight> = None;
     let mut tick = interval(FLUSH);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -150,6 +142,18 @@ pub async fn record(
 }
 
 impl Recorder {
+    fn new(target: Target) -> Self {
+        Self {
+            target,
+            runs: HashMap::new(),
+            pending: Vec::new(),
+            pending_items: 0,
+            ignored: HashSet::new(),
+            given_up: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
     fn take(&mut self, signal: Signal) {
         let run_id = match &signal {
             Signal::Started(start) => start.run_id,

@@ -54,7 +54,7 @@ class Waiting(unittest.TestCase):
         self.assertEqual(self.patience.next(self.ours), b"x")
         sender.join()
         skipped = 0
-        while self.patience._expected() == 0:
+        while self.patience._foresee() == 0:
             skipped += 1
         self.assertEqual(skipped, 2)
         self.patience._judge(False)
@@ -64,9 +64,9 @@ class Waiting(unittest.TestCase):
 
     def test_long_waits_are_not_foreseen(self) -> None:
         self.patience._last = [20 * MILLISECOND] * 3
-        self.assertEqual(self.patience._expected(), 0)
+        self.assertEqual(self.patience._foresee(), 0)
         self.patience._last = [20 * MILLISECOND, 2 * MILLISECOND, 2 * MILLISECOND]
-        self.assertEqual(self.patience._expected(), 2 * MILLISECOND)
+        self.assertEqual(self.patience._foresee(), 2 * MILLISECOND)
 
 
 if __name__ == "__main__":

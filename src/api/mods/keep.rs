@@ -63,7 +63,8 @@ pub(in crate::api) async fn keep_handed(app: &App, files: Vec<(String, String)>)
         };
         app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
     }
-    for (_, hash) in &files {
+    // No more than were looked for: a document may name any number.
+    for (_, hash) in files.iter().take(MOST_HANDED) {
         let _ = handed::remove(&app.config().data.dir, hash);
     }
     Ok(())

@@ -111,15 +111,7 @@ async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
         promises: Promises::default(),
     };
     let promises = target.promises.clone();
-    let mut recorder = Recorder {
-        target,
-        runs: HashMap::new(),
-        pending: Vec::new(),
-        pending_items: 0,
-        ignored: HashSet::new(),
-        given_up: Vec::new(),
-        ended: Vec::new(),
-    };
+    let mut recorder = Recorder::new(target);
     let (bad, good, lost) = (start(), start(), start());
     let [mut bad_kept, mut lost_kept] = [&bad, &lost].map(|start| promises.make(start.run_id));
     for start in [&bad, &good, &lost] {

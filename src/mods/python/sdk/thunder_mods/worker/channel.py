@@ -42,7 +42,7 @@ class Patience:
         data = self._look(connection, begun + _MOMENT_NS)
         if data is not None:
             return data
-        expected = self._expected()
+        expected = self._foresee()
         if expected == 0:
             data = connection.recv(4096)
         else:
@@ -56,8 +56,8 @@ class Patience:
         self._last = self._last[-2:] + [time.perf_counter_ns() - begun]
         return data
 
-    def _expected(self) -> int:
-        """How long this wait is going to be; 0 when nobody knows."""
+    def _foresee(self) -> int:
+        """How long this wait is likely to be; 0 to sleep through it, which counts against what is slept through after a wrong guess."""
         if self._trust < 0:
             self._trust += 1
             return 0
