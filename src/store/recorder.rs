@@ -186,12 +186,7 @@ impl Recorder {
                 let numbering = run.numbering;
                 for item in items.iter() {
                     run.outline.apply(item);
-                    match item {
-                        Item::ModCall(_) => run.numbering.mod_calls += 1,
-                        Item::ModLog(_) => run.numbering.mod_logs += 1,
-                        Item::Action(_) => run.numbering.actions += 1,
-                        Item::Event(_) | Item::Attention(_) => {}
-                    }
+                    run.numbering.skip(item);
                 }
                 run.changed = true;
                 if is_shown(&items) {

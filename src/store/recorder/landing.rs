@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 /// So many records of the spool file are stored at once.
 const BATCH: usize = 512;
-/// A batch that takes longer counts as failed.
+/// A write that takes longer counts as failed.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Draining pauses that often to append what came meanwhile.
 const DRAIN: Duration = Duration::from_millis(500);
@@ -52,24 +52,25 @@ pub(super) enum Fate {
 pub(super) async fn land(pool: &PgPool, spool: &mut Spool, batch: Batch, overload: bool, told: bool) -> Landed {
     let Batch { records, rows, mut given_up } = batch;
     if spool.is_drained() && !overload {
-        match timeout(PATIENCE, caught(writer::write(pool, &records, &rows, Attempt::First))).await {
-            Ok(Ok(())) => {
+        match attempt(writer::write(pool, &records, &rows, Attempt::First)).await {
+            Ok(()) => {
                 while let Some(run_id) = given_up.last()
-                    && caught(writer::interrupt(pool, *run_id, Utc::now())).await.is_ok()
+                    && attempt(writer::interrupt(pool, *run_id, Utc::now())).await.is_ok()
                 {
                     given_up.pop();
                 }
                 return Landed { records, rows, fate: Fate::Stored, given_up, lost: Vec::new() };
             }
-            Ok(Err(failure)) if !failure.is_transient() => {
+            Err(failure) if !failure.is_transient() => {
                 tracing::error!(error = %failure, "the database refused a batch; trying run by run");
                 let lost = store_one_by_one(pool, spool, &records, &rows).await;
                 let fate = if spool.is_drained() { Fate::Stored } else { Fate::Spooled };
                 return Landed { records, rows, fate, given_up, lost };
             }
             _ if told => {}
-            Ok(Err(failure)) => tracing::warn!(error = %failure, "the database is away; runs go to the spool file"),
-            Err(_) => tracing::warn!("the database is too slow; runs go to the spool file"),
+            Err(failure) => {
+                tracing::warn!(error = %failure, "the database is away or too slow; runs go to the spool file")
+            }
         }
     }
     let fate = match spool.append(&records) {
@@ -99,19 +100,19 @@ pub(super) async fn land(pool: &PgPool, spool: &mut Spool, batch: Batch, overloa
 /// Stores the next records of a spool file.
 pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
     let (records, at) = spool.next(BATCH)?;
-    match timeout(PATIENCE, caught(writer::rewrite(pool, &records))).await {
-        Ok(Ok(())) => {}
-        Ok(Err(failure)) if !failure.is_transient() => {
+    match attempt(writer::rewrite(pool, &records)).await {
+        Ok(()) => {}
+        Err(failure) if !failure.is_transient() => {
             tracing::error!(error = %failure, "the database refused spooled records; trying run by run");
             for (_, records) in by_run(&records) {
-                match caught(writer::rewrite(pool, &records)).await {
+                match attempt(writer::rewrite(pool, &records)).await {
                     Ok(()) => {}
                     Err(failure) if failure.is_transient() => return Err(away()),
                     Err(failure) => refuse(spool, &records, &failure)?,
                 }
             }
         }
-        Err(_) | Ok(Err(_)) => return Err(away()),
+        Err(_) => return Err(away()),
     }
     spool.drained(at)
 }
@@ -119,15 +120,24 @@ pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
 /// Returns the runs that found no place.
 async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], rows: &[RunRow]) -> Vec<RunId> {
     let mut lost = Vec::new();
+    let mut is_away = false;
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
-        let result = caught(writer::write(pool, &records, row, Attempt::Again)).await;
+        // Waiting in vain once is enough: meanwhile everything else that is recorded waits in memory.
+        let result = if is_away {
+            Err(Failure::from(away()))
+        } else {
+            attempt(writer::write(pool, &records, row, Attempt::Again)).await
+        };
         let put_aside = match result {
             Ok(()) => Ok(()),
-            Err(failure) if failure.is_transient() => spool.append(&records),
+            Err(failure) if failure.is_transient() => {
+                is_away = true;
+                spool.append(&records)
+            }
             Err(failure) => match refuse(spool, &records, &failure) {
                 // what the run list shows of it may still fit
-                Ok(()) => caught(writer::write(pool, &[], row, Attempt::Again)).await.or(Ok(())),
+                Ok(()) => attempt(writer::write(pool, &[], row, Attempt::Again)).await.or(Ok(())),
                 Err(failure) => Err(failure),
             },
         };
@@ -151,6 +161,9 @@ fn refuse(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) ->
 enum Failure {
     #[error(transparent)]
     Store(#[from] Error),
+    /// It may have been written all the same.
+    #[error("the database did not take them within {} seconds", PATIENCE.as_secs())]
+    TooSlow,
     /// A mistake of ours, which must not take the other runs along.
     #[error("writing it failed at a place where that was not thought possible; please report this")]
     Panicked,
@@ -159,15 +172,16 @@ enum Failure {
 impl Failure {
     /// Whether it goes away by itself.
     fn is_transient(&self) -> bool {
-        matches!(self, Self::Store(Error::Unavailable(_)))
+        matches!(self, Self::Store(Error::Unavailable(_)) | Self::TooSlow)
     }
 }
 
-/// Waits for a write, and takes a panic in it for a refusal.
-async fn caught<E: Into<Error>>(write: impl Future<Output = Result<(), E>>) -> Result<(), Failure> {
-    match AssertUnwindSafe(write).catch_unwind().await {
-        Ok(result) => result.map_err(|failure| Failure::Store(failure.into())),
-        Err(_) => Err(Failure::Panicked),
+/// Waits for a write, but not for ever, and takes a panic in it for a refusal.
+async fn attempt<E: Into<Error>>(write: impl Future<Output = Result<(), E>>) -> Result<(), Failure> {
+    match timeout(PATIENCE, AssertUnwindSafe(write).catch_unwind()).await {
+        Ok(Ok(result)) => result.map_err(|failure| Failure::Store(failure.into())),
+        Ok(Err(_)) => Err(Failure::Panicked),
+        Err(_) => Err(Failure::TooSlow),
     }
 }
 
