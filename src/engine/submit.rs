@@ -196,7 +196,7 @@ impl Engine {
         });
         let constraint = compile(&request, model).await?;
         let mods = start_mods(&request, &view).await?;
-        let sampler = Sampler::new(&request.sampling, model.vocabulary());
+        let sampler = make_sampler(&request.sampling, model.vocabulary()).await?;
         let journal = Journal::new(request.record != RecordPolicy::Off, options.clock);
         let started = Signal::Started(Arc::new(RunStart {
             run_id: id,
@@ -248,6 +248,16 @@ pub(super) fn ban_ends(sampling: &mut Sampling, limits: &Limits, vocabulary: &Vo
 /// The double that is written like the float: 0.8, not 0.800000011920929.
 pub(super) fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+/// Puts the sampler together; away from the async threads where DRY looks for its breakers in the whole vocabulary.
+async fn make_sampler(sampling: &Sampling, vocabulary: &Arc<Vocabulary>) -> Result<Sampler, SubmitError> {
+    if sampling.dry_multiplier == 0.0 {
+        return Ok(Sampler::new(sampling, vocabulary));
+    }
+    let (sampling, vocabulary) = (sampling.clone(), Arc::clone(vocabulary));
+    let make = move || Sampler::new(&sampling, &vocabulary);
+    tokio::task::spawn_blocking(make).await.map_err(|_| SubmitError::Stopped)
 }
 
 /// Begins the run's mods, away from the async threads: a mod may have to start a process.
