@@ -17,6 +17,8 @@ pub(super) struct Answer {
     first_line_break: Option<usize>,
     /// Least indentation of every line but the first; 0 for any.
     min_indent: usize,
+    /// Where the last line begins; known where there is a least indentation.
+    last_line: usize,
     /// Where a line begins that is indented by less.
     outdented: Option<usize>,
     sent: usize,
@@ -69,6 +71,9 @@ impl Answer {
         self.stop_from = self.stop_from.min(end);
         self.first_line_break = self.first_line_break.filter(|&at| at < end);
         self.outdented = self.outdented.filter(|&at| at < end);
+        if end < self.last_line {
+            self.last_line = self.bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        }
         if let Some((at, which)) = self.stopped
             && at + self.stop[which].len() > end
         {
@@ -158,19 +163,18 @@ impl Answer {
             .min();
     }
 
-    /// Looks at the line that `from` is in, and at those behind it.
+    /// Looks at the last line, and at those that begin behind `from`.
     fn find_outdented(&mut self, from: usize) {
-        let mut start = self.bytes[..from].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         loop {
-            if start > 0 {
-                let indent = self.bytes[start..].iter().take_while(|&&byte| matches!(byte, b' ' | b'\t')).count();
-                if start + indent < self.bytes.len() && indent < self.min_indent {
-                    self.outdented = Some(start + indent);
-                    return;
-                }
+            let line = &self.bytes[self.last_line..];
+            let indent = line.iter().take_while(|&&byte| matches!(byte, b' ' | b'\t')).count();
+            if self.last_line > 0 && indent < line.len() && indent < self.min_indent {
+                self.outdented = Some(self.last_line + indent);
+                return;
             }
-            match self.bytes[start..].iter().position(|&byte| byte == b'\n') {
-                Some(at) => start += at + 1,
+            let from = from.max(self.last_line);
+            match self.bytes[from..].iter().position(|&byte| byte == b'\n') {
+                Some(at) => self.last_line = from + at + 1,
                 None => return,
             }
         }
@@ -279,6 +283,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn an_outdented_line_is_found_whatever_was_taken_back(moves in proptest::collection::vec(("[ \nx]{0,4}", 0usize..4), 1..30)) {
+            let mut moving = answer(&[]).indented(2);
+            let mut pieces: Vec<String> = Vec::new();
+            for (piece, back) in moves {
+                moving.push(piece.as_bytes(), false);
+                pieces.push(piece);
+                pieces.truncate(pieces.len() - back.saturating_sub(2).min(pieces.len()));
+                moving.truncate(pieces.len());
+                let mut anew = answer(&[]).indented(2);
+                pieces.iter().for_each(|piece| drop(anew.push(piece.as_bytes(), false)));
+                prop_assert_eq!((moving.outdented, moving.last_line), (anew.outdented, anew.last_line));
+            }
+        }
+
         /// Whatever is appended and taken back, a client that applies every delta and retraction holds the answer.
         #[test]
         fn the_client_agrees(pieces: Vec<(Vec<u8>, Option<u8>)>, holdback in 0usize..4, stop in "[a-c]{1,3}") {

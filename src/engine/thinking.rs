@@ -53,8 +53,9 @@ impl Thinking {
         let marker = if was { &self.budget.close } else { &self.budget.open };
         self.text.extend_from_slice(piece);
         // A marker may have begun in earlier tokens, but not before the state that it changes.
-        let since = self.steps.iter().rev().find(|step| step.within != was).map_or(0, |step| step.start);
-        let window = start.saturating_sub(marker.len().saturating_sub(1)).max(since);
+        let first = start.saturating_sub(marker.len().saturating_sub(1));
+        let mut recent = self.steps.iter().rev().take_while(|step| step.start > first);
+        let window = recent.find(|step| step.within != was).map_or(first, |step| step.start);
         let turned = !marker.is_empty() && find(&self.text[window..], marker.as_bytes());
         let counts = was && !turned;
         self.spent += usize::from(counts);
