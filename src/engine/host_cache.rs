@@ -1,8 +1,8 @@
 //! States of slots that were about to be thrown away, kept in the machine's memory.
 
 use super::conversation::Memory;
-use super::scheduler::common_prefix;
 use crate::events::TokenId;
+use crate::model::common_prefix;
 use crate::model::llama::{AdapterSet, Checkpoints};
 use std::collections::VecDeque;
 

@@ -432,7 +432,3 @@ pub(super) fn done(commands: &Sender<Command>, id: RunId, call: u64) -> Done {
     });
     done.watched()
 }
-
-pub(super) fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}

@@ -9,7 +9,7 @@ pub mod llama;
 mod vocabulary;
 
 pub use llama::Model;
-pub use vocabulary::{FillIn, Special, Vocabulary, complete_prefix, printable};
+pub use vocabulary::{FillIn, Special, Vocabulary, common_prefix, complete_prefix, printable};
 
 /// What an error says where memory is what was missing.
 pub const OUT_OF_MEMORY: &str = "out of memory";

@@ -184,6 +184,16 @@ pub fn printable(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
+/// How many tokens two sequences begin with alike.
+#[must_use]
+pub fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
+    const BLOCK: usize = 64;
+    // Whole blocks are compared as bytes, many tokens at a time.
+    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();
+    let same = blocks * BLOCK;
+    same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
+}
+
 /// Length of the longest prefix that does not end within a UTF-8 character. Invalid bytes count as complete.
 #[must_use]
 pub fn complete_prefix(bytes: &[u8]) -> usize {
@@ -201,10 +211,18 @@ pub fn complete_prefix(bytes: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::complete_prefix;
+    use super::{common_prefix, complete_prefix};
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn sequences_begin_alike_up_to_where_they_differ(same in 0usize..300, a in 0i32..3, b in 3i32..6, more in 0usize..90) {
+            let one: Vec<i32> = (0..same as i32).chain(std::iter::repeat_n(-a, more)).collect();
+            let other: Vec<i32> = (0..same as i32).chain(std::iter::repeat_n(-b, 90 - more)).collect();
+            prop_assert_eq!(common_prefix(&one, &other), same);
+            prop_assert_eq!(common_prefix(&one, &one), one.len());
+        }
+
         #[test]
         fn pieces_join_to_the_lossy_text(bytes: Vec<u8>, cut in 0usize..64) {
             let cut = cut.min(bytes.len());

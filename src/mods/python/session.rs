@@ -6,6 +6,7 @@ use super::memory::{SharedMemory, Slot};
 use super::message::{CallHeader, Handler, ToWorker, check_config, to_json};
 use super::recipe::Recipe;
 use crate::events::TokenId;
+use crate::model::common_prefix;
 use crate::mods::{Call, CallEvent, Description, Done, EventSet, Exception, Factory, Pending, Reply, RunView, Session};
 use serde_json::Value;
 use std::io;
@@ -148,7 +149,7 @@ impl PythonSession {
             self.known.clear();
         }
         let slot = self.tokens.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
-        let same = self.known.iter().zip(sequence).take_while(|(known, now)| known == now).count();
+        let same = common_prefix(&self.known, sequence);
         memory.write(slot, (same * size_of::<TokenId>()) as u64, bytemuck::cast_slice(&sequence[same..]))?;
         self.known.truncate(same);
         self.known.extend_from_slice(&sequence[same..]);

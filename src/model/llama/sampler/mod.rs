@@ -7,6 +7,7 @@
 
 mod adaptive;
 mod candidates;
+mod recent;
 mod repetition;
 mod sampling;
 mod succession;
@@ -130,10 +131,11 @@ impl Sampler {
 
         // What changes few logits, as long as nothing has been left out yet.
         let mut done = 0;
-        for step in &self.chain {
+        for step in &mut self.chain {
             let name = match step {
                 Step::Penalties(penalties) => {
-                    edit(edits, logits, &penalties.counts(sequence), |logit, count| penalties.change(logit, *count));
+                    let counts = penalties.recent.count(sequence);
+                    edit(edits, logits, counts, |logit, count| penalties.strength.change(logit, *count));
                     "penalties"
                 }
                 Step::Dry(dry) => {
@@ -173,8 +175,8 @@ impl Sampler {
             }
             let name = match step {
                 Step::Penalties(penalties) => {
-                    let counts = penalties.counts(sequence);
-                    change(&mut array.data, &counts, |logit, count| penalties.change(logit, *count));
+                    let counts = penalties.recent.count(sequence);
+                    change(&mut array.data, counts, |logit, count| penalties.strength.change(logit, *count));
                     array.sorted = false;
                     "penalties"
                 }
@@ -234,14 +236,16 @@ impl Sampler {
         Some(Draw { token, prob, stages })
     }
 
-    /// A token now stands at the end of the sequence, which has `length` tokens with it.
+    /// A token now ends the answer, which has `length` tokens with it. Tokens that a full context let go count: what was learned
+    /// from them stays.
     pub fn accept(&mut self, token: TokenId, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.accept(token, length);
         }
     }
 
-    /// Only the first `length` tokens of the sequence are left. The draw goes on where it was.
+    /// Only the first `length` tokens of the answer are left. What was learned from the others is forgotten; dice are not thrown
+    /// again, or the same token would come once more.
     pub fn rewind(&mut self, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.rewind(length);

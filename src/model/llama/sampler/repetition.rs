@@ -1,6 +1,7 @@
 //! Penalties on what was said before. They are worked out from the sequence as it stands, so that they mean the same after
 //! a mod took tokens away as if those had never been.
 
+use super::recent::{Recent, window};
 use super::sampling::Sampling;
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -10,10 +11,17 @@ use std::sync::Arc;
 /// Repetition, presence and frequency penalties.
 #[derive(Debug)]
 pub(super) struct Penalties {
+    /// The tokens that are penalised.
+    pub recent: Recent,
+    pub strength: Strength,
+}
+
+/// How strong they are.
+#[derive(Debug)]
+pub(super) struct Strength {
     repeat: f32,
     presence: f32,
     frequency: f32,
-    last_n: i32,
 }
 
 impl Penalties {
@@ -21,21 +29,14 @@ impl Penalties {
     pub(super) fn new(sampling: &Sampling) -> Option<Self> {
         let Sampling { repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n, .. } = *sampling;
         let on = repeat_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
-        (on && repeat_last_n != 0).then_some(Self {
-            repeat: repeat_penalty,
-            presence: presence_penalty,
-            frequency: frequency_penalty,
-            last_n: repeat_last_n,
+        (on && repeat_last_n != 0).then(|| Self {
+            recent: Recent::new(repeat_last_n),
+            strength: Strength { repeat: repeat_penalty, presence: presence_penalty, frequency: frequency_penalty },
         })
     }
+}
 
-    /// The tokens that are penalised, in order, with how often they were there.
-    pub(super) fn counts(&self, sequence: &[TokenId]) -> Vec<(TokenId, u32)> {
-        let mut recent = window(sequence, self.last_n).to_vec();
-        recent.sort_unstable();
-        recent.chunk_by(|a, b| a == b).map(|same| (same[0], same.len() as u32)).collect()
-    }
-
+impl Strength {
     /// As llama.cpp has it: dividing a negative logit would make the token more probable.
     pub(super) fn change(&self, logit: f32, count: u32) -> f32 {
         let logit = if logit <= 0.0 { logit * self.repeat } else { logit / self.repeat };
@@ -56,6 +57,10 @@ pub(super) struct Dry {
 /// Longest breaker, in bytes, and most tokens of its end that are compared; llama.cpp's.
 const LONGEST_BREAKER: usize = 40;
 const LONGEST_TAIL: usize = 20;
+/// A breaker is looked for in so many tokens; further back only where a repetition is that long.
+const NEAR: usize = 1024;
+/// Tokens that are looked at at once, and skipped when none of them can end a repetition.
+const BLOCK: usize = 64;
 
 /// Texts that repetitions do not reach across, as tokens: for each token that such a text begins in, what must follow it.
 #[derive(Debug, Default)]
@@ -113,24 +118,33 @@ impl Dry {
 
     /// The tokens that are penalised, in order, with what is taken off their logits.
     pub(super) fn penalties(&self, sequence: &[TokenId]) -> Vec<(TokenId, f32)> {
+        self.penalties_with(sequence, NEAR)
+    }
+
+    fn penalties_with(&self, sequence: &[TokenId], near: usize) -> Vec<(TokenId, f32)> {
         let recent = window(sequence, self.last_n);
         let allowed = usize::try_from(self.allowed_length).unwrap_or(0);
         if recent.len() <= allowed {
             return Vec::new();
         }
-        let limit = self.limit(recent);
-        if limit < allowed {
+        let near_limit = self.limit(recent, near);
+        let bound = near_limit.unwrap_or(recent.len());
+        if bound < allowed {
             return Vec::new();
         }
+        let mut repetitions = repetitions(recent, allowed, bound);
+        let reaches_far = repetitions.iter().any(|&(_, length)| length + LONGEST_TAIL > near);
+        if let (None, true) = (near_limit, reaches_far)
+            && let Some(limit) = self.limit(recent, recent.len())
+        {
+            repetitions.iter_mut().for_each(|repetition| repetition.1 = repetition.1.min(limit));
+        }
         let mut longest: HashMap<TokenId, usize> = HashMap::new();
-        for (back, length) in repeats(recent).into_iter().enumerate().skip(1) {
-            let length = length.min(limit);
-            if length >= allowed {
-                // What came behind the earlier occurrence.
-                let next = recent[recent.len() - back];
-                let known = longest.entry(next).or_default();
-                *known = length.max(*known);
-            }
+        for (back, length) in repetitions.into_iter().filter(|&(_, length)| length >= allowed) {
+            // What came behind the earlier occurrence.
+            let next = recent[recent.len() - back];
+            let known = longest.entry(next).or_default();
+            *known = length.max(*known);
         }
         let most = if self.base > 1.000_001 { (f32::MAX.ln() / self.base.ln()) as i32 } else { 0 };
         let mut penalties: Vec<(TokenId, f32)> = longest
@@ -146,23 +160,44 @@ impl Dry {
         penalties
     }
 
-    /// How far back a repetition may reach before it meets a breaker.
-    fn limit(&self, recent: &[TokenId]) -> usize {
-        for (back, token) in recent.iter().rev().enumerate() {
-            let Some(tails) = self.breakers.0.get(token) else { continue };
+    /// How far back a repetition may reach before it meets a breaker; `None` when there is none in the last `near` tokens.
+    fn limit(&self, recent: &[TokenId], near: usize) -> Option<usize> {
+        recent.iter().rev().take(near).enumerate().find_map(|(back, token)| {
+            let tails = self.breakers.0.get(token)?;
             let after = &recent[recent.len() - back..];
-            let longest = tails.iter().filter(|tail| after.starts_with(tail)).map(Vec::len).max();
-            if let Some(longest) = longest {
-                return back - longest;
-            }
-        }
-        recent.len()
+            let longest = tails.iter().filter(|tail| after.starts_with(tail)).map(Vec::len).max()?;
+            Some(back - longest)
+        })
     }
 }
 
-fn window(sequence: &[TokenId], last_n: i32) -> &[TokenId] {
-    let keep = usize::try_from(last_n).unwrap_or(sequence.len()).min(sequence.len());
-    &sequence[sequence.len() - keep..]
+/// Where the sequence's end stands earlier on: for how many tokens back it is repeated there, up to `bound`, where that may be
+/// `least` tokens or more.
+fn repetitions(sequence: &[TokenId], least: usize, bound: usize) -> Vec<(usize, usize)> {
+    let long_way = || repeats(sequence).into_iter().enumerate().skip(1).map(|(back, length)| (back, length.min(bound)));
+    let Some((&end, before)) = sequence.split_last() else { return Vec::new() };
+    if least == 0 {
+        return long_way().collect();
+    }
+    let mut found = Vec::new();
+    let mut compared = 0;
+    for (block, tokens) in before.chunks(BLOCK).enumerate() {
+        // Without a branch per token the compiler vectorises it.
+        if !tokens.iter().fold(false, |there, &token| there | (token == end)) {
+            continue;
+        }
+        for at in (block * BLOCK..).zip(tokens).filter(|(_, token)| **token == end).map(|(at, _)| at) {
+            let same = sequence[..=at].iter().rev().zip(sequence.iter().rev()).take(bound);
+            let length = same.take_while(|(a, b)| a == b).count();
+            compared += length;
+            if compared > sequence.len() / 2 {
+                // One long repetition of itself: there the other way has fewer comparisons.
+                return long_way().collect();
+            }
+            found.push((before.len() - at, length));
+        }
+    }
+    found
 }
 
 /// For every number of tokens to go back: how long the sequence's end is repeated there. The Z-algorithm, backwards.
@@ -198,6 +233,40 @@ mod tests {
             for (back, length) in repeats(&sequence).into_iter().enumerate().skip(1) {
                 prop_assert_eq!(length, plain(back));
             }
+        }
+
+        #[test]
+        fn the_short_way_finds_the_repetitions_that_the_long_way_does(
+            sequence in prop_oneof![
+                proptest::collection::vec(0i32..3, 0..90),
+                proptest::collection::vec(0i32..12, 0..300),
+                proptest::collection::vec(Just(7i32), 0..90),
+            ],
+            last_n in prop_oneof![Just(-1), 1..80i32],
+            allowed_length in 0i32..6,
+            breakers: bool,
+            near in prop_oneof![Just(NEAR), 1usize..30],
+        ) {
+            let heads = if breakers { HashMap::from([(2, vec![vec![]]), (5, vec![vec![1], vec![1, 0]])]) } else { HashMap::new() };
+            let breakers = Arc::new(Breakers(heads));
+            let dry = Dry { multiplier: 0.5, base: 1.5, allowed_length, last_n, breakers };
+            let recent = window(&sequence, last_n);
+            let allowed = allowed_length as usize;
+            let limit = dry.limit(recent, recent.len()).unwrap_or(recent.len());
+            let mut plain: std::collections::BTreeMap<TokenId, usize> = std::collections::BTreeMap::new();
+            let long_enough = |back: &usize| recent.len() > allowed && repeats(recent)[*back].min(limit) >= allowed;
+            for back in (1..recent.len()).filter(long_enough) {
+                let token = recent[recent.len() - back];
+                if !dry.breakers.is_single(token) {
+                    let known = plain.entry(token).or_default();
+                    *known = repeats(recent)[back].min(limit).max(*known);
+                }
+            }
+            let plain: Vec<_> = plain
+                .into_iter()
+                .map(|(token, length)| (token, (0.5 * 1.5f64.powi((length - allowed).min(218) as i32)) as f32))
+                .collect();
+            prop_assert_eq!(dry.penalties_with(&sequence, near), plain);
         }
     }
 }

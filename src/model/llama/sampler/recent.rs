@@ -1,0 +1,130 @@
+//! How often each token stands in the end of a sequence: kept from draw to draw, so that a long sequence costs what has changed
+//! of it, and no more.
+
+use crate::events::TokenId;
+use crate::model::common_prefix;
+
+/// More changes than this are counted anew.
+const MOST_CHANGES: usize = 64;
+
+/// The last tokens of a sequence, counted.
+#[derive(Debug)]
+pub(super) struct Recent {
+    last_n: i32,
+    /// Where in the sequence those begin that are counted.
+    from: usize,
+    counted: Vec<TokenId>,
+    /// Each token that is there and how often, in order of the tokens.
+    counts: Vec<(TokenId, u32)>,
+}
+
+impl Recent {
+    /// Nothing yet of the last `last_n` tokens; below 0, of all.
+    pub(super) fn new(last_n: i32) -> Self {
+        Self { last_n, from: 0, counted: Vec::new(), counts: Vec::new() }
+    }
+
+    /// Counts a sequence, whatever has become of it since the last time. The tokens come in order.
+    pub(super) fn count(&mut self, sequence: &[TokenId]) -> &[(TokenId, u32)] {
+        let from = sequence.len() - window(sequence, self.last_n).len();
+        let first = from.max(self.from);
+        let (Some(before), Some(now)) = (self.counted.get(first - self.from..), sequence.get(first..)) else {
+            return self.count_anew(sequence, from);
+        };
+        // What was counted and still stands ends here.
+        let last = first + common_prefix(before, now);
+        let taken = (first - self.from) + (self.from + self.counted.len() - last);
+        let put = (first - from) + (sequence.len() - last);
+        if taken + put > MOST_CHANGES {
+            return self.count_anew(sequence, from);
+        }
+        let (gone, gone_behind) = (first - self.from, last - self.from);
+        let counted = std::mem::take(&mut self.counted);
+        counted[..gone].iter().chain(&counted[gone_behind..]).for_each(|&token| self.less(token));
+        sequence[from..first].iter().chain(&sequence[last..]).for_each(|&token| self.more(token));
+        self.counted = counted;
+        self.counted.truncate(gone_behind);
+        self.counted.splice(..gone, sequence[from..first].iter().copied());
+        self.counted.extend_from_slice(&sequence[last..]);
+        self.from = from;
+        &self.counts
+    }
+
+    fn count_anew(&mut self, sequence: &[TokenId], from: usize) -> &[(TokenId, u32)] {
+        self.from = from;
+        self.counted.clear();
+        self.counted.extend_from_slice(&sequence[from..]);
+        let mut sorted = self.counted.clone();
+        sorted.sort_unstable();
+        self.counts.clear();
+        self.counts.extend(sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same.len() as u32)));
+        &self.counts
+    }
+
+    fn more(&mut self, token: TokenId) {
+        match self.counts.binary_search_by_key(&token, |entry| entry.0) {
+            Ok(at) => self.counts[at].1 += 1,
+            Err(at) => self.counts.insert(at, (token, 1)),
+        }
+    }
+
+    fn less(&mut self, token: TokenId) {
+        if let Ok(at) = self.counts.binary_search_by_key(&token, |entry| entry.0) {
+            self.counts[at].1 -= 1;
+            if self.counts[at].1 == 0 {
+                self.counts.remove(at);
+            }
+        }
+    }
+}
+
+/// The last tokens of a sequence; below 0, all.
+pub(super) fn window(sequence: &[TokenId], last_n: i32) -> &[TokenId] {
+    let keep = usize::try_from(last_n).unwrap_or(sequence.len()).min(sequence.len());
+    &sequence[sequence.len() - keep..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// What may become of a sequence between two draws.
+    #[derive(Debug, Clone)]
+    enum Change {
+        Append(Vec<TokenId>),
+        TakeBack(usize),
+        Cut(usize, usize),
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        prop_oneof![
+            4 => proptest::collection::vec(0..9i32, 1..3).prop_map(Change::Append),
+            1 => proptest::collection::vec(0..9i32, 0..150).prop_map(Change::Append),
+            2 => (0usize..20).prop_map(Change::TakeBack),
+            1 => (0usize..60, 0usize..90).prop_map(|(at, count)| Change::Cut(at, count)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn counts_are_those_of_counting_anew(last_n in prop_oneof![Just(-1), 1..200i32], changes in proptest::collection::vec(change(), 1..60)) {
+            let mut recent = Recent::new(last_n);
+            let mut sequence = Vec::new();
+            for change in changes {
+                match change {
+                    Change::Append(tokens) => sequence.extend(tokens),
+                    Change::TakeBack(count) => sequence.truncate(sequence.len().saturating_sub(count)),
+                    Change::Cut(at, count) => {
+                        let at = at.min(sequence.len());
+                        sequence.drain(at..(at + count).min(sequence.len()));
+                    }
+                }
+                let mut plain = BTreeMap::new();
+                window(&sequence, last_n).iter().for_each(|&token| *plain.entry(token).or_insert(0u32) += 1);
+                prop_assert_eq!(recent.count(&sequence), plain.into_iter().collect::<Vec<_>>());
+            }
+        }
+    }
+}
