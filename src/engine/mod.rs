@@ -16,6 +16,7 @@ mod checkpoints;
 mod control;
 mod conversation;
 pub mod encoder;
+mod ending;
 mod host_cache;
 mod journal;
 mod measure;

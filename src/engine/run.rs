@@ -293,18 +293,17 @@ impl Run {
         }
     }
 
-    /// Ends the run from outside: the client went, the server stops, the model failed.
-    pub fn abort(&mut self, reason: FinishReason, message: String) {
-        if self.end.is_none() {
-            self.finish(reason, Some(message), None);
-        }
-    }
-
     /// The run has a slot.
     pub fn placed_in(&mut self, slot: u32) {
         self.begun_us = self.elapsed_us();
         // A run is placed once.
         let _ = self.meter.slot.set(slot);
+    }
+
+    /// Tokens of the prompt that were decoded, not found.
+    pub(super) fn prompt_decoded(&self) -> usize {
+        let known = if self.prompt_us.is_some() { self.prompt_tokens } else { self.cached.min(self.prompt_tokens) };
+        known.saturating_sub(self.reused)
     }
 
     /// Tells the client how far the prompt is, where it asked for that.

@@ -178,7 +178,7 @@ impl Status {
         let Some(end) = &run.end else { return };
         let (finish, usage) = (&end.finish, end.finish.usage);
         let done = Totals {
-            prompt_tokens: u64::from(usage.prompt_tokens.saturating_sub(usage.cached_tokens)),
+            prompt_tokens: u64::from(finish.prompt_decoded),
             cached_tokens: u64::from(usage.cached_tokens),
             prompt_us: finish.prompt_us,
             generated_tokens: u64::from(usage.completion_tokens),
@@ -264,7 +264,7 @@ impl SlotStatus {
 
     fn count(&self, run: &Run) {
         self.prompt_tokens.store(run.prompt_len as u32, Relaxed);
-        self.processed.store(run.cached.min(run.prompt_len).saturating_sub(run.reused) as u32, Relaxed);
+        self.processed.store(run.prompt_decoded() as u32, Relaxed);
         self.cached.store(run.reused as u32, Relaxed);
         self.generated.store(run.generated() as u32, Relaxed);
         self.new_line.store(run.has_new_line(), Relaxed);

@@ -211,6 +211,9 @@ pub struct Finish {
     pub usage: Usage,
     /// Microseconds from the start to the first generated token.
     pub first_token_us: Option<u64>,
+    /// Tokens of the prompt that were decoded: those that were not cached, and fewer where the run was broken off.
+    #[serde(default)]
+    pub prompt_decoded: u32,
     /// Microseconds spent on the prompt.
     pub prompt_us: u64,
     /// Microseconds from the end of the prompt to the end of the run.
@@ -261,6 +264,7 @@ impl RunEnd {
             fault: None,
             usage,
             first_token_us: None,
+            prompt_decoded: 0,
             prompt_us: 0,
             generation_us: 0,
             truncated: false,

@@ -219,6 +219,7 @@ mod tests {
             fault: None,
             usage: Usage::default(),
             first_token_us: None,
+            prompt_decoded: 2,
             prompt_us: 1,
             generation_us: 2,
             truncated: false,

@@ -61,7 +61,7 @@ pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Respons
 
 /// Where the time of a run went, as llama-server tells it, and which messages went because the context was full.
 pub(in crate::api) fn timings(finish: &Finish) -> Value {
-    let mut timings = timings_of(finish.usage, finish.prompt_us, finish.generation_us);
+    let mut timings = timings_of(finish.usage, finish.prompt_decoded, finish.prompt_us, finish.generation_us);
     if finish.evicted_tokens > 0 {
         timings["evicted_n"] = finish.evicted_tokens.into();
         timings["evicted"] = json!(finish.evicted);
@@ -75,8 +75,7 @@ pub(in crate::api) fn timings(finish: &Finish) -> Value {
 
 /// The same for these counts and times in microseconds. The first token comes with the prompt, so that the rate is that of
 /// the tokens behind it.
-pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u64) -> Value {
-    let prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+fn timings_of(usage: Usage, prompt: u32, prompt_us: u64, generation_us: u64) -> Value {
     let (prompt_ms, predicted_ms) = (prompt_us as f64 / 1e3, generation_us as f64 / 1e3);
     let per_second = |count: u32, ms: f64| if ms > 0.0 { f64::from(count) * 1e3 / ms } else { 0.0 };
     let per_token = |count: u32, ms: f64| if count > 0 { ms / f64::from(count) } else { 0.0 };
@@ -97,7 +96,8 @@ pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u6
 /// The same of a run that goes on, `generated` tokens behind its prompt.
 pub(in crate::api) fn timings_so_far(prompt: &PromptDone, generated: u32) -> Value {
     let usage = Usage { prompt_tokens: prompt.tokens, cached_tokens: prompt.cached, completion_tokens: generated };
-    timings_of(usage, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
+    let decoded = prompt.tokens.saturating_sub(prompt.cached);
+    timings_of(usage, decoded, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
 }
 
 /// A client's id names one run for ever. When the database cannot be asked, or does not say so at once, the run goes on.

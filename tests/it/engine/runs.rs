@@ -1,9 +1,10 @@
 //! Runs without mods: numbering, stops, streams that share batches, clients that go or do not read.
 
-use super::{added_at, bench, follow, model, request, with_mod};
-use std::sync::Arc;
-use thunder::engine::Request;
-use thunder::events::{EventType, FinishReason, Item};
+use super::{added_at, bench, bench_with, follow, model, request, request_tokens, with_mod};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use thunder::engine::{Output, Request};
+use thunder::events::{EventType, FinishReason, Item, RunEnd};
 use thunder::mods::Action;
 
 #[tokio::test]
@@ -76,6 +77,49 @@ async fn a_client_that_goes_ends_its_run_and_frees_the_slot() {
     let told =
         tokio::time::timeout(std::time::Duration::from_secs(20), bench.tell(request("The sky is", 3))).await.unwrap();
     assert_eq!(told.generated().len(), 3);
+}
+
+#[tokio::test]
+async fn only_what_was_read_of_a_prompt_is_counted() {
+    let bench = bench_with(1, false, |options| options.batch_size = 64).await;
+    // Both are told to end before the first has read more than one batch, and the other one anything.
+    let (release, held) = std::sync::mpsc::channel();
+    let (holds, mut is_held) = tokio::sync::mpsc::unbounded_channel();
+    let held = Mutex::new(held);
+    let mut asked = with_mod(request_tokens(vec![6; 400], 8), false, move |call| {
+        if call.event_type() == EventType::Prefilled {
+            holds.send(()).unwrap();
+            held.lock().unwrap().recv().unwrap();
+        }
+        Action::Noop
+    });
+    asked.report.progress = true;
+    let mut begun = bench.engine.submit(asked).await.unwrap();
+    is_held.recv().await.unwrap();
+    let waiting = bench.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
+    let (first, second, ()) =
+        tokio::join!(begun.control.stop("enough"), waiting.control.stop("enough"), async { release.send(()).unwrap() });
+    assert!(first.is_ok() && second.is_ok());
+    let mut read = 0;
+    let end = loop {
+        match begun.output.recv().await.unwrap() {
+            Output::Progress(now) => read = now.processed - now.cached,
+            Output::Ended(end) => break end,
+            _ => {}
+        }
+    };
+    let told = |end: &RunEnd| (end.finish.reason, end.finish.usage.prompt_tokens, end.finish.prompt_decoded);
+    assert!((1..=64).contains(&read), "{read}");
+    assert_eq!(told(&end), (FinishReason::Cancelled, 400, read));
+    let (_, never) = follow(waiting.output).await;
+    assert_eq!((told(&never), never.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
+    while bench.engine.runs() > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let total = bench.engine.status().counts().total;
+    assert_eq!((total.prompt_tokens, total.prompt_us), (read.into(), end.finish.prompt_us));
+    assert!(total.prompt_us > 0);
+    assert_eq!(bench.engine.slot_tokens(0).await.unwrap().processed, read as usize);
 }
 
 #[tokio::test]

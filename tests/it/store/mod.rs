@@ -291,6 +291,7 @@ impl Live {
             fault: None,
             usage: Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: self.step.cast_unsigned() },
             first_token_us: Some(10),
+            prompt_decoded: 2,
             prompt_us: 5,
             generation_us: 20,
             truncated: false,

@@ -1,0 +1,118 @@
+//! How a run ends: when there is a reason, and what is then said of it.
+
+use super::Output;
+use super::run::{Run, State};
+use crate::events::{Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
+use crate::model::grammar::Follower;
+use crate::model::printable;
+use std::sync::Arc;
+
+impl Run {
+    /// Whether the run ends with the token that was just added, and why.
+    pub(super) fn reason_to_end(&self) -> Option<(FinishReason, Option<String>)> {
+        let last = *self.sequence.last()?;
+        if self.ends_generation(last) || self.answer.stopped_by().is_some() {
+            return Some((FinishReason::Stop, None));
+        }
+        if self.constraint.as_ref().is_some_and(Follower::is_complete) {
+            return Some((FinishReason::Stop, None));
+        }
+        if self.generated() >= self.max_tokens {
+            return Some((FinishReason::Length, None));
+        }
+        if self.answer.is_outdented() {
+            let message = format!("a line is indented by less than {}", self.request.limits.min_indent);
+            return Some((FinishReason::Length, Some(message)));
+        }
+        if let (Some(most), Some(first)) = (self.request.limits.max_time, self.first_token_us)
+            && self.has_new_line()
+            && self.elapsed_us().saturating_sub(first) >= most.as_micros() as u64
+        {
+            return Some((FinishReason::Length, Some(format!("the time of {} ms is over", most.as_millis()))));
+        }
+        None
+    }
+
+    /// Ends the run.
+    pub(super) fn finish(
+        &mut self,
+        reason: FinishReason,
+        message: Option<String>,
+        tool_calls: Option<serde_json::Value>,
+    ) {
+        if self.request.report.each_token {
+            self.send_last_tokens();
+        } else {
+            let rest = self.answer.take_rest();
+            self.send(rest);
+        }
+        let ends_hidden =
+            self.sequence.last().is_some_and(|&token| self.generated() > 0 && self.ends_generation(token));
+        let switched_off = self.mods.iter().filter_map(|active| active.health.off.clone());
+        let message = message.into_iter().chain(switched_off).reduce(|all, next| all + "; " + &next);
+        // Without a slot it has only waited.
+        let worked_us =
+            if self.meter.slot.get().is_some() { self.elapsed_us().saturating_sub(self.begun_us) } else { 0 };
+        let prompt_us = self.prompt_us.unwrap_or(worked_us);
+        let end = Arc::new(RunEnd {
+            completed_at: self.journal.now(),
+            status: match reason {
+                FinishReason::Stop | FinishReason::Length | FinishReason::ToolCalls => RunStatus::Done,
+                FinishReason::Cancelled => RunStatus::Cancelled,
+                FinishReason::Error => RunStatus::Failed,
+            },
+            finish: Finish {
+                reason,
+                message,
+                stop_string: (reason == FinishReason::Stop).then(|| self.answer.stopped_by()).flatten(),
+                text: printable(self.answer.text()),
+                tool_calls,
+                fault: self.fault,
+                usage: Usage {
+                    prompt_tokens: self.prompt_tokens as u32,
+                    cached_tokens: self.reused as u32,
+                    completion_tokens: (self.generated() - usize::from(ends_hidden)) as u32,
+                },
+                first_token_us: self.first_token_us,
+                prompt_decoded: self.prompt_decoded() as u32,
+                prompt_us,
+                generation_us: worked_us.saturating_sub(prompt_us),
+                truncated: self.gone.truncated,
+                evicted_tokens: self.gone.tokens as u32,
+                evicted: self.gone.messages.clone(),
+            },
+        });
+        for active in &mut self.mods {
+            active.session.finished();
+        }
+        if let Some(Output::Text(delta)) = self.outbox.back_mut() {
+            delta.last = Some(reason);
+        }
+        self.outbox.push_back(Output::Ended(Arc::clone(&end)));
+        self.end = Some(end);
+        self.state = State::Ended;
+    }
+
+    /// Ends a run that takes too many steps.
+    pub(super) fn finish_at_most_steps(&mut self) {
+        let message = format!(
+            "the limit of {} steps is reached with {} tokens in the answer; a mod may be backtracking for ever",
+            self.request.limits.max_steps,
+            self.generated()
+        );
+        self.finish(FinishReason::Length, Some(message), None);
+    }
+
+    /// Ends the run from outside: the client went, the server stops, the model failed.
+    pub fn abort(&mut self, reason: FinishReason, message: String) {
+        if self.end.is_none() {
+            self.finish(reason, Some(message), None);
+        }
+    }
+
+    /// Whether the run ends with the token. Where the model's own ends are to be ignored they are never drawn, and what stands
+    /// here is a mod's.
+    pub(super) fn ends_generation(&self, token: TokenId) -> bool {
+        self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)
+    }
+}
