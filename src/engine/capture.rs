@@ -1,11 +1,12 @@
-//! Coding of captured attention, beside the decode loop: one thread, a bounded queue, rows in order.
+//! Coding of captured attention, beside the decode loop: one thread, a queue of few rows, in order. Who hands something over
+//! never waits.
 
 use crate::events::{AttentionStep, Item, RunId, Signal};
 use crate::model::llama::Captured;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc;
 
@@ -30,7 +31,7 @@ enum Job {
 
 /// The way to the coding thread. Dropping it ends the thread once the queue is empty.
 pub(super) struct Capture {
-    jobs: SyncSender<Job>,
+    jobs: Sender<Job>,
     thread: JoinHandle<()>,
     waiting: Arc<AtomicUsize>,
     waiting_bytes: Arc<AtomicUsize>,
@@ -39,8 +40,7 @@ pub(super) struct Capture {
 impl Capture {
     /// Starts the thread; coded rows go to `recorder`.
     pub fn start(coder: AttentionCoder, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
-        // Twice the rows, so that a final signal always finds a place.
-        let (jobs, queue) = sync_channel(2 * QUEUE);
+        let (jobs, queue) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let (counter, bytes) = (Arc::clone(&waiting), Arc::clone(&waiting_bytes));
@@ -64,7 +64,7 @@ impl Capture {
         waiting + rows <= QUEUE && self.waiting_bytes.load(Ordering::Acquire) < QUEUE_BYTES
     }
 
-    /// Hands over the attention of the step whose `ForwardPass` has this number.
+    /// Hands over the attention of the step whose `ForwardPass` has this number. [`Capture::has_room`] was asked before.
     pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<Captured>) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.waiting_bytes.fetch_add(size_of_val(captured.values.as_slice()), Ordering::AcqRel);

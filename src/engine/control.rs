@@ -8,7 +8,7 @@ use super::run::{Run, State};
 use super::scheduler::{Command, Live, Scheduler};
 use super::thinking::Thinking;
 use super::{Limits, Sampling};
-use crate::events::{FinishReason, RunId, Signal};
+use crate::events::{FinishReason, RunId};
 use crate::model::Vocabulary;
 use crate::model::llama::Sampler;
 use std::sync::Arc;
@@ -198,6 +198,12 @@ impl Live {
         }
     }
 
+    /// Ends the run from outside; a rest is over with it, and is no part of its time.
+    pub(super) fn abort(&mut self, reason: FinishReason, message: impl Into<String>) {
+        self.wake();
+        self.run.abort(reason, message.into());
+    }
+
     fn standing(&self, activity: Activity) -> Standing {
         let activity = if self.run.end.is_some() { Activity::Over } else { activity };
         let rest = self.rest.map_or(Duration::ZERO, |rest| rest.since.elapsed());
@@ -302,7 +308,7 @@ impl Scheduler<'_> {
         while at < self.parked.len() {
             let live = &mut self.parked[at];
             if live.client.is_closed() && live.run.end.is_none() {
-                live.run.abort(FinishReason::Cancelled, "the client went away".into());
+                live.abort(FinishReason::Cancelled, "the client went away");
             }
             live.pass_on();
             if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
@@ -324,37 +330,8 @@ impl Scheduler<'_> {
         live.run.cached = 0;
         live.placed = false;
         live.begun = true;
-        let items = live.run.journal.take_all();
-        self.signal_items(live.run.id, items);
-        self.flush_attention(&mut live.run);
+        self.record_run(&mut live.run);
         self.parked.push(live);
-    }
-
-    /// Ends what rests without a slot; the server stops.
-    pub(super) fn stop_parked(&mut self, message: &str) {
-        for mut live in std::mem::take(&mut self.parked) {
-            live.run.abort(FinishReason::Cancelled, message.into());
-            live.pass_on();
-            self.record_end(live);
-        }
-    }
-
-    /// Records the last items and the end of a run.
-    pub(super) fn record_end(&mut self, mut live: Live) {
-        if !live.run.journal.recorded() {
-            return;
-        }
-        let items = live.run.journal.take_all();
-        self.signal_items(live.run.id, items);
-        self.flush_attention(&mut live.run);
-        if let Some(end) = live.run.end.clone() {
-            let signal = Signal::Ended(live.run.id, end);
-            match &self.capture {
-                // Behind the rows of attention that are still being coded.
-                Some(capture) if live.run.request.attention => capture.pass(signal),
-                _ => self.signal(signal),
-            }
-        }
     }
 }
 

@@ -24,6 +24,7 @@ mod output;
 mod overflow;
 mod pipeline;
 mod promise;
+mod recording;
 mod request;
 mod rows;
 mod run;

@@ -4,11 +4,12 @@ use super::capture::Capture;
 use super::control::{Order, Rest, Standing};
 use super::conversation::Memory;
 use super::host_cache::HostCache;
-use super::run::{Run, State};
+use super::recording::Unrecorded;
+use super::run::Run;
 use super::slots::{SlotTask, Waiting};
 use super::status::Status;
 use super::{Options, Output, RecordPolicy};
-use crate::events::{FinishReason, Item, RunId, Signal, TokenId};
+use crate::events::{FinishReason, RunId, Signal, TokenId};
 use crate::model::llama::{AdapterSet, Candidates, Context};
 use crate::mods::{Done, Reply, Session};
 use std::collections::VecDeque;
@@ -113,8 +114,8 @@ pub(super) struct Scheduler<'model> {
     pub(super) inbox: Receiver<Command>,
     pub(super) commands: Sender<Command>,
     pub(super) recorder: mpsc::Sender<Signal>,
-    /// Signals that the recorder had no room for; until they are gone, nothing is decoded.
-    pub(super) unrecorded: VecDeque<Signal>,
+    /// What the recorder had no room for; until it is gone, nothing is decoded.
+    pub(super) unrecorded: VecDeque<Unrecorded>,
     pub(super) capture: Option<Capture>,
     pub(super) candidates: Candidates,
     pub(super) options: Options,
@@ -162,7 +163,7 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Runs until told to stop, or until nobody can give work any more.
+    /// Runs until told to stop.
     pub fn run(mut self) {
         loop {
             if !self.take_commands() {
@@ -304,10 +305,10 @@ impl<'model> Scheduler<'model> {
             let slot = &mut self.slots[index];
             let Some(live) = &mut slot.live else { continue };
             if live.client.is_closed() && live.run.end.is_none() {
-                live.run.abort(FinishReason::Cancelled, "the client went away".into());
+                live.abort(FinishReason::Cancelled, "the client went away");
             }
             if live.run.request.record == RecordPolicy::Required && self.recorder.is_closed() {
-                live.run.abort(FinishReason::Error, "the run must be recorded, and the recorder has ended".into());
+                live.abort(FinishReason::Error, "the run must be recorded, and the recorder has ended");
             }
             live.pass_on();
             // Behind what the recorder had no room for: a run's end is its last signal.
@@ -339,88 +340,26 @@ impl<'model> Scheduler<'model> {
         let mut memory = live.run.remember();
         memory.truncate(left);
         self.slots[index].memory = memory;
-        self.slots[index].processed = live.run.prompt_tokens.saturating_sub(live.run.reused);
-    }
-
-    /// Sends the recorder what has gathered: what is due, or everything when the thread is about to sleep.
-    fn record(&mut self, everything: bool) {
-        while let Some(signal) = self.unrecorded.pop_front() {
-            if let Err(TrySendError::Full(signal)) = self.recorder.try_send(signal) {
-                self.unrecorded.push_front(signal);
-                return;
-            }
-        }
-        for index in 0..self.slots.len() {
-            let Some(mut live) = self.slots[index].live.take() else { continue };
-            let items = if everything { Some(live.run.journal.take_all()) } else { live.run.journal.take_due() };
-            if let Some(items) = items {
-                self.signal_items(live.run.id, items);
-            }
-            self.flush_attention(&mut live.run);
-            self.slots[index].live = Some(live);
-        }
-    }
-
-    pub(super) fn flush_attention(&mut self, run: &mut Run) {
-        if let (Some((order, captured)), Some(capture)) = (run.attention_ready.take(), &self.capture)
-            && run.journal.recorded()
-        {
-            capture.row(run.id, order, captured);
-        }
-    }
-
-    pub(super) fn signal_items(&mut self, run: RunId, items: Vec<Item>) {
-        if !items.is_empty() {
-            self.signal(Signal::Items(run, Arc::new(items)));
-        }
-    }
-
-    pub(super) fn signal(&mut self, signal: Signal) {
-        if !self.unrecorded.is_empty() {
-            self.unrecorded.push_back(signal);
-            return;
-        }
-        if let Err(TrySendError::Full(signal)) = self.recorder.try_send(signal) {
-            self.unrecorded.push_back(signal);
-        }
+        self.slots[index].processed = live.run.prompt_decoded();
     }
 
     /// Ends every run and leaves nothing unrecorded that the recorder still takes.
     fn stop(mut self) {
         let message = "the server stops";
-        self.stop_parked(message);
-        for mut live in std::mem::take(&mut self.queue) {
-            live.run.abort(FinishReason::Cancelled, message.into());
-            for output in live.run.outbox.drain(..) {
-                let _ = live.client.try_send(output);
-            }
-            if let (true, Some(end)) = (live.run.journal.recorded(), live.run.end.take()) {
-                self.unrecorded.push_back(Signal::Ended(live.run.id, end));
-            }
+        let without_slot = std::mem::take(&mut self.parked).into_iter().chain(std::mem::take(&mut self.queue));
+        for mut live in without_slot {
+            live.abort(FinishReason::Cancelled, message);
+            live.pass_on();
+            self.record_end(live);
         }
         for index in 0..self.slots.len() {
-            if let Some(live) = &mut self.slots[index].live
-                && !matches!(live.run.state, State::Ended)
-            {
-                live.run.abort(FinishReason::Cancelled, message.into());
-            }
             if let Some(live) = &mut self.slots[index].live {
-                for output in live.run.outbox.drain(..) {
-                    let _ = live.client.try_send(output);
-                }
+                live.abort(FinishReason::Cancelled, message);
+                live.pass_on();
             }
             self.clear(index);
         }
-        for signal in self.unrecorded.drain(..) {
-            // The thread is about to end, so that it may wait for the recorder now.
-            if self.recorder.blocking_send(signal).is_err() {
-                return;
-            }
-        }
-        // Ends of runs whose attention is still being coded are behind it.
-        if let Some(capture) = self.capture.take() {
-            capture.finish();
-        }
+        self.finish_recording();
     }
 }
 

@@ -4,6 +4,8 @@
 mod attention;
 mod constraints;
 mod mods;
+mod recording;
+mod returns;
 mod runs;
 mod unread;
 

@@ -1,0 +1,101 @@
+//! What the recorder gets when it takes nothing for a while: everything, in order; and the engine does not wait for it.
+
+use super::{follow, model, options, request, request_tokens};
+use std::collections::HashMap;
+use std::time::Duration;
+use thunder::engine::{Engine, Request};
+use thunder::events::{EventType, Item, RunId, Signal};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// What came of a run.
+#[derive(Debug, Default)]
+struct Heard {
+    started: bool,
+    passes: usize,
+    rows: usize,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Ledger(HashMap<RunId, Heard>);
+
+impl Ledger {
+    fn hear(&mut self, signal: &Signal) {
+        let heard = self.0.entry(signal.run_id()).or_default();
+        assert!(!heard.ended, "a run's end is its last signal: {signal:?}");
+        match signal {
+            Signal::Started(_) => assert!(!std::mem::replace(&mut heard.started, true)),
+            Signal::Items(_, items) => {
+                assert!(heard.started, "a run's start is its first signal");
+                for item in items.iter() {
+                    match item {
+                        Item::Event(event) => heard.passes += usize::from(event.event_type == EventType::ForwardPass),
+                        Item::Attention(_) => heard.rows += 1,
+                        _ => {}
+                    }
+                }
+            }
+            Signal::Ended(..) => {
+                assert!(heard.started, "a run's start is its first signal");
+                heard.ended = true;
+            }
+        }
+    }
+
+    fn is_complete(&self, runs: usize) -> bool {
+        self.0.len() == runs && self.0.values().all(|heard| heard.ended)
+    }
+}
+
+async fn engine(places: usize) -> (Engine, mpsc::Receiver<Signal>) {
+    let (recorder, signals) = mpsc::channel(places);
+    (Engine::start(model(), options(1, true), recorder).await.unwrap(), signals)
+}
+
+fn with_attention(request: Request) -> Request {
+    Request { attention: true, ..request }
+}
+
+#[tokio::test]
+async fn runs_that_are_given_up_while_the_recorder_takes_nothing_do_not_stop_the_engine() {
+    const GIVEN_UP: usize = 300;
+    let (engine, mut signals) = engine(1).await;
+    let first = engine.submit(with_attention(request("The sky is", 40))).await.unwrap();
+    for _ in 0..GIVEN_UP {
+        drop(engine.submit(with_attention(request_tokens(vec![6; 4], 3))).await.unwrap());
+    }
+    let patience = Duration::from_secs(30);
+    while engine.runs() > 1 {
+        timeout(patience, first.control.look()).await.expect("the decode thread waits for the recorder").unwrap();
+    }
+    let mut ledger = Ledger::default();
+    while !ledger.is_complete(1 + GIVEN_UP) {
+        ledger.hear(&timeout(patience, signals.recv()).await.unwrap().unwrap());
+    }
+    assert_eq!(follow(first.output).await.1.finish.usage.completion_tokens, 40);
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_slow_recorder_gets_everything_in_order() {
+    let (engine, mut signals) = engine(1).await;
+    let listener = tokio::spawn(async move {
+        let mut ledger = Ledger::default();
+        while let Some(signal) = signals.recv().await {
+            ledger.hear(&signal);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        ledger
+    });
+    for tokens in [1, 5, 12] {
+        let run = engine.submit(with_attention(request("The sky is", tokens))).await.unwrap();
+        follow(run.output).await;
+    }
+    engine.stop().await;
+    let ledger = listener.await.unwrap();
+    assert!(ledger.is_complete(3), "{:?}", ledger.0);
+    for heard in ledger.0.values() {
+        assert_eq!(heard.passes, heard.rows, "a row for each step");
+    }
+}
