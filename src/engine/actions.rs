@@ -157,7 +157,7 @@ impl Run {
         if chars > 0 || (tokens > 0 && !self.request.report.each_token) {
             self.outbox.push_back(Output::Retract { chars, tokens });
         }
-        self.sampler.rewind(self.sequence.len());
+        self.sampler.rewind(generated);
         if let Some(constraint) = &mut self.constraint {
             constraint.rewind(count);
         }
@@ -197,7 +197,8 @@ impl Run {
     /// the drawn token counts, which never entered the sequence.
     fn removable(&self, event: EventType, n: u32) -> (usize, bool) {
         let asked = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
-        let own = self.sequence.len() - self.prompt_len;
+        // Where a full context let the whole prompt go, a token stays that the model can go on from.
+        let own = self.sequence.len() - self.prompt_len.max(1);
         (asked.min(own), asked > own)
     }
 

@@ -225,8 +225,9 @@ impl Run {
     /// allows: a mod forced them, and the mod wins.
     fn follow(&mut self, tokens: &[TokenMeasure]) -> Option<String> {
         let mut note = None;
-        for (length, measured) in (self.sequence.len() + 1 - tokens.len()..).zip(tokens) {
-            self.sampler.accept(measured.token, length);
+        let before = self.generated() - tokens.len();
+        for (index, measured) in tokens.iter().enumerate() {
+            self.sampler.accept(measured.token, before + index + 1);
             let ends = self.ends_generation(measured.token);
             let piece = self.view.vocabulary.piece(measured.token);
             let Some(constraint) = &mut self.constraint else { continue };
@@ -236,7 +237,7 @@ impl Run {
                 note = Some(format!(
                     "{:?} at position {} is not what the request's {} allows; while it stands, nothing is held to it",
                     measured.text,
-                    length - 1,
+                    self.sequence.len() - tokens.len() + index,
                     self.request.constraint.as_ref().map_or("constraint", |constraint| &constraint.field),
                 ));
             }

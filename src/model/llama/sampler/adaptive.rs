@@ -9,10 +9,10 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 /// Candidates that mirostat 1 estimates the distribution from.
 const ESTIMATED_FROM: usize = 100;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     kind: Kind,
-    /// What is known: after how many tokens of the sequence, and what.
+    /// What is known: after how many tokens of the answer, and what.
     known: Vec<(usize, Knowledge)>,
     start: Knowledge,
     /// The token that was drawn last, and what will be known when it stays.
@@ -30,7 +30,7 @@ enum Kind {
 
 /// Mirostat: the surprise to aim at. Adaptive-p: weighted sum of probabilities, and of weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Knowledge(f32, f32);
+pub(super) struct Knowledge(f32, f32);
 
 impl Adaptive {
     /// `None` when neither is asked for.
@@ -62,9 +62,14 @@ impl Adaptive {
         !matches!(self.kind, Kind::AdaptiveP { .. })
     }
 
+    /// What is known at the end of the answer.
+    pub(super) fn now(&self) -> Knowledge {
+        self.known.last().map_or(self.start, |known| known.1)
+    }
+
     /// Leaves the candidates to draw from.
     pub(super) fn apply(&mut self, array: &mut LlamaTokenDataArray) {
-        let Knowledge(mu, weight) = self.known.last().map_or(self.start, |known| known.1);
+        let Knowledge(mu, weight) = self.now();
         if matches!(self.kind, Kind::Mirostat { .. }) {
             sort(array);
         }
@@ -98,7 +103,7 @@ impl Adaptive {
 
     /// Learns what was drawn: which of the candidates, and how probable it was among them.
     pub(super) fn learn(&mut self, token: TokenId, index: usize, prob: f32) {
-        let Knowledge(mu, weight) = self.known.last().map_or(self.start, |known| known.1);
+        let Knowledge(mu, weight) = self.now();
         let next = match self.kind {
             Kind::Mirostat { tau, eta, .. } | Kind::Mirostat2 { tau, eta } => {
                 Knowledge(mu - eta * (-prob.log2() - tau), 0.0)
@@ -110,7 +115,7 @@ impl Adaptive {
         self.drawn = Some((token, next));
     }
 
-    /// A token now stands at the end of a sequence of `length`.
+    /// A token now ends an answer of `length` tokens.
     pub(super) fn accept(&mut self, token: TokenId, length: usize) {
         if let Some((drawn, next)) = self.drawn.take()
             && drawn == token
@@ -119,12 +124,7 @@ impl Adaptive {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn copy(&mut self, other: &Self) {
-        self.known.clone_from(&other.known);
-    }
-
-    /// Only the first `length` tokens of the sequence are left.
+    /// Only the first `length` tokens of the answer are left.
     pub(super) fn rewind(&mut self, length: usize) {
         self.drawn = None;
         while self.known.last().is_some_and(|known| known.0 > length) {

@@ -141,6 +141,20 @@ fn draft<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> Draft<'a> {
     Draft { logits, allowed: None, sequence, temperature: None }
 }
 
+/// What may happen to an answer.
+#[derive(Debug, Clone)]
+enum What {
+    Draw,
+    Force,
+    TakeBack(usize),
+    /// The context was full.
+    Shift,
+}
+
+fn what() -> impl Strategy<Value = What> {
+    prop_oneof![5 => Just(What::Draw), 1 => Just(What::Force), 2 => (1usize..9).prop_map(What::TakeBack), 1 => Just(What::Shift)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
@@ -173,31 +187,59 @@ proptest! {
     }
 
     #[test]
-    fn what_was_taken_back_leaves_no_trace(sampling in sampling(), moves in proptest::collection::vec((any::<u64>(), 0usize..4), 1..20)) {
+    fn what_was_taken_back_leaves_no_trace(
+        sampling in sampling(),
+        adaptive: bool,
+        last_n in prop_oneof![Just(-1), Just(9), Just(64)],
+        moves in proptest::collection::vec((any::<u64>(), what()), 1..30),
+    ) {
+        let mut sampling = Sampling { repeat_last_n: last_n, dry_penalty_last_n: last_n, ..sampling };
+        if adaptive {
+            sampling.samplers.push(Stage::AdaptiveP);
+            sampling.adaptive_target = 0.3;
+        }
+        let knowledge = |sampler: &Sampler| sampler.adaptive.as_ref().map(Adaptive::now);
         let mut ours = Sampler::new(&sampling, MODEL.vocabulary());
         let mut candidates = Candidates::default();
         let mut sequence = vec![1, 2, 3];
-        let mut kept: Vec<(u64, TokenId)> = Vec::new();
-        for (seed, back) in moves {
-            let logits = logits(seed);
-            let draw = ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();
-            sequence.push(draw.token);
-            ours.accept(draw.token, sequence.len());
-            kept.push((seed, draw.token));
-            let back = back.saturating_sub(1).min(kept.len());
-            sequence.truncate(sequence.len() - back);
-            kept.truncate(kept.len() - back);
-            ours.rewind(sequence.len());
+        // What was known after each token of the answer, and how many of these are in the sequence no more.
+        let mut known = vec![knowledge(&ours)];
+        let mut let_go = 0;
+        for (seed, what) in moves {
+            match what {
+                What::Draw | What::Force => {
+                    let draw = ours.sample(&draft(&logits(seed), &sequence), &mut candidates).unwrap();
+                    // A mod may put another token there.
+                    let forced = matches!(what, What::Force);
+                    let token = if forced { draw.token + 1 } else { draw.token };
+                    sequence.push(token);
+                    ours.accept(token, known.len());
+                    if forced {
+                        prop_assert_eq!(knowledge(&ours), *known.last().unwrap());
+                    }
+                    known.push(knowledge(&ours));
+                }
+                What::TakeBack(count) => {
+                    let count = count.min(sequence.len() - 3);
+                    sequence.truncate(sequence.len() - count);
+                    known.truncate(known.len() - count);
+                    ours.rewind(known.len() - 1);
+                }
+                What::Shift => {
+                    let gone = (sequence.len() - 3) / 2;
+                    sequence.drain(3..3 + gone);
+                    let_go += gone;
+                }
+            }
+            prop_assert_eq!(known.len() - 1, let_go + sequence.len() - 3);
+            prop_assert_eq!(knowledge(&ours), *known.last().unwrap());
         }
-        // A sampler that saw only what stayed leaves the same candidates; which of them is drawn is the seed's affair.
-        let mut fresh = Sampler::new(&Sampling { xtc_probability: 0.0, ..sampling.clone() }, MODEL.vocabulary());
+        // A sampler that saw nothing but what stayed leaves the same candidates; which of them is drawn is the seed's affair.
         if sampling.xtc_probability > 0.0 {
             return Ok(());
         }
-        if let (Some(adaptive), Some(went)) = (&mut fresh.adaptive, &ours.adaptive) {
-            // Learnt from tokens that were drawn with these probabilities.
-            adaptive.copy(went);
-        }
+        let mut fresh = Sampler::new(&sampling, MODEL.vocabulary());
+        fresh.adaptive.clone_from(&ours.adaptive);
         let logits = logits(7);
         let mut others = Candidates::default();
         ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();

@@ -1,0 +1,111 @@
+//! Going back in a context that was full: what is drawn from is that of a run which never had the tokens that went.
+
+use super::{Bench, CONTEXT, Told, bench_with, request_tokens, with_mod};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use thunder::engine::{Limits, Overflow, Request, Sampling, Stage};
+use thunder::events::{Event, EventType, FinishReason, Item};
+use thunder::mods::{Action, LogitEdit};
+
+const PROMPT: usize = 8;
+const SHORT_CONTEXT: u32 = 64;
+
+async fn short() -> Bench {
+    const { assert!(SHORT_CONTEXT < CONTEXT) };
+    bench_with(1, false, |options| options.ctx_size = SHORT_CONTEXT).await
+}
+
+fn shifting(keep: Option<usize>, tokens: u32, sampling: Sampling) -> Request {
+    let asked = request_tokens((5..5 + PROMPT as i32).collect(), tokens);
+    Request {
+        overflow: Overflow::Shift { keep, discard: 0 },
+        limits: Limits { max_steps: 4000, ..asked.limits },
+        sampling,
+        ..asked
+    }
+}
+
+/// The same logits at every step, so that only what the sampler knows can make a difference.
+fn logits(vocabulary: usize) -> Vec<f32> {
+    (0..vocabulary).map(|token| if token < 200 { 6.0 - 0.05 * token as f32 } else { -20.0 }).collect()
+}
+
+/// Each draw of a run: how many tokens the answer had before, and the event.
+fn draws(told: &Told) -> Vec<(usize, &Event)> {
+    let mut length = 0;
+    let mut draws = Vec::new();
+    for item in &told.items {
+        match item {
+            Item::Event(event) if event.event_type == EventType::Sampled => draws.push((length, event)),
+            Item::Event(event) => length += event.added_tokens.as_ref().map_or(0, Vec::len),
+            Item::Action(action) => {
+                let details = action.details.as_ref().map(|details| serde_json::from_str::<Value>(details.get()));
+                length -= details.map_or(0, |details| details.unwrap()["removed"].as_u64().unwrap_or(0) as usize);
+            }
+            _ => {}
+        }
+    }
+    draws
+}
+
+/// The candidates of a draw, and how many each stage left.
+fn drawn_from(event: &Event) -> (Vec<(i32, u32)>, Vec<(String, u32)>) {
+    let measured = event.measured.as_ref().unwrap();
+    let candidates = measured.after_sampler.iter().take(5).map(|one| (one.token, (1e5 * one.prob) as u32)).collect();
+    (candidates, measured.stages.iter().map(|stage| (stage.name.clone(), stage.left)).collect())
+}
+
+#[tokio::test]
+async fn what_was_taken_back_teaches_the_sampler_nothing_in_a_context_that_was_full_too() {
+    let mirostat = |mirostat| Sampling { mirostat, mirostat_eta: 0.7, ..Sampling::default() };
+    let adaptive = Sampling { samplers: vec![Stage::AdaptiveP], adaptive_target: 0.1, ..Sampling::default() };
+    let kinds = [("mirostat", mirostat(1)), ("mirostat-v2", mirostat(2)), ("adaptive-p", adaptive)];
+    let mut bench = short().await;
+    // The context is full with 56 tokens of the answer, then 28 go; with 84 again, and so on.
+    for (kind, sampling) in kinds {
+        for (at, n) in [(30, 7), (60, 2), (60, 20), (57, 25), (88, 21), (120, 15), (142, 28)] {
+            let sampling = Sampling { temperature: 1.0, seed: (at + n) as u32, ..sampling.clone() };
+            let gone_back = AtomicBool::new(false);
+            let asked = with_mod(shifting(None, 150, sampling), false, move |call| match call.event_type() {
+                EventType::ForwardPass => Action::AdjustedLogits {
+                    edit: LogitEdit::Replace(logits(call.run.vocabulary.len())),
+                    temperature: None,
+                },
+                EventType::Added if call.length() == at && !gone_back.swap(true, Ordering::Relaxed) => {
+                    Action::Backtrack { n: n as u32, tokens: Vec::new() }
+                }
+                _ => Action::Noop,
+            });
+            let told = bench.tell(asked).await;
+            let draws = draws(&told);
+            let there: Vec<_> = draws.iter().filter(|(length, _)| *length == at - n).collect();
+            assert_eq!(there.len(), 2, "{kind}: back at {at} by {n}");
+            assert_eq!(drawn_from(there[0].1), drawn_from(there[1].1), "{kind}: back at {at} by {n}");
+            let distinct: HashSet<_> = draws.iter().map(|(_, event)| drawn_from(event)).collect();
+            assert!(distinct.len() > 20, "{kind} learns nothing that could be seen");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_of_the_sequence_is_never_nothing() {
+    let mut bench = short().await;
+    for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
+        for tokens in [vec![], vec![9, 10]] {
+            // Of the prompt nothing is kept: all that stands is the answer's, and a mod takes all of it back.
+            let gone_back = AtomicBool::new(false);
+            let asked = with_mod(shifting(Some(0), 80, Sampling::default()), false, move |call| {
+                if call.let_go > 0 && call.event_type() == event && !gone_back.swap(true, Ordering::Relaxed) {
+                    assert_eq!(call.prompt_len, 0);
+                    return Action::Backtrack { n: 1000, tokens: tokens.clone() };
+                }
+                Action::Noop
+            });
+            let told = bench.tell(asked).await;
+            let finish = &told.end.finish;
+            assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 80), "{event:?}");
+            assert_eq!(told.text, finish.text);
+        }
+    }
+}
