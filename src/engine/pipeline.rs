@@ -218,7 +218,7 @@ pub(super) fn record_action(
             put_tokens(tokens);
             record.new_prompt = Some(printable(vocabulary.decode(tokens)));
             record.new_length = Some(tokens.len() as i32);
-            record.adjusted_max_steps = max_steps.map(|steps| steps as i32);
+            record.adjusted_max_steps = max_steps.map(saturated);
         }
         Action::AdjustedLogits { edit, temperature } => {
             record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
@@ -247,7 +247,7 @@ pub(super) fn record_action(
         }
         Action::Backtrack { n, tokens } => {
             put_tokens(tokens);
-            record.backtrack_steps = Some(*n as i32);
+            record.backtrack_steps = Some(saturated(*n));
             record.backtrack_token_count = Some(tokens.len() as i32);
             if let Some(removed) = effect.removed {
                 details.insert("removed".into(), json!(removed));
@@ -264,6 +264,11 @@ pub(super) fn record_action(
     }
     record.details = raw(&serde_json::Value::Object(details));
     journal.action(record);
+}
+
+/// A number that a mod chose, as the trace can hold it.
+fn saturated(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
 }
 
 fn raw(value: &serde_json::Value) -> Option<RawJson> {

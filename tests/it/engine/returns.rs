@@ -98,7 +98,7 @@ async fn what_is_left_of_the_sequence_is_never_nothing() {
             let asked = with_mod(shifting(Some(0), 80, Sampling::default()), false, move |call| {
                 if call.let_go > 0 && call.event_type() == event && !gone_back.swap(true, Ordering::Relaxed) {
                     assert_eq!(call.prompt_len, 0);
-                    return Action::Backtrack { n: 1000, tokens: tokens.clone() };
+                    return Action::Backtrack { n: u32::MAX, tokens: tokens.clone() };
                 }
                 Action::Noop
             });
@@ -106,6 +106,11 @@ async fn what_is_left_of_the_sequence_is_never_nothing() {
             let finish = &told.end.finish;
             assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 80), "{event:?}");
             assert_eq!(told.text, finish.text);
+            let recorded = told.items.iter().find_map(|item| match item {
+                Item::Action(action) => action.backtrack_steps,
+                _ => None,
+            });
+            assert_eq!(recorded, Some(i32::MAX));
         }
     }
 }
