@@ -183,7 +183,7 @@ fn repetitions(sequence: &[TokenId], least: usize, bound: usize) -> Vec<(usize, 
     let mut compared = 0;
     for (block, tokens) in before.chunks(BLOCK).enumerate() {
         // Without a branch per token the compiler vectorises it.
-        if !tokens.iter().fold(false, |there, &token| there | (token == end)) {
+        if tokens.iter().fold(0, |there, &token| there | u8::from(token == end)) == 0 {
             continue;
         }
         for at in (block * BLOCK..).zip(tokens).filter(|(_, token)| **token == end).map(|(at, _)| at) {
