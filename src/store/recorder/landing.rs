@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 /// So many records of the spool file are stored at once.
 const BATCH: usize = 512;
 /// A write that takes longer counts as failed.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 /// Draining pauses that often to append what came meanwhile.
 const DRAIN: Duration = Duration::from_millis(500);
 
@@ -69,7 +69,7 @@ pub(super) async fn land(pool: &PgPool, spool: &mut Spool, batch: Batch, overloa
             }
             _ if told => {}
             Err(failure) => {
-                tracing::warn!(error = %failure, "the database is away or too slow; runs go to the spool file")
+                tracing::warn!(error = %failure, "the database is away or too slow; runs go to the spool file");
             }
         }
     }

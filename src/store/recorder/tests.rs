@@ -1,12 +1,13 @@
 //! What happens when the recorder itself fails on something: the other runs are recorded, and what it failed on is kept.
 #![cfg(debug_assertions)] // a count that overflows panics only there
 
-use super::landing::{Batch, Fate, drain_some, land};
+use super::landing::{Batch, Fate, PATIENCE, drain_some, land};
 use super::*;
 use crate::events::{EventType, ModCall, RunEnd, RunStart, Surface, Usage};
 use crate::store::{Database, Store};
 use chrono::Utc;
 use std::path::PathBuf;
+use tokio::time::timeout;
 
 struct Folder(PathBuf);
 
@@ -135,5 +136,20 @@ async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
     assert_eq!(recorder.given_up, [bad.run_id, lost.run_id]);
     recorder.take(Signal::Ended(good.run_id, end()));
     assert!(recorder.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == good.run_id)));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_database_that_stops_answering_is_not_waited_for_for_ever() {
+    let (folder, store) = store().await;
+    let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
+    let mut blocker = store.inner.pool.begin().await.unwrap();
+    sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
+    let given_up = RunId::now();
+    let batch = Batch { records: Vec::new(), rows: Vec::new(), given_up: vec![given_up] };
+    let landed = timeout(4 * PATIENCE, land(&store.inner.pool, &mut spool, batch, false, false)).await;
+    assert_eq!(landed.expect("it waits for the database").given_up, [given_up], "it is marked the next time");
+    blocker.rollback().await.unwrap();
+    spool.remove();
     store.close().await;
 }
