@@ -49,11 +49,18 @@ fn draws(told: &Told) -> Vec<(usize, &Event)> {
     draws
 }
 
-/// The candidates of a draw, and how many each stage left.
-fn drawn_from(event: &Event) -> (Vec<(i32, u32)>, Vec<(String, u32)>) {
+/// The best candidates of a draw, with their probability in units of 1/100 000, and how many each stage left.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct DrawnFrom {
+    candidates: Vec<(i32, u32)>,
+    stages: Vec<(String, u32)>,
+}
+
+fn drawn_from(event: &Event) -> DrawnFrom {
     let measured = event.measured.as_ref().unwrap();
     let candidates = measured.after_sampler.iter().take(5).map(|one| (one.token, (1e5 * one.prob) as u32)).collect();
-    (candidates, measured.stages.iter().map(|stage| (stage.name.clone(), stage.left)).collect())
+    let stages = measured.stages.iter().map(|stage| (stage.name.clone(), stage.left)).collect();
+    DrawnFrom { candidates, stages }
 }
 
 #[tokio::test]
