@@ -26,6 +26,20 @@ pub enum Error {
         /// Path given.
         path: String,
     },
+    /// The control vector is not there.
+    #[error("there is no control vector at {path}; --control-vector takes the path of a GGUF file")]
+    NoControlVector {
+        /// Path given.
+        path: String,
+    },
+    /// A range that ends before it begins.
+    #[error("--control-vector-layer-range takes the first and the last layer, got {first} and {last}")]
+    LayerRange {
+        /// The first.
+        first: u32,
+        /// The last.
+        last: u32,
+    },
     /// The folder of mods is not there.
     #[error("there is no folder {path}; --mods-dir takes a folder of Python files")]
     NoModsDir {

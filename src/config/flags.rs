@@ -4,7 +4,9 @@
 use super::cache::CacheFlags;
 use super::gpu::GpuFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
-use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TuningFlags};
+use super::{
+    AdapterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TlsFlags, TuningFlags,
+};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -62,6 +64,9 @@ pub struct EngineFlags {
     /// LoRA adapters.
     #[command(flatten)]
     pub adapters: AdapterFlags,
+    /// Control vectors.
+    #[command(flatten)]
+    pub control: ControlFlags,
     /// GPUs.
     #[command(flatten)]
     pub gpu: GpuFlags,

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod cache;
+mod control;
 mod defaults;
 mod encoder;
 mod error;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 pub use adapters::{AdapterFlags, Scaled};
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
+pub use control::{ControlConfig, ControlFlags};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use error::Error;
@@ -90,6 +92,8 @@ pub struct EngineConfig {
     pub chat_template: Option<String>,
     /// LoRA adapters of the default model, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
+    /// Control vectors of the default model.
+    pub control: ControlConfig,
     /// The KV cache.
     pub cache: CacheConfig,
     /// How models are computed.
@@ -276,6 +280,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             adapters: flags.adapters.config()?,
+            control: flags.control.config()?,
             cache: flags.cache.config(attention)?,
             tuning: flags.tuning,
             encoder: flags.encoder,

@@ -9,7 +9,7 @@ use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Recorder;
 use crate::model::llama::{
-    CacheType, GpuLayers, ModelOptions, Numa, Room, Rope, Scaling, SplitMode, Threads, Tuning, Value,
+    CacheType, Control, GpuLayers, ModelOptions, Numa, Room, Rope, Scaling, SplitMode, Threads, Tuning, Value,
 };
 use crate::model::{Error, Model};
 use crate::trace::attention;
@@ -161,9 +161,11 @@ impl Catalogue {
 }
 
 fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
+    let control = || Control { files: config.control.files.clone(), layers: config.control.layers.clone() };
     ModelOptions {
         name: Some(entry.name.clone()),
         adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
+        control: if entry.default { control() } else { Control::default() },
         gpu_layers: match config.gpu.layers {
             config::GpuLayers::Auto => GpuLayers::Auto,
             config::GpuLayers::All => GpuLayers::All,

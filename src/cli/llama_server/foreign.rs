@@ -23,8 +23,6 @@ pub(super) enum Values {
     Perhaps,
     /// A word.
     One,
-    /// Two words.
-    Two,
 }
 
 /// What becomes of a flag.
@@ -38,7 +36,7 @@ pub(super) enum Verdict {
     Refused(&'static str),
 }
 
-use Values::{None as Nothing, One, Perhaps, Two};
+use Values::{None as Nothing, One, Perhaps};
 use Verdict::{NoEffect, Refused, Silent};
 
 const fn foreign(
@@ -57,8 +55,6 @@ const BATCH: Verdict =
 const MEDIA: Verdict = NoEffect("only texts are taken");
 const AGENT: Verdict =
     Refused("the server runs no tools by itself: clients run those that they offer, and mods can (--mods-dir)");
-const VECTOR: Verdict =
-    Refused("control vectors are not supported: leave it out, or make the change a LoRA adapter for --lora");
 const CORS: Verdict =
     NoEffect("what a page of another origin may send follows from --cors-origin, for the routes that there are");
 const PLACE: Verdict =
@@ -129,8 +125,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["--cpu-mask-batch", "-Cb"], One, &[], BATCH),
     foreign(&["--cpu-range-batch", "-Crb"], One, &[], BATCH),
     foreign(&["--cpu-strict-batch", "--prio-batch", "--poll-batch"], One, &[], BATCH),
-    foreign(&["--control-vector", "--control-vector-scaled"], One, &[], VECTOR),
-    foreign(&["--control-vector-layer-range"], Two, &[], VECTOR),
     foreign(&["--ctx-checkpoints", "-ctxcp", "--swa-checkpoints"], One, &["LLAMA_ARG_CTX_CHECKPOINTS"], STATES),
     foreign(&["--checkpoint-min-step", "-cms"], One, &["LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"], STATES),
     foreign(&["--cache-idle-slots", "--no-cache-idle-slots"], Nothing, &["LLAMA_ARG_CACHE_IDLE_SLOTS"], STATES),

@@ -167,7 +167,6 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
             Values::None => 0,
             Values::Perhaps => usize::from(rest.peek().is_some_and(|next| !next.to_string_lossy().starts_with('-'))),
             Values::One => 1,
-            Values::Two => 2,
         };
         for _ in 0..values {
             rest.next();
@@ -311,7 +310,6 @@ mod tests {
                 let taken = match foreign.values {
                     Values::None => 0,
                     Values::Perhaps | Values::One => 1,
-                    Values::Two => 2,
                 };
                 assert_eq!(values, taken, "{row}");
             }

@@ -4,6 +4,7 @@ mod bare;
 mod classify;
 mod completion;
 mod completions;
+mod control;
 mod embeddings;
 mod flags;
 mod infill;
