@@ -29,7 +29,7 @@ pub use control::{ControlConfig, ControlFlags};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use error::Error;
-pub use gpu::{GpuConfig, GpuFlags, GpuLayers, SplitMode};
+pub use gpu::{GpuConfig, GpuFlags, GpuLayers, SplitMode, TensorPlace};
 pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};

@@ -57,8 +57,6 @@ const AGENT: Verdict =
     Refused("the server runs no tools by itself: clients run those that they offer, and mods can (--mods-dir)");
 const CORS: Verdict =
     NoEffect("what a page of another origin may send follows from --cors-origin, for the routes that there are");
-const PLACE: Verdict =
-    NoEffect("parts of layers are not placed one by one; --gpu-layers says how many layers go on GPUs");
 const FIT: Verdict =
     NoEffect("layers are fitted into the GPUs' memory by --gpu-layers auto, and the context is never made smaller");
 const STATES: Verdict = NoEffect("states of slots are kept as --cache-ram says");
@@ -109,10 +107,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
         &["LLAMA_ARG_RPC"],
         Refused("other machines cannot compute parts of a model: leave it out"),
     ),
-    foreign(&["--override-tensor", "-ot"], One, &["LLAMA_ARG_OVERRIDE_TENSOR"], PLACE),
-    foreign(&["--cpu-moe", "-cmoe"], Nothing, &["LLAMA_ARG_CPU_MOE"], PLACE),
-    foreign(&["--n-cpu-moe", "-ncmoe"], One, &["LLAMA_ARG_N_CPU_MOE"], PLACE),
-    foreign(&["--n-cpu-ffn", "-ncffn"], One, &["LLAMA_ARG_N_CPU_FFN"], PLACE),
     foreign(&["--fit", "-fit"], Perhaps, &["LLAMA_ARG_FIT"], FIT),
     foreign(&["--fit-target", "-fitt"], One, &["LLAMA_ARG_FIT_TARGET"], FIT),
     foreign(&["--fit-ctx", "-fitc"], One, &["LLAMA_ARG_FIT_CTX"], FIT),

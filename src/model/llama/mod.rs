@@ -27,7 +27,7 @@ pub use cache_type::CacheType;
 pub use checkpoints::{Checkpoints, Purpose};
 pub use context::{Captured, Context, ContextOptions};
 pub use control::Control;
-pub use devices::{Device, Placement, PlacementError, Room, devices, why_no_gpu};
+pub use devices::{Device, Placement, PlacementError, Room, TensorPlaces, devices, why_no_gpu};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
 pub use ffi::threads::Threads;
 pub use gguf::Header;
@@ -53,6 +53,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// What llama.cpp says when there is no memory for weights.
 const NO_MEMORY: &str = "unable to allocate";
+
+/// What C++ says of a pattern that it cannot read.
+const NO_PATTERN: &str = "regular expression";
 
 /// A loaded model.
 pub struct Model {
@@ -85,6 +88,8 @@ pub struct ModelOptions {
     pub tensor_split: Vec<f32>,
     /// The GPU that is used when the model is not split, counted from 0.
     pub main_gpu: usize,
+    /// Tensors that do not go where their layers go.
+    pub tensors: TensorPlaces,
     /// Read the file into memory instead of mapping it.
     pub no_mmap: bool,
     /// Keep the weights from being swapped out.
@@ -184,6 +189,7 @@ impl Model {
         let (loading, placement) = devices::loading(options, &header, path)?;
         options.tuning.prepare();
         let failed = |lines: Vec<String>| match reason::reason(&lines) {
+            reason if reason.contains(NO_PATTERN) => PlacementError::Pattern { reason }.into(),
             reason if reason.contains(NO_MEMORY) => Error::NoMemory { path: shown.clone(), reason },
             reason => refused(reason),
         };

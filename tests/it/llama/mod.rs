@@ -14,6 +14,7 @@ mod props;
 mod rerank;
 mod sessions;
 mod slots;
+mod tensors;
 mod text;
 
 use super::harness::Server;
