@@ -30,7 +30,7 @@ pub(super) fn router() -> Router<App> {
     Router::new().route(PATH, get(page).post(log_in))
 }
 
-async fn page(State(app): State<App>) -> Response {
+async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
     if app.config().server.security.keys.is_empty() {
         return Redirect::to("/").into_response();
     }
@@ -41,7 +41,8 @@ async fn log_in(State(app): State<App>, Form(login): Form<Login>) -> Response {
     let Some(key) = app.config().server.security.known(login.key.trim()) else {
         return (StatusCode::UNAUTHORIZED, form("<p role=\"alert\">This key is not known here.</p>")).into_response();
     };
-    let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict", token(key));
+    let secure = if app.config().server.tls.is_some() { "; Secure" } else { "" };
+    let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict{secure}", token(key));
     ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
 }
 

@@ -20,6 +20,7 @@ mod replay;
 mod run;
 mod serve;
 mod startup;
+mod trust;
 
 use crate::config::flags::Automatic;
 use anyhow::Context as _;

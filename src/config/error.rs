@@ -1,4 +1,4 @@
-use super::CacheType;
+use super::{CacheType, TlsError};
 use std::net::SocketAddr;
 
 /// Why a configuration cannot be used.
@@ -172,6 +172,9 @@ pub enum Error {
         "--kv-unified is not supported: each slot has a cache of its own, in which a token's place is its position, so that a row of attention says which token it looks at; --ctx-size is divided among the slots"
     )]
     UnifiedCache,
+    /// Certificate and key.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Not a share.
     #[error("--slot-prompt-similarity must be between 0 and 1, got {value}")]
     Similarity {

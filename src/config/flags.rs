@@ -155,6 +155,9 @@ pub struct ServerFlags {
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: TlsFlags,
     /// Let requests name any model: one that is not known here is the default one, instead of an error
     #[arg(long, env = "THUNDER_ANY_MODEL_NAME", value_parser = clap::builder::FalseyValueParser::new())]
     pub any_model_name: bool,

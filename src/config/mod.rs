@@ -15,6 +15,7 @@ mod limits;
 pub mod llama_server;
 mod mods;
 mod security;
+mod tls;
 mod tuning;
 
 use flags::{Automatic, DataFlags, EngineFlags, ServerFlags, Switch};
@@ -34,6 +35,7 @@ pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
 pub use security::{KeyHash, LOCALHOST, Security};
+pub use tls::{Tls, TlsError, TlsFlags, certificates};
 pub use tuning::{LoadMode, Numa, OverrideValue, RopeScaling, TuningFlags};
 
 /// Port of the server.
@@ -124,6 +126,8 @@ pub struct ServerConfig {
     pub listen: Vec<SocketAddr>,
     /// Who may do what.
     pub security: Security,
+    /// Certificate and key, where https is served; `None` for plain http.
+    pub tls: Option<Tls>,
     /// Whether a request that names an unknown model goes to the default one.
     pub any_model_name: bool,
     /// Models besides the default one.
@@ -221,6 +225,7 @@ impl Config {
             data: data.try_into()?,
             server: ServerConfig {
                 security: server.security(&listen)?,
+                tls: server.tls.config()?,
                 listen,
                 any_model_name: server.any_model_name,
                 models: server.models()?,

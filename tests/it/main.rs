@@ -32,4 +32,5 @@ mod slots;
 mod store;
 mod stream;
 mod terminal;
+mod tls;
 mod ui_pages;

@@ -61,8 +61,6 @@ const FIT: Verdict =
     NoEffect("layers are fitted into the GPUs' memory by --gpu-layers auto, and the context is never made smaller");
 const STATES: Verdict = NoEffect("states of slots are kept as --cache-ram says");
 const LINES: Verdict = NoEffect("lines of the log always have their time and level");
-const TLS: Verdict =
-    Refused("the server speaks plain http: put a proxy with the certificate before it, and listen on 127.0.0.1");
 
 pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["--hf-repo", "-hf", "-hfr"], One, &["LLAMA_ARG_HF_REPO"], DOWNLOAD),
@@ -225,8 +223,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["--video-fps"], One, &["LLAMA_ARG_VIDEO_FPS"], MEDIA),
     foreign(&["--video-timestamp-interval"], One, &["LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"], MEDIA),
     foreign(&["--video-ffmpeg-dir"], One, &["LLAMA_ARG_VIDEO_FFMPEG_DIR"], MEDIA),
-    foreign(&["--ssl-key-file"], One, &["LLAMA_ARG_SSL_KEY_FILE"], TLS),
-    foreign(&["--ssl-cert-file"], One, &["LLAMA_ARG_SSL_CERT_FILE"], TLS),
     foreign(
         &["--api-prefix"],
         One,

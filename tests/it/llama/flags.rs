@@ -71,7 +71,7 @@ fn wrong_flags_are_refused_with_what_would_be_right() {
         (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),
         (&["--parameter", "xtc"], "behind a name"),
         (&["-hf", "someone/model"], "-hf is a flag of llama-server that is not taken here; nothing is downloaded"),
-        (&["--ssl-key-file", "x"], "put a proxy"),
+        (&["--ssl-key-file", "x"], "go together"),
         (&["-ot", "ffn"], "a pattern and a buffer"),
         (&["--control-vector", "/nowhere.gguf"], "there is no control vector at /nowhere.gguf"),
         (&["--control-vector-layer-range", "3", "1"], "the first and the last layer, got 3 and 1"),
