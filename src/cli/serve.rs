@@ -65,7 +65,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         let server = &app.config().server;
         let scheme = if server.tls.is_some() { "https" } else { "http" };
         for address in addresses {
-            eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}");
+            eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
         }
         tokio::select! {
             _ = interrupt.recv() => {}

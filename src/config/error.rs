@@ -172,6 +172,12 @@ pub enum Error {
         "--kv-unified is not supported: each slot has a cache of its own, in which a token's place is its position, so that a row of attention says which token it looks at; --ctx-size is divided among the slots"
     )]
     UnifiedCache,
+    /// Not a path.
+    #[error("--api-prefix takes a path of letters, digits and - . _ ~ that begins with /, e.g. /llm, got '{prefix}'")]
+    Prefix {
+        /// What was given.
+        prefix: String,
+    },
     /// Certificate and key.
     #[error(transparent)]
     Tls(#[from] TlsError),

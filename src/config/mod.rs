@@ -128,6 +128,8 @@ pub struct ServerConfig {
     pub security: Security,
     /// Certificate and key, where https is served; `None` for plain http.
     pub tls: Option<Tls>,
+    /// What stands before every path: nothing, or a path such as `/llm`.
+    pub prefix: String,
     /// Whether a request that names an unknown model goes to the default one.
     pub any_model_name: bool,
     /// Models besides the default one.
@@ -226,6 +228,7 @@ impl Config {
             server: ServerConfig {
                 security: server.security(&listen)?,
                 tls: server.tls.config()?,
+                prefix: server.routes.prefix()?,
                 listen,
                 any_model_name: server.any_model_name,
                 models: server.models()?,

@@ -101,7 +101,8 @@ impl Server {
         clean_up_later(child.id(), &data_dir);
         let key = arguments.iter().position(|&argument| argument == "--api-key").map(|at| arguments[at + 1].to_owned());
         let scheme = if arguments.contains(&"--ssl-cert-file") { "https" } else { "http" };
-        let base = format!("{scheme}://127.0.0.1:{port}");
+        let prefix = arguments.iter().position(|&argument| argument == "--api-prefix").map(|at| arguments[at + 1]);
+        let base = format!("{scheme}://127.0.0.1:{port}{}", prefix.unwrap_or_default().trim_end_matches('/'));
         // Each test has its own runtime, and a kept connection would die with the runtime of the test that made it.
         let http = client().pool_max_idle_per_host(0).build().unwrap();
         Self { base, data_dir, http, key, child: Mutex::new(child) }

@@ -24,6 +24,7 @@ mod mods;
 mod mods_faults;
 mod native;
 mod openai;
+mod prefix;
 mod registry;
 mod regression;
 mod responses;

@@ -224,12 +224,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["--video-timestamp-interval"], One, &["LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"], MEDIA),
     foreign(&["--video-ffmpeg-dir"], One, &["LLAMA_ARG_VIDEO_FFMPEG_DIR"], MEDIA),
     foreign(
-        &["--api-prefix"],
-        One,
-        &["LLAMA_ARG_API_PREFIX"],
-        Refused("the server is at the root of its address: let a proxy before it take the prefix away"),
-    ),
-    foreign(
         &["--path"],
         One,
         &["LLAMA_ARG_STATIC_PATH"],

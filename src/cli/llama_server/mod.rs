@@ -93,6 +93,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("ssl_key_file", "LLAMA_ARG_SSL_KEY_FILE"),
     ("ssl_cert_file", "LLAMA_ARG_SSL_CERT_FILE"),
     ("cors_origins", "LLAMA_ARG_CORS_ORIGINS"),
+    ("api_prefix", "LLAMA_ARG_API_PREFIX"),
     ("slots", "LLAMA_ARG_ENDPOINT_SLOTS"),
     ("metrics", "LLAMA_ARG_ENDPOINT_METRICS"),
     ("props", "LLAMA_ARG_ENDPOINT_PROPS"),
