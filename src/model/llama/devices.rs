@@ -147,7 +147,7 @@ pub(super) fn loading(
         GpuLayers::Auto => {
             let further: Vec<Header> =
                 fit::further(path, header).iter().map(|header| tensors::elsewhere(header, &rules)).collect();
-            let needs = Needs::of(&tensors::elsewhere(header, &rules), &further, &options.room);
+            let needs = Needs::of(&tensors::elsewhere(header, &rules), &further, options);
             let fitting = fit::that_fit(&needs, &shared(&gpus, &all, &options.tensor_split), options.split_mode);
             tracing::debug!(layers = fitting, ?needs, "layers that fit on GPUs");
             u32::try_from(fitting).unwrap_or(u32::MAX)
