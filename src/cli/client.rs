@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Server")]
 pub struct ServerArgs {
-    /// Server to use, e.g. `http://127.0.0.1:6767`; without it the one on the default address, if it runs
+    /// Server to use, e.g. `http://127.0.0.1:6767` or `https://llm.example/prefix`; without it the one on the default address, if it runs
     #[arg(long, env = "THUNDER_SERVER", value_name = "URL")]
     pub server: Option<String>,
     /// Certificates to trust over https, in PEM: the server's own, or that of its authority; without it those of the system
