@@ -49,20 +49,25 @@ impl ControlVector {
             add(path, *scale, width, &mut values)?;
         }
         let layers = control.layers.clone().unwrap_or(1..=card.layers);
-        let nothing = values.iter().enumerate().all(|(at, &value)| value == 0.0 || !layers.contains(&layer(at, width)));
-        Ok((!nothing).then_some(Self { values, width, layers }))
+        let vector = Self { values, width, layers };
+        let adds = vector.added().next().is_some();
+        Ok(adds.then_some(vector))
     }
 
     /// A number that is the same for those that do the same.
     pub(super) fn fingerprint(&self) -> u128 {
         let mut hash = Xxh3::new();
-        for (at, value) in
-            self.values.iter().enumerate().filter(|(at, _)| self.layers.contains(&layer(*at, self.width)))
-        {
+        for (at, value) in self.added() {
             hash.update(&(at as u64).to_le_bytes());
             hash.update(&value.to_le_bytes());
         }
         hash.digest128()
+    }
+
+    /// The values that change something, each with its place.
+    fn added(&self) -> impl Iterator<Item = (usize, f32)> {
+        let holds = |&(at, value): &(usize, f32)| value != 0.0 && self.layers.contains(&layer(at, self.width));
+        self.values.iter().copied().enumerate().filter(holds)
     }
 
     /// Makes it hold in a context, of the model that it was loaded for, from the next decode on.
