@@ -66,7 +66,7 @@ impl Server {
         let server = Self { http, base, key };
         loop {
             let health = server.http.get(format!("{}/healthz", server.base)).timeout(PATIENCE).send().await;
-            let response = health.map_err(|error| anyhow!("no server answers at {}: {}", server.base, root(&error)))?;
+            let response = health.map_err(|error| unreachable(&server.base, &root(&error)))?;
             let ready = response.status() == StatusCode::OK;
             let text = response.text().await.unwrap_or_default();
             let health: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -120,6 +120,13 @@ impl Server {
             _ => bail!("{said}"),
         }
     }
+}
+
+fn unreachable(base: &str, why: &str) -> anyhow::Error {
+    if why.contains("certificate") {
+        return anyhow!("the server at {base} is not trusted: {why}; --server-ca FILE names a certificate to trust");
+    }
+    anyhow!("no server answers at {base}: {why}")
 }
 
 /// What is behind an error, without the layers that it came through.
