@@ -49,7 +49,7 @@ async fn everything_is_below_the_prefix_and_nothing_beside_it() {
         assert!(response.text().await.unwrap().contains("below /llm/v2"), "{path}");
     }
     let beside: Value = http.get(format!("{root}/v1/models")).send().await.unwrap().json().await.unwrap();
-    assert_eq!(beside["error"]["type"], "invalid_request_error", "{beside}");
+    assert_eq!(beside["error"]["type"], "not_found_error", "{beside}");
     assert_eq!(http.get(format!("{root}{PREFIX}/v1/models")).send().await.unwrap().status().as_u16(), 401);
     assert_eq!(server.get("/health").await.0, 200);
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "stream": true});

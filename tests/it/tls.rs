@@ -180,7 +180,7 @@ async fn the_command_line_is_a_client_over_https() {
         assert_eq!(code, Some(0), "{trusted}: {said}");
         assert!(said.contains(&format!("{base}/runs/")), "{said}");
     }
-    for (trusted, word) in [(None, "ertificate"), (Some("server.key"), "has no certificate")] {
+    for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "has no certificate")] {
         let (code, said) = ask(server.base.clone(), trusted);
         assert_eq!(code, Some(1), "{trusted:?}: {said}");
         assert!(said.contains(word), "{trusted:?}: {said}");

@@ -4,8 +4,8 @@ use super::super::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
 
 async fn answer(server: &Server) -> Value {
-    let body = json!({"prompt": "Once there was", "temperature": 0, "n_predict": 6, "n_probs": 2, "ignore_eos": true});
-    server.answer("/completion", &body).await["completion_probabilities"].clone()
+    let body = json!({"prompt": "Once there was", "temperature": 0, "n_predict": 6, "return_tokens": true, "ignore_eos": true});
+    server.answer("/completion", &body).await["tokens"].clone()
 }
 
 #[tokio::test]
