@@ -108,6 +108,11 @@ pub(in crate::api) fn timings_so_far(prompt: &PromptDone, generated: u32) -> Val
     timings_of(usage, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
 }
 
+/// Tokens that a shift of the context let go. What goes as whole messages mostly goes before the prompt is counted.
+pub(in crate::api) fn shifted(finish: &Finish) -> u32 {
+    if finish.evicted.is_empty() { finish.evicted_tokens } else { 0 }
+}
+
 /// A client's id names one run for ever. When the database cannot be asked, or does not say so at once, the run goes on.
 pub(in crate::api) async fn refuse_known_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
     if let Some(id) = request_id

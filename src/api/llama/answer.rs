@@ -163,7 +163,7 @@ impl Line {
             "stop_type": stop_type(finish),
             "stopping_word": finish.stop_string.as_deref().unwrap_or_default(),
             "tokens_cached": (usage.prompt_tokens + predicted)
-                .saturating_sub(u32::from(predicted > 0) + finish.evicted_tokens),
+                .saturating_sub(u32::from(predicted > 0) + generation::shifted(finish)),
             "timings": generation::timings_with(finish, predicted),
         }) else {
             return Value::Null;

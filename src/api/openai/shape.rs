@@ -37,7 +37,7 @@ pub(super) fn verbose(finish: &Finish, model: &str, slot: Option<u32>, prompt: &
     };
     let usage = finish.usage;
     // The last token of an answer is not decoded any more, but for the one that ends it, which is not counted.
-    let absent = u32::from(kind != "eos" && usage.completion_tokens > 0) + finish.evicted_tokens;
+    let absent = u32::from(kind != "eos" && usage.completion_tokens > 0) + generation::shifted(finish);
     json!({
         "index": 0,
         "content": finish.text,
