@@ -26,6 +26,8 @@ pub struct Registered {
     name: String,
     /// Whether it takes the place of an earlier version.
     replaced: bool,
+    /// Whether that is the same version, sent again.
+    unchanged: bool,
     /// One sentence.
     description: String,
     /// SHA-256 of the source.
@@ -76,12 +78,13 @@ pub async fn register(
     let changing = app.mods_changing().await;
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
+    let unchanged = app.registry().show(&name).is_some_and(|shown| shown.current.hash == hash);
     let replaced = app.registry().register(factory, as_version(version.hash, version.created_at, by)).map_err(taken)?;
     drop(changing);
     app.registry().note(&name, None);
     tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "a mod was uploaded");
     let enabled = app.registry().show(&name).is_some_and(|shown| shown.enabled);
-    Ok(axum::Json(Registered { name, replaced, description: described.description, hash, enabled }))
+    Ok(axum::Json(Registered { name, replaced, unchanged, description: described.description, hash, enabled }))
 }
 
 pub(super) fn as_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> Version {
