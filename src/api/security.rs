@@ -202,9 +202,10 @@ fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, Ap
         return Ok(None);
     }
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let bearer = text("authorization").and_then(|value| {
-        let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
+        Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
+        // llama-server takes the key alone, too.
+        None => Some(value.trim()).filter(|key| !key.is_empty() && !key.eq_ignore_ascii_case("bearer")),
     });
     let sent = bearer.or_else(|| text("x-api-key"));
     let known = match sent {

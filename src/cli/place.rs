@@ -89,7 +89,7 @@ impl Place {
         own_database: bool,
     ) -> anyhow::Result<Self> {
         // One slot is enough for one person, and its context can be as large as the model's.
-        engine.parallel = 1;
+        engine.parallel = Some(1);
         let config = Config::new(engine, data, &ServerFlags::default())?;
         let owner = if own_database || config.data.database_url.is_some() { None } else { server.default().await };
         let record = if owner.is_some() { Record::Document } else { Record::Database };

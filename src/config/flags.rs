@@ -24,13 +24,15 @@ pub struct EngineFlags {
     /// Words about the model that lists of models show, again or after a comma for more
     #[arg(long, env = "THUNDER_TAGS", value_name = "WORD", value_delimiter = ',')]
     pub tags: Vec<String>,
-    /// Context in tokens, divided evenly among the slots; without it each slot gets what the model was trained
-    /// with, but at most 8192
+    /// Context in tokens; with --parallel divided evenly among the slots, else the whole of it for each. Without it each slot
+    /// gets what the model was trained with, but at most 8192
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
     pub ctx_size: Option<u32>,
-    /// Runs that are generated at the same time [also: -np]
-    #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", default_value_t = 4)]
-    pub parallel: u32,
+    /// Runs that are generated at the same time; without it, or with -1, 4, or fewer where --ctx-size is so large that the
+    /// slots would have more than 32768 tokens together [also: -np]
+    #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(-1..))]
+    pub parallel: Option<i32>,
     /// Threads that compute tokens; without it one less than the machine's physical cores
     #[arg(short, long, env = "THUNDER_THREADS", value_name = "N")]
     pub threads: Option<u16>,

@@ -44,6 +44,9 @@ pub const DEFAULT_PORT: u16 = 6767;
 pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 /// Most tokens of context that a slot gets unless more is asked for.
 pub const DEFAULT_SLOT_CONTEXT: u32 = 8192;
+/// Slots when nobody says how many, and tokens that all of them have then at most.
+const DEFAULT_SLOTS: u32 = 4;
+const DEFAULT_CELLS: u32 = DEFAULT_SLOTS * DEFAULT_SLOT_CONTEXT;
 
 /// The template that many models share.
 const CHATML: &str = "{% for message in messages %}\
@@ -70,8 +73,10 @@ pub struct EngineConfig {
     pub alias: Vec<String>,
     /// Words about the default model, for lists of models.
     pub tags: Vec<String>,
-    /// Context in tokens, all slots together; `None` asks the model.
+    /// Context in tokens; `None` asks the model.
     pub ctx_size: Option<u32>,
+    /// Whether the slots share that context; else each has the whole of it.
+    pub ctx_is_shared: bool,
     /// Slots, at least 1.
     pub parallel: u32,
     /// Threads that compute tokens, at least 1.
@@ -261,11 +266,17 @@ impl TryFrom<EngineFlags> for EngineConfig {
         if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
             return Err(Error::NoModel { path: path.display().to_string() });
         }
-        let parallel = within("--parallel", flags.parallel, 1, 256, "between 1 and 256")?;
-        // llama-server reads 0 as "ask the model", and scripts written for it say so.
+        // llama-server reads -1 and 0 as "choose" and "ask the model", and scripts written for it say so.
+        let asked = flags.parallel.and_then(|slots| u32::try_from(slots).ok());
         let ctx_size = flags.ctx_size.filter(|&size| size > 0);
+        let parallel = match asked {
+            Some(slots) => within("--parallel", slots, 1, 256, "between 1 and 256")?,
+            None => ctx_size.map_or(DEFAULT_SLOTS, |size| (DEFAULT_CELLS / size).clamp(1, DEFAULT_SLOTS)),
+        };
+        let ctx_is_shared = asked.is_some();
         if let Some(size) = ctx_size {
-            within("--ctx-size", size / parallel, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
+            let slots = if ctx_is_shared { parallel } else { 1 };
+            within("--ctx-size", size / slots, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
         }
         let given = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
         let threads = given(flags.threads).unwrap_or_else(defaults::threads);
@@ -277,6 +288,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
             tags: flags.tags.iter().map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect(),
             ctx_size,
+            ctx_is_shared,
             parallel,
             threads,
             threads_batch: given(flags.threads_batch).unwrap_or(threads),
@@ -333,7 +345,11 @@ impl EngineConfig {
     /// Context of each slot in tokens, for a model that was trained with `context_train` tokens.
     #[must_use]
     pub fn slot_context(&self, context_train: u32) -> u32 {
-        self.ctx_size.map_or_else(|| context_train.clamp(16, DEFAULT_SLOT_CONTEXT), |all| all / self.parallel)
+        match self.ctx_size {
+            None => context_train.clamp(16, DEFAULT_SLOT_CONTEXT),
+            Some(all) if self.ctx_is_shared => all / self.parallel,
+            Some(each) => each,
+        }
     }
 }
 

@@ -63,7 +63,7 @@ fn only_the_right_key_is_known() {
 fn wrong_values_name_the_flag_and_the_range() {
     for (words, expected) in [
         (["--parallel", "0"], "--parallel must be between 1 and 256, got 0"),
-        (["--ctx-size", "20"], "--ctx-size must be at least 16 tokens for each slot (--parallel), got 5"),
+        (["--ctx-size", "8"], "--ctx-size must be at least 16 tokens for each slot (--parallel), got 8"),
         (["--model", "/nowhere.gguf"], "there is no model file at /nowhere.gguf"),
         (["--database-url", "mysql://x"], "postgres://"),
         (["--cors-origin", "example.org"], "scheme and host"),
@@ -138,7 +138,8 @@ fn what_mods_may_use_is_bounded() {
 
 #[test]
 fn zero_context_asks_the_model() {
-    let flags = EngineFlags { ctx_size: Some(0), parallel: 2, batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
+    let flags =
+        EngineFlags { ctx_size: Some(0), parallel: Some(2), batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
     let engine = EngineConfig::try_from(flags).unwrap();
     assert_eq!((engine.ctx_size, engine.ubatch_size), (None, 1));
 }
@@ -147,6 +148,16 @@ fn zero_context_asks_the_model() {
 fn the_context_is_divided_among_the_slots() {
     let engine = config(&["--ctx-size", "4096", "--parallel", "4"]).unwrap().engine;
     assert_eq!(engine.slot_context(131_072), 1024);
+}
+
+#[test]
+fn a_context_alone_can_be_filled_by_one_prompt() {
+    for (context, slots) in [("512", 4), ("8192", 4), ("16384", 2), ("20000", 1), ("131072", 1)] {
+        for words in [&["--ctx-size", context][..], &["--ctx-size", context, "--parallel", "-1"]] {
+            let engine = config(words).unwrap().engine;
+            assert_eq!((engine.slot_context(4096).to_string(), engine.parallel), (context.to_owned(), slots));
+        }
+    }
 }
 
 #[test]

@@ -37,10 +37,13 @@ impl Catalogue {
     pub async fn open(&self, recorder: Recorder) -> Result<(), Error> {
         *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
         let path = default_path(&self.0.config).await?;
-        let stem = folder::stem(&path);
+        // llama-server, where it is given no name, lists the file's with its ending, and clients were told that.
+        let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
         let mut names = self.0.config.engine.alias.clone();
-        if !names.contains(&stem) {
-            names.push(stem);
+        for name in std::iter::once(folder::stem(&path)).chain(file) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
         }
         let name = names.remove(0);
         *self.lock() = Models { entries: vec![Entry::new(name, names, path, true)], uses: 0 };

@@ -16,7 +16,7 @@ async fn echo(change: impl FnOnce(&mut ServerFlags)) -> (App, SocketAddr) {
     let mut flags = ServerFlags { limits, ..ServerFlags::default() };
     change(&mut flags);
     let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
-    let engine = EngineFlags { parallel: 1, batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
+    let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
     let config = Config::new(engine, data, &flags).unwrap();
     let app = App::new(Arc::new(config), Arc::new(Registry::default()), chrono::DateTime::default);
     let handler = |upgrade: Upgrade| async move { upgrade.serve(|error| error.openai().to_string(), answer) };
