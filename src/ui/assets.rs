@@ -141,6 +141,17 @@ mod tests {
     }
 
     #[test]
+    fn files_of_others_are_as_they_were_made() {
+        let folder = "vendor/codemirror-6";
+        let read = |name: &str| Assets::get(&format!("{folder}/{name}")).unwrap();
+        let known = String::from_utf8(read("VENDOR.toml").data.into_owned()).unwrap();
+        let hash = read("codemirror.js").metadata.sha256_hash();
+        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert!(known.contains(&format!("sha256 = \"{hash}\"")), "codemirror.js is not what VENDOR.toml describes: {hash}");
+        assert!(!read("LICENSE").data.is_empty());
+    }
+
+    #[test]
     fn the_style_sheet_stays_small() {
         let css = Assets::get("app.css").unwrap().data;
         let packed = zstd::encode_all(&css[..], 12).unwrap();

@@ -58,6 +58,8 @@ async fn every_page_keeps_the_rules_and_its_links_lead_somewhere() {
         format!("/compare?a={run}&b={other}"),
         "/playground".to_owned(),
         "/mods".to_owned(),
+        "/mods/-new".to_owned(),
+        "/mods/ban-phrases".to_owned(),
     ];
     let mut links = BTreeSet::new();
     for path in &pages {
@@ -157,7 +159,7 @@ async fn script_bytes(server: &Server, path: &str) -> usize {
 async fn pages_keep_the_budgets_of_their_scripts() {
     let server = server().await;
     let run = ingest(server, "ui-budget").await;
-    for (path, kilobytes) in [("/runs".to_owned(), 25), (format!("/runs/{run}"), 40)] {
+    for (path, kilobytes) in [("/runs".to_owned(), 25), (format!("/runs/{run}"), 40), ("/mods/-new".to_owned(), 220)] {
         let bytes = script_bytes(server, &path).await;
         assert!(bytes < kilobytes * 1024, "{path} loads {bytes} bytes of scripts, its budget is {kilobytes} kB");
     }
