@@ -146,7 +146,7 @@ pub(super) async fn begin(
     EditorPage::begun(&app, caller, asked.template.as_deref(), &headers).shown(StatusCode::OK)
 }
 
-/// `POST /mods/{name}` and `POST /mods/-new`: saves what the form holds as a version.
+/// `POST /mods/{name}`: saves what the form holds as a version.
 pub(super) async fn save(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
@@ -157,7 +157,7 @@ pub(super) async fn save(
     save_as(&app, caller, Some(&name), &headers, sent).await
 }
 
-/// `POST /mods/-new`.
+/// `POST /mods/-new`: saves what the form holds as a mod.
 pub(super) async fn save_new(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
