@@ -84,6 +84,9 @@ async fn a_mod_is_uploaded_used_switched_and_removed() {
     let second = json!({"name": "fixed", "source": says("fixed", "two"), "description": "Another."});
     let (_, registered) = upload(&server, &second).await;
     assert_eq!((&registered["replaced"], &registered["description"]), (&json!(true), &json!("Another.")));
+    assert_eq!(registered["unchanged"], false);
+    let (_, again) = upload(&server, &second).await;
+    assert_eq!((&again["hash"], &again["unchanged"]), (&registered["hash"], &json!(true)));
     assert_eq!(text(&answer(&server, "user-key", "fixed").await.1), "two");
     let (_, versions) = send(&server, "user-key", Method::GET, "/v1/mods/fixed/versions", None).await;
     assert_eq!(versions["current"], registered["hash"]);

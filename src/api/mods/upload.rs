@@ -26,6 +26,8 @@ pub struct Registered {
     pub name: String,
     /// Whether it takes the place of an earlier version.
     replaced: bool,
+    /// Whether that is the same version, sent again.
+    unchanged: bool,
     /// One sentence.
     description: String,
     /// SHA-256 of the source.
@@ -69,13 +71,14 @@ pub async fn take(app: &App, by: Option<String>, upload: Upload) -> Result<Regis
     let changing = app.mods_changing().await;
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
+    let unchanged = app.registry().show(&name).is_some_and(|shown| shown.current.hash == hash);
     let current = as_version(version.hash, version.created_at, by);
     let replaced = app.registry().register(factory, current).map_err(|error| is_taken(&error))?;
     drop(changing);
     app.registry().note(&name, None);
     tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "a mod was uploaded");
     let enabled = app.registry().show(&name).is_some_and(|shown| shown.enabled);
-    Ok(Registered { name, replaced, description: described.description, hash, enabled })
+    Ok(Registered { name, replaced, unchanged, description: described.description, hash, enabled })
 }
 
 /// Everything about an upload that can be known without running it; its name.

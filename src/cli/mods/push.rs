@@ -69,7 +69,11 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
             continue;
         }
         let hash: String = answer["hash"].as_str().unwrap_or_default().chars().take(12).collect();
-        let how = if answer["replaced"] == true { "a new version of a mod" } else { "a new mod" };
+        let how = match (&answer["replaced"], &answer["unchanged"]) {
+            (_, Value::Bool(true)) => "as it is already",
+            (Value::Bool(true), _) => "a new version of a mod",
+            _ => "a new mod",
+        };
         let off = if answer["enabled"] == false { "; it is switched off" } else { "" };
         println!("{name} {hash}: {how} on {}{off}", server.base());
     }

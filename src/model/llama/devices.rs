@@ -120,7 +120,7 @@ pub(super) fn loading(
         GpuLayers::All => layers,
         GpuLayers::Count(count) => count.min(layers),
         GpuLayers::Auto => {
-            let needs = Needs::of(header, &fit::further(path, header), &options.room);
+            let needs = Needs::of(header, &fit::further(path, header), options);
             let fitting = fit::that_fit(&needs, &shared(&gpus, &all, &options.tensor_split), options.split_mode);
             tracing::debug!(layers = fitting, ?needs, "layers that fit on GPUs");
             u32::try_from(fitting).unwrap_or(u32::MAX)

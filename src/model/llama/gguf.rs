@@ -5,7 +5,7 @@
 use super::ffi::loading::type_layout;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
@@ -77,8 +77,7 @@ impl Header {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let file = File::open(path).map_err(Error::Io)?;
         let length = file.metadata().map_err(Error::Io)?.len();
-        let mut reader = Reader { file: BufReader::with_capacity(1 << 16, file), length, position: 0 };
-        reader.header()
+        Reader { file: BufReader::with_capacity(1 << 16, file), length, position: 0 }.header()
     }
 
     /// The integer of that key.
@@ -112,13 +111,13 @@ enum Value {
     LongText,
 }
 
-struct Reader {
-    file: BufReader<File>,
+struct Reader<F> {
+    file: F,
     length: u64,
     position: u64,
 }
 
-impl Reader {
+impl<F: Read + Seek> Reader<F> {
     fn header(&mut self) -> Result<Header, Error> {
         if self.length < 4 || &self.bytes::<4>("the magic")? != b"GGUF" {
             return Err(Error::Magic);
@@ -317,7 +316,9 @@ fn damaged(what: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{Error, Header};
+    use super::{Error, Header, Reader};
+    use proptest::prelude::*;
+    use std::io::Cursor;
     use std::path::{Path, PathBuf};
 
     fn fixture(name: &str) -> PathBuf {
@@ -343,5 +344,31 @@ mod tests {
             assert!(matches!(error, Error::Truncated { .. } | Error::Magic), "{length}: {error}");
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    proptest! {
+        /// Whatever has become of a header, it is read or refused, and what was read stands in the file.
+        #[test]
+        fn changed_bytes_are_read_or_refused(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+            long in prop::option::of((any::<prop::sample::Index>(), any::<u64>())),
+        ) {
+            static WHOLE: std::sync::LazyLock<Vec<u8>> =
+                std::sync::LazyLock::new(|| std::fs::read(fixture("tiny.gguf")).unwrap());
+            let length = WHOLE.len() as u64;
+            let size: u64 = Header::read(&fixture("tiny.gguf")).unwrap().tensors.iter().map(|tensor| tensor.size_bytes).sum();
+            let mut bytes = WHOLE.clone();
+            let header = bytes.len() - size as usize;
+            for (at, byte) in changes {
+                bytes[at.index(header)] = byte;
+            }
+            if let Some((at, number)) = long {
+                bytes[at.index(header)..][..8].copy_from_slice(&number.to_le_bytes());
+            }
+            if let Ok(header) = (Reader { file: Cursor::new(bytes), length, position: 0 }).header() {
+                prop_assert!(header.tensors.iter().all(|tensor| tensor.size_bytes <= length));
+                prop_assert!(header.metadata.len() as u64 <= length / 14);
+            }
+        }
     }
 }

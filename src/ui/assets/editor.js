@@ -160,7 +160,7 @@ function edit() {
       show([]);
       say('Saved');
       register(done);
-      toast(`Saved as version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is switched off'}`);
+      toast(`${done.unchanged ? 'It is there already, as' : 'Saved as'} version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is switched off'}`);
       return true;
     } catch (error) {
       saving = false;

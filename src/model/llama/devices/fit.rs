@@ -1,7 +1,7 @@
 //! How many layers of a model fit on GPUs, worked out from its file before anything is loaded.
 
 use super::super::ffi::loading::type_layout;
-use super::super::{CacheType, Header, SplitMode};
+use super::super::{CacheType, Header, ModelOptions, SplitMode};
 use std::path::Path;
 
 /// Memory of each GPU that stays free for its driver and for others, in bytes.
@@ -54,7 +54,7 @@ pub struct Gpu {
 /// What a model takes of GPUs, in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Each layer with its part of the KV cache, in order.
+    /// Each layer with its part of the KV cache, where that goes with the layers, in order.
     layers: Vec<u64>,
     /// What is behind the last layer; llama.cpp counts it as one more.
     output: u64,
@@ -63,8 +63,9 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of a model of that header, with those of the further files that it is split into.
-    pub fn of(header: &Header, further: &[Header], room: &Room) -> Self {
+    /// Of a model of that header, with those of the further files that it is split into, loaded with these options.
+    pub fn of(header: &Header, further: &[Header], options: &ModelOptions) -> Self {
+        let room = &options.room;
         let parameter = |key| header.parameter(key);
         let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
         let heads = parameter("attention.head_count").unwrap_or(1).max(1);
@@ -79,7 +80,8 @@ impl Needs {
         let per_token = kept(room.keys, keys).saturating_add(kept(room.values, values));
         let trained = parameter("context_length").filter(|_| room.as_trained).unwrap_or(u64::MAX);
         let context = u64::from(room.context_per_sequence).min(trained);
-        let cache = per_token.saturating_mul(context).saturating_mul(room.sequences.into());
+        let cached = if options.tuning.cache_on_host { 0 } else { context.saturating_mul(room.sequences.into()) };
+        let cache = per_token.saturating_mul(cached);
 
         let ubatch = u64::from(room.ubatch_size);
         let scores = if room.scores { heads.saturating_mul(context) } else { 0 };
@@ -203,6 +205,7 @@ mod tests {
         header.metadata.insert("general.architecture".into(), Scalar::Text("llama".into()));
         let second = Header { tensors: vec![tensor("blk.1.attn_q.weight", 13)], ..Header::default() };
         let third = Header { tensors: vec![tensor("output.weight", 900)], ..Header::default() };
+        let with = |room: Room| ModelOptions { room, ..ModelOptions::default() };
         let room = Room { context_per_sequence: 8192, sequences: 4, ubatch_size: 10, ..Room::default() };
 
         // Two heads of 32 keys and as many values, in 16 bits, for 1000 tokens of 4 sequences.
@@ -210,13 +213,17 @@ mod tests {
         let (logits, fixed) = (50 * 4 * 10, 1000 + 4 * 128 + 3 * 256);
         let expected =
             Needs { layers: vec![cache + 11, cache + 13], output: logits + 700, graph: (4 * 1000 + fixed) * 4 * 10 };
-        assert_eq!(Needs::of(&header, std::slice::from_ref(&second), &room), expected);
+        assert_eq!(Needs::of(&header, std::slice::from_ref(&second), &with(room)), expected);
         // With an output of its own, the embedding is left where it is.
-        assert_eq!(Needs::of(&header, &[second, third], &room).output, logits + 900);
-        let other = Room { as_trained: false, scores: false, keys: CacheType::Q8_0, values: CacheType::F32, ..room };
+        assert_eq!(Needs::of(&header, &[second, third], &with(room)).output, logits + 900);
+        let mut other =
+            with(Room { as_trained: false, scores: false, keys: CacheType::Q8_0, values: CacheType::F32, ..room });
         let needs = Needs::of(&header, &[], &other);
         assert_eq!(needs.layers[1], (2 * 34 + 2 * 32 * 4) * 8192 * 4);
         assert_eq!(needs.graph, (8192 + 4 * 128 + 3 * 256) * 4 * 10);
+        other.tuning.cache_on_host = true;
+        assert_eq!(Needs::of(&header, &[], &other).layers, [11, 0]);
+        other.tuning.cache_on_host = false;
 
         // A header that exaggerates fits nowhere.
         for key in ["embedding_length", "feed_forward_length", "attention.key_length"] {
