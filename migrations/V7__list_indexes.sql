@@ -7,7 +7,8 @@ create index runs_status on runs (status, run_id);
 -- the one before finds running runs, too
 drop index runs_running;
 
-create index runs_model on runs (model, run_id);
+-- not the whole name: an entry has its limit, and a foreign run may name its model at any length
+create index runs_model on runs (left(model, 100), run_id);
 
 create index runs_errors on runs (run_id) where errors > 0 or error_text <> '' or message is not null;
 

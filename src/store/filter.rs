@@ -33,6 +33,9 @@ pub const FIELDS: [&str; 12] = [
 /// Most terms; each of them costs time for every run.
 const MOST_TERMS: usize = 64;
 
+/// Characters of a model's name that an index has: a foreign one may be of any length.
+pub(super) const MODEL_CHARS: usize = 100;
+
 /// Most parts that a filter is divided into; each of them costs planning and a page of runs.
 const MOST_PARTS: usize = 16;
 
@@ -53,8 +56,8 @@ enum Condition {
     Word(String),
     Phrase(String),
     Model(String),
-    /// One of these names.
-    Models(Vec<String>),
+    /// Names that begin like one of these, as far as an index has them, and contain the text.
+    Models(Vec<String>, String),
     Mod(String),
     Status(RunStatus),
     Surface(Surface),
@@ -107,13 +110,15 @@ impl Filter {
         self.terms.iter().any(|term| !term.negated && matches!(term.condition, Condition::Model(_)))
     }
 
-    /// Puts the names of the models that runs have in place of parts of names: an index finds whole ones.
+    /// Puts the names of the models that runs have in place of parts of names: an index finds whole ones. `known` are their
+    /// first [`MODEL_CHARS`] characters.
     pub(super) fn name_models(&mut self, known: &[String]) {
         for term in self.terms.iter_mut().filter(|term| !term.negated) {
             if let Condition::Model(text) = &term.condition {
                 let wanted = clean(text).to_lowercase();
-                let fits = known.iter().filter(|name| name.to_lowercase().contains(&wanted));
-                term.condition = Condition::Models(fits.cloned().collect());
+                let is_cut = |name: &str| name.chars().count() == MODEL_CHARS;
+                let fits = known.iter().filter(|name| is_cut(name) || name.to_lowercase().contains(&wanted));
+                term.condition = Condition::Models(fits.cloned().collect(), text.clone());
             }
         }
     }
@@ -122,8 +127,8 @@ impl Filter {
     pub(super) fn parts(&self) -> Vec<Self> {
         let split = self.terms.iter().enumerate().find_map(|(place, term)| {
             let parts: Vec<Condition> = match &term.condition {
-                Condition::Models(names) if !term.negated => {
-                    names.iter().map(|name| Condition::Models(vec![name.clone()])).collect()
+                Condition::Models(names, text) if !term.negated => {
+                    names.iter().map(|name| Condition::Models(vec![name.clone()], text.clone())).collect()
                 }
                 Condition::Status(status) if term.negated => {
                     RunStatus::ALL.into_iter().filter(|other| other != status).map(Condition::Status).collect()
@@ -208,9 +213,9 @@ mod tests {
         let models = |filter: &Filter, term: usize| filter.terms[term].condition.clone();
         let both = parts("tokens>1 model:QWEN");
         assert_eq!(both.len(), 2);
-        assert_eq!(models(&both[0], 1), Condition::Models(vec!["Qwen3-4B".into()]));
-        assert_eq!(models(&both[1], 1), Condition::Models(vec!["qwen3-8b".into()]));
-        assert_eq!(models(&parts("model:gemma")[0], 0), Condition::Models(vec![]));
+        assert_eq!(models(&both[0], 1), Condition::Models(vec!["Qwen3-4B".into()], "QWEN".into()));
+        assert_eq!(models(&both[1], 1), Condition::Models(vec!["qwen3-8b".into()], "QWEN".into()));
+        assert_eq!(models(&parts("model:gemma")[0], 0), Condition::Models(vec![], "gemma".into()));
         assert_eq!(models(&parts("-model:qwen")[0], 0), Condition::Model("qwen".into()));
         let others = parts("-status:done");
         assert_eq!(others.len(), RunStatus::ALL.len() - 1);

@@ -87,14 +87,15 @@ impl Store {
         Ok(sql.build_query_as().fetch_all(&self.inner.pool).await?)
     }
 
-    /// The names of all models that runs have; `None` where there are more than [`MOST_MODELS`].
+    /// The beginnings of the names of all models that runs have; `None` where there are more than [`MOST_MODELS`].
     async fn models(&self) -> Result<Option<Vec<String>>, Error> {
         // From one name to the next in the index: there are few of them, and a run has one each.
         let names: Vec<String> = sqlx::query_scalar(
             "with recursive names (model, number) as (
-                (select model, 1 from runs where model is not null order by model limit 1)
+                (select left(model, 100), 1 from runs where left(model, 100) is not null order by left(model, 100) limit 1)
                 union all
-                select (select model from runs where model > names.model order by model limit 1), number + 1
+                select (select left(model, 100) from runs where left(model, 100) > names.model
+                    order by left(model, 100) limit 1), number + 1
                 from names where names.model is not null and number <= $1
             ) select model from names where model is not null",
         )

@@ -80,11 +80,15 @@ impl Condition {
                 query.push("search @@ phraseto_tsquery('simple', ").push_bind(clean(phrase).to_lowercase()).push(")");
             }
             Self::Model(text) => push_contains(query, "model", text),
-            Self::Models(names) => match names.as_slice() {
-                [] => drop(query.push("false")),
-                [name] => drop(query.push("model = ").push_bind(name.clone())),
-                names => drop(query.push("model = any(").push_bind(names.to_vec()).push(")")),
-            },
+            Self::Models(names, text) => {
+                match names.as_slice() {
+                    [] => drop(query.push("false")),
+                    [name] => drop(query.push("left(model, 100) = ").push_bind(name.clone())),
+                    names => drop(query.push("left(model, 100) = any(").push_bind(names.to_vec()).push(")")),
+                }
+                query.push(" and ");
+                push_contains(query, "model", text);
+            }
             // The first halves of these two are the conditions of their indexes.
             Self::Mod(text) => {
                 query.push("mods <> '{}' and ");

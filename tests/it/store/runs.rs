@@ -1,6 +1,7 @@
 use super::{Data, Live, document, psql};
 use std::time::Duration;
 use thunder::store::{Database, Error, RunQuery, Store};
+use thunder::trace::document::Document;
 
 async fn found(store: &Store, q: &str) -> Vec<String> {
     let query = RunQuery { q: q.to_owned(), ..RunQuery::default() };
@@ -177,6 +178,31 @@ async fn what_few_runs_have_is_found_without_reading_all() {
     let lists = rows.saturating_sub(COUNT);
     assert!(lists < COUNT / 2, "{lists} rows were read for lists of few");
     first.close().await;
+}
+
+#[tokio::test]
+async fn a_model_of_any_name_is_kept_and_found() {
+    let data = Data::new();
+    let store = data.open().await;
+    // More than an entry of an index takes, and nothing that a database could pack.
+    let mut state = 1_u64;
+    let first: String = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'a' + u8::try_from((state >> 33) % 26).unwrap())
+    })
+    .take(9000)
+    .collect();
+    let second = format!("{}-tail", &first[..150]);
+    for (request_id, model) in [("long-1", &first), ("long-2", &second)] {
+        let mut payload: serde_json::Value = serde_json::from_slice(&super::payload(request_id, 2)).unwrap();
+        payload["request"]["model"] = model.as_str().into();
+        let document = Document::parse(&serde_json::to_vec(&payload).unwrap()).unwrap();
+        store.ingest(document).await.unwrap();
+    }
+    assert_eq!(found(&store, &format!("model:{}", &first[..40])).await, ["long-2", "long-1"], "one beginning");
+    assert_eq!(found(&store, "model:-TAIL").await, ["long-2"], "what stands behind the part that is indexed");
+    assert_eq!(found(&store, "model:-head").await, Vec::<String>::new());
+    store.close().await;
 }
 
 #[tokio::test]
