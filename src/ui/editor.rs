@@ -79,8 +79,9 @@ struct EditorPage {
     fields: Vec<Field>,
     /// Why it cannot be saved, and how it could.
     why_not: String,
-    /// Why what was sent was not saved.
+    /// Why what was sent was not saved, and Python's traceback.
     problem: String,
+    traceback: String,
     try_href: String,
     runs_href: String,
 }
@@ -203,7 +204,10 @@ async fn save_as(
     match page {
         Ok(mut page) => {
             page.source = source;
-            page.problem = sentence(&error.problem().detail);
+            let detail = error.problem().detail;
+            let (problem, traceback) = detail.split_once('\n').unwrap_or((&detail, ""));
+            page.problem = format!("Not saved: {problem}");
+            traceback.clone_into(&mut page.traceback);
             if !page.new_name.is_empty() {
                 page.new_name = sent.name;
             }
@@ -338,6 +342,7 @@ impl EditorPage {
             fields: Vec::new(),
             why_not: refused.map(|error| sentence(&error.problem().detail)).unwrap_or_default(),
             problem: String::new(),
+            traceback: String::new(),
             try_href: String::new(),
             runs_href: String::new(),
         }

@@ -57,7 +57,7 @@ fn changer(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String
 /// Nobody may, or not with this key; both say how somebody could.
 pub fn uploader(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
     if !app.config().server.allow_mod_upload {
-        let detail = "this server takes no mods from clients; it does when it is started with --allow-mod-upload";
+        let detail = "this server takes no mods from clients; it does when it is started with --allow-mod-upload and a --mod-key";
         return Err(ApiError::new(Kind::Forbidden, detail));
     }
     changer(app, caller)
