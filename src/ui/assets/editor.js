@@ -60,7 +60,7 @@ function edit() {
     clearTimeout(keeping);
     keeping = 0;
     try {
-      if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: editor.text, base: hash, at: Date.now() }));
+      if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: editor.text, base: form.dataset.hash, at: Date.now() }));
       else localStorage.removeItem(draftKey);
       isKept = true;
     } catch {
