@@ -146,7 +146,7 @@ mod tests {
         let read = |name: &str| Assets::get(&format!("{folder}/{name}")).unwrap();
         let known = String::from_utf8(read("VENDOR.toml").data.into_owned()).unwrap();
         let hash = read("codemirror.js").metadata.sha256_hash();
-        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = hash.iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
         assert!(known.contains(&format!("sha256 = \"{hash}\"")), "codemirror.js is not what VENDOR.toml describes: {hash}");
         assert!(!read("LICENSE").data.is_empty());
     }

@@ -256,8 +256,9 @@ impl EditorPage {
         let hash = source.as_ref().map(SourceText::hash).unwrap_or_default();
         let origin = shown.as_ref().map(|shown| shown.current.origin);
         let mut page = Self::empty(app, caller, headers);
-        page.is_current = list.current.as_ref() == Some(&hash);
-        page.versions = list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, &list.current)).collect();
+        let current = list.current;
+        page.is_current = current.as_ref() == Some(&hash);
+        page.versions = list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
         page.has_source = source.is_some();
         match source {
             Some(SourceText::Text(text)) => page.source = text,
@@ -366,13 +367,14 @@ impl EditorPage {
 }
 
 impl VersionView {
-    fn new(version: Version, name: &str, shown: &str, current: &Option<String>) -> Self {
-        let current = current.as_ref() == Some(&version.hash);
+    fn new(version: Version, name: &str, shown: &str, current: Option<&str>) -> Self {
+        let current = current == Some(version.hash.as_str());
         Self {
             short: version.hash.chars().take(SHORT).collect(),
-            href: match current {
-                true => format!("/mods/{}", encoded(name)),
-                false => format!("/mods/{}?version={}", encoded(name), version.hash),
+            href: if current {
+                format!("/mods/{}", encoded(name))
+            } else {
+                format!("/mods/{}?version={}", encoded(name), version.hash)
             },
             at: version.registered_at.map(machine_time).unwrap_or_default(),
             at_text: version

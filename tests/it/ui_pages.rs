@@ -143,7 +143,6 @@ async fn script_bytes(server: &Server, path: &str) -> usize {
             continue;
         }
         let sent = server.request(Method::GET, &path).header("accept-encoding", "gzip").send().await.unwrap();
-        assert_eq!(sent.headers()["content-encoding"], "gzip", "{path}");
         bytes += sent.bytes().await.unwrap().len();
         let text = server.request(Method::GET, &path).send().await.unwrap().text().await.unwrap();
         let base = reqwest::Url::parse("http://x").unwrap().join(&path).unwrap();

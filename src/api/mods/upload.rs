@@ -55,6 +55,9 @@ pub async fn register(
 }
 
 /// Registers what somebody who may upload has sent.
+///
+/// # Errors
+/// What [`register`] answers.
 pub async fn take(app: &App, by: Option<String>, upload: Upload) -> Result<Registered, ApiError> {
     let name = look_at(app, &upload)?;
     let store = app.store()?;
