@@ -88,6 +88,27 @@ async fn run_needs_no_server() {
     assert!(document["events"].as_array().unwrap().len() > 3 * 6);
 }
 
+/// A build for GPUs finds its driver there, and starts itself again as the sandbox.
+#[tokio::test]
+async fn workers_look_for_libraries_where_the_program_does() {
+    let data_dir = folder();
+    let file = data_dir.join("look.py");
+    let source = "import os\nfrom thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\n\
+                  def look(event, actions, tokenizer):\n    \
+                  return actions.force_output(tokenizer.encode(os.environ.get(\"LD_LIBRARY_PATH\", \"nowhere\")))\n";
+    std::fs::write(&file, source).unwrap();
+    for kept_in in ["off", "all"] {
+        let mut command = thunder();
+        command
+            .env("LD_LIBRARY_PATH", "/opt/driver")
+            .args(["run", "Hello!", "--mod-sandbox", kept_in, "--mod"])
+            .arg(&file);
+        command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
+        let told = output(command).await;
+        assert_eq!(text(&told.stdout).trim(), "/opt/driver", "{kept_in}: {}", text(&told.stderr));
+    }
+}
+
 #[tokio::test]
 async fn a_trace_goes_in_and_comes_out_the_same() {
     let server = server().await;

@@ -1,7 +1,7 @@
 //! One worker process: started, spoken to, and ended.
 
 use super::frame::{self, Decoder, Frame, TooLong};
-use super::sandbox::Launcher;
+use super::sandbox::{Launcher, library_path};
 use super::{Limits, memory::SharedMemory};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -98,6 +98,7 @@ impl Process {
         };
         let child = command
             .env_clear()
+            .envs(library_path())
             .envs([("PATH", "/usr/local/bin:/usr/bin:/bin"), ("LANG", "C.UTF-8")])
             // Numeric libraries would start a thread per core for each mod, and take the cores from the model.
             .envs([("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1")])

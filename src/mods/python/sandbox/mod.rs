@@ -14,6 +14,7 @@ mod paths;
 
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -53,6 +54,13 @@ pub fn installed() -> Option<&'static Launcher> {
     INSTALLED.get()
 }
 
+/// Where the system's loader finds libraries beside its own folders: those of a GPU's driver, which this program may need to
+/// start again, or of a Python.
+pub(super) fn library_path() -> Option<(&'static str, OsString)> {
+    const NAME: &str = "LD_LIBRARY_PATH";
+    std::env::var_os(NAME).map(|path| (NAME, path))
+}
+
 static INSTALLED: OnceLock<Launcher> = OnceLock::new();
 
 impl Launcher {
@@ -71,6 +79,7 @@ impl Launcher {
             let tried = Command::new(&self.program)
                 .args([COMMAND, "--check"])
                 .env_clear()
+                .envs(library_path())
                 .stdin(Stdio::null())
                 .output()
                 .map_err(|error| format!("{} cannot be started: {error}", self.program.display()))?;

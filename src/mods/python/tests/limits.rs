@@ -23,7 +23,16 @@ def look(event, actions):
     let mut scene = scene(&factory);
     let reply = scene.add(65);
     let seen: Value = serde_json::from_str(lines(&reply)[0]).unwrap();
-    let expected = ["HOME", "LANG", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH", "TMPDIR"];
+    let expected = [
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "MKL_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "PATH",
+        "TMPDIR",
+    ];
     let extra = seen["env"].as_array().unwrap().iter().filter(|name| {
         let name = name.as_str().unwrap();
         // What Python itself or macOS may set.
