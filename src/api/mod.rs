@@ -38,7 +38,9 @@ pub use error::{
 };
 pub use health::Health;
 pub use kobold::KoboldError;
-pub use mods::{Followed, MOST_BYTES as MOST_UPLOAD_BYTES, keep_used, source_of, take, uploader, used_files, versions_of};
+pub use mods::{
+    Followed, MOST_BYTES as MOST_UPLOAD_BYTES, keep_used, source_of, take, uploader, used_files, versions_of,
+};
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 

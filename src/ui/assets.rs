@@ -147,7 +147,10 @@ mod tests {
         let known = String::from_utf8(read("VENDOR.toml").data.into_owned()).unwrap();
         let hash = read("codemirror.js").metadata.sha256_hash();
         let hash = hash.iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
-        assert!(known.contains(&format!("sha256 = \"{hash}\"")), "codemirror.js is not what VENDOR.toml describes: {hash}");
+        assert!(
+            known.contains(&format!("sha256 = \"{hash}\"")),
+            "codemirror.js is not what VENDOR.toml describes: {hash}"
+        );
         assert!(!read("LICENSE").data.is_empty());
     }
 

@@ -258,7 +258,8 @@ impl EditorPage {
         let mut page = Self::empty(app, caller, headers);
         let current = list.current;
         page.is_current = current.as_ref() == Some(&hash);
-        page.versions = list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
+        page.versions =
+            list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
         page.has_source = source.is_some();
         match source {
             Some(SourceText::Text(text)) => page.source = text,
@@ -377,10 +378,7 @@ impl VersionView {
                 format!("/mods/{}?version={}", encoded(name), version.hash)
             },
             at: version.registered_at.map(machine_time).unwrap_or_default(),
-            at_text: version
-                .registered_at
-                .map(|at| at.format("%-d %b %Y, %H:%M UTC").to_string())
-                .unwrap_or_default(),
+            at_text: version.registered_at.map(|at| at.format("%-d %b %Y, %H:%M UTC").to_string()).unwrap_or_default(),
             by: version.registered_by.unwrap_or_default(),
             current,
             shown: version.hash == shown,
@@ -415,7 +413,9 @@ mod tests {
         page.files = vec![FileView { path: "<i>.py".into(), text: "<u>".into() }];
         let html = page.render().unwrap();
         checks::page(&html);
-        assert!(!html.contains("<script>") && !html.contains("<b>Syn") && !html.contains("<i>") && !html.contains("<u>"));
+        assert!(
+            !html.contains("<script>") && !html.contains("<b>Syn") && !html.contains("<i>") && !html.contains("<u>")
+        );
     }
 
     #[test]
