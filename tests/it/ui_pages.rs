@@ -137,12 +137,15 @@ async fn script_bytes(server: &Server, path: &str) -> usize {
     };
     let tags = html.split('<').filter(|tag| tag.starts_with("script ") || tag.contains("rel=\"modulepreload\""));
     let mut wanted: Vec<String> = tags.filter_map(|tag| attribute(tag, "src").or(attribute(tag, "href"))).collect();
+    let packed = reqwest::Client::builder().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
     let (mut seen, mut bytes) = (BTreeSet::new(), 0);
     while let Some(path) = wanted.pop() {
         if !seen.insert(path.clone()) {
             continue;
         }
-        let sent = server.request(Method::GET, &path).header("accept-encoding", "gzip").send().await.unwrap();
+        let request = packed.get(format!("{}{path}", server.base)).header("accept-encoding", "gzip");
+        let sent = request.send().await.unwrap();
+        assert_eq!(sent.headers()["content-encoding"], "gzip", "{path}");
         bytes += sent.bytes().await.unwrap().len();
         let text = server.request(Method::GET, &path).send().await.unwrap().text().await.unwrap();
         let base = reqwest::Url::parse("http://x").unwrap().join(&path).unwrap();
