@@ -3,15 +3,17 @@
 use super::{attention, kobold, stream};
 use bytes::Bytes;
 use serde_json::{Value, json};
-use std::sync::LazyLock;
 
 /// Where it is served.
 pub(super) const PATH: &str = "/api/v1/asyncapi.json";
 
-/// The document.
-pub(super) fn document() -> Bytes {
-    static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| build().to_string().into());
-    DOCUMENT.clone()
+/// The document of a server whose paths stand behind that prefix, which may be empty.
+pub(super) fn document(prefix: &str) -> Bytes {
+    let mut document = build();
+    if !prefix.is_empty() {
+        document["servers"]["local"]["pathname"] = prefix.into();
+    }
+    document.to_string().into()
 }
 
 fn build() -> Value {

@@ -21,6 +21,7 @@ mod llama;
 mod mods;
 mod native;
 pub mod openai;
+mod prefix;
 mod rates;
 mod responses;
 mod security;
@@ -41,6 +42,7 @@ pub use kobold::KoboldError;
 pub use mods::{
     Followed, MOST_BYTES as MOST_UPLOAD_BYTES, keep_used, source_of, take, uploader, used_files, versions_of,
 };
+pub use prefix::base;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
 
@@ -71,7 +73,7 @@ struct Document;
 
 /// Every surface, behind the middleware that all share.
 pub fn router(app: &App) -> Router {
-    let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
+    let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(health::router())
         .merge(ingest::router())
         .merge(native::router())
@@ -83,28 +85,29 @@ pub fn router(app: &App) -> Router {
         .merge(attention::router().merge(kobold::router()).layer(axum::Extension(kobold::Genkeys::default())))
         .merge(stream::router())
         .split_for_parts();
+    let server = &app.config().server;
+    if !server.prefix.is_empty() {
+        document.servers = Some(vec![utoipa::openapi::Server::new(&server.prefix)]);
+    }
     let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
-    let security = &app.config().server.security;
-    let dashboard = if app.config().server.routes.dashboard { ui::router() } else { Router::new() };
-    routes
+    let sockets = asyncapi::document(&server.prefix);
+    let dashboard = if server.routes.dashboard { ui::router() } else { Router::new() };
+    let routes = routes
         .route(
             "/api/v1/openapi.json",
             get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
         )
-        .route(
-            asyncapi::PATH,
-            get(|| std::future::ready(([(header::CONTENT_TYPE, "application/json")], asyncapi::document()))),
-        )
+        .route(asyncapi::PATH, get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], sockets))))
         .merge(session::router())
         .merge(dashboard)
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
-        .layer(DefaultBodyLimit::max(app.config().server.max_body_bytes))
+        .layer(DefaultBodyLimit::max(server.max_body_bytes))
         .layer(RequestDecompressionLayer::new())
         .layer(CompressionLayer::new())
         .layer(from_fn_with_state(app.clone(), rates::limit))
         .layer(from_fn_with_state(app.clone(), security::guard))
-        .layer(security::cors(security))
+        .layer(security::cors(&server.security))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(SetResponseHeaderLayer::if_not_present(
             header::X_CONTENT_TYPE_OPTIONS,
@@ -113,7 +116,8 @@ pub fn router(app: &App) -> Router {
         .layer(SetResponseHeaderLayer::if_not_present(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
         .layer(SetResponseHeaderLayer::if_not_present(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")))
         .layer(from_fn(identify))
-        .with_state(app.clone())
+        .with_state(app.clone());
+    prefix::below(&server.prefix, routes)
 }
 
 /// Gives the request an id, the client's own where it sent a usable one, and returns it with the answer.

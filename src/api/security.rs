@@ -9,7 +9,7 @@ use super::{
     AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, StreamError, anthropic,
     attention, kobold, llama, openai, session, socket, stream,
 };
-use crate::config::{Config, Security};
+use crate::config::{Config, Security, ServerConfig};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
@@ -105,7 +105,7 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
             format!("this server is not known as '{host}'; start it with --trusted-host {host} if it should be"),
         ));
     }
-    check_origin(request, &host, &config.server.security)?;
+    check_origin(request, &host, &config.server)?;
     if is_public(path) || request.method() == Method::OPTIONS {
         return Ok(None);
     }
@@ -164,7 +164,7 @@ fn is_ours(host: &str, config: &Config) -> bool {
     })
 }
 
-fn check_origin(request: &Request, host: &str, security: &Security) -> Result<(), ApiError> {
+fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<(), ApiError> {
     // A WebSocket begins with a GET, does not ask before, and carries cookies: pages of other origins must not open one.
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if only_reads && !request.headers().contains_key(header::UPGRADE) {
@@ -177,10 +177,12 @@ fn check_origin(request: &Request, host: &str, security: &Security) -> Result<()
             _ => Ok(()),
         };
     };
-    if security.allows_origin(origin) {
+    if server.security.allows_origin(origin) {
         return Ok(());
     }
-    let own = origin.split_once("://").map(|(_, authority)| authority);
+    // Behind a proxy pages are https where the server is not; a page over http is never one of a server with TLS.
+    let own = origin.split_once("://").filter(|(scheme, _)| server.tls.is_none() || *scheme == "https");
+    let own = own.map(|(_, authority)| authority);
     let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
     if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
         return Ok(());
@@ -200,9 +202,10 @@ fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, Ap
         return Ok(None);
     }
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let bearer = text("authorization").and_then(|value| {
-        let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
+        Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
+        // llama-server takes the key alone, too.
+        None => Some(value.trim()).filter(|key| !key.is_empty() && !key.eq_ignore_ascii_case("bearer")),
     });
     let sent = bearer.or_else(|| text("x-api-key"));
     let known = match sent {

@@ -3,7 +3,7 @@
 //! The cookie is derived from the key's hash and a secret of this process: it ends with the server, and does not
 //! give the key away.
 
-use super::App;
+use super::{App, base};
 use crate::config::{KeyHash, Security};
 use axum::Router;
 use axum::extract::{Form, State};
@@ -30,25 +30,29 @@ pub(super) fn router() -> Router<App> {
     Router::new().route(PATH, get(page).post(log_in))
 }
 
-async fn page(State(app): State<App>) -> Response {
+async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
     if app.config().server.security.keys.is_empty() {
         return Redirect::to("/").into_response();
     }
-    form("")
+    form(base(&headers), "")
 }
 
-async fn log_in(State(app): State<App>, Form(login): Form<Login>) -> Response {
+async fn log_in(State(app): State<App>, headers: HeaderMap, Form(login): Form<Login>) -> Response {
+    let base = base(&headers);
     let Some(key) = app.config().server.security.known(login.key.trim()) else {
-        return (StatusCode::UNAUTHORIZED, form("<p role=\"alert\">This key is not known here.</p>")).into_response();
+        return (StatusCode::UNAUTHORIZED, form(base, "<p role=\"alert\">This key is not known here.</p>"))
+            .into_response();
     };
-    let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict", token(key));
+    let secure = if app.config().server.tls.is_some() { "; Secure" } else { "" };
+    let path = if base.is_empty() { "/" } else { base };
+    let cookie = format!("{COOKIE}={}; Path={path}; HttpOnly; SameSite=Strict{secure}", token(key));
     ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
 }
 
-fn form(notice: &str) -> Response {
+fn form(base: &str, notice: &str) -> Response {
     let page = Html(format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <title>Thunder: log in</title><h1>Thunder</h1>{notice}<form method=\"post\" action=\"{PATH}\">\
+         <title>Thunder: log in</title><h1>Thunder</h1>{notice}<form method=\"post\" action=\"{base}{PATH}\">\
          <label>API key <input type=\"password\" name=\"key\" autocomplete=\"current-password\" required autofocus></label> \
          <button>Log in</button></form></html>"
     ));

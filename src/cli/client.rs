@@ -1,9 +1,11 @@
 //! A running server, as the other commands use it.
 
+use super::trust;
 use crate::config::flags::Secret;
-use anyhow::{anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a server may take to say that it is there.
@@ -13,9 +15,12 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Server")]
 pub struct ServerArgs {
-    /// Server to use, e.g. `http://127.0.0.1:6767`; without it the one on the default address, if it runs
+    /// Server to use, e.g. `http://127.0.0.1:6767` or `https://llm.example/prefix`; without it the one on the default address, if it runs
     #[arg(long, env = "THUNDER_SERVER", value_name = "URL")]
     pub server: Option<String>,
+    /// Certificates to trust over https, in PEM: the server's own, or that of its authority; without it those of the system
+    #[arg(long, env = "THUNDER_SERVER_CA", value_name = "FILE")]
+    pub server_ca: Option<PathBuf>,
     /// Key for that server
     #[arg(long, env = "THUNDER_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<Secret>,
@@ -33,38 +38,43 @@ impl ServerArgs {
     /// The server to use: the one that was named, which must answer, else the one on the default address, if any.
     pub async fn find(&self) -> anyhow::Result<Option<Server>> {
         match &self.server {
-            Some(url) => Server::at(url, self.api_key.clone()).await.map(Some),
+            Some(url) => Server::at(url, self.server_ca.as_deref(), self.api_key.clone()).await.map(Some),
             None => Ok(self.default().await),
         }
     }
 
     /// The server on the default address, if it runs.
     pub async fn default(&self) -> Option<Server> {
-        Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), self.api_key.clone()).await.ok()
+        Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), None, self.api_key.clone()).await.ok()
     }
 }
 
 impl Server {
-    /// A server that is known to be there.
-    pub fn new(base: String, key: Option<Secret>) -> Self {
-        Self { http: reqwest::Client::new(), base, key }
+    /// A server of this process, which is known to be there.
+    pub fn new(base: String, key: Option<Secret>) -> anyhow::Result<Self> {
+        Ok(Self { http: trust::client(&base, None)?, base, key })
     }
 
     /// Finds the server at an address and waits until it is ready.
-    pub async fn at(url: &str, key: Option<Secret>) -> anyhow::Result<Self> {
+    async fn at(url: &str, authority: Option<&Path>, key: Option<Secret>) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/');
         let base = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        if !base.starts_with("http://") {
-            bail!("{base} cannot be used; the command line speaks plain http, e.g. to a server on this machine");
+        if !base.starts_with("http://") && !base.starts_with("https://") {
+            bail!("{base} cannot be used; a server's address begins with http:// or https://");
         }
-        let server = Self::new(base, key);
+        let http = trust::client(&base, authority).with_context(|| format!("{base} cannot be reached"))?;
+        let server = Self { http, base, key };
         loop {
             let health = server.http.get(format!("{}/healthz", server.base)).timeout(PATIENCE).send().await;
-            let response = health.map_err(|error| anyhow!("no server answers at {}: {}", server.base, root(&error)))?;
+            let response = health.map_err(|error| unreachable(&server.base, &root(&error)))?;
             let ready = response.status() == StatusCode::OK;
-            let health: Value = response.json().await.unwrap_or_default();
+            let text = response.text().await.unwrap_or_default();
+            let health: Value = serde_json::from_str(&text).unwrap_or_default();
             if health["server"] != "thunder" {
-                bail!("the server at {} is not Thunder", server.base);
+                match words(&text) {
+                    Some(said) => bail!("the server at {} says: {said}", server.base),
+                    None => bail!("the server at {} is not Thunder", server.base),
+                }
             }
             match health["status"].as_str() {
                 _ if ready => return Ok(server),
@@ -110,6 +120,13 @@ impl Server {
             _ => bail!("{said}"),
         }
     }
+}
+
+fn unreachable(base: &str, why: &str) -> anyhow::Error {
+    if why.contains("certificate") {
+        return anyhow!("the server at {base} is not trusted: {why}; --server-ca FILE names a certificate to trust");
+    }
+    anyhow!("no server answers at {base}: {why}")
 }
 
 /// What is behind an error, without the layers that it came through.

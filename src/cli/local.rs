@@ -55,7 +55,7 @@ impl Local {
             return Err(error);
         }
         app.set_state(State::Ready);
-        Ok((local, Server::new(format!("http://{address}"), Some(key.parse()?))))
+        Ok((local, Server::new(format!("http://{address}"), Some(key.parse()?))?))
     }
 
     async fn fill(&mut self, config: &Config, record: Record, progress: &Arc<Progress>) -> anyhow::Result<()> {

@@ -20,6 +20,7 @@ mod replay;
 mod run;
 mod serve;
 mod startup;
+mod trust;
 
 use crate::config::flags::Automatic;
 use anyhow::Context as _;
@@ -126,7 +127,7 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     };
     let default = match flags {
         Some(flags) => flags.log_filter().unwrap_or("info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn"),
-        None => "warn,llama-cpp-2=error",
+        None => "warn,llama-cpp-2=error,rustls_platform_verifier=off",
     };
     let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default);
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|error| {

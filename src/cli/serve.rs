@@ -62,8 +62,10 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         let loaded = app.loaded(None).await;
         let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
         eprintln!("thunder: {}", startup::devices_line(&app.config().engine, &placement));
+        let server = &app.config().server;
+        let scheme = if server.tls.is_some() { "https" } else { "http" };
         for address in addresses {
-            eprintln!("thunder: ready, dashboard and APIs are on http://{address}");
+            eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
         }
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -1,4 +1,4 @@
-use super::CacheType;
+use super::{CacheType, TlsError};
 use std::net::SocketAddr;
 
 /// Why a configuration cannot be used.
@@ -25,6 +25,20 @@ pub enum Error {
     NoAdapter {
         /// Path given.
         path: String,
+    },
+    /// The control vector is not there.
+    #[error("there is no control vector at {path}; --control-vector takes the path of a GGUF file")]
+    NoControlVector {
+        /// Path given.
+        path: String,
+    },
+    /// A range that ends before it begins.
+    #[error("--control-vector-layer-range takes the first and the last layer, got {first} and {last}")]
+    LayerRange {
+        /// The first.
+        first: u32,
+        /// The last.
+        last: u32,
     },
     /// The folder of mods is not there.
     #[error("there is no folder {path}; --mods-dir takes a folder of Python files")]
@@ -158,6 +172,15 @@ pub enum Error {
         "--kv-unified is not supported: each slot has a cache of its own, in which a token's place is its position, so that a row of attention says which token it looks at; --ctx-size is divided among the slots"
     )]
     UnifiedCache,
+    /// Not a path.
+    #[error("--api-prefix takes a path of letters, digits and - . _ ~ that begins with /, e.g. /llm, got '{prefix}'")]
+    Prefix {
+        /// What was given.
+        prefix: String,
+    },
+    /// Certificate and key.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Not a share.
     #[error("--slot-prompt-similarity must be between 0 and 1, got {value}")]
     Similarity {

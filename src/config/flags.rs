@@ -4,7 +4,9 @@
 use super::cache::CacheFlags;
 use super::gpu::GpuFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
-use super::{AdapterFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TuningFlags};
+use super::{
+    AdapterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TlsFlags, TuningFlags,
+};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -62,6 +64,9 @@ pub struct EngineFlags {
     /// LoRA adapters.
     #[command(flatten)]
     pub adapters: AdapterFlags,
+    /// Control vectors.
+    #[command(flatten)]
+    pub control: ControlFlags,
     /// GPUs.
     #[command(flatten)]
     pub gpu: GpuFlags,
@@ -150,6 +155,9 @@ pub struct ServerFlags {
     /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: TlsFlags,
     /// Let requests name any model: one that is not known here is the default one, instead of an error
     #[arg(long, env = "THUNDER_ANY_MODEL_NAME", value_parser = clap::builder::FalseyValueParser::new())]
     pub any_model_name: bool,

@@ -29,6 +29,40 @@ pub struct GpuFlags {
     /// The GPU to use when a model is not split, counted from 0 [also: -mg]
     #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
     pub main_gpu: u16,
+    /// Where tensors go whose names match a regular expression, e.g. `\.ffn_up=CPU`, again or after a comma for more; goes before
+    /// --cpu-moe, --n-cpu-moe and --n-cpu-ffn [also: -ot]
+    #[arg(long, env = "THUNDER_OVERRIDE_TENSOR", value_name = "PATTERN=BUFFER", value_delimiter = ',')]
+    pub override_tensor: Vec<TensorPlace>,
+    /// Keep the experts' weights on the processor [also: -cmoe]
+    #[arg(long, env = "THUNDER_CPU_MOE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub cpu_moe: bool,
+    /// Keep the experts' weights of the first N layers on the processor [also: -ncmoe]
+    #[arg(long, env = "THUNDER_N_CPU_MOE", value_name = "N", default_value_t = 0)]
+    pub n_cpu_moe: u32,
+    /// Keep the feed-forward weights of the first N layers on the processor, in models without experts [also: -ncffn]
+    #[arg(long, env = "THUNDER_N_CPU_FFN", value_name = "N", default_value_t = 0)]
+    pub n_cpu_ffn: u32,
+}
+
+/// Where some tensors go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorPlace {
+    /// A regular expression for their names.
+    pub pattern: String,
+    /// llama.cpp's name of the buffer.
+    pub buffer: String,
+}
+
+impl std::str::FromStr for TensorPlace {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('=').map(|(pattern, buffer)| (pattern, buffer.trim())) {
+            Some((pattern, buffer)) if !pattern.is_empty() && !buffer.is_empty() => {
+                Ok(Self { pattern: pattern.to_owned(), buffer: buffer.to_owned() })
+            }
+            _ => Err(format!("'{text}' is not a pattern and a buffer, such as \\.ffn_up=CPU")),
+        }
+    }
 }
 
 /// How many layers go on GPUs.
@@ -100,6 +134,14 @@ pub struct GpuConfig {
     pub tensor_split: Vec<f32>,
     /// The GPU to use when a model is not split, counted from 0.
     pub main_gpu: usize,
+    /// Where some tensors go.
+    pub tensors: Vec<TensorPlace>,
+    /// Whether the experts of all layers stay on the processor.
+    pub cpu_moe: bool,
+    /// In so many of the first layers the experts stay on the processor.
+    pub n_cpu_moe: u32,
+    /// In so many of the first layers the feed-forward part without experts stays on the processor.
+    pub n_cpu_ffn: u32,
 }
 
 impl TryFrom<GpuFlags> for GpuConfig {
@@ -118,6 +160,10 @@ impl TryFrom<GpuFlags> for GpuConfig {
             split_mode: flags.split_mode,
             tensor_split: flags.tensor_split.unwrap_or_default().0,
             main_gpu: flags.main_gpu.into(),
+            tensors: flags.override_tensor,
+            cpu_moe: flags.cpu_moe,
+            n_cpu_moe: flags.n_cpu_moe,
+            n_cpu_ffn: flags.n_cpu_ffn,
         })
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// What a client may ask of the server.
 #[derive(Debug, Clone, Default, Args)]
 pub struct LimitFlags {
-    /// Seconds that a client has for the headers of a request, and that a connection may stay open without one; 0 for any time
+    /// Seconds that a client has for the headers of a request, and for the handshake of TLS before them, and that a connection may
+    /// stay open without one; 0 for any time
     #[arg(long, env = "THUNDER_HEADER_TIMEOUT", value_name = "SECONDS", default_value_t = 75)]
     pub header_timeout: u64,
     /// Largest message on a WebSocket, e.g. 8M

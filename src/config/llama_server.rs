@@ -175,6 +175,9 @@ pub struct RouteFlags {
     /// Take POST /props, which changes nothing yet
     #[arg(long, env = "THUNDER_PROPS", value_parser = clap::builder::FalseyValueParser::new())]
     pub props: bool,
+    /// Path that stands before all others, e.g. `/llm`, for APIs, sockets and dashboard
+    #[arg(long, env = "THUNDER_API_PREFIX", value_name = "PATH")]
+    pub api_prefix: Option<String>,
     /// Serve the APIs without the dashboard
     #[arg(long, alias = "no-webui", env = "THUNDER_NO_UI", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_ui: bool,
@@ -245,6 +248,21 @@ pub struct RouteConfig {
 }
 
 impl RouteFlags {
+    /// What stands before every path; empty for nothing.
+    pub(super) fn prefix(&self) -> Result<String, Error> {
+        let given = self.api_prefix.as_deref().unwrap_or_default();
+        let prefix = given.trim_end_matches('/');
+        let plain = |part: &str| {
+            let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+            !part.is_empty() && part.bytes().all(known) && !part.bytes().all(|byte| byte == b'.')
+        };
+        match prefix.strip_prefix('/') {
+            None if prefix.is_empty() => Ok(String::new()),
+            Some(parts) if parts.split('/').all(plain) => Ok(prefix.to_owned()),
+            _ => Err(Error::Prefix { prefix: given.to_owned() }),
+        }
+    }
+
     pub(super) fn config(&self) -> Result<RouteConfig, Error> {
         if let Some(path) = self.slot_save_path.as_ref().filter(|path| !path.is_dir()) {
             return Err(Error::NoFolder { flag: "--slot-save-path", path: path.display().to_string() });

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod cache;
+mod control;
 mod defaults;
 mod encoder;
 mod error;
@@ -14,6 +15,7 @@ mod limits;
 pub mod llama_server;
 mod mods;
 mod security;
+mod tls;
 mod tuning;
 
 use flags::{Automatic, DataFlags, EngineFlags, ServerFlags, Switch};
@@ -24,14 +26,16 @@ use std::time::Duration;
 
 pub use adapters::{AdapterFlags, Scaled};
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
+pub use control::{ControlConfig, ControlFlags};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use error::Error;
-pub use gpu::{GpuConfig, GpuFlags, GpuLayers, SplitMode};
+pub use gpu::{GpuConfig, GpuFlags, GpuLayers, SplitMode, TensorPlace};
 pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
 pub use security::{KeyHash, LOCALHOST, Security};
+pub use tls::{Tls, TlsError, TlsFlags, certificates};
 pub use tuning::{LoadMode, Numa, OverrideValue, RopeScaling, TuningFlags};
 
 /// Port of the server.
@@ -90,6 +94,8 @@ pub struct EngineConfig {
     pub chat_template: Option<String>,
     /// LoRA adapters of the default model, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
+    /// Control vectors of the default model.
+    pub control: ControlConfig,
     /// The KV cache.
     pub cache: CacheConfig,
     /// How models are computed.
@@ -120,6 +126,10 @@ pub struct ServerConfig {
     pub listen: Vec<SocketAddr>,
     /// Who may do what.
     pub security: Security,
+    /// Certificate and key, where https is served; `None` for plain http.
+    pub tls: Option<Tls>,
+    /// What stands before every path: nothing, or a path such as `/llm`.
+    pub prefix: String,
     /// Whether a request that names an unknown model goes to the default one.
     pub any_model_name: bool,
     /// Models besides the default one.
@@ -217,6 +227,8 @@ impl Config {
             data: data.try_into()?,
             server: ServerConfig {
                 security: server.security(&listen)?,
+                tls: server.tls.config()?,
+                prefix: server.routes.prefix()?,
                 listen,
                 any_model_name: server.any_model_name,
                 models: server.models()?,
@@ -276,6 +288,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             attention,
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             adapters: flags.adapters.config()?,
+            control: flags.control.config()?,
             cache: flags.cache.config(attention)?,
             tuning: flags.tuning,
             encoder: flags.encoder,

@@ -84,7 +84,7 @@ fn wrong_values_name_the_flag_and_the_range() {
 
 #[test]
 fn gpus_and_models_are_chosen() {
-    use super::{GpuConfig, GpuLayers, SplitMode};
+    use super::{GpuConfig, GpuLayers, SplitMode, TensorPlace};
     let usual = config(&[]).unwrap();
     assert_eq!(usual.engine.gpu, GpuConfig::default());
     assert_eq!(usual.engine.threads_batch, usual.engine.threads);
@@ -93,13 +93,19 @@ fn gpus_and_models_are_chosen() {
         ["--gpu-layers", "-1", "--split-mode", "row", "--tensor-split", "3,1", "--main-gpu", "1", "--threads", "2"];
     let devices = ["--device", "CUDA1, CUDA0"];
     let further = ["--threads-batch", "4", "--alias", "big, small", "--models-max", "0", "--models-autoload=off"];
-    let said = config(&[&words[..], &devices, &further].concat()).unwrap();
+    let tensors = ["--override-tensor", r"up=CPU,a=b = CUDA1", "--cpu-moe", "--n-cpu-moe", "3", "--n-cpu-ffn", "4"];
+    let said = config(&[&words[..], &devices, &further, &tensors].concat()).unwrap();
+    let place = |pattern: &str, buffer: &str| TensorPlace { pattern: pattern.into(), buffer: buffer.into() };
     let gpu = GpuConfig {
         layers: GpuLayers::All,
         devices: Some(vec!["CUDA1".into(), "CUDA0".into()]),
         split_mode: SplitMode::Row,
         tensor_split: vec![3.0, 1.0],
         main_gpu: 1,
+        tensors: vec![place("up", "CPU"), place("a", "b = CUDA1")],
+        cpu_moe: true,
+        n_cpu_moe: 3,
+        n_cpu_ffn: 4,
     };
     assert_eq!(said.engine.gpu, gpu);
     assert_eq!(gpu.asked(), ["--gpu-layers all", "--split-mode row", "--tensor-split 3,1", "--main-gpu 1"]);

@@ -54,6 +54,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A control vector cannot be used with the model.
+    #[error("cannot load the control vector {path}: {reason}")]
+    ControlVector {
+        /// Path given.
+        path: String,
+        /// Why.
+        reason: String,
+    },
     /// The bundled model cannot be written.
     #[error("cannot unpack the bundled model into {folder}: {source}")]
     Unpack {

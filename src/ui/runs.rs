@@ -4,6 +4,7 @@ use super::error::{self, show};
 use super::run::RunView;
 use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
 use crate::api::App;
+use crate::api::base;
 use crate::events::RunId;
 use crate::store::{BadFilter, Error, RunPage, RunQuery};
 use askama::Template;
@@ -48,6 +49,8 @@ struct List {
     terms: Vec<TermView>,
     newest_href: String,
     older_href: String,
+    /// What stands before every path.
+    base: String,
     curl_chat: String,
     curl_ingest: String,
 }
@@ -205,6 +208,7 @@ impl List {
             runs: page.iter().flat_map(|page| &page.runs).map(|run| RunView::new(run, &q)).collect(),
             newest_href: if paged { runs_href(&q) } else { String::new() },
             older_href,
+            base: base(headers).to_owned(),
             curl_chat: curl_chat(headers),
             curl_ingest: format!(
                 "curl {}/ingest -H 'Content-Type: application/json' -d @sample_payload.json",

@@ -1,6 +1,7 @@
 //! What all pages have in common, and the small formats they write things in.
 
 use super::assets;
+use crate::api::base;
 use axum::http::{HeaderMap, header};
 use chrono::{DateTime, Utc};
 use std::fmt::Write as _;
@@ -9,6 +10,8 @@ use std::fmt::Write as _;
 pub(super) struct Shell {
     /// `system`, `light` or `dark`, from the cookie, so that a page never flashes in the other theme.
     pub(super) theme: &'static str,
+    /// What stands before every path of this server; mostly nothing.
+    pub(super) base: String,
     /// Where this version's assets are.
     pub(super) assets: String,
     /// Which entry of the navigation is current.
@@ -17,7 +20,8 @@ pub(super) struct Shell {
 
 impl Shell {
     pub(super) fn new(headers: &HeaderMap, page: &'static str) -> Self {
-        Self { theme: theme(headers), assets: format!("/assets/{}", assets::version()), page }
+        let base = base(headers).to_owned();
+        Self { theme: theme(headers), assets: format!("{base}/assets/{}", assets::version()), base, page }
     }
 }
 
@@ -66,7 +70,7 @@ pub(super) fn origin(headers: &HeaderMap) -> String {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text("host").filter(|host| !host.chars().any(|c| c.is_whitespace() || c.is_control()));
     let scheme = if text("x-forwarded-proto") == Some("https") { "https" } else { "http" };
-    format!("{scheme}://{}", host.unwrap_or("127.0.0.1:6767"))
+    format!("{scheme}://{}{}", host.unwrap_or("127.0.0.1:6767"), base(headers))
 }
 
 /// A curl line that starts a run.

@@ -84,6 +84,8 @@ impl Server {
             .spawn()
             .expect("the server starts");
         let server = Self { address, child, folder };
+        // An error says that it was done before.
+        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let begun = Instant::now();
         while !reqwest::get(format!("http://{}/health", server.address))
             .await

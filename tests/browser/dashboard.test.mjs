@@ -221,7 +221,7 @@ test('the playground shows the run that it starts, live, and its attention', asy
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
   const href = await page.getAttribute('[data-recorded] a', 'href');
   const live = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
-  await page.goto(URL_ + href);
+  await page.goto(new URL(href, URL_).href);
   await ready(page);
   const stored = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
   assert.equal(stored, live, 'live and stored are one');
@@ -261,7 +261,7 @@ test('the playground stops a run, and its form comes back from a run', async () 
   await page.keyboard.press('Escape');
   await page.waitForFunction(() => /stopped|cancelled|done/i.test(document.querySelector('[data-state]').textContent));
   const href = await page.getAttribute('[data-recorded] a', 'href');
-  await page.waitForFunction(async (path) => (await (await fetch(`/api/v1${path}`)).json()).run.status !== 'running', href);
+  await page.waitForFunction(async (run) => (await (await fetch(run)).json()).run.status !== 'running', `${URL_}/api/v1/runs/${href.split('/').pop()}`);
   await page.evaluate(() => localStorage.clear());
   await page.goto(`${URL_}/playground?from=${href.split('/').pop()}`);
   await page.waitForFunction(() => document.querySelector('.message textarea')?.value === 'Count as far as you can.');

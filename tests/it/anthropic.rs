@@ -101,6 +101,9 @@ async fn a_stream_is_the_same_message_in_events() {
     let events = server.events(MESSAGES, &body).await;
     assert!(events.iter().all(|(name, data)| data["type"] == name.as_str()));
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).filter(|name| *name != "ping").collect();
+    let counts = |usage: &Value| ["input_tokens", "cache_read_input_tokens"].map(|name| usage[name].as_u64().unwrap());
+    let end = &events.iter().find(|(name, _)| name == "message_delta").unwrap().1;
+    assert_eq!(counts(&events[0].1["message"]["usage"]), counts(&end["usage"]), "known before anything is said");
     assert_eq!(names.first(), Some(&"message_start"));
     assert_eq!(names[names.len() - 2..], ["message_delta", "message_stop"]);
     assert_eq!(events[0].1["message"]["content"], json!([]));
@@ -154,6 +157,8 @@ async fn it_says_why_a_message_ended() {
     };
     assert_eq!(reason(json!({"mods": says("Yes.")})).await, ("end_turn".into(), Value::Null));
     assert_eq!(reason(json!({"max_tokens": 2, "ignore_eos": true})).await, ("max_tokens".into(), Value::Null));
+    let boundless = json!({"max_tokens": null, "mods": says("Yes.")});
+    assert_eq!(reason(boundless).await.0, "end_turn", "only Anthropic's own server insists on a limit");
     let stopped = reason(json!({"mods": says("One, two, three"), "stop_sequences": [" two"]})).await;
     assert_eq!(stopped, ("stop_sequence".into(), json!(" two")));
 }
@@ -191,7 +196,6 @@ async fn a_chosen_tool_is_called() {
 async fn errors_have_anthropics_shape() {
     let server = server().await;
     for (body, word) in [
-        (json!({"messages": [{"role": "user", "content": "a"}]}), "max_tokens"),
         (ask(json!({"messages": []})), "messages"),
         (ask(json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]})), "messages[0].content[0].type"),
         (ask(json!({"tools": [{"name": "f"}]})), "tools[0].input_schema"),
@@ -203,6 +207,10 @@ async fn errors_have_anthropics_shape() {
         assert_eq!(answer["error"]["type"], "invalid_request_error");
         assert!(answer["error"]["message"].as_str().unwrap().contains(word), "{answer}");
     }
+    let (_, answer) = server.post(MESSAGES, &ask(json!({"system": "bread ".repeat(9000)}))).await;
+    let error = &answer["error"];
+    assert_eq!(error["type"], "invalid_request_error", "{answer}");
+    assert!(error["n_prompt_tokens"].as_u64() > error["n_ctx"].as_u64(), "{answer}");
     let (status, answer) = server.get(MESSAGES).await;
     assert_eq!((status, &answer["type"]), (405, &json!("error")));
     let body = ask(json!({"mods": ["refuse"], "stream": true}));

@@ -52,6 +52,19 @@ fn new_folder() -> PathBuf {
     path
 }
 
+/// A file of fixtures/tls.
+pub fn certificate(name: &str) -> String {
+    format!("{}/fixtures/tls/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A client that trusts the tests' authority and no other.
+pub fn client() -> reqwest::ClientBuilder {
+    // An error says that it was done before.
+    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+    let authority = std::fs::read(certificate("authority.pem")).unwrap();
+    reqwest::Client::builder().tls_certs_only([reqwest::Certificate::from_pem(&authority).unwrap()])
+}
+
 /// A running server.
 pub struct Server {
     pub base: String,
@@ -87,9 +100,11 @@ impl Server {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
         clean_up_later(child.id(), &data_dir);
         let key = arguments.iter().position(|&argument| argument == "--api-key").map(|at| arguments[at + 1].to_owned());
-        let base = format!("http://127.0.0.1:{port}");
+        let scheme = if arguments.contains(&"--ssl-cert-file") { "https" } else { "http" };
+        let prefix = arguments.iter().position(|&argument| argument == "--api-prefix").map(|at| arguments[at + 1]);
+        let base = format!("{scheme}://127.0.0.1:{port}{}", prefix.unwrap_or_default().trim_end_matches('/'));
         // Each test has its own runtime, and a kept connection would die with the runtime of the test that made it.
-        let http = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
+        let http = client().pool_max_idle_per_host(0).build().unwrap();
         Self { base, data_dir, http, key, child: Mutex::new(child) }
     }
 

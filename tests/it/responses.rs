@@ -105,6 +105,7 @@ async fn a_stream_is_the_same_response_in_events() {
     assert_eq!(events[1].0, "response.in_progress");
     let (last, completed) = events.last().unwrap();
     assert_eq!(last, "response.completed");
+    assert!(completed["timings"]["predicted_n"].as_u64() > Some(10), "as llama-server tells it: {completed}");
     let output = &completed["response"]["output"];
     // Each item ends as it stands in the whole, and its pieces make its text.
     let done: Vec<Value> =

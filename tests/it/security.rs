@@ -74,6 +74,8 @@ async fn keys_open_everything_but_health() {
         ("/v1/models", vec![("authorization", "Basic c2Vjb25k")], 401),
         ("/v1/models", vec![("authorization", bearer.as_str())], 200),
         ("/v1/models", vec![("authorization", "bearer second")], 200),
+        ("/v1/models", vec![("authorization", "second")], 200),
+        ("/v1/models", vec![("authorization", "Bearer")], 401),
         ("/v1/models", vec![("x-api-key", "second")], 200),
         ("/api/v1/openapi.json", vec![], 401),
         ("/nowhere", vec![], 401),

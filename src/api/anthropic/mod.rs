@@ -54,7 +54,7 @@ async fn answer(
 ) -> Result<Response, Refused> {
     let body = wire::json(&body.map_err(ApiError::from)?)?;
     let stops = convert::stop_sequences(&body)?;
-    let body = convert::to_chat(&body, true)?;
+    let body = convert::to_chat(&body)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let asked = Asked::read(app, &loaded, &body)?;
     let mut talk = Talk::begin(app, &loaded, asked, headers, caller).await?;
@@ -77,7 +77,7 @@ async fn count_tokens(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, AnthropicError> {
-    let body = convert::to_chat(&wire::json(&body?)?, false)?;
+    let body = convert::to_chat(&wire::json(&body?)?)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let prepared = Conversation::read(&app, Fields::new(&body)?)?.prepare(&loaded)?;
     Ok(Json(json!({ "input_tokens": prepared.tokens.len() })))

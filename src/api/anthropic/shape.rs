@@ -27,6 +27,7 @@ pub(super) fn message(talk: &Talk, stops: &[String]) -> Value {
 
 /// A message of which nothing was said.
 pub(super) fn head(talk: &Talk) -> Value {
+    let cached = talk.cached_tokens(0) as usize;
     json!({
         "id": format!("msg_{}", talk.run().0.simple()),
         "type": "message",
@@ -35,7 +36,7 @@ pub(super) fn head(talk: &Talk) -> Value {
         "content": [],
         "stop_reason": null,
         "stop_sequence": null,
-        "usage": { "input_tokens": talk.wishes.prompt_tokens, "cache_read_input_tokens": 0,
+        "usage": { "input_tokens": talk.wishes.prompt_tokens.saturating_sub(cached), "cache_read_input_tokens": cached,
                    "cache_creation_input_tokens": 0, "output_tokens": 0 },
     })
 }

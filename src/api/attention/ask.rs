@@ -104,6 +104,10 @@ pub(in crate::api) fn renamed(app: &App, fields: Fields<'_>) -> Map<String, Valu
             layer.insert(ours.into(), value.clone());
         }
     }
+    // What the client says of the length goes before what the server's flags do, whatever both call it.
+    if layer.contains_key("max_tokens") {
+        layer.remove("n_predict");
+    }
     layer
 }
 

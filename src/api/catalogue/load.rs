@@ -9,7 +9,8 @@ use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Recorder;
 use crate::model::llama::{
-    CacheType, GpuLayers, ModelOptions, Numa, Room, Rope, Scaling, SplitMode, Threads, Tuning, Value,
+    CacheType, Control, GpuLayers, ModelOptions, Numa, Room, Rope, Scaling, SplitMode, TensorPlaces, Threads, Tuning,
+    Value,
 };
 use crate::model::{Error, Model};
 use crate::trace::attention;
@@ -36,10 +37,13 @@ impl Catalogue {
     pub async fn open(&self, recorder: Recorder) -> Result<(), Error> {
         *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
         let path = default_path(&self.0.config).await?;
-        let stem = folder::stem(&path);
+        // llama-server, where it is given no name, lists the file's with its ending, and clients were told that.
+        let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
         let mut names = self.0.config.engine.alias.clone();
-        if !names.contains(&stem) {
-            names.push(stem);
+        for name in std::iter::once(folder::stem(&path)).chain(file) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
         }
         let name = names.remove(0);
         *self.lock() = Models { entries: vec![Entry::new(name, names, path, true)], uses: 0 };
@@ -161,9 +165,11 @@ impl Catalogue {
 }
 
 fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
+    let control = || Control { files: config.control.files.clone(), layers: config.control.layers.clone() };
     ModelOptions {
         name: Some(entry.name.clone()),
         adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
+        control: if entry.default { control() } else { Control::default() },
         gpu_layers: match config.gpu.layers {
             config::GpuLayers::Auto => GpuLayers::Auto,
             config::GpuLayers::All => GpuLayers::All,
@@ -177,6 +183,12 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
         },
         tensor_split: config.gpu.tensor_split.clone(),
         main_gpu: config.gpu.main_gpu,
+        tensors: TensorPlaces {
+            named: config.gpu.tensors.iter().map(|place| (place.pattern.clone(), place.buffer.clone())).collect(),
+            experts: config.gpu.cpu_moe,
+            experts_of_first: config.gpu.n_cpu_moe,
+            feed_forward_of_first: config.gpu.n_cpu_ffn,
+        },
         no_mmap: config.no_mmap,
         mlock: config.mlock,
         tuning: tuning(&config.tuning),

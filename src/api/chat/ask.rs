@@ -1,9 +1,9 @@
 //! From the body of a chat completion to the requests that the engine takes. Everything is checked here.
 
 use super::conversation::{Conversation, Prepared};
+use crate::api::generation;
 use crate::api::llama;
-use crate::api::wire::fields::{Fields, integer};
-use crate::api::wire::{lora, mods, parameters};
+use crate::api::wire::{self, Fields, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Report, Request};
 use crate::events::Surface;
@@ -12,10 +12,10 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most alternatives that an answer can have, as with OpenAI; with llama-server also how many it has unless it says.
-const MOST_TOP_LOGPROBS: i64 = 20;
-/// Most of them under llama-server's name for them.
+/// Most alternatives that an answer can have.
 const MOST_PROBS: i64 = 1000;
+/// How many it has unless it says, as with llama-server.
+const USUAL_PROBS: i64 = 20;
 /// Most answers to one request.
 const MOST_ANSWERS: i64 = 32;
 
@@ -36,6 +36,8 @@ pub(in crate::api) struct Wishes {
     pub(in crate::api) include_usage: bool,
     /// `Some(n)`: the log-probability of each token, and those of `n` alternatives.
     pub(in crate::api) logprobs: Option<usize>,
+    /// Whether they are probabilities behind the sampler's stages.
+    pub(in crate::api) after_sampler: bool,
     /// The prompt and what it was continued with, where the answer is to say how it came about.
     pub(in crate::api) verbose: Option<Verbose>,
     /// Whether each chunk of a stream says where the time went so far.
@@ -68,6 +70,7 @@ impl Asked {
                 None => false,
             },
             logprobs: logprobs(fields, &prepared, stream)?,
+            after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
             verbose: None,
             timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
             prompt_tokens: prepared.tokens.len(),
@@ -81,14 +84,7 @@ impl Asked {
         let reading = Arc::clone(&prepared.reading);
         let first = request(app, loaded, fields, prepared, &wishes)?;
         wishes.verbose = verbose.map(|prompt| Verbose { prompt, settings: settings(fields, &first, &wishes) });
-        let requests = (0..answers as u32)
-            .map(|index| {
-                let mut request = first.clone();
-                request.sampling.seed = request.sampling.seed.wrapping_add(index);
-                request
-            })
-            .collect();
-        Ok(Self { requests, reading, wishes })
+        Ok(Self { requests: generation::answers(first, answers as u32).collect(), reading, wishes })
     }
 }
 
@@ -99,58 +95,44 @@ fn request(
     prepared: Prepared,
     wishes: &Wishes,
 ) -> Result<Request, ApiError> {
-    let vocabulary = loaded.vocabulary();
-    let placement = parameters::placement(fields)?;
-    let room = placement.room(loaded.engine().context_per_slot(), prepared.tokens.len());
-    let mut limits = parameters::limits_from(0, fields, vocabulary, room)?;
-    if !limits.ignore_eos {
-        limits.stop_tokens.extend(&prepared.end_tokens);
-        limits.stop.extend(prepared.end_texts);
+    let mut request = wire::request(app, loaded, fields, prepared.tokens, Surface::Openai)?;
+    if !request.limits.ignore_eos {
+        request.limits.stop_tokens.extend(&prepared.end_tokens);
+        request.limits.stop.extend(prepared.end_texts);
     }
     Ok(Request {
-        request_id: parameters::request_id(fields)?,
-        user_label: parameters::user(fields)?,
         spans: prepared.spans,
         prompt_preview: prepared.preview,
         conversation: Some(prepared.conversation),
         tools: prepared.tools,
         reading: Some(prepared.reading),
-        sampling: parameters::sampling(fields, vocabulary)?,
-        adapters: lora::adapters(fields, loaded.model().adapters())?,
         constraint: prepared.constraint,
         thinking: prepared.thinking,
-        limits,
         visible: prepared.visible,
-        mods: mods::chosen(fields, loaded, app.registry())?,
-        attention: fields.flag("attention")?.unwrap_or(false),
         alternatives: Request::ALTERNATIVES.max(wishes.logprobs.unwrap_or(0)),
-        record: parameters::record(fields)?,
         report: Report {
             progress: wishes.stream && fields.flag("return_progress")?.unwrap_or(false),
+            after_sampler: wishes.after_sampler && wishes.logprobs.is_some(),
             ..Report::default()
         },
-        slot: placement.slot,
-        cache_prompt: placement.cache_prompt,
-        cache_reuse: placement.cache_reuse,
-        overflow: placement.overflow,
-        ..Request::new(prepared.tokens, Surface::Openai)
+        ..request
     })
 }
 
 /// The settings of a run as llama-server tells them.
 fn settings(fields: Fields<'_>, request: &Request, wishes: &Wishes) -> Value {
-    let n_predict = fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]);
     let answer = llama::Answer {
         stream: wishes.stream,
         n_probs: wishes.logprobs.unwrap_or(0),
         timings_per_token: wishes.timings_per_token,
-        ..llama::Answer::usual(n_predict.and_then(|(_, value)| integer(value)).unwrap_or(-1))
+        post_sampling: wishes.after_sampler,
+        ..llama::Answer::usual(parameters::n_predict(fields))
     };
     llama::settings(&request.sampling, &request.limits, &answer)
 }
 
 fn logprobs(fields: Fields<'_>, prepared: &Prepared, stream: bool) -> Result<Option<usize>, ApiError> {
-    let top = fields.integer("top_logprobs", 0..=MOST_TOP_LOGPROBS)?;
+    let top = fields.integer("top_logprobs", 0..=MOST_PROBS)?;
     let probs = fields.integer("n_probs", i64::from(i32::MIN)..=MOST_PROBS)?.filter(|&count| count > 0);
     let wanted = fields.flag("logprobs")?.unwrap_or(probs.is_some());
     match (wanted, top) {
@@ -159,7 +141,7 @@ fn logprobs(fields: Fields<'_>, prepared: &Prepared, stream: bool) -> Result<Opt
             "logprobs cannot be streamed together with tools, whose calls have no tokens of their own in a stream; \
              leave out stream, tools or logprobs",
         )),
-        (true, top) => Ok(Some(top.or(probs).unwrap_or(MOST_TOP_LOGPROBS) as usize)),
+        (true, top) => Ok(Some(top.or(probs).unwrap_or(USUAL_PROBS) as usize)),
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true")),
     }

@@ -162,6 +162,11 @@ impl Talk {
         self.runs.begun[answer].meter.slot.get().copied()
     }
 
+    /// Tokens of an answer's prompt whose state was there already; 0 until the prompt is evaluated.
+    pub(in crate::api) fn cached_tokens(&self, answer: usize) -> u32 {
+        self.runs.begun[answer].meter.prompt.get().map_or(0, |prompt| prompt.cached)
+    }
+
     /// Where the time of an answer went so far.
     pub(in crate::api) fn timings_so_far(&self, answer: usize) -> Option<Value> {
         let prompt = self.runs.begun[answer].meter.prompt.get()?;

@@ -33,7 +33,8 @@ impl ApiError {
             Kind::Unavailable => "overloaded_error",
             _ => self.word(),
         };
-        let error = json!({ "type": kind, "message": self.public_detail() });
+        let mut error = json!({ "type": kind, "message": self.public_detail() });
+        self.tell_exceeded(&mut error);
         json!({ "type": "error", "error": error, "request_id": request_id() })
     }
 

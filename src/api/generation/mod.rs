@@ -1,9 +1,11 @@
 //! From a validated request to a run that has begun, and from its end to an error: the same for every dialect.
 
+mod probabilities;
 pub(super) mod runs;
 pub(super) mod stream;
 
-pub(in crate::api) use runs::{Runs, Told};
+pub(in crate::api) use probabilities::Probabilities;
+pub(in crate::api) use runs::{Runs, Told, answers};
 
 use super::{ApiError, App, Caller, Kind};
 use crate::engine::{OUT_OF_MEMORY, PromptDone, Request, SubmitError};
@@ -61,7 +63,13 @@ pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Respons
 
 /// Where the time of a run went, as llama-server tells it, and which messages went because the context was full.
 pub(in crate::api) fn timings(finish: &Finish) -> Value {
-    let mut timings = timings_of(finish.usage, finish.prompt_us, finish.generation_us);
+    timings_with(finish, finish.usage.completion_tokens)
+}
+
+/// The same where `predicted` tokens count, the one that ended the answer included.
+pub(in crate::api) fn timings_with(finish: &Finish, predicted: u32) -> Value {
+    let usage = Usage { completion_tokens: predicted, ..finish.usage };
+    let mut timings = timings_of(usage, finish.prompt_us, finish.generation_us);
     if finish.evicted_tokens > 0 {
         timings["evicted_n"] = finish.evicted_tokens.into();
         timings["evicted"] = json!(finish.evicted);
@@ -98,6 +106,11 @@ pub(in crate::api) fn timings_of(usage: Usage, prompt_us: u64, generation_us: u6
 pub(in crate::api) fn timings_so_far(prompt: &PromptDone, generated: u32) -> Value {
     let usage = Usage { prompt_tokens: prompt.tokens, cached_tokens: prompt.cached, completion_tokens: generated };
     timings_of(usage, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
+}
+
+/// Tokens that a shift of the context let go. What goes as whole messages mostly goes before the prompt is counted.
+pub(in crate::api) fn shifted(finish: &Finish) -> u32 {
+    if finish.evicted.is_empty() { finish.evicted_tokens } else { 0 }
 }
 
 /// A client's id names one run for ever. When the database cannot be asked, or does not say so at once, the run goes on.

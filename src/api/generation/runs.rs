@@ -12,6 +12,17 @@ use tokio_stream::wrappers::ReceiverStream;
 /// Most runs that one request may make.
 pub(in crate::api) const MOST_RUNS: usize = 256;
 
+/// The requests for several answers to one prompt: they differ, and only the first is for the slot that was named, for the
+/// others would wait until it is free again.
+pub(in crate::api) fn answers(first: Request, count: u32) -> impl Iterator<Item = Request> {
+    (0..count).map(move |index| {
+        let mut request = first.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(index);
+        request.slot = first.slot.filter(|_| index == 0);
+        request
+    })
+}
+
 /// Runs that have begun, and their outputs in the order they come.
 pub(in crate::api) struct Runs {
     app: App,
@@ -106,5 +117,20 @@ impl Told {
     /// Removes the last tokens.
     pub(in crate::api) fn retract(&mut self, tokens: usize) {
         self.tokens.truncate(self.tokens.len().saturating_sub(tokens));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::answers;
+    use crate::engine::Request;
+    use crate::events::Surface;
+
+    #[test]
+    fn several_answers_differ_and_only_the_first_waits_for_the_slot() {
+        let mut first = Request::new(vec![1], Surface::Openai);
+        (first.slot, first.sampling.seed) = (Some(2), u32::MAX);
+        let told: Vec<_> = answers(first, 3).map(|request| (request.slot, request.sampling.seed)).collect();
+        assert_eq!(told, [(Some(2), u32::MAX), (None, 0), (None, 1)]);
     }
 }

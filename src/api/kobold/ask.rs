@@ -31,6 +31,7 @@ pub(super) fn usual_length(app: &App) -> i64 {
 pub(super) fn read(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, ApiError> {
     let mut layer = renamed(app, fields);
     layer.entry("max_tokens").or_insert(usual_length(app).into());
+    layer.remove("n_predict");
     if fields.flag("bypass_eos")?.unwrap_or(false) || fields.flag("use_default_badwordsids")?.unwrap_or(false) {
         layer.insert("ignore_eos".into(), Value::Bool(true));
     }

@@ -3,7 +3,7 @@
 use super::ask::Answer;
 use super::settings::settings;
 use crate::api::generation::runs::BegunRun;
-use crate::api::generation::{self, Told};
+use crate::api::generation::{self, Probabilities, Told};
 use crate::engine::{Limits, Progress, Request, Sampling};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasure};
 use crate::model::Vocabulary;
@@ -162,8 +162,9 @@ impl Line {
             "truncated": self.is_truncated(finish),
             "stop_type": stop_type(finish),
             "stopping_word": finish.stop_string.as_deref().unwrap_or_default(),
-            "tokens_cached": (usage.prompt_tokens + predicted).saturating_sub(u32::from(predicted > 0)),
-            "timings": generation::timings(finish),
+            "tokens_cached": (usage.prompt_tokens + predicted)
+                .saturating_sub(u32::from(predicted > 0) + generation::shifted(finish)),
+            "timings": generation::timings_with(finish, predicted),
         }) else {
             return Value::Null;
         };
@@ -200,43 +201,13 @@ impl Line {
     }
 
     fn probabilities(&self, tokens: &[(TokenMeasure, Vec<Alternative>)]) -> Value {
-        tokens.iter().map(|(measure, others)| self.probability(measure, others)).collect()
-    }
-
-    fn probability(&self, measure: &TokenMeasure, others: &[Alternative]) -> Value {
-        let mut entry = self.named(measure.token);
-        let own = others.iter().find(|other| other.token == measure.token).map_or(1.0, |other| other.prob);
-        let others = &others[..others.len().min(self.answer.n_probs)];
-        if self.answer.post_sampling {
-            let top = others.iter().filter(|other| other.prob > 0.0).map(|other| {
-                let mut entry = self.named(other.token);
-                entry.insert("prob".into(), json!(other.prob));
-                entry
-            });
-            let top: Vec<_> = top.collect();
-            entry.insert("prob".into(), json!(own));
-            entry.insert("top_probs".into(), json!(top));
-        } else {
-            let top = others.iter().map(|other| {
-                let mut entry = self.named(other.token);
-                let logprob = if other.prob > 0.0 { other.prob.ln() } else { NO_LOGPROB };
-                entry.insert("logprob".into(), json!(logprob));
-                entry
-            });
-            let top: Vec<_> = top.collect();
-            entry.insert("logprob".into(), json!(measure.logprob.unwrap_or(NO_LOGPROB)));
-            entry.insert("top_logprobs".into(), json!(top));
-        }
-        Value::Object(entry)
-    }
-
-    fn named(&self, token: crate::events::TokenId) -> Map<String, Value> {
-        let bytes = self.vocabulary.piece(token);
-        let mut entry = Map::new();
-        entry.insert("id".into(), token.into());
-        entry.insert("token".into(), String::from_utf8_lossy(bytes).into());
-        entry.insert("bytes".into(), json!(bytes));
-        entry
+        let told = Probabilities {
+            vocabulary: &self.vocabulary,
+            top: self.answer.n_probs,
+            after_sampler: self.answer.post_sampling,
+            no_logprob: NO_LOGPROB,
+        };
+        tokens.iter().map(|(measure, others)| told.drawn(measure, others)).collect()
     }
 }
 

@@ -1,8 +1,9 @@
 //! From the body of a native completion to the requests that the engine takes: one for each prompt and each answer to it.
 
+use crate::api::generation;
 use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, shown, wrong};
-use crate::api::wire::{lora, mods, parameters};
+use crate::api::wire::{self, lora, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Report, Request};
 use crate::events::{Surface, TokenId};
@@ -71,16 +72,11 @@ pub(super) fn read(
     let adapters = lora::adapters(fields, adapters)?.unwrap_or_else(|| adapters.usual());
     answer.sent.insert("lora".into(), json!(adapters));
     let count = count(fields, loaded.engine().slots())?;
-    let mut requests = Vec::with_capacity(prompts.len() * count);
+    let mut requests = Vec::with_capacity(prompts.len() * count as usize);
     for prompt in prompts {
         let mut request = request(app, loaded, fields, prompt, &answer)?;
         request.adapters = Some(adapters.clone());
-        for index in 0..count {
-            let mut request = request.clone();
-            // Answers to one prompt differ, as llama-server's do.
-            request.sampling.seed = request.sampling.seed.wrapping_add(index as u32);
-            requests.push(request);
-        }
+        requests.extend(generation::answers(request, count));
     }
     Ok(Asked { requests, answer })
 }
@@ -99,10 +95,9 @@ fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
         None => app.config().server.routes.sse_ping_interval,
         Some(seconds) => u64::try_from(seconds).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs),
     };
-    let n_predict = fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]);
     Ok(Answer {
         stream: flag("stream")?,
-        n_predict: n_predict.and_then(|(_, value)| crate::api::wire::fields::integer(value)).unwrap_or(-1),
+        n_predict: parameters::n_predict(fields),
         n_probs: n_probs.transpose()?.unwrap_or(0) as usize,
         post_sampling: flag("post_sampling_probs")?,
         return_tokens: flag("return_tokens")?,
@@ -115,12 +110,12 @@ fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
 }
 
 /// Answers to each prompt.
-fn count(fields: Fields<'_>, slots: u32) -> Result<usize, ApiError> {
+fn count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
     let count = match fields.first(&["n_cmpl", "n"]) {
         Some((name, _)) => fields.integer(name, 1..=i64::from(slots))?,
         None => None,
     };
-    Ok(count.unwrap_or(1) as usize)
+    Ok(count.unwrap_or(1) as u32)
 }
 
 fn request(
@@ -130,31 +125,16 @@ fn request(
     prompt: Vec<TokenId>,
     answer: &Answer,
 ) -> Result<Request, ApiError> {
-    let vocabulary = loaded.vocabulary();
-    let placement = parameters::placement(fields)?;
-    let room = placement.room(loaded.engine().context_per_slot(), prompt.len());
     Ok(Request {
-        request_id: parameters::request_id(fields)?,
-        user_label: parameters::user(fields)?,
-        prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
-        sampling: parameters::sampling(fields, vocabulary)?,
+        prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         constraint: constraint(fields, false)?,
-        limits: parameters::limits_from(0, fields, vocabulary, room)?,
-        mods: mods::chosen(fields, loaded, app.registry())?,
-        attention: fields.flag("attention")?.unwrap_or(false),
         alternatives: Request::ALTERNATIVES.max(answer.n_probs),
-        record: parameters::record(fields)?,
         report: Report {
-            prompt_probabilities: false,
             progress: answer.return_progress && answer.stream,
             after_sampler: answer.post_sampling && answer.n_probs > 0,
             ..Report::default()
         },
-        slot: placement.slot,
-        cache_prompt: placement.cache_prompt,
-        cache_reuse: placement.cache_reuse,
-        overflow: placement.overflow,
-        ..Request::new(prompt, Surface::LlamaServer)
+        ..wire::request(app, loaded, fields, prompt, Surface::LlamaServer)?
     })
 }
 

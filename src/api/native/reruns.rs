@@ -62,7 +62,8 @@ pub async fn run(
     let fingerprint = format!("{:032x}", loaded.model().fingerprint());
     if let Some(then) = recorded["model"]["fingerprint"].as_str().filter(|&then| then != fingerprint) {
         let detail = format!(
-            "the model {} is another file than the recorded run's (fingerprint {fingerprint}, then {then})",
+            "the model {} is not the recorded run's: it is another file, or has other overrides or control vectors (fingerprint \
+             {fingerprint}, then {then})",
             loaded.name()
         );
         return Err(ApiError::conflict(detail).at("prompt.parameters.model"));

@@ -1,10 +1,14 @@
 //! What the JSON of both routes has in common.
 
-use crate::events::{FinishReason, Usage};
+use crate::api::generation;
+use crate::events::{Finish, FinishReason, Usage};
 use serde_json::{Value, json};
 
 /// Which server answered; clients of llama-server look for the b of its builds.
 pub(super) const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
+
+/// OpenAI's word for "no probability to speak of".
+pub(super) const NO_LOGPROB: f32 = -9999.0;
 
 /// The finish reason as OpenAI has it.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
@@ -22,5 +26,34 @@ pub(super) fn usage(usage: Usage) -> Value {
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
+    })
+}
+
+/// How an answer came about, as llama-server's own route would tell it.
+pub(super) fn verbose(finish: &Finish, model: &str, slot: Option<u32>, prompt: &str, settings: &Value) -> Value {
+    let (kind, word) = match finish.reason {
+        FinishReason::Length => ("limit", ""),
+        _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
+    };
+    let usage = finish.usage;
+    // The last token of an answer is not decoded any more, but for the one that ends it, which is not counted.
+    let absent = u32::from(kind != "eos" && usage.completion_tokens > 0) + generation::shifted(finish);
+    json!({
+        "index": 0,
+        "content": finish.text,
+        "tokens": [],
+        "id_slot": slot,
+        "stop": true,
+        "model": model,
+        "tokens_predicted": usage.completion_tokens,
+        "tokens_evaluated": usage.prompt_tokens,
+        "tokens_cached": (usage.prompt_tokens + usage.completion_tokens).saturating_sub(absent),
+        "generation_settings": settings,
+        "prompt": prompt,
+        "has_new_line": finish.text.contains('\n'),
+        "truncated": finish.truncated,
+        "stop_type": kind,
+        "stopping_word": word,
+        "timings": generation::timings(finish),
     })
 }

@@ -7,6 +7,7 @@ use super::shape::{self, Echo};
 use crate::api::ApiError;
 use crate::api::chat::stream::{Dialect, Ready, typed};
 use crate::api::chat::{Heard, Said, Talk};
+use crate::api::generation;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
@@ -158,15 +159,17 @@ impl Dialect for Events {
         self.close(talk, if cut { "incomplete" } else { "completed" }, ready);
         let response = shape::response(talk, &self.echo);
         let name = if cut { "response.incomplete" } else { "response.completed" };
+        // Beside the response, as llama-server has it.
+        let timings = talk.finish(0).map(generation::timings);
         let Some(keeper) = self.keeper.take() else {
-            self.send(name, json!({ "response": response }), ready);
+            self.send(name, json!({ "response": response, "timings": timings }), ready);
             return None;
         };
         let sequence = self.sequence;
         // A client that has heard the end may name the response at once.
         Some(Box::pin(async move {
             let (mut last, response) = (Ready::new(), keeper.keep(response).await);
-            send(name, sequence, json!({ "response": response }), &mut last);
+            send(name, sequence, json!({ "response": response, "timings": timings }), &mut last);
             last
         }))
     }

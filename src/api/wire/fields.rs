@@ -47,9 +47,10 @@ impl<'a> Fields<'a> {
         names.iter().filter_map(|&name| Some((name.to_owned(), self.get(name)?.clone()))).collect()
     }
 
-    /// The first of these fields that is there, with its name.
+    /// The first of these fields that the body has, else the first that has a default, with its name.
     pub(in crate::api) fn first<'n>(self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
-        names.iter().find_map(|&name| self.get(name).map(|value| (name, value)))
+        let first = |fields: Self| names.iter().find_map(|&name| fields.get(name).map(|value| (name, value)));
+        first(Self { defaults: None, ..self }).or_else(|| first(self))
     }
 
     pub(in crate::api) fn flag(self, name: &str) -> Result<Option<bool>, ApiError> {
@@ -167,5 +168,7 @@ mod tests {
         let (body, defaults) = (json!({"a": 1, "b": null}), json!({"a": 2, "b": 3}));
         let fields = Fields::new(&body).unwrap().or(defaults.as_object().unwrap());
         assert_eq!((fields.integer("a", 0..=9).unwrap(), fields.integer("b", 0..=9).unwrap()), (Some(1), Some(3)));
+        assert_eq!(fields.first(&["b", "a"]).unwrap().0, "a", "what was said goes before what was not");
+        assert_eq!(fields.first(&["c", "b"]).unwrap().0, "b");
     }
 }

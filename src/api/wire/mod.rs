@@ -7,9 +7,11 @@ pub(super) mod lora;
 pub(super) mod mods;
 mod packed;
 pub(super) mod parameters;
+mod request;
 
 pub(super) use fields::Fields;
 pub(super) use packed::packed;
+pub(super) use request::request;
 
 use super::ApiError;
 use serde_json::Value;

@@ -17,6 +17,8 @@ const MOST_STOPS: usize = 1024;
 const OPENAI_BIAS: f32 = 100.0;
 /// Sampler stages that llama-server had once, and that its clients still name.
 const GONE: [&str; 3] = ["tfs", "tfs_z", "tfs-z"];
+/// The names for the most tokens of an answer; where several are there, the first holds, as with llama-server.
+const LENGTHS: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
 /// Length of the text that a run is recognised by.
 const PREVIEW: usize = 300;
 
@@ -85,7 +87,11 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
         presence_penalty: number("presence_penalty", -10.0..=10.0, default.presence_penalty)?,
         frequency_penalty: number("frequency_penalty", -10.0..=10.0, default.frequency_penalty)?,
         dry_multiplier: number("dry_multiplier", 0.0..=100.0, default.dry_multiplier)?,
-        dry_base: number("dry_base", 0.0..=100.0, default.dry_base)?,
+        dry_base: match number("dry_base", 0.0..=100.0, default.dry_base)? {
+            // A penalty that shrinks with what is repeated is none.
+            base if fields.clamps() && base < 1.0 => default.dry_base,
+            base => base,
+        },
         dry_allowed_length: count("dry_allowed_length", 0..=WINDOW, default.dry_allowed_length)?,
         dry_penalty_last_n: count("dry_penalty_last_n", -1..=WINDOW, default.dry_penalty_last_n)?,
         dry_sequence_breakers: breakers(fields)?.unwrap_or(default.dry_sequence_breakers),
@@ -186,6 +192,11 @@ pub(in crate::api) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: 
     limits_from(1, fields, vocabulary, room)
 }
 
+/// The most tokens of an answer as it was sent; -1 for as many as fit.
+pub(in crate::api) fn n_predict(fields: Fields<'_>) -> i64 {
+    fields.first(&LENGTHS).and_then(|(_, value)| integer(value)).unwrap_or(-1)
+}
+
 /// The same for an answer of at least that many tokens; none at all only evaluates the prompt.
 pub(in crate::api) fn limits_from(
     least: u32,
@@ -193,7 +204,7 @@ pub(in crate::api) fn limits_from(
     vocabulary: &Vocabulary,
     room: u32,
 ) -> Result<Limits, ApiError> {
-    let asked = match fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]) {
+    let asked = match fields.first(&LENGTHS) {
         // -1 is llama-server's word for "as many as fit".
         Some((name, value)) if integer(value) != Some(-1) => {
             let count = integer(value).filter(|count| (i64::from(least)..=i64::from(i32::MAX)).contains(count));

@@ -23,8 +23,6 @@ pub(super) enum Values {
     Perhaps,
     /// A word.
     One,
-    /// Two words.
-    Two,
 }
 
 /// What becomes of a flag.
@@ -38,7 +36,7 @@ pub(super) enum Verdict {
     Refused(&'static str),
 }
 
-use Values::{None as Nothing, One, Perhaps, Two};
+use Values::{None as Nothing, One, Perhaps};
 use Verdict::{NoEffect, Refused, Silent};
 
 const fn foreign(
@@ -57,18 +55,12 @@ const BATCH: Verdict =
 const MEDIA: Verdict = NoEffect("only texts are taken");
 const AGENT: Verdict =
     Refused("the server runs no tools by itself: clients run those that they offer, and mods can (--mods-dir)");
-const VECTOR: Verdict =
-    Refused("control vectors are not supported: leave it out, or make the change a LoRA adapter for --lora");
 const CORS: Verdict =
     NoEffect("what a page of another origin may send follows from --cors-origin, for the routes that there are");
-const PLACE: Verdict =
-    NoEffect("parts of layers are not placed one by one; --gpu-layers says how many layers go on GPUs");
 const FIT: Verdict =
     NoEffect("layers are fitted into the GPUs' memory by --gpu-layers auto, and the context is never made smaller");
 const STATES: Verdict = NoEffect("states of slots are kept as --cache-ram says");
 const LINES: Verdict = NoEffect("lines of the log always have their time and level");
-const TLS: Verdict =
-    Refused("the server speaks plain http: put a proxy with the certificate before it, and listen on 127.0.0.1");
 
 pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["--hf-repo", "-hf", "-hfr"], One, &["LLAMA_ARG_HF_REPO"], DOWNLOAD),
@@ -113,10 +105,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
         &["LLAMA_ARG_RPC"],
         Refused("other machines cannot compute parts of a model: leave it out"),
     ),
-    foreign(&["--override-tensor", "-ot"], One, &["LLAMA_ARG_OVERRIDE_TENSOR"], PLACE),
-    foreign(&["--cpu-moe", "-cmoe"], Nothing, &["LLAMA_ARG_CPU_MOE"], PLACE),
-    foreign(&["--n-cpu-moe", "-ncmoe"], One, &["LLAMA_ARG_N_CPU_MOE"], PLACE),
-    foreign(&["--n-cpu-ffn", "-ncffn"], One, &["LLAMA_ARG_N_CPU_FFN"], PLACE),
     foreign(&["--fit", "-fit"], Perhaps, &["LLAMA_ARG_FIT"], FIT),
     foreign(&["--fit-target", "-fitt"], One, &["LLAMA_ARG_FIT_TARGET"], FIT),
     foreign(&["--fit-ctx", "-fitc"], One, &["LLAMA_ARG_FIT_CTX"], FIT),
@@ -129,8 +117,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["--cpu-mask-batch", "-Cb"], One, &[], BATCH),
     foreign(&["--cpu-range-batch", "-Crb"], One, &[], BATCH),
     foreign(&["--cpu-strict-batch", "--prio-batch", "--poll-batch"], One, &[], BATCH),
-    foreign(&["--control-vector", "--control-vector-scaled"], One, &[], VECTOR),
-    foreign(&["--control-vector-layer-range"], Two, &[], VECTOR),
     foreign(&["--ctx-checkpoints", "-ctxcp", "--swa-checkpoints"], One, &["LLAMA_ARG_CTX_CHECKPOINTS"], STATES),
     foreign(&["--checkpoint-min-step", "-cms"], One, &["LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"], STATES),
     foreign(&["--cache-idle-slots", "--no-cache-idle-slots"], Nothing, &["LLAMA_ARG_CACHE_IDLE_SLOTS"], STATES),
@@ -237,14 +223,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["--video-fps"], One, &["LLAMA_ARG_VIDEO_FPS"], MEDIA),
     foreign(&["--video-timestamp-interval"], One, &["LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"], MEDIA),
     foreign(&["--video-ffmpeg-dir"], One, &["LLAMA_ARG_VIDEO_FFMPEG_DIR"], MEDIA),
-    foreign(&["--ssl-key-file"], One, &["LLAMA_ARG_SSL_KEY_FILE"], TLS),
-    foreign(&["--ssl-cert-file"], One, &["LLAMA_ARG_SSL_CERT_FILE"], TLS),
-    foreign(
-        &["--api-prefix"],
-        One,
-        &["LLAMA_ARG_API_PREFIX"],
-        Refused("the server is at the root of its address: let a proxy before it take the prefix away"),
-    ),
     foreign(
         &["--path"],
         One,

@@ -5,6 +5,7 @@ use super::adapters::{AdapterSet, Adapters};
 use super::attends::{Attends, Unseen};
 use super::cache_type::CacheType;
 use super::checkpoints::Checkpoints;
+use super::control::ControlVector;
 use super::devices::Placement;
 use super::ffi::threads::Pool;
 use super::ffi::{self, CapturedRow, Extent, Tap, WantedRow};
@@ -95,6 +96,7 @@ impl<'model> Context<'model> {
     pub(super) fn new(
         model: &'model LlamaModel,
         adapters: &'model Adapters,
+        control: Option<&ControlVector>,
         placement: &Placement,
         backend: &LlamaBackend,
         options: &ContextOptions,
@@ -131,6 +133,9 @@ impl<'model> Context<'model> {
         let mut llama = model
             .new_context(backend, params)
             .map_err(|error| Error::Context { ctx_size: n_ctx, reason: error.to_string() })?;
+        if let Some(control) = control {
+            control.apply(&mut llama)?;
+        }
         let memory = Memory::of(model, &mut llama, options.cache_type_k);
         let pool = tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama));
         Ok(Self {

@@ -1,8 +1,10 @@
 //! What llama.cpp computes on, and what of a model goes where.
 
 mod fit;
+mod tensors;
 
 pub use fit::Room;
+pub use tensors::{Rule, TensorPlaces};
 
 use super::ffi::{devices as ffi, loading::Loading};
 use super::{GpuLayers, Header, ModelOptions, SplitMode};
@@ -25,6 +27,8 @@ pub struct Device {
     /// Whether it is part of the processor.
     integrated: bool,
     backend: String,
+    /// llama.cpp's name of its memory.
+    buffer: String,
     cuts_rows: bool,
     /// The same for all backends that drive it.
     id: Option<String>,
@@ -68,6 +72,20 @@ pub enum PlacementError {
         /// Which there are.
         there: String,
     },
+    /// There is no such buffer for tensors.
+    #[error("--override-tensor puts tensors into '{name}'; the buffers are {there}")]
+    Buffer {
+        /// What was given.
+        name: String,
+        /// Which there are.
+        there: String,
+    },
+    /// Not a pattern.
+    #[error("--override-tensor has a pattern that is no regular expression: {reason}")]
+    Pattern {
+        /// Why not.
+        reason: String,
+    },
     /// Weights cannot be cut for it.
     #[error("--split-mode row cannot be had with {name}: {backend} does not cut weights; --split-mode layer can")]
     Rows {
@@ -88,6 +106,7 @@ pub fn devices() -> Vec<Device> {
         name: found.name,
         description: found.description,
         backend: found.backend,
+        buffer: found.buffer,
         cuts_rows: found.cuts_rows,
         id: found.id,
         memory_bytes: found.memory_bytes,
@@ -114,13 +133,21 @@ pub(super) fn loading(
 ) -> Result<(Loading, Placement), PlacementError> {
     let all = devices();
     let gpus = chosen(options, &all)?;
-    let layers = u32::try_from(header.parameter("block_count").unwrap_or(0)).unwrap_or(u32::MAX).saturating_add(1);
+    let blocks = header.parameter("block_count").unwrap_or(0);
+    let layers = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_add(1);
+    // llama.cpp cannot compute with what is on a GPU that it was not told of.
+    let mut buffers: Vec<&str> =
+        all.iter().filter(|device| !device.gpu).chain(&gpus).map(|device| device.buffer.as_str()).collect();
+    buffers.dedup();
+    let rules = options.tensors.rules(blocks, &buffers)?;
     let gpu_layers = match options.gpu_layers {
         _ if gpus.is_empty() => 0,
         GpuLayers::All => layers,
         GpuLayers::Count(count) => count.min(layers),
         GpuLayers::Auto => {
-            let needs = Needs::of(header, &fit::further(path, header), options);
+            let further: Vec<Header> =
+                fit::further(path, header).iter().map(|header| tensors::elsewhere(header, &rules)).collect();
+            let needs = Needs::of(&tensors::elsewhere(header, &rules), &further, options);
             let fitting = fit::that_fit(&needs, &shared(&gpus, &all, &options.tensor_split), options.split_mode);
             tracing::debug!(layers = fitting, ?needs, "layers that fit on GPUs");
             u32::try_from(fitting).unwrap_or(u32::MAX)
@@ -136,6 +163,7 @@ pub(super) fn loading(
             SplitMode::Row => llama_cpp_sys_2::LLAMA_SPLIT_MODE_ROW,
         }),
         tensor_split: options.tensor_split.clone(),
+        tensors: rules,
         mmap: !options.no_mmap,
         mlock: options.mlock,
         check_tensors: options.tuning.check_tensors,
@@ -232,6 +260,7 @@ mod tests {
             free_bytes: 6 << 30,
             integrated,
             backend: name.trim_end_matches(char::is_numeric).into(),
+            buffer: name.into(),
             cuts_rows: name.starts_with("CUDA"),
             id: id.map(str::to_owned),
         }

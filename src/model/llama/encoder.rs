@@ -169,10 +169,13 @@ impl Model {
             .with_pooling_type(LlamaPoolingType::None);
         let params = self.tuning.apply(params);
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
-        let llama = self
+        let mut llama = self
             .llama
             .new_context(backend()?, params)
             .map_err(|error| Error::Context { ctx_size: batch, reason: error.to_string() })?;
+        if let Some(control) = &self.control {
+            control.apply(&mut llama)?;
+        }
         Ok(EncoderContext {
             batch: LlamaBatch::new(batch as usize, 1),
             llama,

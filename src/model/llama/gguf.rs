@@ -16,6 +16,9 @@ const LONGEST_NAME: u64 = 63;
 /// Texts longer than this are skipped and not kept.
 const LONGEST_KEPT: u64 = 1 << 10;
 
+/// The number of the type of 32-bit floats.
+pub const F32: u32 = 0;
+
 /// What a GGUF says about itself.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Header {
@@ -39,10 +42,16 @@ pub enum Scalar {
 }
 
 /// A tensor, without its values.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tensor {
     /// E.g. `blk.0.attn_q.weight`.
     pub name: String,
+    /// Number of the type of its values, e.g. [`F32`].
+    pub kind: u32,
+    /// How many values it has along each axis, the innermost first.
+    pub extents: Vec<u64>,
+    /// Where in the file its values begin, in bytes.
+    pub begins: u64,
     /// Bytes of its values.
     pub size_bytes: u64,
 }
@@ -157,23 +166,26 @@ impl<F: Read + Seek> Reader<F> {
             Some(Scalar::Integer(value)) if *value > 0 && *value <= 1 << 20 && value.count_ones() == 1 => *value as u64,
             Some(other) => return Err(damaged(format!("general.alignment is {other:?}; it must be a power of 2"))),
         };
-        let mut ends = Vec::new();
         for number in 0..tensors {
-            let (tensor, offset) = self.tensor(number)?;
-            let end = offset.checked_add(tensor.size_bytes);
-            ends.push(end.ok_or_else(|| damaged(format!("tensor '{}' ends beyond any file", tensor.name)))?);
+            let tensor = self.tensor(number)?;
+            if tensor.begins.checked_add(tensor.size_bytes).is_none() {
+                return Err(damaged(format!("tensor '{}' ends beyond any file", tensor.name)));
+            }
             header.tensors.push(tensor);
         }
+        // Places are told from where the data begins.
         let data = self.position.next_multiple_of(alignment);
-        for (tensor, end) in header.tensors.iter().zip(ends) {
-            if data.checked_add(end).is_none_or(|end| end > self.length) {
+        for tensor in &mut header.tensors {
+            if data.checked_add(tensor.begins + tensor.size_bytes).is_none_or(|end| end > self.length) {
                 return Err(self.truncated(&format!("tensor '{}'", tensor.name)));
             }
+            tensor.begins += data;
         }
         Ok(header)
     }
 
-    fn tensor(&mut self, number: u64) -> Result<(Tensor, u64), Error> {
+    /// A tensor, whose place is told from where the data begins.
+    fn tensor(&mut self, number: u64) -> Result<Tensor, Error> {
         let within = format!("tensor {number}");
         let name = self.text(&within, LONGEST_NAME)?;
         let name = name.ok_or_else(|| damaged(format!("the name of tensor {number} is longer than 63 bytes")))?;
@@ -183,26 +195,25 @@ impl<F: Read + Seek> Reader<F> {
                 "tensor '{name}' has {dimensions} dimensions; {MOST_DIMENSIONS} are possible"
             )));
         }
-        let mut row = 1;
+        let mut extents = Vec::new();
         let mut elements = 1u64;
-        for axis in 0..dimensions {
+        for _ in 0..dimensions {
             let extent = self.u64(&within)?;
-            if axis == 0 {
-                row = extent;
-            }
+            extents.push(extent);
             let product = elements.checked_mul(extent).filter(|&count| extent > 0 && i64::try_from(count).is_ok());
             elements = product.ok_or_else(|| damaged(format!("tensor '{name}' has an impossible shape")))?;
         }
         let kind = self.u32(&within)?;
         let (block, bytes) =
             type_layout(kind).ok_or_else(|| damaged(format!("tensor '{name}' is of unknown type {kind}")))?;
+        let row = extents.first().copied().unwrap_or(1);
         if row % block != 0 {
             return Err(damaged(format!("tensor '{name}' has rows of {row} values, which is no multiple of {block}")));
         }
         let size_bytes = (elements / block).checked_mul(bytes);
         let size_bytes = size_bytes.ok_or_else(|| damaged(format!("tensor '{name}' has an impossible size")))?;
-        let offset = self.u64(&within)?;
-        Ok((Tensor { name, size_bytes }, offset))
+        let begins = self.u64(&within)?;
+        Ok(Tensor { name, kind, extents, begins, size_bytes })
     }
 
     /// Reads a value; the entries of arrays, and long texts, are passed over.

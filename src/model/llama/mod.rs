@@ -5,6 +5,7 @@ mod attends;
 mod cache_type;
 mod checkpoints;
 mod context;
+mod control;
 mod devices;
 mod encoder;
 mod ffi;
@@ -25,7 +26,8 @@ pub use attends::{Attends, Unseen};
 pub use cache_type::CacheType;
 pub use checkpoints::{Checkpoints, Purpose};
 pub use context::{Captured, Context, ContextOptions};
-pub use devices::{Device, Placement, PlacementError, Room, devices, why_no_gpu};
+pub use control::Control;
+pub use devices::{Device, Placement, PlacementError, Room, TensorPlaces, devices, why_no_gpu};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
 pub use ffi::threads::Threads;
 pub use gguf::Header;
@@ -40,6 +42,7 @@ pub use tuning::{Numa, Rope, Scaling, Tuning, Value};
 use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
 use super::{Error, Vocabulary};
+use control::ControlVector;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
@@ -51,10 +54,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// What llama.cpp says when there is no memory for weights.
 const NO_MEMORY: &str = "unable to allocate";
 
+/// What C++ says of a pattern that it cannot read.
+const NO_PATTERN: &str = "regular expression";
+
 /// A loaded model.
 pub struct Model {
     llama: Arc<LlamaModel>,
     adapters: Adapters,
+    control: Option<ControlVector>,
     vocabulary: Arc<Vocabulary>,
     grammars: Arc<Grammars>,
     card: Card,
@@ -81,6 +88,8 @@ pub struct ModelOptions {
     pub tensor_split: Vec<f32>,
     /// The GPU that is used when the model is not split, counted from 0.
     pub main_gpu: usize,
+    /// Tensors that do not go where their layers go.
+    pub tensors: TensorPlaces,
     /// Read the file into memory instead of mapping it.
     pub no_mmap: bool,
     /// Keep the weights from being swapped out.
@@ -89,6 +98,8 @@ pub struct ModelOptions {
     pub room: Room,
     /// LoRA adapters, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
+    /// Control vectors.
+    pub control: Control,
     /// How it is computed.
     pub tuning: Tuning,
 }
@@ -160,7 +171,8 @@ impl Model {
     /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
     ///
     /// # Errors
-    /// [`Error::Unreadable`], [`Error::Placement`], [`Error::NoMemory`], [`Error::Load`] and [`Error::Adapter`].
+    /// [`Error::Unreadable`], [`Error::Placement`], [`Error::NoMemory`], [`Error::Load`], [`Error::Adapter`] and
+    /// [`Error::ControlVector`].
     pub fn load(
         path: &Path,
         options: &ModelOptions,
@@ -177,6 +189,7 @@ impl Model {
         let (loading, placement) = devices::loading(options, &header, path)?;
         options.tuning.prepare();
         let failed = |lines: Vec<String>| match reason::reason(&lines) {
+            reason if reason.contains(NO_PATTERN) => PlacementError::Pattern { reason }.into(),
             reason if reason.contains(NO_MEMORY) => Error::NoMemory { path: shown.clone(), reason },
             reason => refused(reason),
         };
@@ -215,13 +228,17 @@ impl Model {
             tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
+        let control = ControlVector::load(&options.control, &card)?;
         let fingerprint =
             fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
-        let fingerprint = fingerprint ^ fingerprint::of_text(&options.tuning.difference());
+        let fingerprint = fingerprint
+            ^ fingerprint::of_text(&options.tuning.difference())
+            ^ control.as_ref().map_or(0, ControlVector::fingerprint);
         let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
         Ok(Self {
             llama,
             adapters,
+            control,
             vocabulary,
             grammars,
             card,
@@ -269,7 +286,7 @@ impl Model {
         &self.placement
     }
 
-    /// A number that tells this model's file, and what of it was overridden, from others.
+    /// A number that tells this model's file, with what of it was overridden and what control vectors add, from others.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
@@ -281,7 +298,8 @@ impl Model {
     /// [`Error::Context`], usually because the memory could not be had.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, Error> {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
-        Context::new(&self.llama, &self.adapters, &self.placement, backend()?, options, &self.tuning)
+        let (backend, control) = (backend()?, self.control.as_ref());
+        Context::new(&self.llama, &self.adapters, control, &self.placement, backend, options, &self.tuning)
     }
 }
 

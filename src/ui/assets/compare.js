@@ -1,5 +1,5 @@
 // Two runs token by token: equal text in between, differing text side by side, and both distributions at a difference.
-import { ask, h } from './dom.js';
+import { ask, base, h } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/colour.js';
 import { align } from './replay/diff.js';
@@ -103,7 +103,7 @@ function both(a, b) {
     if (p !== null) td.style.setProperty('--p', p.toFixed(4));
     return td;
   };
-  const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `/runs/${encodeURIComponent(s.id)}?at=${s.run.born(s.row)}` }, show(s.run.text(s.row))),
+  const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.born(s.row)}` }, show(s.run.text(s.row))),
     s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
   panel.replaceChildren(h('section', {},
     h('h2', {}, `Difference ${current + 1} of ${changes.length}`),

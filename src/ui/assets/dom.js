@@ -1,5 +1,8 @@
 // The few lines of DOM work that every page shares. Text always becomes text nodes, never markup.
 
+/** What stands before every path of this server; mostly nothing. */
+export const base = globalThis.document?.documentElement?.dataset?.base ?? '';
+
 /** Creates an element. `props`: attributes; `on…` are listeners; `null` and `false` are left out. */
 export function h(tag, props, ...children) {
   const el = document.createElement(tag);
@@ -42,9 +45,9 @@ export async function reach(url, options) {
   }
 }
 
-/** `fetch` on this server: the session's cookie goes along. Fails with the server's own words. */
-export async function ask(url, options = {}) {
-  const response = await reach(url, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
+/** `fetch` of a path of this server: the session's cookie goes along. Fails with the server's own words. */
+export async function ask(path, options = {}) {
+  const response = await reach(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
   throw await problem(response);
 }

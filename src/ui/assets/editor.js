@@ -1,6 +1,6 @@
 // The page of a mod: its source in an editor, what the server says of it, and saving it as a new version. Everything goes
 // the way of any client: POST /api/v1/mods/check and POST /v1/mods.
-import { ask, h, toast } from './dom.js';
+import { ask, base, h, toast } from './dom.js';
 import { listen } from './keys.js';
 import { uploadOf } from './mod-source.js';
 import { localise } from './shell.js';
@@ -154,7 +154,7 @@ function edit() {
       draftBox.hidden = true;
       if (done.name !== name) {
         localStorage.removeItem(draftKey);
-        location.assign(`/mods/${encodeURIComponent(done.name)}`);
+        location.assign(`${base}/mods/${encodeURIComponent(done.name)}`);
         return true;
       }
       show([]);
@@ -179,7 +179,7 @@ function edit() {
   /** The version that was saved takes the first place. */
   function register({ hash: made }) {
     const versions = document.querySelector('[data-versions]');
-    const here = `/mods/${encodeURIComponent(name)}`;
+    const here = `${base}/mods/${encodeURIComponent(name)}`;
     const short = made.slice(0, 12);
     for (const link of versions.querySelectorAll('a')) {
       link.removeAttribute('aria-current');

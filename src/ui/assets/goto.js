@@ -1,5 +1,5 @@
 // Ctrl+K: one field that leads anywhere. An event or a token of the run that is open, a run by its id, else a search.
-import { h } from './dom.js';
+import { base, h } from './dom.js';
 
 /** Where a text leads: `{event}`, `{token}`, `{href, what}`, or null for nothing. `here` says whether a run is open. Pure. */
 export function destination(text, here) {
@@ -30,7 +30,7 @@ export function askWhere(here) {
       method: 'dialog',
       onsubmit: () => {
         const to = destination(box.value, Boolean(here));
-        if (to?.href) location.assign(to.href);
+        if (to?.href) location.assign(base + to.href);
         else if (to) here(to);
       },
     }, h('label', { for: 'goto' }, 'Go to'), box, what));

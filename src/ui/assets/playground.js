@@ -1,5 +1,5 @@
 // The playground: a form over the public API, and the run it starts in the very same replay component.
-import { ask, copy, h, problem, reach, toast } from './dom.js';
+import { ask, base, copy, h, problem, reach, toast } from './dom.js';
 import { listen } from './keys.js';
 import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
@@ -169,7 +169,7 @@ async function generate() {
   state.textContent = 'Waiting for the model…';
   const began = performance.now();
   try {
-    const response = await reach(request.path, {
+    const response = await reach(base + request.path, {
       method: 'POST',
       headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
       body: JSON.stringify(request.body),
@@ -178,7 +178,7 @@ async function generate() {
     if (!response.ok) throw await problem(response);
     const id = response.headers.get('x-thunder-run-id');
     if (id) {
-      recorded.replaceChildren('recorded as ', h('a', { href: `/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the one before')] : []));
+      recorded.replaceChildren('recorded as ', h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `${base}/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the one before')] : []));
       previous = id;
       show(id, {
         live: true,
@@ -255,7 +255,7 @@ form.addEventListener('click', (event) => {
     mod({ name: option.value, config: example(option) });
     save();
   } else if (action === 'curl') {
-    try { copy(curlOf(requestOf(read()), location.origin), 'curl line'); } catch (error) { fail(error.message); }
+    try { copy(curlOf(requestOf(read()), location.origin + base), 'curl line'); } catch (error) { fail(error.message); }
   }
   return undefined;
 });
@@ -269,7 +269,7 @@ listen(['playground', 'replay'], (action, key) => {
   }
   if (action === 'copy') {
     if (!previous) return false;
-    copy(`${location.origin}/runs/${previous}`, 'link to the run');
+    copy(`${location.origin}${base}/runs/${previous}`, 'link to the run');
     return true;
   }
   return view ? view.act(action, key) : false;
@@ -307,7 +307,7 @@ async function start() {
     if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? '') });
     write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
     show(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
-    recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
+    recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `${base}/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
     previous = from;
   } catch (error) {
     write(data);

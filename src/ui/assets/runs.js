@@ -1,5 +1,5 @@
 // The list of runs: filters as you type, keeps the address in step, and tells of new runs without moving any row.
-import { ask, copy, reach } from './dom.js';
+import { ask, base, copy, reach } from './dom.js';
 import { follow } from './sse.js';
 import { listen } from './keys.js';
 import { localise } from './shell.js';
@@ -66,7 +66,7 @@ async function load(url, { push = true } = {}) {
   }
 }
 
-const address = (q) => (q ? `/runs?${new URLSearchParams({ q })}` : '/runs');
+const address = (q) => `${base}/runs${q ? `?${new URLSearchParams({ q })}` : ''}`;
 
 let typed = 0;
 box.addEventListener('input', () => {
@@ -140,7 +140,7 @@ addEventListener('pagehide', () => stop.abort());
 /** A run that just ended has its final numbers: fetch the same list and swap this one row. */
 async function refreshRow(row, id) {
   try {
-    const response = await ask(location.href, { headers: { 'X-Fragment': 'list' } });
+    const response = await ask(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
     const page = document.createElement('div');
     page.innerHTML = await response.text();
     const next = page.querySelector(`[data-run="${CSS.escape(id)}"]`);
@@ -166,7 +166,7 @@ function showPicked() {
   const link = bulk.querySelector('[data-bulk-compare]');
   link.hidden = picked.size !== 2;
   const [a, b] = [...picked].sort();
-  if (picked.size === 2) link.href = `/compare?${new URLSearchParams({ a, b })}`;
+  if (picked.size === 2) link.href = `${base}/compare?${new URLSearchParams({ a, b })}`;
 }
 
 function pick(id, on) {

@@ -1,5 +1,5 @@
 // What every page has: theme, help, and the keys that mean the same everywhere.
-import { copy, h } from './dom.js';
+import { base, copy, h } from './dom.js';
 import { askWhere } from './goto.js';
 import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
 
@@ -47,9 +47,9 @@ document.querySelector('[data-help-button]').addEventListener('click', showHelp)
 listen(['anywhere'], (action) => {
   if (action === 'help') showHelp();
   else if (action === 'goto') askWhere(open);
-  else if (action === 'goRuns') location.assign('/runs');
-  else if (action === 'goPlayground') location.assign('/playground');
-  else if (action === 'goMods') location.assign('/mods');
+  else if (action === 'goRuns') location.assign(`${base}/runs`);
+  else if (action === 'goPlayground') location.assign(`${base}/playground`);
+  else if (action === 'goMods') location.assign(`${base}/mods`);
   else return false;
   return true;
 });

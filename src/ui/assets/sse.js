@@ -43,11 +43,11 @@ export async function read(response, onEvent) {
 }
 
 /**
- * Follows an address and reconnects until `onEvent` answers true or the signal aborts.
+ * Follows a path of this server and reconnects until `onEvent` answers true or the signal aborts.
  * `onState(text, ok)` hears of lost and found connections. What is not found is asked for again for `patience` ms:
  * a run has its address a moment before it is in the database.
  */
-export async function follow(url, { signal, onEvent, onState = () => {}, patience = 0 }) {
+export async function follow(path, { signal, onEvent, onState = () => {}, patience = 0 }) {
   const began = performance.now();
   let last = null;
   let wait = 1;
@@ -55,7 +55,7 @@ export async function follow(url, { signal, onEvent, onState = () => {}, patienc
   while (!finished && !signal.aborted) {
     try {
       const headers = { Accept: 'text/event-stream', ...(last !== null && { 'Last-Event-ID': last }) };
-      const response = await ask(url, { headers, signal, cache: 'no-store' });
+      const response = await ask(path, { headers, signal, cache: 'no-store' });
       onState('live', true);
       wait = 1;
       await read(response, (event) => {

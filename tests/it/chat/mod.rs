@@ -225,9 +225,12 @@ async fn fields_of_llama_server_hold_in_a_conversation() {
         (&none["usage"]["completion_tokens"], &none["choices"][0]["finish_reason"]),
         (&json!(0), &json!("length"))
     );
-    for (asked, alternatives) in
-        [(json!({"logprobs": true}), 20), (json!({"n_probs": 3}), 3), (json!({"top_logprobs": 0}), 0)]
-    {
+    for (asked, alternatives) in [
+        (json!({"logprobs": true}), 20),
+        (json!({"n_probs": 3}), 3),
+        (json!({"top_logprobs": 0}), 0),
+        (json!({"logprobs": true, "top_logprobs": 25}), 25),
+    ] {
         let mut body = chat(json!({"max_tokens": 1, "ignore_eos": true}));
         body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
         let logprobs = &server.answer(CHAT, &body).await["choices"][0]["logprobs"];

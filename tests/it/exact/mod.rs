@@ -1,7 +1,8 @@
 //! Captured attention against an independent forward pass in 64-bit floats: every row, head and layer, however the tokens came into
 //! the cache. Rows are indexed by `input_ids`, whatever the cells are.
 
-mod gguf;
+mod control;
+pub mod gguf;
 mod quantised;
 pub mod recurrent;
 mod reference;

@@ -13,6 +13,8 @@ pub struct Reference {
     /// Of each layer, for each token: keys before they are turned, values; of a convolution what goes into it, and nothing.
     cache: Vec<Vec<(Vec<f64>, Vec<f64>)>>,
     last: Vec<f64>,
+    /// What is added to what comes out of layers, by layer.
+    pub control: BTreeMap<usize, Vec<f64>>,
 }
 
 impl Reference {
@@ -25,6 +27,7 @@ impl Reference {
             tokens: Vec::new(),
             cache: vec![Vec::new(); LAYERS],
             last: Vec::new(),
+            control: BTreeMap::new(),
         }
     }
 
@@ -114,6 +117,8 @@ impl Reference {
             let y = self.forward(layer, &self.norm(&at(before), &x));
             let y = self.norm(&at("post_ffw_norm"), &y);
             x.iter_mut().zip(&y).for_each(|(x, y)| *x += y);
+            let added = self.control.get(&layer).into_iter().flatten();
+            x.iter_mut().zip(added).for_each(|(x, y)| *x += y);
         }
         self.tokens.push(token);
         self.last = rows;

@@ -228,6 +228,25 @@ async fn a_full_context_truncates() {
 }
 
 #[tokio::test]
+async fn of_the_names_for_a_length_llama_servers_own_goes_first() {
+    let server = server().await;
+    let asked = body(json!({"n_predict": 2, "max_completion_tokens": 3, "max_tokens": 4,
+                            "messages": [{"role": "user", "content": "Hello!"}]}));
+    for path in [PATH, "/v1/completions", "/v1/chat/completions"] {
+        let answer = server.answer(path, &asked).await;
+        assert_eq!(answer["timings"]["predicted_n"], 2, "{path}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn the_token_that_ends_an_answer_counts() {
+    let asked = body(json!({"ignore_eos": false, "logit_bias": {"<|im_end|>": 1000}}));
+    let answer = server().await.answer(PATH, &asked).await;
+    assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")), "{answer}");
+    assert_eq!((&answer["tokens_predicted"], &answer["timings"]["predicted_n"]), (&json!(1), &json!(1)), "{answer}");
+}
+
+#[tokio::test]
 async fn only_the_fields_that_were_asked_for() {
     let server = server().await;
     let fields = json!(["content", "generation_settings/n_predict", "timings/predicted_n", "nowhere", "prompt/x"]);
@@ -242,7 +261,17 @@ async fn probabilities_after_sampling() {
     let server = server().await;
     let asked = body(json!({"n_probs": 50, "post_sampling_probs": true, "temperature": 0.7, "top_k": 4, "seed": 3}));
     let answer = server.answer(PATH, &asked).await;
-    for entry in answer["completion_probabilities"].as_array().unwrap() {
+    let mut entries = answer["completion_probabilities"].as_array().unwrap().clone();
+    // OpenAI's routes have them as well, under llama-server's names.
+    let further = json!({"n_predict": 2, "messages": [{"role": "user", "content": "Hello!"}]});
+    for path in ["/v1/completions", "/v1/chat/completions"] {
+        let mut asked = asked.clone();
+        asked.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        let answer = server.answer(path, &asked).await;
+        entries.extend(answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone());
+    }
+    assert_eq!(entries.len(), 12 + 2 + 2);
+    for entry in &entries {
         let top = entry["top_probs"].as_array().unwrap();
         assert!((1..=4).contains(&top.len()), "{entry}");
         let sum: f64 = top.iter().map(|other| other["prob"].as_f64().unwrap()).sum();

@@ -96,6 +96,28 @@ async fn a_stream_repeats_the_prompt_first() {
 }
 
 #[tokio::test]
+async fn an_answer_says_how_it_came_about_where_it_is_asked() {
+    let server = server().await;
+    let asked = body(json!({"verbose": true, "top_k": 7, "id_slot": 1, "n": 2}));
+    let whole = server.answer(PATH, &asked).await;
+    let mut streamed = asked;
+    streamed["stream"] = true.into();
+    let events = server.stream(PATH, &streamed).await;
+    let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+    for answer in [whole, last] {
+        let verbose = &answer["__verbose"];
+        assert_eq!((&verbose["prompt"], &verbose["id_slot"]), (&json!("Once upon a time"), &json!(1)), "{answer}");
+        assert_eq!((&verbose["generation_settings"]["top_k"], &verbose["stop_type"]), (&json!(7), &json!("limit")));
+        let (prompt, predicted) = (verbose["tokens_evaluated"].as_u64().unwrap(), 8);
+        assert_eq!(
+            (&verbose["tokens_predicted"], &verbose["tokens_cached"]),
+            (&json!(8), &json!(prompt + predicted - 1))
+        );
+    }
+    assert!(server.answer(PATH, &body(json!({}))).await.get("__verbose").is_none());
+}
+
+#[tokio::test]
 async fn what_cannot_be_done_is_an_error_that_names_the_field() {
     let server = server().await;
     for (further, status, param) in [

@@ -4,6 +4,7 @@ mod bare;
 mod classify;
 mod completion;
 mod completions;
+mod control;
 mod embeddings;
 mod flags;
 mod infill;
@@ -13,6 +14,7 @@ mod props;
 mod rerank;
 mod sessions;
 mod slots;
+mod tensors;
 mod text;
 
 use super::harness::Server;

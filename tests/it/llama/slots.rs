@@ -245,7 +245,10 @@ async fn a_full_context_ends_shifts_or_evicts_as_the_request_says() {
     let mut body = asked("Once upon a time there was a small house.", 0, 400);
     let shifted = server.answer("/completion", &body).await;
     assert_eq!((&shifted["tokens_predicted"], &shifted["truncated"]), (&json!(400), &json!(true)));
-    assert!(shifted["timings"]["evicted_n"].as_u64().unwrap() > 100);
+    let evicted = shifted["timings"]["evicted_n"].as_u64().unwrap();
+    assert!(evicted > 100);
+    let told = shifted["tokens_evaluated"].as_u64().unwrap() + 400 - 1;
+    assert_eq!(shifted["tokens_cached"], told - evicted, "what was evicted is not there any more");
     body["context_policy"] = "stop".into();
     let stopped = server.answer("/completion", &body).await;
     assert_eq!((&stopped["truncated"], &stopped["stop_type"]), (&json!(true), &json!("limit")));

@@ -25,7 +25,7 @@ async fn a_wrong_field_is_named() {
         (json!({"banned_tokens": [999_999]}), "banned_tokens"),
         (json!({"stop_tokens": "a"}), "stop_tokens"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
-        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 1001}), "top_logprobs"),
         (json!({"mods": "force-prefix"}), "mods"),
         (json!({"mods": [{"config": {}}]}), "mods"),
         (json!({"record": "sometimes"}), "record"),
@@ -87,7 +87,7 @@ async fn a_model_that_is_not_there_is_an_error_that_lists_those_that_are() {
         let message = error["message"].as_str().unwrap();
         assert!(message.contains(name) && message.contains("known are tiny"), "{message}");
     }
-    for name in ["tiny", "publisher/tiny", ""] {
+    for name in ["tiny", "tiny.gguf", "publisher/tiny", ""] {
         let answer = server.answer(CHAT, &chat(json!({"model": name, "max_tokens": 1}))).await;
         assert_eq!(answer["model"], "tiny");
     }

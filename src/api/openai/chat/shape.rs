@@ -1,13 +1,10 @@
 //! The JSON of chat completions and of their chunks.
 
 use crate::api::chat::Talk;
-use crate::api::generation;
-use crate::api::openai::shape::{self, FINGERPRINT};
-use crate::events::{Alternative, FinishReason, TokenMeasure};
+use crate::api::generation::{self, Probabilities};
+use crate::api::openai::shape::{self, FINGERPRINT, NO_LOGPROB};
+use crate::events::{Alternative, TokenMeasure};
 use serde_json::{Map, Value, json};
-
-/// OpenAI's word for "no probability to speak of".
-const NO_LOGPROB: f32 = -9999.0;
 
 pub(super) type Tokens = Vec<(TokenMeasure, Vec<Alternative>)>;
 
@@ -83,56 +80,21 @@ pub(super) fn ending(talk: &Talk, object: &mut Map<String, Value>) {
     let Some(finish) = talk.finish(0) else { return };
     object.insert("timings".into(), generation::timings(finish));
     let Some(verbose) = &talk.wishes.verbose else { return };
-    let (kind, word) = match finish.reason {
-        FinishReason::Length => ("limit", ""),
-        _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
-    };
-    let verbose = json!({
-        "index": 0,
-        "content": finish.text,
-        "tokens": [],
-        "id_slot": talk.slot(0),
-        "stop": true,
-        "model": talk.model,
-        "tokens_predicted": finish.usage.completion_tokens,
-        "tokens_evaluated": finish.usage.prompt_tokens,
-        "tokens_cached": finish.usage.prompt_tokens + finish.usage.completion_tokens,
-        "generation_settings": verbose.settings,
-        "prompt": verbose.prompt,
-        "has_new_line": finish.text.contains('\n'),
-        "truncated": finish.truncated,
-        "stop_type": kind,
-        "stopping_word": word,
-        "timings": generation::timings(finish),
-    });
+    let verbose = shape::verbose(finish, &talk.model, talk.slot(0), &verbose.prompt, &verbose.settings);
     object.insert("__verbose".into(), verbose);
 }
 
 /// The log-probabilities of these tokens, where they were asked for.
 pub(super) fn logprobs(talk: &Talk, tokens: &Tokens) -> Value {
     let Some(top) = talk.wishes.logprobs.filter(|_| !tokens.is_empty()) else { return Value::Null };
-    let content: Vec<Value> = tokens.iter().map(|(measure, others)| entry(talk, measure, others, top)).collect();
+    let told = Probabilities {
+        vocabulary: &talk.vocabulary,
+        top,
+        after_sampler: talk.wishes.after_sampler,
+        no_logprob: NO_LOGPROB,
+    };
+    let content: Vec<Value> = tokens.iter().map(|(measure, others)| told.drawn(measure, others)).collect();
     json!({ "content": content, "refusal": null })
-}
-
-fn entry(talk: &Talk, measure: &TokenMeasure, alternatives: &[Alternative], top: usize) -> Value {
-    let ln = |probability: f32| if probability > 0.0 { probability.ln() } else { NO_LOGPROB };
-    let others: Vec<Value> = alternatives
-        .iter()
-        .take(top)
-        .map(|other| {
-            let bytes = talk.vocabulary.piece(other.token);
-            json!({ "id": other.token, "token": other.text, "bytes": bytes, "logprob": ln(other.prob) })
-        })
-        .collect();
-    let bytes = talk.vocabulary.piece(measure.token);
-    json!({
-        "id": measure.token,
-        "token": String::from_utf8_lossy(bytes),
-        "bytes": bytes,
-        "logprob": measure.logprob.unwrap_or(NO_LOGPROB),
-        "top_logprobs": others,
-    })
 }
 
 /// Adds tokens to what was collected, after taking back the last `taken_back`.

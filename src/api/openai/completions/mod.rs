@@ -49,7 +49,7 @@ pub(super) async fn completions(
     let head = Head {
         answer,
         choices: choices.collect(),
-        runs: runs.begun.iter().map(|run| run.id).collect(),
+        runs: runs.begun.clone(),
         model: loaded.name().to_owned(),
         created,
         vocabulary: Arc::clone(loaded.vocabulary()),
@@ -89,8 +89,7 @@ async fn whole(mut runs: Runs, mut head: Head) -> Result<Value, ApiError> {
         }
     }
     let mut object = head.object(Value::Array(written));
-    object.insert("usage".into(), head.usage());
-    object.insert("timings".into(), head.timings());
+    head.end(&mut object);
     object.insert("thunder".into(), head.thunder());
     Ok(Value::Object(object))
 }
@@ -136,7 +135,7 @@ impl stream::Writer for Chunks {
                 ready.push_back(self.chunk(&piece, Some(json!({ "retract": { "chars": chars } }))));
             }
             Output::Ended(end) => {
-                if let Some(error) = generation::failure(&end, self.head.runs[run]) {
+                if let Some(error) = generation::failure(&end, self.head.runs[run].id) {
                     return Err(error);
                 }
                 if let Some(echo) = self.head.echo(run) {
@@ -149,8 +148,7 @@ impl stream::Writer for Chunks {
                     let mut object = self.head.object(json!([last]));
                     object.insert("thunder".into(), thunder);
                     // As llama-server has it; OpenAI's counts come only where they were asked for.
-                    object.insert("usage".into(), self.head.usage());
-                    object.insert("timings".into(), self.head.timings());
+                    self.head.end(&mut object);
                     ready.push_back(Value::Object(object).to_string());
                 } else {
                     ready.push_back(self.chunk(&last, Some(thunder)));
@@ -163,8 +161,7 @@ impl stream::Writer for Chunks {
     fn end(&mut self, ready: &mut VecDeque<String>) {
         if self.head.answer.include_usage {
             let mut object = self.head.object(json!([]));
-            object.insert("usage".into(), self.head.usage());
-            object.insert("timings".into(), self.head.timings());
+            self.head.end(&mut object);
             ready.push_back(Value::Object(object).to_string());
         }
         ready.push_back("[DONE]".into());

@@ -1,9 +1,10 @@
 //! From a body to the requests that the engine takes, one for each prompt and each answer to it.
 
+use crate::api::generation;
 use crate::api::llama;
 use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, integer, wrong};
-use crate::api::wire::{lora, mods, parameters};
+use crate::api::wire::{self, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Report, Request};
 use crate::events::{Surface, TokenId};
@@ -33,14 +34,18 @@ pub(super) struct Prompt {
 }
 
 /// How the answer is to be written.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Answer {
     pub(super) stream: bool,
     /// Whether a stream ends with a chunk of token counts.
     pub(super) include_usage: bool,
     /// `Some(n)`: the log-probability of each token, and those of `n` alternatives.
     pub(super) logprobs: Option<usize>,
+    /// Whether they are probabilities behind the sampler's stages.
+    pub(super) after_sampler: bool,
     pub(super) echo: bool,
+    /// llama-server's `generation_settings`, where the answer is to say how it came about.
+    pub(super) settings: Option<Value>,
 }
 
 /// Reads a body.
@@ -49,21 +54,23 @@ pub(super) fn read(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Ask
     let count = count(fields)?;
     let stream_options = fields.object("stream_options")?;
     let include_usage = stream_options.and_then(|options| options.get("include_usage")).and_then(Value::as_bool);
-    let answer = Answer {
+    let mut answer = Answer {
         stream: fields.flag("stream")?.unwrap_or(false),
         include_usage: include_usage.unwrap_or(false),
         logprobs: logprobs(fields)?,
+        after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
         echo: fields.flag("echo")?.unwrap_or(false),
+        settings: None,
     };
+    let verbose = fields.flag("verbose")?.unwrap_or(false);
     let (mut requests, mut prompts) = (Vec::new(), Vec::new());
     for prompt in self::prompts(fields, loaded)? {
-        let request = request(app, loaded, fields, &prompt, answer)?;
-        for index in 0..count {
-            let mut request = request.clone();
-            request.sampling.seed = request.sampling.seed.wrapping_add(index);
-            requests.push(request);
-            prompts.push(Prompt { again: index > 0, ..prompt.clone() });
+        let first = request(app, loaded, fields, &prompt, &answer)?;
+        if verbose && answer.settings.is_none() {
+            answer.settings = Some(llama::settings(&first.sampling, &first.limits, &told(fields, &answer)));
         }
+        requests.extend(generation::answers(first, count));
+        prompts.extend((0..count).map(|index| Prompt { again: index > 0, ..prompt.clone() }));
     }
     Ok(Asked { requests, prompts, answer })
 }
@@ -81,9 +88,19 @@ fn count(fields: Fields<'_>) -> Result<u32, ApiError> {
 
 fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
     match fields.first(&["logprobs", "n_probs"]) {
-        Some(("logprobs", Value::Bool(wanted))) => Ok(wanted.then_some(0)),
+        Some(("logprobs", Value::Bool(wanted))) => Ok(wanted.then_some(1)),
         Some((name, _)) => Ok(fields.integer(name, 0..=MOST_LOGPROBS)?.map(|count| count as usize)),
         None => Ok(None),
+    }
+}
+
+/// The answer as llama-server's settings tell it.
+fn told(fields: Fields<'_>, answer: &Answer) -> llama::Answer {
+    llama::Answer {
+        stream: answer.stream,
+        n_probs: answer.logprobs.unwrap_or(0),
+        post_sampling: answer.after_sampler,
+        ..llama::Answer::usual(parameters::n_predict(fields))
     }
 }
 
@@ -92,29 +109,18 @@ fn request(
     loaded: &Loaded,
     fields: Fields<'_>,
     prompt: &Prompt,
-    answer: Answer,
+    answer: &Answer,
 ) -> Result<Request, ApiError> {
-    let vocabulary = loaded.vocabulary();
-    let placement = parameters::placement(fields)?;
-    let room = placement.room(loaded.engine().context_per_slot(), prompt.tokens.len());
     Ok(Request {
-        request_id: parameters::request_id(fields)?,
-        user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&prompt.text),
-        sampling: parameters::sampling(fields, vocabulary)?,
-        adapters: lora::adapters(fields, loaded.model().adapters())?,
         constraint: constraint(fields, false)?,
-        limits: parameters::limits_from(0, fields, vocabulary, room)?,
-        mods: mods::chosen(fields, loaded, app.registry())?,
-        attention: fields.flag("attention")?.unwrap_or(false),
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
-        record: parameters::record(fields)?,
-        report: Report { prompt_probabilities: answer.echo && answer.logprobs.is_some(), ..Report::default() },
-        slot: placement.slot,
-        cache_prompt: placement.cache_prompt,
-        cache_reuse: placement.cache_reuse,
-        overflow: placement.overflow,
-        ..Request::new(prompt.tokens.clone(), Surface::Openai)
+        report: Report {
+            prompt_probabilities: answer.echo && answer.logprobs.is_some(),
+            after_sampler: answer.after_sampler && answer.logprobs.is_some(),
+            ..Report::default()
+        },
+        ..wire::request(app, loaded, fields, prompt.tokens.clone(), Surface::Openai)?
     })
 }
 

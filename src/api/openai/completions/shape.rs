@@ -1,15 +1,13 @@
 //! The JSON of choices, and log-probabilities in OpenAI's older form, with llama-server's beside it.
 
 use super::read::{Answer, Prompt};
-use crate::api::generation::{self, Told};
-use crate::api::openai::shape;
+use crate::api::generation::runs::BegunRun;
+use crate::api::generation::{self, Probabilities, Told};
+use crate::api::openai::shape::{self, NO_LOGPROB};
 use crate::events::{Alternative, RunEnd, RunId, TokenId, TokenMeasure, Usage};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-
-/// OpenAI's word for "no probability to speak of".
-const NO_LOGPROB: f32 = -9999.0;
 
 /// One answer to one prompt.
 pub(super) struct Choice {
@@ -35,7 +33,7 @@ impl Choice {
 pub(super) struct Head {
     pub(super) answer: Answer,
     pub(super) choices: Vec<Choice>,
-    pub(super) runs: Vec<RunId>,
+    pub(super) runs: Vec<BegunRun>,
     pub(super) model: String,
     pub(super) created: i64,
     pub(super) vocabulary: Arc<Vocabulary>,
@@ -45,7 +43,7 @@ impl Head {
     /// The object with these choices.
     pub(super) fn object(&self, choices: Value) -> Map<String, Value> {
         let mut object = Map::new();
-        let id = self.runs.first().map(ToString::to_string).unwrap_or_default();
+        let id = self.runs.first().map(|run| run.id.to_string()).unwrap_or_default();
         object.insert("id".into(), format!("cmpl-{id}").into());
         object.insert("object".into(), "text_completion".into());
         object.insert("created".into(), self.created.into());
@@ -57,18 +55,16 @@ impl Head {
 
     /// Where the runs can be looked at.
     pub(super) fn thunder(&self) -> Value {
-        match &self.runs[..] {
-            [run] => json!({ "run_id": run, "replay": format!("/runs/{run}") }),
-            runs => json!({
-                "run_id": runs.first(),
-                "replay": runs.first().map(|run| format!("/runs/{run}")),
-                "run_ids": runs,
-            }),
+        let runs: Vec<RunId> = self.runs.iter().map(|run| run.id).collect();
+        let mut thunder = json!({ "run_id": runs.first(), "replay": runs.first().map(|run| format!("/runs/{run}")) });
+        if runs.len() > 1 {
+            thunder["run_ids"] = json!(runs);
         }
+        thunder
     }
 
     /// Token counts of all choices; a prompt that has several answers counts once.
-    pub(super) fn usage(&self) -> Value {
+    fn usage(&self) -> Value {
         let mut sum = Usage::default();
         for choice in &self.choices {
             let Some(end) = &choice.end else { continue };
@@ -83,10 +79,19 @@ impl Head {
     }
 
     /// Where the time went: of the choice that took longest.
-    pub(super) fn timings(&self) -> Value {
+    fn timings(&self) -> Value {
         let ends = self.choices.iter().filter_map(|choice| choice.end.as_ref());
         let longest = ends.max_by_key(|end| end.finish.prompt_us + end.finish.generation_us);
         longest.map_or(Value::Null, |end| generation::timings(&end.finish))
+    }
+
+    /// What the last object of an answer has besides its choices.
+    pub(super) fn end(&self, object: &mut Map<String, Value>) {
+        object.insert("usage".into(), self.usage());
+        object.insert("timings".into(), self.timings());
+        if let Some(verbose) = self.verbose() {
+            object.insert("__verbose".into(), verbose);
+        }
     }
 
     /// A choice that is complete.
@@ -98,7 +103,7 @@ impl Head {
         let echo = self.answer.echo;
         let choice = &self.choices[index];
         let text = if echo { choice.prompt.text.clone() + &end.finish.text } else { end.finish.text.clone() };
-        let mut logprobs = Logprobs::new(self.answer.logprobs, &self.vocabulary, 0);
+        let mut logprobs = self.told_from(0);
         if echo {
             logprobs.prompt(&choice.prompt.tokens, &measures);
         }
@@ -119,7 +124,7 @@ impl Head {
         }
         let measures = std::mem::take(&mut choice.measures);
         let choice = &self.choices[index];
-        let mut logprobs = Logprobs::new(self.answer.logprobs, &self.vocabulary, 0);
+        let mut logprobs = self.told_from(0);
         logprobs.prompt(&choice.prompt.tokens, &measures);
         let (text, logprobs) = (choice.prompt.text.clone(), logprobs.json());
         Some(self.piece(index, &text, &logprobs))
@@ -130,9 +135,28 @@ impl Head {
         if tokens.is_empty() {
             return Value::Null;
         }
-        let mut logprobs = Logprobs::new(self.answer.logprobs, &self.vocabulary, self.choices[index].chars);
+        let mut logprobs = self.told_from(self.choices[index].chars);
         logprobs.answer(tokens);
         logprobs.json()
+    }
+
+    /// No log-probabilities yet, of a text that begins at that character of its choice.
+    fn told_from(&self, offset: usize) -> Logprobs<'_> {
+        let probabilities = Probabilities {
+            vocabulary: &self.vocabulary,
+            top: self.answer.logprobs.unwrap_or(0),
+            after_sampler: self.answer.after_sampler,
+            no_logprob: NO_LOGPROB,
+        };
+        Logprobs::new(self.answer.logprobs.map(|_| probabilities), &self.vocabulary, offset)
+    }
+
+    /// How a choice came about, under llama-server's names, where that was asked for; all are the first one's.
+    fn verbose(&self) -> Option<Value> {
+        let (settings, choice) = (self.answer.settings.as_ref()?, self.choices.first()?);
+        let finish = &choice.end.as_ref()?.finish;
+        let slot = self.runs.first().and_then(|run| run.meter.slot.get().copied());
+        Some(shape::verbose(finish, &self.model, slot, &choice.prompt.text, settings))
     }
 
     /// A piece of a choice's text.
@@ -151,8 +175,8 @@ impl Head {
 
 /// Four lists of equal length, as OpenAI has them, and `content`, as llama-server has it.
 struct Logprobs<'a> {
-    /// How many alternatives; `None` when nothing was asked for.
-    top: Option<usize>,
+    /// `None` when nothing was asked for.
+    probabilities: Option<Probabilities<'a>>,
     vocabulary: &'a Vocabulary,
     offset: usize,
     texts: Vec<Value>,
@@ -163,10 +187,10 @@ struct Logprobs<'a> {
 }
 
 impl<'a> Logprobs<'a> {
-    fn new(top: Option<usize>, vocabulary: &'a Vocabulary, offset: usize) -> Self {
+    fn new(probabilities: Option<Probabilities<'a>>, vocabulary: &'a Vocabulary, offset: usize) -> Self {
         let none = Vec::new;
         let (texts, values, tops, offsets, content) = (none(), none(), none(), none(), none());
-        Self { top, vocabulary, offset, texts, values, tops, offsets, content }
+        Self { probabilities, vocabulary, offset, texts, values, tops, offsets, content }
     }
 
     /// The tokens of the prompt; nothing goes before the first, so that it has no probability.
@@ -185,31 +209,25 @@ impl<'a> Logprobs<'a> {
     }
 
     fn push(&mut self, token: TokenId, text: &str, measured: Option<(Option<f32>, &[Alternative])>) {
-        let Some(top) = self.top else { return };
+        let Some(told) = self.probabilities else { return };
         let logprob = measured.map(|(logprob, _)| logprob.unwrap_or(NO_LOGPROB));
-        let others = measured.map_or(&[][..], |(_, others)| &others[..others.len().min(top)]);
+        let others = measured.map_or(&[][..], |(_, others)| &others[..others.len().min(told.top)]);
         self.texts.push(json!(text));
         self.values.push(json!(logprob));
         self.offsets.push(json!(self.offset));
         self.offset += text.chars().count();
         let mut named: Map<String, Value> =
-            others.iter().map(|other| (other.text.clone(), json!(ln(other.prob)))).collect();
+            others.iter().map(|other| (other.text.clone(), json!(told.ln(other.prob)))).collect();
         // OpenAI tells the token that stands there in any case.
-        if let Some(logprob) = logprob.filter(|_| top > 0) {
+        if let Some(logprob) = logprob.filter(|_| told.top > 0) {
             named.insert(text.to_owned(), json!(logprob));
         }
         self.tops.push(if measured.is_some() { Value::Object(named) } else { Value::Null });
-        let entry = |token: TokenId, logprob: Value| {
-            let bytes = self.vocabulary.piece(token);
-            json!({ "id": token, "token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": logprob })
-        };
-        let mut content = entry(token, json!(logprob));
-        content["top_logprobs"] = others.iter().map(|other| entry(other.token, json!(ln(other.prob)))).collect();
-        self.content.push(content);
+        self.content.push(told.entry(token, logprob, others));
     }
 
     fn json(self) -> Value {
-        if self.top.is_none() || self.texts.is_empty() {
+        if self.probabilities.is_none() || self.texts.is_empty() {
             return Value::Null;
         }
         json!({
@@ -220,8 +238,4 @@ impl<'a> Logprobs<'a> {
             "content": self.content,
         })
     }
-}
-
-fn ln(probability: f32) -> f32 {
-    if probability > 0.0 { probability.ln() } else { NO_LOGPROB }
 }

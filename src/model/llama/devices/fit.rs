@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_header_says_what_its_model_needs() {
-        let tensor = |name: &str, size_bytes| Tensor { name: name.into(), size_bytes };
+        let tensor = |name: &str, size_bytes| Tensor { name: name.into(), size_bytes, ..Tensor::default() };
         let numbers = [
             ("block_count", 2),
             ("attention.head_count", 4),

@@ -1,4 +1,5 @@
-//! LoRA adapters. llama-cpp-2 sets one adapter at a time, in place of all others, and keeps its pointers to itself.
+//! LoRA adapters and control vectors. llama-cpp-2 sets one adapter at a time, in place of all others, and keeps its pointers to itself;
+//! of control vectors it knows nothing.
 
 use super::{loading, raw};
 use llama_cpp_2::context::LlamaContext;
@@ -42,4 +43,13 @@ pub fn set(context: &mut LlamaContext<'_>, adapters: &[(&Handle, f32)]) -> bool 
     let mut scales: Vec<f32> = adapters.iter().map(|&(_, scale)| scale).collect();
     // SAFETY: `raw` is the context's own pointer; both lists have as many entries as is said.
     unsafe { sys::llama_set_adapters_lora(raw, handles.as_mut_ptr(), handles.len(), scales.as_mut_ptr()) == 0 }
+}
+
+/// Adds directions to what comes out of the layers `first` to `last` of the context from the next decode on. `values` has one
+/// of `width` values for each layer but the first. `false` when llama.cpp refuses, or the context cannot be reached.
+pub fn set_control(context: &mut LlamaContext<'_>, values: &[f32], width: usize, first: i32, last: i32) -> bool {
+    let (Some(raw), Ok(width)) = (raw(context), i32::try_from(width)) else { return false };
+    // SAFETY: `raw` is the context's own pointer; llama.cpp compares the width with the model's, and reads at most as many
+    // values as is said.
+    unsafe { sys::llama_set_adapter_cvec(raw, values.as_ptr(), values.len(), width, first, last) == 0 }
 }

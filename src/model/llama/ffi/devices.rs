@@ -11,6 +11,8 @@ pub struct Found {
     pub description: String,
     /// The backend that drives it, e.g. `CUDA`.
     pub backend: String,
+    /// llama.cpp's name of its memory.
+    pub buffer: String,
     /// What it is.
     pub kind: sys::ggml_backend_dev_type,
     /// Whether a weight can be cut into rows for several of them.
@@ -42,6 +44,8 @@ pub fn list() -> Vec<Found> {
                     name: text(props.name).unwrap_or_default(),
                     description: text(props.description).unwrap_or_default(),
                     backend: text(sys::ggml_backend_reg_name(backend)).unwrap_or_default(),
+                    buffer: text(sys::ggml_backend_buft_name(sys::ggml_backend_dev_buffer_type(device)))
+                        .unwrap_or_default(),
                     cuts_rows: !cut.is_null(),
                     kind: props.type_,
                     id: text(props.device_id),
@@ -59,4 +63,16 @@ pub(super) fn handles(names: &[String]) -> Vec<sys::ggml_backend_dev_t> {
     // SAFETY: the name is zero-terminated.
     let found = names.map(|name| unsafe { sys::ggml_backend_dev_by_name(name.as_ptr()) });
     found.filter(|device| !device.is_null()).chain([std::ptr::null_mut()]).collect()
+}
+
+/// The memory of that name; the processor's when there is none.
+pub(super) fn buffer(name: &str) -> sys::ggml_backend_buffer_type_t {
+    // SAFETY: every index below the count is a device; devices, their buffer types and the names of those live as long as the
+    // program.
+    unsafe {
+        (0..sys::ggml_backend_dev_count())
+            .map(|index| sys::ggml_backend_dev_buffer_type(sys::ggml_backend_dev_get(index)))
+            .find(|&buffer| CStr::from_ptr(sys::ggml_backend_buft_name(buffer)).to_bytes() == name.as_bytes())
+            .unwrap_or_else(|| sys::ggml_backend_cpu_buffer_type())
+    }
 }

@@ -2,8 +2,9 @@
 //!
 //! llama-cpp-2 cannot pass `tensor_split`, and drops the reason of a failed load into the log only.
 
-use super::devices::handles;
+use super::devices::{buffer, handles};
 use crate::model::llama::Value;
+use crate::model::llama::devices::Rule;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
@@ -30,6 +31,8 @@ pub struct Loading {
     pub split_mode: Option<sys::llama_split_mode>,
     /// Share of each GPU, as proportions; empty for llama.cpp's choice.
     pub tensor_split: Vec<f32>,
+    /// Tensors that do not go where their layers go.
+    pub tensors: Vec<Rule>,
     /// Map the file instead of reading it.
     pub mmap: bool,
     /// Keep the weights from being swapped out.
@@ -88,6 +91,13 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     let overrides: Vec<_> = loading.overrides.iter().map(Some).chain([None]).map(raw_override).collect();
     if !loading.overrides.is_empty() {
         params.kv_overrides = overrides.as_ptr();
+    }
+    // llama.cpp reads up to one without a pattern.
+    let rules = loading.tensors.iter().map(|rule| (rule.pattern.as_ptr(), buffer(&rule.buffer)));
+    let rules = rules.chain([(null(), null_mut())]);
+    let rules: Vec<_> = rules.map(|(pattern, buft)| sys::llama_model_tensor_buft_override { pattern, buft }).collect();
+    if !loading.tensors.is_empty() {
+        params.tensor_buft_overrides = rules.as_ptr();
     }
     params.progress_callback = Some(on_progress::<F>);
     params.progress_callback_user_data = (&raw mut progress).cast();

@@ -1,5 +1,5 @@
 // The page of one run: the replay component, and the address that says what it shows.
-import { ask, copy, toast } from '../dom.js';
+import { ask, base, copy, toast } from '../dom.js';
 import { listen } from '../keys.js';
 import { Replay } from './view.js';
 import { opened } from '../shell.js';
@@ -75,7 +75,7 @@ dialog.addEventListener('close', async () => {
   if (dialog.returnValue !== 'delete') return;
   try {
     await ask(`/api/v1/runs/${encodeURIComponent(id)}`, { method: 'DELETE' });
-    location.assign(params.has('q') ? `/runs?${new URLSearchParams({ q: params.get('q') })}` : '/runs');
+    location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
   } catch (error) {
     toast(`Not deleted: ${error.message}`);
   }

@@ -1,6 +1,6 @@
 // The replay component: one cursor over the events of a run, and everything that follows it. The replay page and the
 // playground mount the same component; a run that is being generated is one whose events are still coming.
-import { ask, h, toast } from '../dom.js';
+import { ask, base, h, toast } from '../dom.js';
 import { MODES, SURPRISING, legend, surprise } from './colour.js';
 import { Events } from './events.js';
 import { find } from './find.js';
@@ -358,7 +358,7 @@ export class Replay {
   fork(n = this.n, next = '') {
     const run = this.#run;
     if (this.live || !run?.count || run.pos(0) !== 0) return null;
-    return `/playground?${new URLSearchParams({ from: this.#id, at: String(n), ...(next && { next }) })}`;
+    return `${base}/playground?${new URLSearchParams({ from: this.#id, at: String(n), ...(next && { next }) })}`;
   }
 
   #tell() { this.#hooks.changed?.({ ...this.#state }); }

@@ -1,0 +1,89 @@
+//! Whom the command line trusts over https.
+
+use crate::config::certificates;
+use anyhow::Context;
+use reqwest::Client;
+use std::path::Path;
+use std::sync::Arc;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+/// A client for the server at an address. Over https it trusts the certificates in that file, else the system's authorities.
+pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
+    // An error says that it was done before.
+    let _ = ring::default_provider().install_default();
+    let builder = Client::builder();
+    let builder = match authority {
+        // A system without authorities can do without them.
+        _ if !base.starts_with("https://") => builder.tls_certs_only([]),
+        None => builder,
+        Some(path) => builder.tls_backend_preconfigured(trusting(path)?),
+    };
+    builder.build().map_err(|error| {
+        let error = anyhow::Error::new(error);
+        error.context(
+            "https cannot be used without certificates of authorities; give the server's with --server-ca FILE",
+        )
+    })
+}
+
+fn trusting(path: &Path) -> anyhow::Result<ClientConfig> {
+    let known = certificates("--server-ca", path)?;
+    let provider = Arc::new(ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(known.iter().cloned());
+    let roots = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
+    let roots = roots.with_context(|| format!("the certificates in {} cannot be used", path.display()))?;
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let verifier = Arc::new(Known { known, roots });
+    Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+}
+
+/// Trusts servers whose certificate is among those that are known, whatever it says of itself, and those that one of the
+/// known vouches for. Self-signed certificates mostly call themselves authorities, as which servers may not show them.
+#[derive(Debug)]
+struct Known {
+    known: Vec<CertificateDer<'static>>,
+    roots: Arc<WebPkiServerVerifier>,
+}
+
+impl ServerCertVerifier for Known {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if self.known.iter().any(|known| known == shown) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        self.roots.verify_server_cert(shown, between, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.roots.verify_tls12_signature(message, shown, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.roots.verify_tls13_signature(message, shown, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.roots.supported_verify_schemes()
+    }
+}

@@ -1,0 +1,166 @@
+//! TLS: the server's certificate and its key, read and tried at start.
+
+use super::Error;
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, ServerConfig};
+
+const CERTIFICATE: &str = "--ssl-cert-file";
+const KEY: &str = "--ssl-key-file";
+/// What is spoken over TLS, as ALPN names it.
+const PROTOCOL: &[u8] = b"http/1.1";
+
+/// The files of the server's certificate.
+#[derive(Debug, Clone, Default, Args)]
+pub struct TlsFlags {
+    /// Private key of the server's certificate, in PEM and without a passphrase; with --ssl-cert-file, https is served
+    /// instead of http
+    #[arg(long, env = "THUNDER_SSL_KEY_FILE", value_name = "FILE")]
+    ssl_key_file: Option<PathBuf>,
+    /// That certificate in PEM, behind it those that lead to its authority
+    #[arg(long, env = "THUNDER_SSL_CERT_FILE", value_name = "FILE")]
+    ssl_cert_file: Option<PathBuf>,
+}
+
+/// A certificate with its key, ready to be shown to clients.
+#[derive(Debug, Clone)]
+pub struct Tls(Arc<ServerConfig>);
+
+impl Tls {
+    /// How connections are begun.
+    #[must_use]
+    pub fn server(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// Why certificate and key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// One without the other.
+    #[error("{given} and {missing} go together; give {missing}, too, or neither to serve plain http")]
+    Alone {
+        /// The flag that was given.
+        given: &'static str,
+        /// The flag that was not.
+        missing: &'static str,
+    },
+    /// The file has nothing of what it is there for.
+    #[error(
+        "{path}, which {flag} names, has no {wanted}; it takes PEM, that is text with a line '-----BEGIN {label}-----'"
+    )]
+    Nothing {
+        /// The flag.
+        flag: &'static str,
+        /// Path given.
+        path: String,
+        /// What is looked for.
+        wanted: &'static str,
+        /// How PEM calls that.
+        label: &'static str,
+    },
+    /// The key is encrypted.
+    #[error("the key in {path}, which {KEY} names, has a passphrase; 'openssl pkey -in FILE -out PLAIN' takes it away")]
+    Encrypted {
+        /// Path given.
+        path: String,
+    },
+    /// The file is damaged.
+    #[error("{path}, which {flag} names, is not PEM: {reason}")]
+    Damaged {
+        /// The flag.
+        flag: &'static str,
+        /// Path given.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two that do not belong together.
+    #[error(
+        "the key in {key} is not that of the first certificate in {certificate}; {KEY} and {CERTIFICATE} take a pair"
+    )]
+    Strangers {
+        /// Path of the key.
+        key: String,
+        /// Path of the certificate.
+        certificate: String,
+    },
+    /// Anything else that TLS does not take.
+    #[error("certificate {certificate} and key {key} cannot be used: {reason}")]
+    Unusable {
+        /// Path of the key.
+        key: String,
+        /// Path of the certificate.
+        certificate: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl TlsFlags {
+    /// The certificate with its key; `None` where plain http is served.
+    pub(super) fn config(&self) -> Result<Option<Tls>, Error> {
+        match (&self.ssl_cert_file, &self.ssl_key_file) {
+            (None, None) => Ok(None),
+            (Some(_), None) => Err(TlsError::Alone { given: CERTIFICATE, missing: KEY }.into()),
+            (None, Some(_)) => Err(TlsError::Alone { given: KEY, missing: CERTIFICATE }.into()),
+            (Some(certificate), Some(key)) => tls(certificate, key).map(Some),
+        }
+    }
+}
+
+fn tls(certificate: &Path, key: &Path) -> Result<Tls, Error> {
+    let chain = certificates(CERTIFICATE, certificate)?;
+    let secret = private_key(key)?;
+    let (key, certificate) = (key.display().to_string(), certificate.display().to_string());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret));
+    let mut config = config.map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => TlsError::Strangers { key, certificate },
+        other => TlsError::Unusable { key, certificate, reason: other.to_string() },
+    })?;
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    Ok(Tls(Arc::new(config)))
+}
+
+/// The certificates in a file, at least one.
+///
+/// # Errors
+/// The file cannot be read, is not PEM, or has none.
+pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let text = read(flag, path)?;
+    let shown = || path.display().to_string();
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let found = found.map_err(|error| TlsError::Damaged { flag, path: shown(), reason: error.to_string() })?;
+    if found.is_empty() {
+        return Err(TlsError::Nothing { flag, path: shown(), wanted: "certificate", label: "CERTIFICATE" }.into());
+    }
+    Ok(found)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+    let text = read(KEY, path)?;
+    let shown = || path.display().to_string();
+    let has = |mark: &str| text.windows(mark.len()).any(|part| part == mark.as_bytes());
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
+        match error {
+            pem::Error::NoItemsFound if has("ENCRYPTED PRIVATE KEY") => TlsError::Encrypted { path: shown() },
+            pem::Error::NoItemsFound => {
+                TlsError::Nothing { flag: KEY, path: shown(), wanted: "private key", label: "PRIVATE KEY" }
+            }
+            // An old way of encrypting: a header within the key's own section.
+            _ if has("Proc-Type: 4,ENCRYPTED") => TlsError::Encrypted { path: shown() },
+            other => TlsError::Damaged { flag: KEY, path: shown(), reason: other.to_string() },
+        }
+        .into()
+    })
+}
+
+fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(|source| Error::File { flag, path: path.display().to_string(), source })
+}

@@ -1,0 +1,121 @@
+//! Tensors that do not go where their layers go.
+
+use super::PlacementError;
+use crate::model::llama::gguf::{Header, Tensor};
+use regex::Regex;
+use std::ffi::CString;
+
+/// Most layers that llama.cpp takes.
+const MOST_LAYERS: u64 = 512;
+/// llama.cpp's name of the processor's memory.
+const PROCESSOR: &str = "CPU";
+/// What the weights of experts are called, behind the number of their layer.
+const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
+/// What the weights of a feed-forward part without experts are called there.
+const FEED_FORWARD: &str = r"\.ffn_(up|down|gate)\.";
+
+/// Tensors that do not go where their layers go. Of several rules for a tensor the first one holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TensorPlaces {
+    /// Regular expressions, in C++'s spelling of ECMAScript's, for names of tensors; each with llama.cpp's name of a buffer.
+    pub named: Vec<(String, String)>,
+    /// Whether the experts of all layers stay on the processor.
+    pub experts: bool,
+    /// In so many of the first layers the experts stay on the processor.
+    pub experts_of_first: u32,
+    /// In so many of the first layers the feed-forward part without experts stays on the processor.
+    pub feed_forward_of_first: u32,
+}
+
+/// A rule as llama.cpp takes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// A regular expression that is searched for in names.
+    pub pattern: CString,
+    /// The buffer's name, as llama.cpp spells it.
+    pub buffer: String,
+}
+
+impl TensorPlaces {
+    /// The rules for a model of so many layers, where `buffers` can be had.
+    pub(super) fn rules(&self, layers: u64, buffers: &[&str]) -> Result<Vec<Rule>, PlacementError> {
+        let named = self.named.iter().map(|(pattern, wanted)| {
+            let buffer = buffers.iter().find(|buffer| buffer.eq_ignore_ascii_case(wanted));
+            let buffer =
+                buffer.ok_or_else(|| PlacementError::Buffer { name: wanted.clone(), there: buffers.join(", ") })?;
+            Ok((pattern.clone(), (*buffer).to_owned()))
+        });
+        let first = |count: u32, part: &str| {
+            let count = u64::from(count).min(layers).min(MOST_LAYERS);
+            let numbers: Vec<String> = (0..count).map(|layer| layer.to_string()).collect();
+            (count > 0).then(|| format!(r"^blk\.({}){part}", numbers.join("|")))
+        };
+        let ours = [
+            self.experts.then(|| EXPERTS.to_owned()),
+            first(self.experts_of_first, EXPERTS),
+            first(self.feed_forward_of_first, FEED_FORWARD),
+        ];
+        let ours = ours.into_iter().flatten().map(|pattern| Ok((pattern, PROCESSOR.to_owned())));
+        let rule = |named: Result<(String, String), PlacementError>| {
+            let (pattern, buffer) = named?;
+            let no_text = |_| PlacementError::Pattern { reason: "it has a zero byte".into() };
+            Ok(Rule { pattern: CString::new(pattern).map_err(no_text)?, buffer })
+        };
+        named.chain(ours).map(rule).collect()
+    }
+}
+
+/// A header without the tensors that stay on the processor by these rules. What only C++ can read matches nothing here.
+pub(super) fn elsewhere(header: &Header, rules: &[Rule]) -> Header {
+    let rules: Vec<_> =
+        rules.iter().filter_map(|rule| Some((Regex::new(rule.pattern.to_str().ok()?).ok()?, &rule.buffer))).collect();
+    let stays = |tensor: &Tensor| {
+        let holds = rules.iter().find(|(pattern, _)| pattern.is_match(&tensor.name));
+        holds.is_some_and(|(_, buffer)| *buffer == PROCESSOR)
+    };
+    let mut header = header.clone();
+    header.tensors.retain(|tensor| !stays(tensor));
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TensorPlaces, elsewhere};
+    use crate::model::llama::gguf::{Header, Tensor};
+
+    fn left(places: &TensorPlaces, names: &[&str]) -> Vec<String> {
+        let tensors = names.iter().map(|&name| Tensor { name: name.into(), ..Tensor::default() }).collect();
+        let header = Header { tensors, ..Header::default() };
+        let rules = places.rules(3, &["CPU", "CUDA0"]).unwrap();
+        elsewhere(&header, &rules).tensors.into_iter().map(|tensor| tensor.name).collect()
+    }
+
+    #[test]
+    fn experts_stay_on_the_processor() {
+        let names = [
+            "blk.0.ffn_up_exps.weight",
+            "blk.1.ffn_gate_up_exps.weight",
+            "blk.1.ffn_up.weight",
+            "blk.11.ffn_up.weight",
+        ];
+        assert_eq!(left(&TensorPlaces { experts: true, ..TensorPlaces::default() }, &names), names[2..]);
+        assert_eq!(left(&TensorPlaces { experts_of_first: 1, ..TensorPlaces::default() }, &names), names[1..]);
+        let two = TensorPlaces { feed_forward_of_first: 2, ..TensorPlaces::default() };
+        assert_eq!(left(&two, &names), [names[0], names[1], names[3]]);
+        // A number beyond all layers is all layers.
+        let all = TensorPlaces { experts_of_first: u32::MAX, ..TensorPlaces::default() };
+        assert_eq!(left(&all, &names), names[2..]);
+        assert!(TensorPlaces::default().rules(3, &["CPU"]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_first_rule_holds_and_goes_before_those_of_experts() {
+        let named = vec![(r"blk\.0\.ffn_up_exps".into(), "cuda0".into()), ("up".into(), "CPU".into())];
+        let places = TensorPlaces { named, experts: true, ..TensorPlaces::default() };
+        let names =
+            ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight", "blk.1.attn_q.weight", "blk.1.ffn_up.weight"];
+        assert_eq!(left(&places, &names), [names[0], names[2]]);
+        let error = TensorPlaces { named: vec![("a".into(), "CUDA1".into())], ..places }.rules(3, &["CPU", "CUDA0"]);
+        assert!(error.unwrap_err().to_string().contains("CPU, CUDA0"));
+    }
+}

@@ -1,0 +1,129 @@
+//! Control vectors: what they change, and files that are none.
+
+use super::gguf::Writer;
+use super::reference::Reference;
+use super::variant::{Kind, LAYERS, Variant, WIDTH};
+use super::{asked, compare, tokens};
+use crate::engine::bench_of;
+use crate::harness::{folder, model};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thunder::model::Model;
+use thunder::model::llama::{CacheType, Control, ModelOptions};
+
+/// Most that a value may be off.
+const CLOSE: f64 = 2e-4;
+
+/// A direction, another one for each layer and file.
+fn direction(layer: usize, file: usize) -> Vec<f32> {
+    (0..WIDTH).map(|at| ((at * 7 + layer * 13 + file * 29) % 17) as f32 / 8.0 - 1.0).collect()
+}
+
+/// A file with directions for these layers.
+fn vector(folder: &Path, file: usize, layers: &[usize]) -> PathBuf {
+    let tensors: Vec<_> = layers.iter().map(|&layer| (format!("direction.{layer}"), direction(layer, file))).collect();
+    let tensors: Vec<_> = tensors.iter().map(|(name, values)| (name.as_str(), vec![WIDTH], &values[..])).collect();
+    let mut writer = Writer::default();
+    writer.string("general.architecture", "controlvector");
+    let path = folder.join(format!("control-{file}.gguf"));
+    std::fs::write(&path, writer.with_tensors(&tensors)).unwrap();
+    path
+}
+
+fn load(path: &Path, files: &[(PathBuf, f32)], layers: Option<RangeInclusive<u32>>) -> Result<Model, String> {
+    let control = Control { files: files.to_vec(), layers };
+    let options = ModelOptions { control, ..ModelOptions::default() };
+    Model::load(path, &options, |_| true).map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn directions_are_added_behind_their_layers() {
+    let folder = folder();
+    let files = [(vector(&folder, 0, &[1, 2]), 0.5), (vector(&folder, 1, &[2, LAYERS + 3]), -1.25)];
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        for layers in [None, Some(2..=9), Some(0..=1)] {
+            let mut reference = Reference::new(&variant);
+            for layer in (1..=2).filter(|&layer| layers.as_ref().is_none_or(|range| range.contains(&(layer as u32)))) {
+                let pair = direction(layer, 0).into_iter().zip(direction(layer, 1));
+                let second = if layer == 2 { -1.25 } else { 0.0 };
+                let sum = pair.map(|(a, b)| f64::from(a) * 0.5 + f64::from(b) * second);
+                reference.control.insert(layer, sum.collect());
+            }
+            let model = Arc::new(load(&variant.path, &files, layers).unwrap());
+            let mut bench = bench_of(model, 2, true, |options| {
+                options.cache_type_k = CacheType::F32;
+                options.cache_type_v = CacheType::F32;
+            })
+            .await;
+            let prompt = tokens(1, 40);
+            let told = bench.tell(asked(prompt.clone(), 5)).await;
+            assert_eq!(compare(&told, &prompt, &mut reference, CLOSE, false), 5, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_added_tells_states_apart() {
+    let folder = folder();
+    let variant = Variant::new(Kind::Llama);
+    let (one, two) = (vector(&folder, 0, &[1, 2]), vector(&folder, 1, &[1]));
+    let fingerprint = |files: &[(PathBuf, f32)], layers| load(&variant.path, files, layers).unwrap().fingerprint();
+    let plain = fingerprint(&[], None);
+    let with_one = fingerprint(&[(one.clone(), 1.0)], None);
+    // What adds nothing is nothing, and what adds the same is the same.
+    assert_eq!(plain, fingerprint(&[(one.clone(), 0.0)], None));
+    assert_eq!(plain, fingerprint(&[(one.clone(), 1.0)], Some(3..=9)));
+    assert_eq!(with_one, fingerprint(&[(one.clone(), 0.5), (one.clone(), 0.5)], Some(1..=2)));
+    let others = [
+        fingerprint(&[(one.clone(), -1.0)], None),
+        fingerprint(&[(two, 1.0)], None),
+        fingerprint(&[(one, 1.0)], Some(2..=2)),
+    ];
+    let all = [&[plain, with_one][..], &others].concat();
+    assert!(all.iter().enumerate().all(|(at, one)| !all[..at].contains(one)), "{all:x?}");
+}
+
+#[test]
+fn files_that_are_no_control_vector_of_the_model_are_refused() {
+    let folder = folder();
+    let variant = Variant::new(Kind::Llama);
+    let path = folder.join("wrong.gguf");
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        load(&variant.path, &[(path.clone(), 1.0)], None).map(|_| ()).unwrap_err()
+    };
+    let file = |name: &str, extents: &[usize], value: f32| {
+        let values = vec![value; extents.iter().product()];
+        Writer::default().with_tensors(&[(name, extents.to_vec(), &values)])
+    };
+    for (bytes, word) in [
+        (Vec::new(), "does not begin with 'GGUF'"),
+        (b"PK\x03\x04 something else".to_vec(), "does not begin with 'GGUF'"),
+        (Writer::default().with_tensors(&[]), "has no tensors"),
+        (std::fs::read(model()).unwrap(), "is not called direction.N"),
+        (file("direction.0", &[WIDTH], 1.0), "is not called direction.N"),
+        (file("direction.-1", &[WIDTH], 1.0), "is not called direction.N"),
+        (file("direction.", &[WIDTH], 1.0), "is not called direction.N"),
+        (file("direction.99999999999999999999", &[WIDTH], 1.0), "is not called direction.N"),
+        (file("direction.1", &[WIDTH + 1], 1.0), "33 values, and the model's hidden state 32"),
+        (file("direction.1", &[WIDTH, 2], 1.0), "32 × 2 values"),
+        (file("direction.1", &[WIDTH], f32::NAN), "no numbers"),
+        (file("direction.1", &[WIDTH], f32::INFINITY), "no numbers"),
+    ] {
+        let said = refused(&bytes);
+        assert!(said.contains("wrong.gguf") && said.contains(word), "{word}: {said}");
+    }
+    let whole = file("direction.1", &[WIDTH], 1.0);
+    // The type stands behind the name, the number of extents, and the extent.
+    let kind = whole.windows(11).position(|part| part == b"direction.1").unwrap() + 11 + 4 + 8;
+    let half = [&whole[..kind], &1_u32.to_le_bytes(), &whole[kind + 4..]].concat();
+    assert!(refused(&half).contains("not of type f32"));
+    for len in 0..whole.len() {
+        let said = refused(&whole[..len]);
+        assert!(said.contains("incomplete") || said.contains("GGUF"), "{len}: {said}");
+    }
+    std::fs::write(&path, &whole).unwrap();
+    assert!(load(&variant.path, &[(path, 1.0)], None).is_ok());
+}

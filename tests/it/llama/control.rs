@@ -1,0 +1,60 @@
+//! Control vectors of the command line: answers change, and no state of another vector is taken.
+
+use super::super::exact::gguf::Writer;
+use super::super::harness::{Server, folder, model, server, thunder};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use thunder::model::llama::Header;
+
+fn vector() -> PathBuf {
+    let width = Header::read(&model()).unwrap().parameter("embedding_length").unwrap() as usize;
+    let values: Vec<f32> = (0..width).map(|at| (at % 7) as f32 / 4.0 - 0.75).collect();
+    let path = folder().join("control.gguf");
+    std::fs::write(&path, Writer::default().with_tensors(&[("direction.1", vec![width], &values)])).unwrap();
+    path
+}
+
+async fn probabilities(server: &Server) -> Value {
+    let body = json!({"prompt": "Once there was a fox", "temperature": 0, "n_predict": 4, "n_probs": 5, "ignore_eos": true,
+                      "id_slot": 0});
+    server.answer("/completion", &body).await["completion_probabilities"].clone()
+}
+
+async fn state(server: &Server) -> Value {
+    server.answer("/slots/0?action=save-state", &json!({})).await["state"].clone()
+}
+
+async fn restored(server: &Server, state: &Value) -> u16 {
+    server.post("/slots/0?action=restore-state", &json!({"state": state})).await.0
+}
+
+#[tokio::test]
+async fn a_control_vector_changes_answers_and_whose_states_they_are() {
+    let path = vector().display().to_string();
+    let with =
+        Server::start(&["--control-vector-scaled", &format!("{path}:4"), "--control-vector-layer-range", "1", "1"]);
+    let without = server().await;
+    with.wait_ready().await;
+    let (changed, plain) = (probabilities(&with).await, probabilities(without).await);
+    assert!(changed.is_array() && changed != plain, "{changed}");
+    assert_eq!(probabilities(&with).await, changed);
+    let foreign = {
+        let bare = Server::start(&["--control-vector-scaled", &format!("{path}:0")]);
+        bare.wait_ready().await;
+        assert_eq!(probabilities(&bare).await, plain);
+        state(&bare).await
+    };
+    let own = state(&with).await;
+    assert_eq!(restored(&with, &foreign).await, 400);
+    assert_eq!(restored(&with, &own).await, 200);
+}
+
+#[test]
+fn a_file_that_is_none_ends_the_start_by_its_name() {
+    let mut command = thunder();
+    command.args(["serve", "--port", "0", "--data-dir"]).arg(folder()).arg("--model").arg(model());
+    let output = command.arg("--control-vector").arg(model()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("cannot load the control vector"), "{said}");
+    assert!(said.contains("tiny.gguf") && said.contains("direction.N"), "{said}");
+}

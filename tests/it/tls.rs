@@ -1,0 +1,214 @@
+//! TLS on the server's own port: who speaks it, who does not, and what the files have to be.
+
+use super::harness::{Server, certificate, client, folder, free_port, model, thunder};
+use reqwest::Method;
+use serde_json::json;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+/// How long a test waits for what must come.
+const PATIENCE: Duration = Duration::from_secs(30);
+const KEY: &str = "correct-horse-battery";
+
+async fn start(further: &[&str]) -> Server {
+    let (chain, key) = (certificate("server.pem"), certificate("server.key"));
+    let server = Server::start(&[&["--ssl-cert-file", &chain, "--ssl-key-file", &key], further].concat());
+    server.wait_ready().await;
+    server
+}
+
+fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.base.strip_prefix("https://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// A connection on which TLS was spoken about protocols, and nothing yet on it.
+fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    let authority = thunder::config::certificates("", certificate("authority.pem").as_ref()).unwrap();
+    roots.add_parsable_certificates(authority);
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let mut config =
+        config.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let name = ServerName::try_from("localhost").unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), connect(server))
+}
+
+/// What a connection says until it is closed.
+fn until_closed(mut stream: impl Read) -> String {
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("the connection stays open: {error}"),
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[tokio::test]
+async fn everything_is_served_over_https() {
+    let server = start(&["--api-key", KEY]).await;
+    assert!(server.log().contains(&format!("are on {}", server.base)), "{}", server.log());
+    let answer = server.answer("/completion", &json!({"prompt": "Once", "n_predict": 4, "ignore_eos": true})).await;
+    assert_eq!(answer["tokens_predicted"], 4);
+    let body = json!({"prompt": "Once", "max_tokens": 50, "ignore_eos": true, "stream": true});
+    let events = server.stream("/v1/completions", &body).await;
+    assert!(events.len() > 10 && events.last().unwrap() == "[DONE]", "{events:?}");
+
+    // The cookie of a browser never goes over plain http, and a page that came over plain http is another's.
+    let browser = client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let login = |origin: String| {
+        let form = browser.post(format!("{}/login", server.base)).header("origin", origin);
+        form.header("content-type", "application/x-www-form-urlencoded").body(format!("key={KEY}")).send()
+    };
+    let response = login(server.base.clone()).await.unwrap();
+    let cookie = response.headers()["set-cookie"].to_str().unwrap();
+    assert!(cookie.contains("Secure") && cookie.contains("HttpOnly"), "{cookie}");
+    assert_eq!(login(server.base.replace("https", "http")).await.unwrap().status().as_u16(), 403);
+    let page = server.request(Method::GET, "/playground").send().await.unwrap().text().await.unwrap();
+    assert!(page.contains(&format!("curl {}/v1/chat", server.base)), "the page names another address");
+
+    let scene = move || {
+        let mut socket = secure(&server, &["h2", "http/1.1"]);
+        write!(
+            socket,
+            "GET /generate HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Authorization: Bearer {KEY}\r\nSec-WebSocket-Version: 13\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        .unwrap();
+        let mut said = [0; 4096];
+        let count = socket.read(&mut said).unwrap();
+        assert!(said[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&said[..count]));
+        assert_eq!(socket.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
+        // A masked text frame of two bytes, {}: it is answered, with whatever.
+        socket.write_all(&[0x81, 0x82, 0, 0, 0, 0, b'{', b'}']).unwrap();
+        assert!(socket.read(&mut said).unwrap() > 0, "the socket was closed");
+        server
+    };
+    let server = tokio::task::spawn_blocking(scene).await.unwrap();
+    assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
+}
+
+#[tokio::test]
+async fn who_does_not_speak_tls_harms_nobody() {
+    let server = start(&["--header-timeout", "2"]).await;
+    let scene = move || {
+        // Each of them keeps its connection while the others come.
+        let silent = connect(&server);
+        let mut halfway = connect(&server);
+        halfway.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
+        let mut other = connect(&server);
+        other.write_all(b"\0\0\0 something else").unwrap();
+        let mut plain = connect(&server);
+        let body = json!({"prompt": "Once", "n_predict": 1}).to_string();
+        let head = "POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length";
+        write!(plain, "{head}: {}\r\n\r\n{body}", body.len()).unwrap();
+        let refused = until_closed(plain);
+        assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("https://"), "{refused}");
+        let mut good = secure(&server, &[]);
+        good.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let answer = until_closed(good);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(until_closed(silent), "");
+        until_closed(halfway);
+        until_closed(other);
+        // Behind the handshake there is the same time once more, for headers.
+        let mut idle = secure(&server, &[]);
+        idle.conn.complete_io(&mut idle.sock).unwrap();
+        let ended = idle.read(&mut [0; 64]).map_err(|error| error.kind());
+        assert!(matches!(ended, Ok(0) | Err(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)), "{ended:?}");
+        server
+    };
+    let server = tokio::task::spawn_blocking(scene).await.unwrap();
+    assert_eq!(server.get("/health").await.0, 200);
+    let pending = connect(&server);
+    assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
+    drop(pending);
+}
+
+#[test]
+fn files_that_cannot_be_used_end_the_start() {
+    let folder = folder();
+    let none = folder.join("none.pem").display().to_string();
+    let broken = folder.join("broken.pem").display().to_string();
+    std::fs::write(&broken, "-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n").unwrap();
+    let [chain, authority, key, encrypted] =
+        ["server.pem", "authority.pem", "server.key", "encrypted.key"].map(certificate);
+    let pair =
+        |chain: &str, key: &str| vec!["--ssl-cert-file".into(), chain.to_owned(), "--ssl-key-file".into(), key.into()];
+    for (flags, words) in [
+        (pair(&chain, &key)[..2].to_vec(), ["--ssl-key-file", "go together"]),
+        (pair(&chain, &key)[2..].to_vec(), ["--ssl-cert-file", "go together"]),
+        (pair(&none, &key), ["none.pem", "--ssl-cert-file"]),
+        (pair(&chain, &none), ["none.pem", "--ssl-key-file"]),
+        (pair(&key, &key), ["server.key", "has no certificate"]),
+        (pair(&chain, &chain), ["server.pem", "has no private key"]),
+        (pair(&broken, &key), ["broken.pem", "is not PEM"]),
+        (pair(&chain, &encrypted), ["encrypted.key", "passphrase"]),
+        (pair(&authority, &key), ["server.key", "is not that of the first certificate"]),
+    ] {
+        let output = thunder().args(["serve", "--port", "0", "--data-dir"]).arg(&folder).args(&flags).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{flags:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{flags:?}: {said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_command_line_is_a_client_over_https() {
+    let server = start(&[]).await;
+    let elsewhere = server.base.replace("127.0.0.1", "localhost");
+    let ask = |base: String, trusted: Option<&str>| {
+        let mut command = thunder();
+        command.args(["run", "Once", "--max-tokens", "3", "--server", &base]);
+        command.args(trusted.iter().flat_map(|name| ["--server-ca".to_owned(), certificate(name)]));
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (base, trusted) in [(&server.base, "authority.pem"), (&elsewhere, "server.pem")] {
+        let (code, said) = ask(base.clone(), Some(trusted));
+        assert_eq!(code, Some(0), "{trusted}: {said}");
+        assert!(said.contains(&format!("{base}/runs/")), "{said}");
+    }
+    for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "has no certificate")] {
+        let (code, said) = ask(server.base.clone(), trusted);
+        assert_eq!(code, Some(1), "{trusted:?}: {said}");
+        assert!(said.contains(word), "{trusted:?}: {said}");
+    }
+    let (code, said) = ask(server.base.replace("https", "http"), None);
+    assert!(code == Some(1) && said.contains("https"), "{said}");
+}
+
+#[tokio::test]
+async fn llama_servers_variables_name_the_files() {
+    let folder = folder();
+    let port = free_port();
+    let mut command = thunder();
+    command.args(["serve", "--port", &port.to_string(), "--threads", "1", "--model"]).arg(model());
+    command.arg("--data-dir").arg(&folder);
+    command.env("LLAMA_ARG_SSL_CERT_FILE", certificate("server.pem"));
+    command.env("LLAMA_ARG_SSL_KEY_FILE", certificate("server.key"));
+    let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let (http, begun) = (client().build().unwrap(), std::time::Instant::now());
+    let alive = loop {
+        if let Ok(answer) = http.get(format!("https://localhost:{port}/healthz")).send().await {
+            break answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "nothing answers over https");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert!(alive.text().await.unwrap().contains("thunder"));
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), nix::sys::signal::Signal::SIGTERM)
+        .unwrap();
+    child.wait().unwrap();
+}
