@@ -86,8 +86,8 @@ function edit() {
     const at = new Date(draft.at).toLocaleString();
     // Whoever looks at an earlier version, or begins with a template, has not asked for them.
     const wanted = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
-    const base = draft.base && draft.base !== hash ? `, made of version ${draft.base.slice(0, 12)}` : '';
-    draftBox.replaceChildren(h('p', {}, `There are changes of ${at} that were not saved${base}. `, wanted ? null : take, ' ', drop));
+    const made = draft.base && draft.base !== hash ? `, made of version ${draft.base.slice(0, 12)}` : '';
+    draftBox.replaceChildren(h('p', {}, `There are changes of ${at} that were not saved${made}. `, wanted ? null : take, ' ', drop));
     draftBox.hidden = false;
     if (wanted) editor.text = draft.text;
   }
