@@ -39,7 +39,9 @@ pub use error::{
 };
 pub use health::Health;
 pub use kobold::KoboldError;
-pub use mods::{Followed, keep_used, used_files};
+pub use mods::{
+    Followed, MOST_BYTES as MOST_UPLOAD_BYTES, keep_used, source_of, take, uploader, used_files, versions_of,
+};
 pub use prefix::base;
 pub use security::Caller;
 pub use server::{BindError, Listeners};

@@ -34,7 +34,7 @@ async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
     if app.config().server.security.keys.is_empty() {
         return Redirect::to("/").into_response();
     }
-    form(base(&headers), "").into_response()
+    form(base(&headers), "")
 }
 
 async fn log_in(State(app): State<App>, headers: HeaderMap, Form(login): Form<Login>) -> Response {
@@ -49,13 +49,15 @@ async fn log_in(State(app): State<App>, headers: HeaderMap, Form(login): Form<Lo
     ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
 }
 
-fn form(base: &str, notice: &str) -> Html<String> {
-    Html(format!(
+fn form(base: &str, notice: &str) -> Response {
+    let page = Html(format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>Thunder: log in</title><h1>Thunder</h1>{notice}<form method=\"post\" action=\"{base}{PATH}\">\
          <label>API key <input type=\"password\" name=\"key\" autocomplete=\"current-password\" required autofocus></label> \
          <button>Log in</button></form></html>"
-    ))
+    ));
+    // Without a referrer a browser calls the origin of the form "null", which is nobody's.
+    ([(header::REFERRER_POLICY, "same-origin")], page).into_response()
 }
 
 /// The key whose session the request's cookie is.

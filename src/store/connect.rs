@@ -89,7 +89,7 @@ impl Store {
             .options([("plan_cache_mode", "force_custom_plan")]);
         let mut connection = PgConnection::connect_with(&options).await?;
         check_version(&mut connection).await?;
-        migrate::migrate(&mut connection).await?;
+        migrate::migrate(&mut connection, progress).await?;
         migrate::make_partitions(&mut connection, Utc::now().date_naive()).await?;
         connection.close().await?;
 

@@ -8,6 +8,7 @@ mod read;
 mod sql;
 
 use super::BadFilter;
+use super::rows::clean;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, Utc};
 use read::Scanner;
@@ -32,6 +33,12 @@ pub const FIELDS: [&str; 12] = [
 /// Most terms; each of them costs time for every run.
 const MOST_TERMS: usize = 64;
 
+/// Characters of a model's name that an index has: a foreign one may be of any length.
+pub(super) const MODEL_CHARS: usize = 100;
+
+/// Most parts that a filter is divided into; each of them costs planning and a page of runs.
+const MOST_PARTS: usize = 16;
+
 /// A filter that was understood.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Filter {
@@ -49,6 +56,8 @@ enum Condition {
     Word(String),
     Phrase(String),
     Model(String),
+    /// Names that begin like one of these, as far as an index has them, and contain the text.
+    Models(Vec<String>, String),
     Mod(String),
     Status(RunStatus),
     Surface(Surface),
@@ -92,6 +101,49 @@ impl Filter {
         terms(text, DateTime::default())
             .map(|terms| terms.into_iter().map(|(_, written)| written).collect())
             .unwrap_or_default()
+    }
+}
+
+impl Filter {
+    /// Whether runs of certain models are looked for.
+    pub(super) fn has_models(&self) -> bool {
+        self.terms.iter().any(|term| !term.negated && matches!(term.condition, Condition::Model(_)))
+    }
+
+    /// Puts the names of the models that runs have in place of parts of names: an index finds whole ones. `known` are their
+    /// first [`MODEL_CHARS`] characters.
+    pub(super) fn name_models(&mut self, known: &[String]) {
+        for term in self.terms.iter_mut().filter(|term| !term.negated) {
+            if let Condition::Model(text) = &term.condition {
+                let wanted = clean(text).to_lowercase();
+                let is_cut = |name: &str| name.chars().count() == MODEL_CHARS;
+                let fits = known.iter().filter(|name| is_cut(name) || name.to_lowercase().contains(&wanted));
+                term.condition = Condition::Models(fits.cloned().collect(), text.clone());
+            }
+        }
+    }
+
+    /// The filter as several that no run matches together, so that an index has the newest runs of each in their order.
+    pub(super) fn parts(&self) -> Vec<Self> {
+        let split = self.terms.iter().enumerate().find_map(|(place, term)| {
+            let parts: Vec<Condition> = match &term.condition {
+                Condition::Models(names, text) if !term.negated => {
+                    names.iter().map(|name| Condition::Models(vec![name.clone()], text.clone())).collect()
+                }
+                Condition::Status(status) if term.negated => {
+                    RunStatus::ALL.into_iter().filter(|other| other != status).map(Condition::Status).collect()
+                }
+                _ => return None,
+            };
+            (2..=MOST_PARTS).contains(&parts.len()).then_some((place, parts))
+        });
+        let Some((place, parts)) = split else { return vec![self.clone()] };
+        let part = |condition| {
+            let mut part = self.clone();
+            part.terms[place] = Term { negated: false, condition };
+            part
+        };
+        parts.into_iter().map(part).collect()
     }
 }
 
@@ -148,6 +200,27 @@ mod tests {
         let filter = Filter::parse("  -status:failed sky -\"blue sea\" ", now()).unwrap();
         assert_eq!(filter.terms.iter().map(|term| term.negated).collect::<Vec<_>>(), [true, false, true]);
         assert_eq!(Filter::parse(" ", now()).unwrap(), Filter::default());
+    }
+
+    #[test]
+    fn models_are_named_and_divide_a_filter() {
+        let known = ["Qwen3-4B", "qwen3-8b", "llama"].map(str::to_owned);
+        let parts = |text: &str| {
+            let mut filter = Filter::parse(text, now()).unwrap();
+            filter.name_models(&known);
+            filter.parts()
+        };
+        let models = |filter: &Filter, term: usize| filter.terms[term].condition.clone();
+        let both = parts("tokens>1 model:QWEN");
+        assert_eq!(both.len(), 2);
+        assert_eq!(models(&both[0], 1), Condition::Models(vec!["Qwen3-4B".into()], "QWEN".into()));
+        assert_eq!(models(&both[1], 1), Condition::Models(vec!["qwen3-8b".into()], "QWEN".into()));
+        assert_eq!(models(&parts("model:gemma")[0], 0), Condition::Models(vec![], "gemma".into()));
+        assert_eq!(models(&parts("-model:qwen")[0], 0), Condition::Model("qwen".into()));
+        let others = parts("-status:done");
+        assert_eq!(others.len(), RunStatus::ALL.len() - 1);
+        assert!(others.iter().all(|part| !part.terms[0].negated));
+        assert!(others.iter().all(|part| part.terms[0].condition != Condition::Status(RunStatus::Done)));
     }
 
     #[test]

@@ -22,12 +22,14 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V4__mods", include_str!("../../migrations/V4__mods.sql")),
     ("V5__mod_origins", include_str!("../../migrations/V5__mod_origins.sql")),
     ("V6__responses", include_str!("../../migrations/V6__responses.sql")),
+    ("V7__list_indexes", include_str!("../../migrations/V7__list_indexes.sql")),
 ];
 
-/// Applies what is missing; safe when several processes do it at once.
-pub async fn migrate(connection: &mut PgConnection) -> Result<(), Error> {
+/// Applies what is missing; safe when several processes do it at once. `progress` hears of what a database that is in use
+/// still lacks: with many runs that takes its time.
+pub async fn migrate(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
     sqlx::query("select pg_advisory_lock(7237120550100)").execute(&mut *connection).await?;
-    let result = apply(connection).await;
+    let result = apply(connection, progress).await;
     sqlx::query("select pg_advisory_unlock(7237120550100)").execute(&mut *connection).await?;
     result
 }
@@ -37,7 +39,11 @@ pub async fn make_partitions(connection: &mut PgConnection, today: NaiveDate) ->
     sqlx::query_scalar("select make_partitions($1, $2)").bind(today).bind(DAYS_AHEAD).fetch_one(connection).await
 }
 
-async fn apply(connection: &mut PgConnection) -> Result<(), Error> {
+async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
+    let missing = missing(connection).await?;
+    if !missing.is_empty() {
+        progress(&format!("bringing the database up to date: {}", missing.join(", ")));
+    }
     let migrations = MIGRATIONS
         .iter()
         .map(|(name, sql)| Migration::unapplied(name, sql))
@@ -50,6 +56,20 @@ async fn apply(connection: &mut PgConnection) -> Result<(), Error> {
         .await
         .map_err(|error| Error::Migration(describe(&error)))?;
     Ok(())
+}
+
+/// What a database lacks that was made by an earlier Thunder; nothing of a new one.
+async fn missing(connection: &mut PgConnection) -> Result<Vec<&'static str>, Error> {
+    let is_new: bool =
+        sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
+    if is_new {
+        return Ok(Vec::new());
+    }
+    let applied: Vec<String> = sqlx::query_scalar("select 'V' || version || '__' || name from refinery_schema_history")
+        .fetch_all(&mut *connection)
+        .await?;
+    let names = MIGRATIONS.iter().map(|(name, _)| *name);
+    Ok(names.filter(|name| applied.iter().all(|applied| applied != name)).collect())
 }
 
 /// refinery's message and the database's below it.

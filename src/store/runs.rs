@@ -1,6 +1,5 @@
-//! The list of runs: what is known of a run without reading its items.
+//! What is known of a run without reading its items: its row, read, written and removed.
 
-use super::filter::{Filter, Reach};
 use super::outline::RunRow;
 use super::rows::clean;
 use super::{Error, Store};
@@ -8,11 +7,8 @@ use crate::events::{FinishReason, RunId, RunStatus, Surface};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::postgres::{PgConnection, PgRow};
-use sqlx::{FromRow, Postgres, QueryBuilder, Row};
+use sqlx::{FromRow, Row};
 use uuid::Uuid;
-
-/// Most runs on one page.
-pub const MAX_PAGE: u32 = 500;
 
 /// Everything of a run's row that a [`RunSummary`] holds; the searchable words are large and stay where they are, as the
 /// source of a foreign run's mods does in lists.
@@ -31,31 +27,7 @@ macro_rules! select_runs {
     };
 }
 
-/// Runs on a page when nobody says.
-const DEFAULT_PAGE: u32 = 50;
-
-/// Words are looked for in so many of the newest runs first: words that many runs have are then found at once.
-const NEWEST: i64 = 1000;
-
-/// Which runs to list, newest first.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RunQuery {
-    /// A filter text, see [`super::filter`]; empty for all runs.
-    pub q: String,
-    /// Only runs older than this one: `next` of the page before.
-    pub before: Option<RunId>,
-    /// Most runs to return, 1 … [`MAX_PAGE`]; 0 counts as 50.
-    pub limit: u32,
-}
-
-/// A page of the run list, newest first.
-#[derive(Debug, Clone, Serialize)]
-pub struct RunPage {
-    /// The runs.
-    pub runs: Vec<RunSummary>,
-    /// What to give as [`RunQuery::before`] for the next page; `None` on the last one.
-    pub next: Option<RunId>,
-}
+pub(super) use select_runs;
 
 /// A run as the run list shows it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -125,51 +97,6 @@ pub struct RunSummary {
 }
 
 impl Store {
-    /// A page of runs, newest first.
-    ///
-    /// # Errors
-    /// [`Error::BadFilter`], or the database failed.
-    pub async fn runs(&self, query: &RunQuery) -> Result<RunPage, Error> {
-        let filter = Filter::parse(&query.q, Utc::now())?;
-        let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) };
-        let mut runs = Vec::new();
-        if filter.has_words() {
-            runs = self.newest(query.before, &filter, limit, Reach::Newest).await?;
-        }
-        if runs.len() <= limit as usize {
-            runs = self.newest(query.before, &filter, limit, Reach::All).await?;
-        }
-        let more = runs.len() > limit as usize;
-        runs.truncate(limit as usize);
-        let next = runs.last().filter(|_| more).map(|run| run.run_id);
-        Ok(RunPage { runs, next })
-    }
-
-    /// The newest runs that match, at most one more than `limit`.
-    async fn newest(
-        &self,
-        before: Option<RunId>,
-        filter: &Filter,
-        limit: u32,
-        reach: Reach,
-    ) -> Result<Vec<RunSummary>, Error> {
-        let mut sql = QueryBuilder::<Postgres>::new(select_runs!("null::text", "where true"));
-        let push_before = |sql: &mut QueryBuilder<Postgres>| {
-            if let Some(before) = before {
-                sql.push(" and run_id < ").push_bind(before.0);
-            }
-        };
-        push_before(&mut sql);
-        if reach == Reach::Newest {
-            sql.push(" and run_id >= (select run_id from runs where true");
-            push_before(&mut sql);
-            sql.push(" order by run_id desc offset ").push_bind(NEWEST).push(" limit 1)");
-        }
-        filter.push(&mut sql, reach);
-        sql.push(" order by run_id desc limit ").push_bind(i64::from(limit) + 1);
-        Ok(sql.build_query_as().fetch_all(&self.inner.pool).await?)
-    }
-
     /// The run with that `run_id`, else with that `request_id`.
     ///
     /// # Errors

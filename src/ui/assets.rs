@@ -38,12 +38,48 @@ pub(super) fn version() -> &'static str {
     })
 }
 
-/// The modules of the replay component, for pages to load at once instead of import by import.
+/// The modules that the replay component begins with, for pages to load at once instead of import by import. What it
+/// imports later is not among them.
 pub(super) fn replay_modules() -> Vec<String> {
-    let mut names: Vec<_> =
-        Assets::iter().filter(|name| name.starts_with("replay/") && name != "replay/page.js").collect();
-    names.sort();
-    names.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
+    static MODULES: OnceLock<Vec<String>> = OnceLock::new();
+    let modules = MODULES.get_or_init(|| {
+        let mut names = vec!["replay/view.js".to_owned()];
+        let mut read = 0;
+        while let Some(name) = names.get(read).cloned() {
+            for import in imports(&name) {
+                if !names.contains(&import) {
+                    names.push(import);
+                }
+            }
+            read += 1;
+        }
+        names
+    });
+    modules.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
+}
+
+/// The files that a module imports when it is loaded.
+fn imports(module: &str) -> Vec<String> {
+    let Some(file) = Assets::get(module) else { return Vec::new() };
+    let text = String::from_utf8_lossy(&file.data);
+    // An import of many names has its file on its last line.
+    let is_import = |line: &&str| line.starts_with("import ") || line.starts_with("} from ");
+    let targets = text.lines().filter(is_import).filter_map(|line| line.split('\'').nth(1));
+    targets.map(|target| beside(module, target)).collect()
+}
+
+/// The name of what a module calls `./file` or `../file`.
+fn beside(module: &str, target: &str) -> String {
+    let mut folder: Vec<&str> = module.split('/').collect();
+    folder.pop();
+    for part in target.split('/') {
+        match part {
+            "." => {}
+            ".." => drop(folder.pop()),
+            part => folder.push(part),
+        }
+    }
+    folder.join("/")
 }
 
 /// `GET /assets/{version}/{path}`: one file. A version that is not this binary's gets the file all the same, since
@@ -83,27 +119,39 @@ fn content_type(path: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::Assets;
+    use super::{Assets, beside, imports};
 
     #[test]
     fn modules_import_only_files_that_are_there() {
-        for name in Assets::iter().filter(|name| name.ends_with(".js")) {
-            let file = Assets::get(&name).unwrap();
-            let text = String::from_utf8(file.data.into_owned()).unwrap();
-            for line in text.lines().filter(|line| line.starts_with("import ")) {
-                let target = line.split('\'').nth(1).unwrap();
-                let mut folder: Vec<&str> = name.split('/').collect();
-                folder.pop();
-                for part in target.split('/') {
-                    match part {
-                        "." => {}
-                        ".." => drop(folder.pop()),
-                        part => folder.push(part),
-                    }
-                }
-                assert!(Assets::get(&folder.join("/")).is_some(), "{name} imports {target}");
+        for name in Assets::iter().filter(|name| name.ends_with(".js") && !name.starts_with("vendor/")) {
+            let text = String::from_utf8(Assets::get(&name).unwrap().data.into_owned()).unwrap();
+            let later = text.split("import('").skip(1).map(|rest| beside(&name, rest.split('\'').next().unwrap()));
+            for target in imports(&name).into_iter().chain(later) {
+                assert!(Assets::get(&target).is_some(), "{name} imports {target}");
             }
         }
+    }
+
+    #[test]
+    fn the_replay_begins_with_what_it_needs_at_once() {
+        let modules = super::replay_modules();
+        let has = |name: &str| modules.iter().any(|module| module.ends_with(name));
+        assert!(has("/replay/view.js") && has("/replay/rows.js") && has("/dom.js"), "{modules:?}");
+        assert!(!has("/replay/attention.js") && !has("/replay/live.js") && !has("/replay/fold.js"), "{modules:?}");
+    }
+
+    #[test]
+    fn files_of_others_are_as_they_were_made() {
+        let folder = "vendor/codemirror-6";
+        let read = |name: &str| Assets::get(&format!("{folder}/{name}")).unwrap();
+        let known = String::from_utf8(read("VENDOR.toml").data.into_owned()).unwrap();
+        let hash = read("codemirror.js").metadata.sha256_hash();
+        let hash = hash.iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
+        assert!(
+            known.contains(&format!("sha256 = \"{hash}\"")),
+            "codemirror.js is not what VENDOR.toml describes: {hash}"
+        );
+        assert!(!read("LICENSE").data.is_empty());
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod assets;
 #[cfg(test)]
 mod checks;
 mod compare;
+mod editor;
 mod error;
 mod feedback;
 mod mods;
@@ -20,8 +21,9 @@ mod shell;
 
 pub use error::not_found;
 
-use crate::api::App;
+use crate::api::{App, MOST_UPLOAD_BYTES};
 use axum::Router;
+use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use axum::routing::get;
@@ -41,6 +43,9 @@ pub fn router() -> Router<App> {
         .route("/compare", get(compare::page))
         .route("/playground", get(playground::page))
         .route("/mods", get(mods::page))
+        .route("/mods/-new", get(editor::begin).post(editor::save_new))
+        .route("/mods/{name}", get(editor::page).post(editor::save))
+        .layer(DefaultBodyLimit::max(MOST_UPLOAD_BYTES))
         .route("/assets/{version}/{*path}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))
         .layer(axum::middleware::map_response(guard))
@@ -49,7 +54,7 @@ pub fn router() -> Router<App> {
 /// Adds the headers that every page and asset carries.
 async fn guard(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
     // Pages change with the run, with the theme's cookie, and into a fragment for the list.

@@ -24,6 +24,7 @@ struct ModRow {
     description: String,
     documentation: String,
     fields: Vec<Field>,
+    href: String,
     runs_href: String,
     try_href: String,
     version: String,
@@ -40,16 +41,16 @@ struct ModRow {
 }
 
 /// A field of a mod's configuration.
-struct Field {
-    name: String,
-    needed: bool,
+pub(super) struct Field {
+    pub(super) name: String,
+    pub(super) needed: bool,
     /// Its default as JSON; empty where it has none.
-    default: String,
-    description: String,
+    pub(super) default: String,
+    pub(super) description: String,
 }
 
 /// The fields that a JSON schema of an object names.
-fn fields(schema: &Value) -> Vec<Field> {
+pub(super) fn fields(schema: &Value) -> Vec<Field> {
     let needed =
         |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one.as_str() == Some(name)));
     let known = schema["properties"].as_object().into_iter().flatten();
@@ -103,6 +104,7 @@ impl From<Shown> for ModRow {
         let by = current.registered_by.unwrap_or_default();
         let failure = record.last_failure;
         Self {
+            href: format!("/mods/{}", encoded(&description.name)),
             runs_href: runs_href(&format!("mod:{}", description.name)),
             try_href: format!("/playground?mod={}", encoded(&description.name)),
             fields: fields(&description.schema),

@@ -22,11 +22,15 @@ async fn the_dashboard_works_in_a_browser() {
     }
     let server = Server::start(&[]);
     server.wait_ready().await;
-    let base = server.base.clone();
+    let editor = Server::start(&["--mod-key", "browser-key", "--allow-mod-upload"]);
+    editor.wait_ready().await;
+    let (base, editor_base) = (server.base.clone(), editor.base.clone());
     let tests = tokio::task::spawn_blocking(move || {
         Command::new(npm)
             .arg("test")
             .env("THUNDER_URL", base)
+            .env("EDITOR_URL", editor_base)
+            .env("MOD_KEY", "browser-key")
             .env("CHROMIUM", chromium)
             .current_dir(folder)
             .output()
@@ -35,12 +39,14 @@ async fn the_dashboard_works_in_a_browser() {
     let tests = tests.await.unwrap();
     assert!(
         tests.status.success(),
-        "{}\n{}\nserver:\n{}",
+        "{}\n{}\nserver:\n{}\nserver with mods:\n{}",
         String::from_utf8_lossy(&tests.stdout),
         String::from_utf8_lossy(&tests.stderr),
-        server.log()
+        server.log(),
+        editor.log()
     );
     server.stop("TERM").await;
+    editor.stop("TERM").await;
 }
 
 /// Says so past the test runner, which keeps what a passing test prints to itself.

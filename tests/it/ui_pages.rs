@@ -58,6 +58,8 @@ async fn every_page_keeps_the_rules_and_its_links_lead_somewhere() {
         format!("/compare?a={run}&b={other}"),
         "/playground".to_owned(),
         "/mods".to_owned(),
+        "/mods/-new".to_owned(),
+        "/mods/ban-phrases".to_owned(),
     ];
     let mut links = BTreeSet::new();
     for path in &pages {
@@ -124,4 +126,43 @@ async fn the_first_page_is_the_list_once_there_are_runs() {
     ingest(server, "ui-start").await;
     let response = server.request(Method::GET, "/").send().await.unwrap();
     assert_eq!(response.url().path(), "/runs");
+}
+
+/// Bytes of the scripts that a page loads before anybody does anything, as they are sent with gzip.
+async fn script_bytes(server: &Server, path: &str) -> usize {
+    let html = page(server, path).await.html;
+    let attribute = |tag: &str, name: &str| {
+        let rest = tag.split(&format!("{name}=\"")).nth(1)?;
+        Some(rest.split('"').next()?.to_owned())
+    };
+    let tags = html.split('<').filter(|tag| tag.starts_with("script ") || tag.contains("rel=\"modulepreload\""));
+    let mut wanted: Vec<String> = tags.filter_map(|tag| attribute(tag, "src").or(attribute(tag, "href"))).collect();
+    let packed = reqwest::Client::builder().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
+    let (mut seen, mut bytes) = (BTreeSet::new(), 0);
+    while let Some(path) = wanted.pop() {
+        if !seen.insert(path.clone()) {
+            continue;
+        }
+        let request = packed.get(format!("{}{path}", server.base)).header("accept-encoding", "gzip");
+        let sent = request.send().await.unwrap();
+        assert_eq!(sent.headers()["content-encoding"], "gzip", "{path}");
+        bytes += sent.bytes().await.unwrap().len();
+        let text = server.request(Method::GET, &path).send().await.unwrap().text().await.unwrap();
+        let base = reqwest::Url::parse("http://x").unwrap().join(&path).unwrap();
+        let imports = text.lines().filter(|line| line.starts_with("import ") || line.starts_with("} from "));
+        let targets = imports.filter_map(|line| line.split('\'').nth(1));
+        wanted.extend(targets.map(|target| base.join(target).unwrap().path().to_owned()));
+    }
+    assert!(bytes > 1000, "{path} loads scripts");
+    bytes
+}
+
+#[tokio::test]
+async fn pages_keep_the_budgets_of_their_scripts() {
+    let server = server().await;
+    let run = ingest(server, "ui-budget").await;
+    for (path, kilobytes) in [("/runs".to_owned(), 25), (format!("/runs/{run}"), 40), ("/mods/-new".to_owned(), 220)] {
+        let bytes = script_bytes(server, &path).await;
+        assert!(bytes < kilobytes * 1024, "{path} loads {bytes} bytes of scripts, its budget is {kilobytes} kB");
+    }
 }

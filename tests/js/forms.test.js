@@ -4,6 +4,7 @@ import assert from 'node:assert/strict';
 import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
+import { uploadOf } from '../../src/ui/assets/mod-source.js';
 import { curlOf, formOf, missing, requestOf } from '../../src/ui/assets/request.js';
 
 test('events arrive whole, however the stream is cut', () => {
@@ -80,4 +81,10 @@ test('one field leads to events, tokens, runs, pages and searches', () => {
   assert.equal(destination('Mods', false).href, '/mods');
   assert.equal(destination('model:demo "a b"', true).href, '/runs?q=model%3Ademo+%22a+b%22');
   assert.equal(destination('  ', true), null);
+});
+
+test('a mod is saved as its last version was sent, but for its text', () => {
+  const kept = { name: 'calm', language: 'python', module: null, entrypoint: 'f', description: 'Calm.', source: null };
+  assert.deepEqual(uploadOf(kept, 'calm', 'x = 1'), { name: 'calm', language: 'python', entrypoint: 'f', description: 'Calm.', source: 'x = 1' });
+  assert.deepEqual(uploadOf({}, 'new', ''), { name: 'new', language: 'python', source: '' });
 });

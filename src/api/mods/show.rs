@@ -7,7 +7,6 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 /// Every mod, with what is known of it.
@@ -26,12 +25,12 @@ pub struct ModList {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct VersionList {
     /// The mod.
-    name: String,
+    pub name: String,
     /// The version that runs take; `null` for a mod that was removed.
-    current: Option<String>,
+    pub current: Option<String>,
     /// Newest first.
     #[schema(value_type = Vec<Object>)]
-    versions: Vec<Version>,
+    pub versions: Vec<Version>,
 }
 
 /// Which source to show.
@@ -72,6 +71,14 @@ pub async fn show(State(app): State<App>, Path(name): Path<String>) -> Result<Js
     params(("name" = String, Path, description = "Its name")),
     responses((status = 200, body = VersionList), (status = 404, body = Problem)))]
 pub async fn versions(State(app): State<App>, Path(name): Path<String>) -> Result<Json<VersionList>, ApiError> {
+    versions_of(&app, name).await.map(Json)
+}
+
+/// The versions of a mod.
+///
+/// # Errors
+/// There is no such mod and never was, or the database failed.
+pub async fn versions_of(app: &App, name: String) -> Result<VersionList, ApiError> {
     let shown = app.registry().show(&name);
     let current = shown.as_ref().map(|shown| shown.current.hash.clone());
     let mut versions: Vec<Version> = Vec::new();
@@ -90,11 +97,11 @@ pub async fn versions(State(app): State<App>, Path(name): Path<String>) -> Resul
         }
     }
     if versions.is_empty() {
-        return Err(unknown(&app, &name));
+        return Err(unknown(app, &name));
     }
     // What runs take comes first, also where it was registered before.
     versions.sort_by_key(|version| std::cmp::Reverse((current.as_ref() == Some(&version.hash), version.registered_at)));
-    Ok(Json(VersionList { name, current, versions }))
+    Ok(VersionList { name, current, versions })
 }
 
 /// Shows a mod's source: a text, or for a package JSON, an object from path to text.
@@ -107,12 +114,24 @@ pub async fn source(
     Path(name): Path<String>,
     Query(which): Query<WhichSource>,
 ) -> Result<Response, ApiError> {
-    let current = app.registry().get(&name);
-    let Some(wanted) = which.version else {
-        let factory = current.ok_or_else(|| unknown(&app, &name))?;
+    Ok(match source_of(&app, &name, which.version).await? {
+        // Never as a page: a browser shows it and runs nothing.
+        SourceText::Text(text) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
+        SourceText::Files(files) => Json(files).into_response(),
+    })
+}
+
+/// The source of a version; without one of that which runs take.
+///
+/// # Errors
+/// No such mod or version, several versions that begin like that, a mod without source, or the database failed.
+pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result<SourceText, ApiError> {
+    let current = app.registry().get(name);
+    let Some(wanted) = version else {
+        let factory = current.ok_or_else(|| unknown(app, name))?;
         let text = factory.source_text();
         let text = text.ok_or_else(|| ApiError::new(Kind::NotFound, format!("'{name}' is a built-in mod")))?;
-        return Ok(written(text));
+        return serde_json::from_value(text).map_err(ApiError::internal);
     };
     if wanted.len() < 6 || !wanted.chars().all(|c| c.is_ascii_hexdigit()) {
         return Err(ApiError::invalid("version", "version must be 6 to 64 hexadecimal digits"));
@@ -121,12 +140,12 @@ pub async fn source(
     if let Some(factory) = current.filter(|factory| is_wanted(&mods::version_of(&**factory)))
         && let Some(text) = factory.source_text()
     {
-        return Ok(written(text));
+        return serde_json::from_value(text).map_err(ApiError::internal);
     }
-    let mut stored = app.store()?.mod_versions(&name).await?;
+    let mut stored = app.store()?.mod_versions(name).await?;
     stored.retain(|version| is_wanted(&version.hash));
     match (stored.pop(), stored.len()) {
-        (Some(mut version), 0) => Ok(written(version.upload["source"].take())),
+        (Some(mut version), 0) => serde_json::from_value(version.upload["source"].take()).map_err(ApiError::internal),
         (Some(_), others) => {
             let message = format!("{} versions of '{name}' begin with {wanted}; give more digits", others + 1);
             Err(ApiError::invalid("version", message))
@@ -135,14 +154,5 @@ pub async fn source(
             let detail = format!("no source of a version {wanted} of '{name}' is kept");
             Err(ApiError::new(Kind::NotFound, detail))
         }
-    }
-}
-
-/// Never as a page: a browser shows it and runs nothing.
-fn written(source: Value) -> Response {
-    match serde_json::from_value(source) {
-        Ok(SourceText::Text(text)) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
-        Ok(SourceText::Files(files)) => Json(files).into_response(),
-        Err(error) => ApiError::internal(error).into_response(),
     }
 }

@@ -1,4 +1,4 @@
-use super::changer;
+use super::uploader;
 use crate::api::extract::Json;
 use crate::api::{ApiError, App, Caller, Kind, Problem};
 use crate::mods::python::LoadError;
@@ -23,7 +23,7 @@ const MOST_MODS: usize = 500;
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Registered {
     /// What runs call it.
-    name: String,
+    pub name: String,
     /// Whether it takes the place of an earlier version.
     replaced: bool,
     /// Whether that is the same version, sent again.
@@ -49,23 +49,19 @@ pub async fn register(
     caller: Option<Extension<Caller>>,
     body: Result<Json<Upload>, ApiError>,
 ) -> Result<axum::Json<Registered>, ApiError> {
-    if !app.config().server.allow_mod_upload {
-        let detail = "this server takes no mods from clients; it does when it is started with --allow-mod-upload";
-        return Err(ApiError::new(Kind::Forbidden, detail));
-    }
-    let by = changer(&app, caller)?;
+    let by = uploader(&app, caller)?;
     let Json(upload) = body?;
-    upload.check().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?;
-    let name = upload.name().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?.to_owned();
-    let taken = |error: mods::Taken| ApiError::conflict(error.to_string()).at("name");
-    app.registry().may_take(&name, Origin::Uploaded, None).map_err(taken)?;
-    let uploaded = app.registry().shown().iter().filter(|shown| shown.current.origin == Origin::Uploaded).count();
-    if uploaded >= MOST_MODS && app.registry().show(&name).is_none() {
-        let detail = format!("{uploaded} mods are uploaded, and there may be no more; remove one first");
-        return Err(ApiError::new(Kind::NoRoom, detail));
-    }
+    take(&app, by, upload).await.map(axum::Json)
+}
+
+/// Registers what somebody who may upload has sent.
+///
+/// # Errors
+/// What [`register`] answers.
+pub async fn take(app: &App, by: Option<String>, upload: Upload) -> Result<Registered, ApiError> {
+    let name = look_at(app, &upload)?;
     let store = app.store()?;
-    let factory = import(&app, upload.clone()).await?;
+    let factory = import(app, upload.clone()).await?;
     let described = factory.describe();
     let version = ModVersion {
         name: name.clone(),
@@ -79,12 +75,30 @@ pub async fn register(
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
     let unchanged = app.registry().show(&name).is_some_and(|shown| shown.current.hash == hash);
-    let replaced = app.registry().register(factory, as_version(version.hash, version.created_at, by)).map_err(taken)?;
+    let current = as_version(version.hash, version.created_at, by);
+    let replaced = app.registry().register(factory, current).map_err(|error| is_taken(&error))?;
     drop(changing);
     app.registry().note(&name, None);
     tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "a mod was uploaded");
     let enabled = app.registry().show(&name).is_some_and(|shown| shown.enabled);
-    Ok(axum::Json(Registered { name, replaced, unchanged, description: described.description, hash, enabled }))
+    Ok(Registered { name, replaced, unchanged, description: described.description, hash, enabled })
+}
+
+/// Everything about an upload that can be known without running it; its name.
+pub(super) fn look_at(app: &App, upload: &Upload) -> Result<String, ApiError> {
+    upload.check().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?;
+    let name = upload.name().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?.to_owned();
+    app.registry().may_take(&name, Origin::Uploaded, None).map_err(|error| is_taken(&error))?;
+    let uploaded = app.registry().shown().iter().filter(|shown| shown.current.origin == Origin::Uploaded).count();
+    if uploaded >= MOST_MODS && app.registry().show(&name).is_none() {
+        let detail = format!("{uploaded} mods are uploaded, and there may be no more; remove one first");
+        return Err(ApiError::new(Kind::NoRoom, detail));
+    }
+    Ok(name)
+}
+
+fn is_taken(error: &mods::Taken) -> ApiError {
+    ApiError::conflict(error.to_string()).at("name")
 }
 
 pub(super) fn as_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> Version {
@@ -98,12 +112,7 @@ pub(super) async fn import(app: &App, upload: Upload) -> Result<Arc<dyn Factory>
 
 /// Imports a source in a worker, as those mods run.
 pub(super) async fn import_as(upload: Upload, python: mods::python::PythonMods) -> Result<Arc<dyn Factory>, ApiError> {
-    static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
-    let busy = || ApiError::new(Kind::Busy, "too many mods are being checked at the moment").retry_after(1);
-    let _waits = WAITING.try_acquire().map_err(|_| busy())?;
-    let _turn = CHECKS.acquire().await.map_err(|_| busy())?;
-    let loaded = tokio::task::spawn_blocking(move || upload.load(&python)).await.map_err(ApiError::internal)?;
-    loaded.map_err(|error| match &error {
+    try_import(upload, python).await?.map_err(|error| match &error {
         LoadError::Failed { .. } => {
             let detail = match error.traceback() {
                 Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
@@ -114,4 +123,16 @@ pub(super) async fn import_as(upload: Upload, python: mods::python::PythonMods) 
         // What is missing is the server's to have.
         _ => ApiError::unavailable(error.to_string()),
     })
+}
+
+/// The same; what Python says of the source comes as it is.
+pub(super) async fn try_import(
+    upload: Upload,
+    python: mods::python::PythonMods,
+) -> Result<Result<Arc<dyn Factory>, LoadError>, ApiError> {
+    static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
+    let busy = || ApiError::new(Kind::Busy, "too many mods are being checked at the moment").retry_after(1);
+    let _waits = WAITING.try_acquire().map_err(|_| busy())?;
+    let _turn = CHECKS.acquire().await.map_err(|_| busy())?;
+    tokio::task::spawn_blocking(move || upload.load(&python)).await.map_err(ApiError::internal)
 }

@@ -1,13 +1,10 @@
+use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
 use anyhow::{Context, bail};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const MOD: &str = include_str!("template.py");
 const TESTS: &str = include_str!("template_tests.py");
-/// What stands in the templates for the mod's name.
-const NAME: &str = "mod_name";
-
 /// Words that cannot be names in Python, and modules that must stay what they are.
 const TAKEN: &[&str] = &[
     "False",
@@ -75,14 +72,14 @@ pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
     if TAKEN.contains(&name.as_str()) || name.starts_with("test_") {
         bail!("'{name}' means something else in Python; choose another name");
     }
-    let files = [(format!("{name}.py"), MOD), (format!("test_{name}.py"), TESTS)];
+    let files = [(format!("{name}.py"), TEMPLATE), (format!("test_{name}.py"), TESTS)];
     if let Some((file, _)) = files.iter().find(|(file, _)| args.dir.join(file).exists()) {
         bail!("{} is there already", args.dir.join(file).display());
     }
     std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make the folder {}", args.dir.display()))?;
     for (file, text) in &files {
         let path = args.dir.join(file);
-        write(&path, &text.replace(NAME, name)).with_context(|| format!("cannot write {}", path.display()))?;
+        write(&path, &text.replace(TEMPLATE_NAME, name)).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", path.display());
     }
     let path = args.dir.join(&files[0].0);

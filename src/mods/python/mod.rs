@@ -84,6 +84,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// What a new mod begins as.
+pub const TEMPLATE: &str = include_str!("template.py");
+/// What stands in it for the mod's name.
+pub const TEMPLATE_NAME: &str = "mod_name";
+
 /// Why a mod could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -145,6 +150,18 @@ impl LoadError {
             Self::Failed { message, traceback, .. } => traceback.as_deref().filter(|text| text.trim_end() != message),
             _ => None,
         }
+    }
+}
+
+impl LoadError {
+    /// The line of the mod's text that is at fault, from 1: the last one of it that the traceback names.
+    #[must_use]
+    pub fn line(&self) -> Option<u32> {
+        let Self::Failed { file, traceback: Some(traceback), .. } = self else { return None };
+        let place = format!("File \"{file}\", line ");
+        let rest = traceback.rsplit_once(&place)?.1;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
+        digits.parse().ok()
     }
 }
 

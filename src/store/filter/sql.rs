@@ -22,16 +22,26 @@ impl Filter {
     /// Appends ` and …` for every term.
     pub(in crate::store) fn push(&self, query: &mut QueryBuilder<Postgres>, reach: Reach) {
         for term in &self.terms {
-            if reach == Reach::All && !term.negated && term.condition.is_of_words() {
+            let is_of_words = term.condition.is_of_words();
+            if term.negated {
+                query.push(" and not coalesce(");
+                term.condition.push(query);
+                query.push(", false)");
+            } else if is_of_words && reach == Reach::All {
                 // `offset 0` keeps this from becoming a look at every run again.
                 query.push(" and run_id in (select run_id from runs where ");
                 term.condition.push(query);
                 query.push(" offset 0)");
-                continue;
+            } else if is_of_words {
+                // `coalesce` keeps this from becoming a question to the index of words.
+                query.push(" and coalesce(");
+                term.condition.push(query);
+                query.push(", false)");
+            } else {
+                query.push(" and (");
+                term.condition.push_found(query);
+                query.push(")");
             }
-            query.push(if term.negated { " and not coalesce(" } else { " and coalesce(" });
-            term.condition.push(query);
-            query.push(", false)");
         }
     }
 }
@@ -39,6 +49,18 @@ impl Filter {
 impl Condition {
     fn is_of_words(&self) -> bool {
         matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
+    }
+
+    /// The condition for runs that are looked for, and not for those that are left out: it may ask another table.
+    fn push_found(&self, query: &mut QueryBuilder<Postgres>) {
+        if let Self::Request(text) = self {
+            // Narrow rows, and where the database can an index of what ids contain.
+            query.push("run_id in (select run_id from run_keys where ");
+            push_contains(query, "request_id", text);
+            query.push(")");
+        } else {
+            self.push(query);
+        }
     }
 
     fn push(&self, query: &mut QueryBuilder<Postgres>) {
@@ -58,12 +80,24 @@ impl Condition {
                 query.push("search @@ phraseto_tsquery('simple', ").push_bind(clean(phrase).to_lowercase()).push(")");
             }
             Self::Model(text) => push_contains(query, "model", text),
-            Self::Mod(text) => {
-                query.push("exists (select from unnest(mods) as name where ");
-                push_contains(query, "name", text);
-                query.push(")");
+            Self::Models(names, text) => {
+                match names.as_slice() {
+                    [] => drop(query.push("false")),
+                    [name] => drop(query.push("left(model, 100) = ").push_bind(name.clone())),
+                    names => drop(query.push("left(model, 100) = any(").push_bind(names.to_vec()).push(")")),
+                }
+                query.push(" and ");
+                push_contains(query, "model", text);
             }
-            Self::Error(text) => push_contains(query, "concat(error_text, ' ', message)", text),
+            // The first halves of these two are the conditions of their indexes.
+            Self::Mod(text) => {
+                query.push("mods <> '{}' and ");
+                push_contains(query, "array_to_string(mods, E'\\x01')", text);
+            }
+            Self::Error(text) => {
+                query.push("(errors > 0 or error_text <> '' or message is not null) and ");
+                push_contains(query, "concat(error_text, ' ', message)", text);
+            }
             Self::Request(text) => push_contains(query, "request_id", text),
             Self::Status(status) => {
                 query.push("status = ").push_bind(status.as_str());

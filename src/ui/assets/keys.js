@@ -63,6 +63,9 @@ export const TABLE = [
   ['Playground', [
     [['Ctrl+Enter'], 'generate', 'generate', 'playground'],
   ]],
+  ['Mod', [
+    [['Ctrl+s'], 'save a new version', 'save', 'editor'],
+  ]],
 ];
 
 const OFF = 'thunder.keys';

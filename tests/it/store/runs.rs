@@ -1,6 +1,7 @@
 use super::{Data, Live, document, psql};
 use std::time::Duration;
-use thunder::store::{Error, RunQuery, Store};
+use thunder::store::{Database, Error, RunQuery, Store};
+use thunder::trace::document::Document;
 
 async fn found(store: &Store, q: &str) -> Vec<String> {
     let query = RunQuery { q: q.to_owned(), ..RunQuery::default() };
@@ -84,4 +85,147 @@ async fn words_are_found_among_the_newest_runs_and_among_all() {
     let one = store.find("01900000-0000-7000-8000-000000000001").await.unwrap().unwrap();
     assert_eq!(one.mod_text.as_deref(), Some("source"));
     store.close().await;
+}
+
+/// Runs of which a few are special; `count` of them, number 1 the oldest. The ids are of the Unix epoch's first seconds.
+fn many(count: u32) -> String {
+    format!(
+        "insert into runs (run_id, request_id, created_at, status, message, surface, model, mods, prompt_preview,
+            output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
+            error_text, has_attention, surprise_strip, search)
+        select ('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'req-' || lpad(i::text, 6, '0'),
+            timestamptz '2026-01-01' + i * interval '1 minute',
+            case i % 1000 when 7 then 'failed' when 8 then 'cancelled' else 'done' end,
+            case when i % 1000 = 7 then 'the Context is full' end, 'openai',
+            case when i % 5000 = 9 then 'Rare-1B' when i % 5000 = 10 then 'rare-2b' when i % 2 = 0 then 'usual' end,
+            case when i % 1000 = 3 then array['no-refusal', 'other'] else '{{}}' end, '', '', 1, 1, 0, 1,
+            case when i % 1000 = 4 then 3 else 0 end, case when i % 1000 = 5 then 2 else 0 end, 0,
+            case when i % 1000 = 6 then 1 else 0 end, case when i % 1000 = 6 then 'KeyError: 100%' else '' end,
+            false, '', ''
+        from generate_series(1, {count}) i;
+        insert into run_keys (request_id, run_id) select request_id, run_id from runs;
+        analyze runs; analyze run_keys"
+    )
+}
+
+#[tokio::test]
+async fn what_few_runs_have_is_found_without_reading_all() {
+    const COUNT: u32 = 20_000;
+    const READ: &str =
+        "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'runs'";
+    let data = Data::new();
+    let first = data.open().await;
+    let url = data.url();
+    psql(&url, "create database many").await;
+    let many_url = format!("{}/many", url.strip_suffix("/thunder").unwrap());
+    let store =
+        Store::open(Database::Url { url: many_url.clone(), data_dir: data.0.join("many") }, |_| {}).await.unwrap();
+    // Nobody else reads.
+    psql(&many_url, "alter table runs set (autovacuum_enabled = off)").await;
+    psql(&many_url, &many(COUNT)).await;
+    psql(&many_url, "vacuum runs").await;
+    let before_lists: u32 = psql(&many_url, READ).await.parse().unwrap();
+    let special = |rest: u32, of: u32| -> Vec<String> {
+        (1..=COUNT).rev().filter(|i| i % of == rest).map(|i| format!("req-{i:06}")).collect()
+    };
+    let both = |a: u32, b: u32, of: u32| -> Vec<String> {
+        (1..=COUNT).rev().filter(|i| i % of == a || i % of == b).map(|i| format!("req-{i:06}")).collect()
+    };
+    let none: Vec<String> = Vec::new();
+    for (q, expected) in [
+        ("status:failed", special(7, 1000)),
+        ("status:interrupted", none.clone()),
+        ("-status:done", both(7, 8, 1000)),
+        ("model:RARE", both(9, 10, 5000)),
+        ("model:rare-1", special(9, 5000)),
+        ("model:rare tokens>1", none.clone()),
+        ("model:nobody", none.clone()),
+        ("error:\"context is\"", special(7, 1000)),
+        ("error:100%", special(6, 1000)),
+        ("error:nothing", none.clone()),
+        ("error>0", special(6, 1000)),
+        ("error>=2", none.clone()),
+        ("backtracks>0", special(4, 1000)),
+        ("forced>1", special(5, 1000)),
+        ("backtracks>9 -status:done", none.clone()),
+        ("mod:REFUSAL", special(3, 1000)),
+        ("mod:\"refusal other\"", none.clone()),
+        ("request:req-012345", special(12_345, COUNT)),
+        ("request:nothing", none.clone()),
+        ("before:2025-01-01", none.clone()),
+        ("-model:usual -model:rare status:failed", special(7, 1000)),
+    ] {
+        assert_eq!(found(&store, q).await, expected, "{q}");
+    }
+    // Each page once, newest first, also where a filter is divided.
+    let (mut ids, mut before) = (Vec::new(), None);
+    loop {
+        let page = store.runs(&RunQuery { q: "-status:done".into(), before, limit: 7 }).await.unwrap();
+        ids.extend(page.runs.into_iter().map(|run| run.request_id));
+        before = page.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    assert_eq!(ids, both(7, 8, 1000));
+
+    // The server counts what a connection has read once it has ended.
+    store.close().await;
+    let others = "select count(*) from pg_stat_activity where datname = 'many' and pid <> pg_backend_pid()
+        and backend_type = 'client backend'";
+    while psql(&many_url, others).await != "0" {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let rows = psql(&many_url, READ).await.parse::<u32>().unwrap() - before_lists;
+    assert!(rows < COUNT / 2, "{rows} rows were read for lists of few");
+    first.close().await;
+}
+
+#[tokio::test]
+async fn a_model_of_any_name_is_kept_and_found() {
+    let data = Data::new();
+    let store = data.open().await;
+    // More than an entry of an index takes, and nothing that a database could pack.
+    let mut state = 1_u64;
+    let first: String = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'a' + u8::try_from((state >> 33) % 26).unwrap())
+    })
+    .take(9000)
+    .collect();
+    let second = format!("{}-tail", &first[..150]);
+    for (request_id, model) in [("long-1", &first), ("long-2", &second)] {
+        let mut payload: serde_json::Value = serde_json::from_slice(&super::payload(request_id, 2)).unwrap();
+        payload["request"]["model"] = model.as_str().into();
+        let document = Document::parse(&serde_json::to_vec(&payload).unwrap()).unwrap();
+        store.ingest(document).await.unwrap();
+    }
+    assert_eq!(found(&store, &format!("model:{}", &first[..40])).await, ["long-2", "long-1"], "one beginning");
+    assert_eq!(found(&store, "model:-TAIL").await, ["long-2"], "what stands behind the part that is indexed");
+    assert_eq!(found(&store, "model:-head").await, Vec::<String>::new());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
+    let data = Data::new();
+    let first = data.open().await;
+    let url = data.url();
+    psql(&url, "create database old").await;
+    let old_url = format!("{}/old", url.strip_suffix("/thunder").unwrap());
+    let database = || Database::Url { url: old_url.clone(), data_dir: data.0.join("old") };
+    let said = std::sync::Mutex::new(Vec::new());
+    let open = async || Store::open(database(), |text| said.lock().unwrap().push(text.to_owned())).await.unwrap();
+    open().await.close().await;
+    assert!(said.lock().unwrap().is_empty(), "a new database lacks nothing: {said:?}");
+    psql(
+        &old_url,
+        "delete from refinery_schema_history where version = 7; drop index runs_status, runs_model, runs_errors,
+        runs_changed, runs_mods, runs_created; drop index if exists run_keys_contain; drop extension if exists pg_trgm;
+        create index runs_running on runs (run_id) where status = 'running'",
+    )
+    .await;
+    open().await.close().await;
+    assert_eq!(*said.lock().unwrap(), ["bringing the database up to date: V7__list_indexes"]);
+    first.close().await;
 }

@@ -27,7 +27,7 @@ export const bucketOf = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math
 
 export class Attention {
   on = false;
-  view = 'mean';
+  view;
   section = h('section', { hidden: true });
   #run;
   #id;
@@ -53,7 +53,8 @@ export class Attention {
   #n = 0;
 
   /** `hooks`: `recorded`, `changed()`, `painted()`, `go(n)`, `pick(row)`. */
-  constructor(run, id, hooks, signal) {
+  constructor(run, id, hooks, signal, view) {
+    this.view = view;
     this.#run = run;
     this.#id = id;
     this.#hooks = hooks;

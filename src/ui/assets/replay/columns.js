@@ -1,7 +1,5 @@
 // The binary first paint: reads what src/trace/columns.rs writes, without copying the columns. Pure.
-import { RunState } from './fold.js';
-
-export { RunState };
+import { Rows } from './rows.js';
 
 const MAGIC = 0x434e5552; // "RUNC", little-endian
 const VERSION = 1;
@@ -47,7 +45,7 @@ export function parseColumns(buffer) {
     if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${id} has ${length} bytes`);
     return [name, new Type(buffer, offset, entries)];
   }));
-  return new RunState({
+  return Rows.of({
     count,
     eventCount,
     rows: columns(ROWS, count),

@@ -1,16 +1,12 @@
 // Items to token instances: the browser's twin of src/trace/fold. fixtures/folds holds both to the same results.
 // Pure: no DOM, no clock. Rows live in growing typed arrays, in the numbers that the columns carry.
 
-/** `died` of a row that stands at the end. */
-export const NEVER = 0xffff_ffff;
-/** logprob and entropy of a row that has none. */
-export const UNKNOWN = 0xffff;
+import { COLUMNS, EVENT_COLUMNS, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
 
-export const KINDS = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];
+const KINDS = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];
 
-export const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
+const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
-const SCALE = 2048;
 const MOST = 65_534;
 const MOST_INVENTED = 65_536;
 const MOST_LABEL = 80;
@@ -93,29 +89,8 @@ class Step {
   }
 }
 
-const COLUMNS = {
-  textIndex: Uint32Array,
-  token: Int32Array,
-  pos: Uint32Array,
-  born: Uint32Array,
-  died: Uint32Array,
-  logprobs: Uint16Array,
-  entropies: Uint16Array,
-  rank: Uint16Array,
-  flags: Uint8Array,
-  dt: Uint16Array,
-};
-const EVENT_COLUMNS = { kinds: Uint8Array, steps: Uint32Array, times: Uint32Array };
-
-/**
- * One run: rows (token instances), events and marks. Typed arrays may be longer than `count` and `eventCount`.
- * Row `i` is visible after event `n` exactly when `born[i] <= n && n < died[i]`; `n` runs from 0 to `eventCount`.
- */
-export class RunState {
-  count = 0;
-  eventCount = 0;
-  marks = [];
-  #strings;
+/** A run that grows item by item. */
+export class RunState extends Rows {
   #known = new Map();
   #alive = [];
   #promptRows = 0;
@@ -130,57 +105,12 @@ export class RunState {
   #invented = 0;
   #counters = { backtracked: 0, forced: 0, errors: 0, actions: 0 };
 
-  /** An empty run, or the one that `stored` columns hold: `{rows, events, strings, marks, count, eventCount}`. */
-  constructor(stored = null) {
-    for (const [name, Type] of Object.entries(COLUMNS)) this[name] = stored?.rows[name] ?? new Type(256);
-    for (const [name, Type] of Object.entries(EVENT_COLUMNS)) this[name] = stored?.events[name] ?? new Type(256);
-    this.#strings = stored?.strings ?? [];
-    if (!stored) return;
-    this.count = stored.count;
-    this.eventCount = stored.eventCount;
-    this.marks = stored.marks;
-    this.#newest = this.eventCount ? KINDS[this.kinds[this.eventCount - 1]] : null;
-    this.#addedFrom = this.count;
-    this.#alive = this.visibleAt(this.eventCount);
-    this.#promptRows = this.#alive.filter((i) => this.flags[i] & FLAGS.prompt).length;
-    this.#base = this.#alive.length ? this.pos[this.#alive[0]] : 0;
-    this.#strings.forEach((text, index) => this.#known.set(text, index));
+  constructor() {
+    super();
+    for (const [name, Type] of Object.entries({ ...COLUMNS, ...EVENT_COLUMNS })) this[name] = new Type(256);
   }
 
-  /** Text of row `i`. */
-  text(i) {
-    return this.#strings[this.textIndex[i]];
-  }
-
-  /** ln p of row `i` in the model's distribution, or null. */
-  logprob(i) {
-    return this.logprobs[i] === UNKNOWN ? null : -this.logprobs[i] / SCALE;
-  }
-
-  /** Entropy of the distribution that row `i` stood in, in bits, or null. */
-  entropy(i) {
-    return this.entropies[i] === UNKNOWN ? null : this.entropies[i] / SCALE;
-  }
-
-  /** Rows that stand after event `n`, by position. */
-  visibleAt(n) {
-    const rows = [];
-    for (let i = 0; i < this.count; i += 1) if (this.born[i] <= n && n < this.died[i]) rows.push(i);
-    return rows.sort((a, b) => this.pos[a] - this.pos[b]);
-  }
-
-  /** Rows that stand after one of the two events and not after the other, in birth order. */
-  toggledBetween(a, b) {
-    const rows = [];
-    for (let i = 0; i < this.count; i += 1) {
-      const born = this.born[i];
-      const died = this.died[i];
-      if ((born <= a && a < died) !== (born <= b && b < died)) rows.push(i);
-    }
-    return rows;
-  }
-
-  /** Counts as the run list shows them. Of a run from stored columns only what came after them is counted. */
+  /** Counts as the run list shows them. */
   get counters() {
     const last = this.#alive.at(-1);
     const ended = last !== undefined && this.#endsGeneration(last) ? 1 : 0;
@@ -298,7 +228,7 @@ export class RunState {
   #intern(text) {
     let index = this.#known.get(text);
     if (index === undefined) {
-      index = this.#strings.push(text) - 1;
+      index = this.strings.push(text) - 1;
       this.#known.set(text, index);
     }
     return index;

@@ -1,7 +1,6 @@
 // The page of one run: the replay component, and the address that says what it shows.
 import { ask, base, copy, toast } from '../dom.js';
 import { listen } from '../keys.js';
-import { feedback } from './feedback.js';
 import { Replay } from './view.js';
 import { opened } from '../shell.js';
 
@@ -82,7 +81,16 @@ dialog.addEventListener('close', async () => {
   }
 });
 
-const giveFeedback = feedback(id);
+let feedback = null;
+
+/** The form for feedback, whose code comes when it is first asked for. */
+function giveFeedback() {
+  feedback ??= import('./feedback.js').then((module) => module.feedback(id));
+  feedback.then((give) => give(), (error) => {
+    feedback = null;
+    toast(`The form could not be loaded: ${error.message}`);
+  });
+}
 
 const follow = (selector) => {
   const link = document.querySelector(selector);

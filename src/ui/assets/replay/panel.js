@@ -24,15 +24,18 @@ export class Panel {
   #turn = 0;
   #job = null;
 
-  /** `attention` is a section that another module fills; `go(n)` moves the cursor; `fork(n, text)` is an address or null. */
-  constructor(root, run, events, { go, attention, fork }) {
+  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null. */
+  constructor(root, run, events, { go, fork }) {
     this.#run = run;
     this.#events = events;
     this.#go = go;
     this.#fork = fork;
     this.#root = root;
-    root.replaceChildren(this.#token, attention, this.#alts, this.#mods, this.#record);
+    root.replaceChildren(this.#token, this.#alts, this.#mods, this.#record);
   }
+
+  /** Puts a section that another module fills below the token. */
+  put(section) { this.#token.after(section); }
 
   /** Shows event `e` (null when there is none) and, where it is another, the row looked at. */
   show(e, row) {

@@ -1,5 +1,5 @@
 // One run as the page sees it: rows, events and marks, from the stored columns or grown item by item.
-import { parseColumns, RunState } from './columns.js';
+import { parseColumns } from './columns.js';
 
 export class Run {
   #s;
@@ -9,7 +9,6 @@ export class Run {
   }
 
   static stored(buffer) { return new Run(parseColumns(buffer)); }
-  static empty() { return new Run(new RunState()); }
 
   apply(item) { this.#s.apply(item); }
 

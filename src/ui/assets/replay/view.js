@@ -1,13 +1,11 @@
 // The replay component: one cursor over the events of a run, and everything that follows it. The replay page and the
 // playground mount the same component; a run that is being generated is one whose events are still coming.
-import { ask, base, h } from '../dom.js';
-import { Attention } from './attention.js';
+import { ask, base, h, toast } from '../dom.js';
 import { MODES, SURPRISING, legend, surprise } from './colour.js';
 import { Events } from './events.js';
 import { find } from './find.js';
 import { hover } from './hover.js';
 import { Lanes } from './lanes.js';
-import { followRun } from './live.js';
 import { Overview } from './overview.js';
 import { Panel } from './panel.js';
 import { Player } from './player.js';
@@ -48,7 +46,9 @@ export class Replay {
   /** Loads the run, or begins to follow it. */
   async open() {
     if (this.live) {
-      this.#build(Run.empty());
+      const [{ followRun }, { RunState }] = await Promise.all([import('./live.js'), import('./fold.js')]);
+      if (this.#gone.signal.aborted) return;
+      this.#build(new Run(new RunState()));
       this.#follow = this.#state.at === null;
       this.#stop = followRun(this.#id, {
         onItems: (items) => this.#grow(items),
@@ -95,26 +95,44 @@ export class Replay {
       onErased: (row) => go(run.died(row) - 1),
     });
     if (prefilled?.details?.prompt) text.label(prefilled.details.prompt, prefilled.sequence_order);
-    const attention = new Attention(run, this.#id, {
-      recorded: () => this.#recorded,
-      changed: () => { this.#state.layer = attention.view; this.#tell(); attention.at(this.n); },
-      painted: () => this.#paint(),
-      go,
-      pick: (row) => this.pick(row),
-    }, this.#gone.signal);
-    attention.on = this.#state.attention;
-    attention.view = this.#state.layer;
     hover(textBox, run, this.#gone.signal);
     this.#parts = {
-      text, attention,
+      text,
       textBox,
+      attention: null,
       overview: new Overview(this.#el('overview'), run, this.#gone.signal),
       lanes: new Lanes(this.#el('lanes'), run, go, this.#gone.signal),
-      panel: new Panel(this.#el('panel'), run, this.#events, { go, attention: attention.section, fork: (n, next) => this.fork(n, next) }),
+      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#played(playing) }),
     };
     this.#controls();
     this.#seen();
+    this.#attend();
+  }
+
+  /** Attention comes when it is first looked at. */
+  async #attend() {
+    const parts = this.#parts;
+    if (!this.#state.attention || parts.attending) return;
+    parts.attending = true;
+    try {
+      const { Attention } = await import('./attention.js');
+      if (this.#gone.signal.aborted) return;
+      const attention = new Attention(this.#run, this.#id, {
+        recorded: () => this.#recorded,
+        changed: () => { this.#state.layer = attention.view; this.#tell(); attention.at(this.n); },
+        painted: () => this.#paint(),
+        go: (n) => { parts.player.pause(); this.go(n); },
+        pick: (row) => this.pick(row),
+      }, this.#gone.signal, this.#state.layer);
+      parts.panel.put(attention.section);
+      parts.attention = attention;
+      attention.on = this.#state.attention;
+      this.go(this.n, { live: true, quiet: true });
+    } catch (error) {
+      parts.attending = false;
+      toast(`Attention could not be loaded: ${error.message}`);
+    }
   }
 
   #controls() {
@@ -189,8 +207,8 @@ export class Replay {
     overview.at(this.n);
     lanes.at(this.n);
     panel.show(e, this.#picked ?? row);
-    attention.about(this.#picked ?? row);
-    attention.at(this.n);
+    attention?.about(this.#picked ?? row);
+    attention?.at(this.n);
     this.#where(e, row);
     if (!live && !playing && !quiet) {
       this.#state.at = this.n === run.eventCount ? null : this.n;
@@ -225,7 +243,7 @@ export class Replay {
     const e = this.#event();
     this.#parts.text.cursor(this.#row(e), row);
     this.#parts.panel.show(e, row);
-    this.#parts.attention.about(row);
+    this.#parts.attention?.about(row);
   }
 
   /** The row that an event is about: what it added, or what its step is going to add. */
@@ -271,7 +289,7 @@ export class Replay {
     if (!text) return;
     const run = this.#run;
     const mode = MODES.find((m) => m.id === this.#state.color) ?? MODES[0];
-    const shading = this.#state.attention ? attention.shading : null;
+    const shading = this.#state.attention ? attention?.shading : null;
     if (shading) text.colour(shading, attention.isForth);
     else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
     else text.colour((i) => mode.bucket(run, i));
@@ -285,12 +303,21 @@ export class Replay {
     this.#state.color = id;
     if (this.#state.attention) {
       this.#state.attention = false;
-      this.#parts.attention.on = false;
-      this.#parts.attention.at(this.n);
+      this.#attended();
     }
     this.#toggles();
     this.#paint();
     this.#tell();
+  }
+
+  /** Attention was switched on or off. */
+  #attended() {
+    const { attention } = this.#parts;
+    if (!attention) this.#attend();
+    else {
+      attention.on = this.#state.attention;
+      attention.at(this.n);
+    }
   }
 
   #toggles() {
@@ -338,7 +365,7 @@ export class Replay {
 
   /** Carries out an action of the key table; answers false when it is none of this component's. */
   act(action, key) {
-    const { player, panel, attention, textBox } = this.#parts;
+    const { player, panel, textBox } = this.#parts;
     if (!player) return false;
     const run = this.#run;
     const to = stepping(action, run, this.n, (i) => surprise(run, i), SURPRISING);
@@ -359,7 +386,7 @@ export class Replay {
       case 'dead': case 'ahead': case 'attention':
         this.#state[action] = !this.#state[action];
         this.#toggles();
-        attention.on = this.#state.attention;
+        this.#attended();
         this.go(this.n, { live: true });
         this.#paint();
         this.#tell();

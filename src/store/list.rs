@@ -1,0 +1,124 @@
+//! The list of runs: the newest that a filter matches, a page at a time.
+
+use super::filter::{Filter, Reach};
+use super::runs::{RunSummary, select_runs};
+use super::{Error, Store};
+use crate::events::RunId;
+use chrono::Utc;
+use serde::Serialize;
+use sqlx::{Postgres, QueryBuilder};
+
+/// Most runs on one page.
+pub const MAX_PAGE: u32 = 500;
+
+/// Runs on a page when nobody says.
+const DEFAULT_PAGE: u32 = 50;
+
+/// Words are looked for in so many of the newest runs first: words that many runs have are then found at once.
+const NEWEST: i64 = 1000;
+
+/// Most names of models that are looked through instead of all runs; each costs a step in their index.
+const MOST_MODELS: i32 = 200;
+
+/// Which runs to list, newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RunQuery {
+    /// A filter text, see [`super::filter`]; empty for all runs.
+    pub q: String,
+    /// Only runs older than this one: `next` of the page before.
+    pub before: Option<RunId>,
+    /// Most runs to return, 1 … [`MAX_PAGE`]; 0 counts as 50.
+    pub limit: u32,
+}
+
+/// A page of the run list, newest first.
+#[derive(Debug, Clone, Serialize)]
+pub struct RunPage {
+    /// The runs.
+    pub runs: Vec<RunSummary>,
+    /// What to give as [`RunQuery::before`] for the next page; `None` on the last one.
+    pub next: Option<RunId>,
+}
+
+impl Store {
+    /// A page of runs, newest first.
+    ///
+    /// # Errors
+    /// [`Error::BadFilter`], or the database failed.
+    pub async fn runs(&self, query: &RunQuery) -> Result<RunPage, Error> {
+        let mut filter = Filter::parse(&query.q, Utc::now())?;
+        if filter.has_models()
+            && let Some(models) = self.models().await?
+        {
+            filter.name_models(&models);
+        }
+        let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) };
+        let mut runs = Vec::new();
+        if filter.has_words() {
+            runs = self.newest(query.before, &filter, limit, Reach::Newest).await?;
+        }
+        if runs.len() <= limit as usize {
+            runs = self.newest(query.before, &filter, limit, Reach::All).await?;
+        }
+        let more = runs.len() > limit as usize;
+        runs.truncate(limit as usize);
+        let next = runs.last().filter(|_| more).map(|run| run.run_id);
+        Ok(RunPage { runs, next })
+    }
+
+    /// The newest runs that match, at most one more than `limit`.
+    async fn newest(
+        &self,
+        before: Option<RunId>,
+        filter: &Filter,
+        limit: u32,
+        reach: Reach,
+    ) -> Result<Vec<RunSummary>, Error> {
+        let parts = filter.parts();
+        let mut sql = QueryBuilder::<Postgres>::new(if parts.len() > 1 { "select * from (" } else { "" });
+        for (number, part) in parts.iter().enumerate() {
+            sql.push(if number > 0 { " union all (" } else { "(" });
+            push_newest(&mut sql, before, part, limit, reach);
+            sql.push(")");
+        }
+        if parts.len() > 1 {
+            sql.push(") as runs order by run_id desc limit ").push_bind(i64::from(limit) + 1);
+        }
+        Ok(sql.build_query_as().fetch_all(&self.inner.pool).await?)
+    }
+
+    /// The beginnings of the names of all models that runs have; `None` where there are more than [`MOST_MODELS`].
+    async fn models(&self) -> Result<Option<Vec<String>>, Error> {
+        // From one name to the next in the index: there are few of them, and a run has one each.
+        let names: Vec<String> = sqlx::query_scalar(
+            "with recursive names (model, number) as (
+                (select left(model, 100), 1 from runs where left(model, 100) is not null order by left(model, 100) limit 1)
+                union all
+                select (select left(model, 100) from runs where left(model, 100) > names.model
+                    order by left(model, 100) limit 1), number + 1
+                from names where names.model is not null and number <= $1
+            ) select model from names where model is not null",
+        )
+        .bind(MOST_MODELS)
+        .fetch_all(&self.inner.pool)
+        .await?;
+        Ok(i32::try_from(names.len()).is_ok_and(|count| count <= MOST_MODELS).then_some(names))
+    }
+}
+
+fn push_newest(sql: &mut QueryBuilder<Postgres>, before: Option<RunId>, filter: &Filter, limit: u32, reach: Reach) {
+    let push_before = |sql: &mut QueryBuilder<Postgres>| {
+        if let Some(before) = before {
+            sql.push(" and run_id < ").push_bind(before.0);
+        }
+    };
+    sql.push(select_runs!("null::text", "where true"));
+    push_before(sql);
+    if reach == Reach::Newest {
+        sql.push(" and run_id >= (select run_id from runs where true");
+        push_before(sql);
+        sql.push(" order by run_id desc offset ").push_bind(NEWEST).push(" limit 1)");
+    }
+    filter.push(sql, reach);
+    sql.push(" order by run_id desc limit ").push_bind(i64::from(limit) + 1);
+}

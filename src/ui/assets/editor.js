@@ -1,0 +1,220 @@
+// The page of a mod: its source in an editor, what the server says of it, and saving it as a new version. Everything goes
+// the way of any client: POST /api/v1/mods/check and POST /v1/mods.
+import { ask, base, h, toast } from './dom.js';
+import { listen } from './keys.js';
+import { uploadOf } from './mod-source.js';
+import { localise } from './shell.js';
+import { source, view } from './source-view.js';
+
+/** Pause after the last letter before the server is asked. */
+const PAUSE = 700;
+/** A draft of a new mod has no name yet. */
+const NEW = '-new';
+
+const form = document.querySelector('form[data-editor]');
+
+if (form) edit();
+else for (const box of document.querySelectorAll('[data-code]')) view(box, box.dataset.nonce);
+
+function edit() {
+  const { name, hash } = form.dataset;
+  const textarea = form.elements.source;
+  const button = form.querySelector('[type=submit]');
+  const state = form.querySelector('[data-state]');
+  const list = form.querySelector('[data-problems]');
+  const problem = document.querySelector('[data-problem]');
+  const draftBox = document.querySelector('[data-draft]');
+  const may = !button.disabled;
+  const given = textarea.value;
+  const draftKey = `thunder.mod.${name || NEW}`;
+  let saved = problem.hidden ? given : null;
+  let timer = 0;
+  let asked = null;
+  let saving = false;
+
+  const editor = source(form.querySelector('[data-code]'), {
+    text: given, nonce: form.dataset.nonce, readonly: !may, label: 'Source of the mod, in Python', changed,
+  });
+  textarea.hidden = true;
+  form.querySelector('[data-tab-hint]').hidden = !may;
+  document.querySelector('label[for=source]').remove();
+
+  const isChanged = () => editor.text !== saved;
+  const upload = () => uploadOf(JSON.parse(form.dataset.kept), form.elements.name.value.trim(), editor.text);
+
+  function say(text, tone = '') {
+    state.textContent = text;
+    state.className = `edit-state ${tone}`;
+  }
+
+  function fail(text) {
+    problem.hidden = !text;
+    problem.replaceChildren(h('p', {}, text));
+  }
+
+  // What was written is kept until it is saved, or thrown away.
+
+  let keeping = 0;
+  let isKept = true;
+  function keep() {
+    clearTimeout(keeping);
+    keeping = 0;
+    try {
+      if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: editor.text, base: form.dataset.hash, at: Date.now() }));
+      else localStorage.removeItem(draftKey);
+      isKept = true;
+    } catch {
+      isKept = false;
+    }
+  }
+  addEventListener('pagehide', () => { if (keeping) keep(); });
+  addEventListener('beforeunload', (event) => {
+    if (keeping) keep();
+    if (!isKept && isChanged()) event.preventDefault();
+  });
+
+  function restore() {
+    let draft = null;
+    try { draft = JSON.parse(localStorage.getItem(draftKey)); } catch { /* another shape: as if there were none */ }
+    if (typeof draft?.text !== 'string' || draft.text === given || !may) return;
+    const drop = h('button', { type: 'button', onclick: () => {
+      localStorage.removeItem(draftKey);
+      editor.text = given;
+      draftBox.hidden = true;
+    } }, 'Throw them away');
+    const take = h('button', { type: 'button', onclick: () => { editor.text = draft.text; take.remove(); } }, 'Go on with them');
+    const at = new Date(draft.at).toLocaleString();
+    // Whoever looks at an earlier version, or begins with a template, has not asked for them.
+    const wanted = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
+    const made = draft.base && draft.base !== hash ? `, made of version ${draft.base.slice(0, 12)}` : '';
+    draftBox.replaceChildren(h('p', {}, `There are changes of ${at} that were not saved${made}. `, wanted ? null : take, ' ', drop));
+    draftBox.hidden = false;
+    if (wanted) editor.text = draft.text;
+  }
+
+  // What the server says.
+
+  function show(problems) {
+    editor.mark(problems.map(({ line, message }) => ({ line, message })));
+    list.replaceChildren(...problems.map(({ line, message, traceback }) => h('li', {},
+      line ? h('button', { type: 'button', onclick: () => editor.go(line) }, `Line ${line}`) : null,
+      h('span', {}, message),
+      traceback ? h('details', {}, h('summary', { class: 'hint' }, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, traceback)) : null)));
+    const { length } = problems;
+    say(length ? `${length} problem${length === 1 ? '' : 's'}` : isChanged() ? 'No problems, not saved' : 'No problems', length ? 'err' : '');
+  }
+
+  async function check() {
+    clearTimeout(timer);
+    timer = 0;
+    asked?.abort();
+    const mine = new AbortController();
+    asked = mine;
+    say('Checking…');
+    try {
+      const response = await ask('/api/v1/mods/check', {
+        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()), signal: mine.signal,
+      });
+      const { problems } = await response.json();
+      if (asked === mine) show(problems);
+      return problems;
+    } catch (error) {
+      if (asked !== mine || mine.signal.aborted) return null;
+      if (error.status === 429) timer = setTimeout(check, 3 * PAUSE);
+      else say(`Not checked: ${error.message}`, 'err');
+      return null;
+    }
+  }
+
+  function changed() {
+    textarea.value = editor.text;
+    clearTimeout(keeping);
+    keeping = setTimeout(keep, 250);
+    say('Changed');
+    clearTimeout(timer);
+    timer = setTimeout(check, PAUSE);
+  }
+  form.elements.name.addEventListener('input', changed);
+
+  async function save() {
+    if (!may || saving) return false;
+    if (!form.reportValidity()) return false;
+    clearTimeout(timer);
+    asked?.abort();
+    saving = true;
+    button.disabled = true;
+    const text = editor.text;
+    say('Saving…');
+    fail('');
+    try {
+      const response = await ask('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
+      const done = await response.json();
+      saved = text;
+      keep();
+      draftBox.hidden = true;
+      if (done.name !== name) {
+        localStorage.removeItem(draftKey);
+        location.assign(`${base}/mods/${encodeURIComponent(done.name)}`);
+        return true;
+      }
+      show([]);
+      say('Saved');
+      register(done);
+      toast(`${done.unchanged ? 'It is there already, as' : 'Saved as'} version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is switched off'}`);
+      return true;
+    } catch (error) {
+      saving = false;
+      const problems = error.status === 400 ? await check() : null;
+      if (!problems?.length) {
+        fail(`Not saved: ${error.message}`);
+        say('Not saved', 'err');
+      }
+      return false;
+    } finally {
+      saving = false;
+      button.disabled = false;
+    }
+  }
+
+  /** The version that was saved takes the first place. */
+  function register({ hash: made }) {
+    const versions = document.querySelector('[data-versions]');
+    const here = `${base}/mods/${encodeURIComponent(name)}`;
+    const short = made.slice(0, 12);
+    for (const link of versions.querySelectorAll('a')) {
+      link.removeAttribute('aria-current');
+      link.closest('li').classList.remove('now');
+      if (link.title === made) link.closest('li').remove();
+      else link.href = `${here}?version=${link.title}`;
+    }
+    const time = h('time', { class: 'hint', datetime: new Date().toISOString() });
+    localise(time);
+    versions.prepend(h('li', { class: 'now' }, h('a', { href: here, 'aria-current': 'true', title: made }, h('code', {}, short)), ' ', time));
+    const version = document.querySelector('[data-version]');
+    version.textContent = short;
+    version.title = made;
+    form.dataset.hash = made;
+    history.replaceState(null, '', here);
+    document.querySelector('[data-earlier]')?.remove();
+  }
+
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    save();
+  });
+  listen(['editor'], (action) => {
+    if (action !== 'save') return false;
+    save();
+    return true;
+  });
+  // A run takes what is saved.
+  document.querySelector('[data-try]')?.addEventListener('click', async (event) => {
+    if (!may || !isChanged() || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    const { href } = event.currentTarget;
+    if (await save()) location.assign(href);
+  });
+
+  restore();
+  if (may && !problem.hidden) check();
+}

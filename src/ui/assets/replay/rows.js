@@ -1,0 +1,51 @@
+// Token instances as the columns hold them: of a stored run all at once, of a live one as the fold makes them. Pure.
+
+/** `died` of a row that stands at the end. */
+export const NEVER = 0xffff_ffff;
+/** logprob and entropy of a row that has none. */
+export const UNKNOWN = 0xffff;
+/** What logprobs and entropies are multiplied with. */
+export const SCALE = 2048;
+
+export const COLUMNS = {
+  textIndex: Uint32Array,
+  token: Int32Array,
+  pos: Uint32Array,
+  born: Uint32Array,
+  died: Uint32Array,
+  logprobs: Uint16Array,
+  entropies: Uint16Array,
+  rank: Uint16Array,
+  flags: Uint8Array,
+  dt: Uint16Array,
+};
+export const EVENT_COLUMNS = { kinds: Uint8Array, steps: Uint32Array, times: Uint32Array };
+
+/**
+ * One run: rows (token instances), events and marks. Typed arrays may be longer than `count` and `eventCount`.
+ * Row `i` is visible after event `n` exactly when `born[i] <= n && n < died[i]`; `n` runs from 0 to `eventCount`.
+ */
+export class Rows {
+  count = 0;
+  eventCount = 0;
+  marks = [];
+  strings = [];
+
+  /** Of columns `{rows, events, strings, marks, count, eventCount}`. */
+  static of({ rows, events, ...rest }) { return Object.assign(new Rows(), rows, events, rest); }
+
+  /** Text of row `i`. */
+  text(i) {
+    return this.strings[this.textIndex[i]];
+  }
+
+  /** ln p of row `i` in the model's distribution, or null. */
+  logprob(i) {
+    return this.logprobs[i] === UNKNOWN ? null : -this.logprobs[i] / SCALE;
+  }
+
+  /** Entropy of the distribution that row `i` stood in, in bits, or null. */
+  entropy(i) {
+    return this.entropies[i] === UNKNOWN ? null : this.entropies[i] / SCALE;
+  }
+}

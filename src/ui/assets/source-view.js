@@ -1,0 +1,90 @@
+// Python source in CodeMirror, in the colours of the style sheet.
+import {
+  EditorState, EditorView, HighlightStyle, bracketMatching, defaultKeymap, drawSelection, highlightActiveLine,
+  highlightActiveLineGutter, highlightSelectionMatches, highlightSpecialChars, history, historyKeymap, indentOnInput,
+  indentUnit, indentWithTab, keymap, lineNumbers, lintGutter, lintKeymap, pythonLanguage, search, searchKeymap,
+  setDiagnostics, syntaxHighlighting, tags,
+} from './vendor/codemirror-6/codemirror.js';
+
+const colours = HighlightStyle.define([
+  { tag: [tags.keyword, tags.controlKeyword, tags.definitionKeyword, tags.moduleKeyword, tags.operatorKeyword], color: 'var(--forced)' },
+  { tag: [tags.string, tags.special(tags.string)], color: 'var(--ok)' },
+  { tag: [tags.number, tags.bool, tags.null], color: 'var(--warn)' },
+  { tag: tags.comment, color: 'var(--soft)', fontStyle: 'italic' },
+  { tag: [tags.function(tags.definition(tags.variableName)), tags.definition(tags.className)], color: 'var(--accent)', fontWeight: '600' },
+  { tag: [tags.meta, tags.function(tags.variableName)], color: 'var(--accent)' },
+]);
+
+const look = EditorView.theme({
+  '&': { color: 'var(--ink)', backgroundColor: 'var(--bg)', fontSize: '13px' },
+  '&.cm-focused': { outline: 'none' },
+  '.cm-scroller': { fontFamily: 'var(--mono)', lineHeight: '1.6' },
+  '.cm-content, .cm-gutter': { minHeight: '300px' },
+  '.cm-content': { caretColor: 'var(--ink)', padding: '8px 0' },
+  '.cm-cursor, .cm-dropCursor': { borderLeftColor: 'var(--ink)' },
+  '.cm-gutters': { backgroundColor: 'var(--raise)', color: 'var(--ghost)', borderRight: '1px solid var(--line)' },
+  '.cm-activeLine': { backgroundColor: 'color-mix(in srgb, var(--accent) 6%, transparent)' },
+  '.cm-activeLineGutter': { backgroundColor: 'var(--sink)', color: 'var(--ink)' },
+  '&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground': { backgroundColor: 'light-dark(#bcd9f5, #2b4f78)' },
+  '&.cm-focused .cm-matchingBracket': { backgroundColor: 'var(--sink)', outline: '1px solid var(--line-strong)' },
+  '.cm-selectionMatch, .cm-searchMatch': { backgroundColor: 'var(--b2)' },
+  '.cm-searchMatch-selected': { backgroundColor: 'var(--b5)' },
+  '.cm-panels': { backgroundColor: 'var(--raise)', color: 'var(--ink)' },
+  '.cm-panels.cm-panels-bottom': { borderTop: '1px solid var(--line)' },
+  '.cm-panel.cm-search': { padding: '6px 8px', fontFamily: 'var(--sans)' },
+  '.cm-panel.cm-search label': { fontSize: '12px' },
+  '.cm-textfield': { backgroundColor: 'var(--bg)', border: '1px solid var(--line-strong)', borderRadius: '6px', fontSize: '13px' },
+  '.cm-button': { backgroundImage: 'none', backgroundColor: 'var(--bg)', border: '1px solid var(--line)', borderRadius: '6px', fontSize: '12px' },
+  '.cm-tooltip': { backgroundColor: 'var(--bg)', border: '1px solid var(--line-strong)', borderRadius: '6px', maxWidth: 'min(520px, 90vw)' },
+  '.cm-diagnostic': { fontFamily: 'var(--sans)', whiteSpace: 'pre-wrap', overflowWrap: 'anywhere' },
+  '.cm-diagnostic-error': { borderLeftColor: 'var(--erased)' },
+  '.cm-lintRange-error': { backgroundImage: 'none', textDecoration: 'underline wavy var(--erased) 1px', textUnderlineOffset: '3px' },
+  '.cm-lintPoint:after': { borderBottomColor: 'var(--erased)' },
+});
+
+const shown = (nonce, label) => [
+  EditorView.cspNonce.of(nonce),
+  EditorView.contentAttributes.of({ 'aria-label': label, spellcheck: 'false', autocorrect: 'off', autocapitalize: 'off' }),
+  lineNumbers(), highlightSpecialChars(), drawSelection(), bracketMatching(), highlightSelectionMatches(),
+  pythonLanguage, syntaxHighlighting(colours), look, search(),
+];
+
+/** Shows the text of `box`, to read. */
+export function view(box, nonce) {
+  const pre = box.querySelector('pre');
+  const label = pre.getAttribute('aria-label');
+  const doc = pre.textContent;
+  pre.remove();
+  new EditorView({ parent: box, doc, extensions: [shown(nonce, label), EditorState.readOnly.of(true), keymap.of([...searchKeymap, ...defaultKeymap])] });
+}
+
+/** An editor in `box`: `text` is what it holds, `mark(problems)` shows `{line, message}` at their lines, `go(line)` leads there. */
+export function source(box, { text, nonce, readonly, label, changed }) {
+  const editor = new EditorView({
+    parent: box,
+    doc: text,
+    extensions: [
+      shown(nonce, label),
+      history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
+      readonly ? EditorState.readOnly.of(true) : [highlightActiveLine(), highlightActiveLineGutter(), keymap.of([indentWithTab])],
+      keymap.of([...historyKeymap, ...searchKeymap, ...lintKeymap, ...defaultKeymap]),
+      EditorView.updateListener.of((update) => { if (update.docChanged) changed(); }),
+    ],
+  });
+  const line = (number) => editor.state.doc.line(Math.max(1, Math.min(number, editor.state.doc.lines)));
+  return {
+    get text() { return editor.state.doc.toString(); },
+    set text(next) { editor.dispatch({ changes: { from: 0, to: editor.state.doc.length, insert: next } }); },
+    mark(problems) {
+      const found = problems.filter((one) => one.line).map(({ line: number, message }) => {
+        const { from, to, text: all } = line(number);
+        return { from: from + (all.length - all.trimStart().length), to, severity: 'error', message };
+      });
+      editor.dispatch(setDiagnostics(editor.state, found));
+    },
+    go(number) {
+      editor.dispatch({ selection: { anchor: line(number).from }, scrollIntoView: true });
+      editor.focus();
+    },
+  };
+}

@@ -1,0 +1,428 @@
+//! One mod: its versions, its source in an editor, and what comes of changing it.
+//!
+//! The editor saves by the same requests as any client, and the form by the same function: what may be put in, and by
+//! whom, is decided in one place.
+
+use super::error::{self, sentence, show};
+use super::mods::{Field, fields};
+use super::shell::{Shell, encoded, machine_time, runs_href};
+use crate::api::{ApiError, App, Caller, Kind, source_of, take, uploader, versions_of};
+use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
+use crate::mods::{Origin, SourceText, Upload, Version};
+use askama::Template;
+use axum::Extension;
+use axum::extract::rejection::FormRejection;
+use axum::extract::{Form, Path, Query, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+
+/// Digits of a version's hash that are shown.
+const SHORT: usize = 12;
+
+/// What a new mod can begin as: name, what it does, source, and what stands in that for the name.
+const TEMPLATES: [(&str, &str, &str, &str); 5] = [
+    ("calm", "Changes the ends of sentences", TEMPLATE, TEMPLATE_NAME),
+    (
+        "ban-phrase",
+        "Takes a phrase back as soon as it is complete",
+        include_str!("../../fixtures/mods/ban_phrase.py"),
+        "ban_phrase",
+    ),
+    (
+        "json-prefix",
+        "Forces the beginning of an answer",
+        include_str!("../../fixtures/mods/json_prefix.py"),
+        "json_prefix",
+    ),
+    (
+        "temperature",
+        "Draws carefully where the model is sure",
+        include_str!("../../fixtures/mods/temperature_by_entropy.py"),
+        "temperature_by_entropy_py",
+    ),
+    ("log-top5", "Logs what the model had in mind", include_str!("../../fixtures/mods/log_top5.py"), "log_top5"),
+];
+
+#[derive(Template)]
+#[template(path = "editor.html")]
+struct EditorPage {
+    shell: Shell,
+    /// For the style elements that the editor makes.
+    nonce: String,
+    /// Empty for a mod that is to be made.
+    name: String,
+    /// What stands in the field of the name, where the mod can be saved under another one.
+    new_name: String,
+    description: String,
+    /// `built in`, `a file`, `uploaded`, `removed`.
+    origin: &'static str,
+    enabled: bool,
+    versions: Vec<VersionView>,
+    templates: Vec<TemplateView>,
+    /// The source, where it is one text.
+    source: String,
+    has_source: bool,
+    /// The version that is shown; empty for a mod that is to be made.
+    hash: String,
+    /// Its first digits.
+    short: String,
+    /// The address of the mod.
+    href: String,
+    is_current: bool,
+    files: Vec<FileView>,
+    may_save: bool,
+    /// What else the last version was sent with, as JSON.
+    kept: String,
+    /// Of a built-in mod.
+    documentation: String,
+    fields: Vec<Field>,
+    /// Why it cannot be saved, and how it could.
+    why_not: String,
+    /// Why what was sent was not saved, and Python's traceback.
+    problem: String,
+    traceback: String,
+    try_href: String,
+    runs_href: String,
+}
+
+struct VersionView {
+    short: String,
+    hash: String,
+    href: String,
+    at: String,
+    at_text: String,
+    by: String,
+    current: bool,
+    shown: bool,
+}
+
+struct TemplateView {
+    what: &'static str,
+    href: String,
+    chosen: bool,
+}
+
+/// A file of a package.
+struct FileView {
+    path: String,
+    text: String,
+}
+
+/// Query of the pages.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Asked {
+    version: Option<String>,
+    template: Option<String>,
+}
+
+/// The form as browsers without scripts send it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Sent {
+    name: String,
+    source: String,
+}
+
+/// `GET /mods/{name}`: the mod, in its version of now or another one.
+pub(super) async fn page(
+    State(app): State<App>,
+    caller: Option<Extension<Caller>>,
+    Path(name): Path<String>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
+    match EditorPage::of(&app, caller, &name, asked.version, &headers).await {
+        Ok(page) => page.shown(StatusCode::OK),
+        Err(error) => error::render(&headers, &error),
+    }
+}
+
+/// `GET /mods/-new`: a mod to begin, from a template. No mod has a name like that.
+pub(super) async fn begin(
+    State(app): State<App>,
+    caller: Option<Extension<Caller>>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
+    EditorPage::begun(&app, caller, asked.template.as_deref(), &headers).shown(StatusCode::OK)
+}
+
+/// `POST /mods/{name}`: saves what the form holds as a version.
+pub(super) async fn save(
+    State(app): State<App>,
+    caller: Option<Extension<Caller>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    sent: Result<Form<Sent>, FormRejection>,
+) -> Response {
+    save_as(&app, caller, Some(&name), &headers, sent).await
+}
+
+/// `POST /mods/-new`: saves what the form holds as a mod.
+pub(super) async fn save_new(
+    State(app): State<App>,
+    caller: Option<Extension<Caller>>,
+    headers: HeaderMap,
+    sent: Result<Form<Sent>, FormRejection>,
+) -> Response {
+    save_as(&app, caller, None, &headers, sent).await
+}
+
+async fn save_as(
+    app: &App,
+    caller: Option<Extension<Caller>>,
+    name: Option<&str>,
+    headers: &HeaderMap,
+    sent: Result<Form<Sent>, FormRejection>,
+) -> Response {
+    let sent = match sent {
+        Ok(Form(sent)) => sent,
+        Err(rejection) => {
+            let too_large = rejection.status() == StatusCode::PAYLOAD_TOO_LARGE;
+            let kind = if too_large { Kind::TooLarge } else { Kind::BadRequest };
+            return error::render(headers, &ApiError::new(kind, rejection.body_text()));
+        }
+    };
+    // A form's lines end in CRLF.
+    let source = sent.source.replace("\r\n", "\n");
+    let saved = match uploader(app, caller.clone()) {
+        Ok(by) => match upload_of(app, &sent.name, source.clone()).await {
+            Ok(upload) => take(app, by, upload).await,
+            Err(error) => Err(error),
+        },
+        Err(error) => Err(error),
+    };
+    let error = match saved {
+        Ok(saved) => return Redirect::to(&format!("/mods/{}", encoded(&saved.name))).into_response(),
+        Err(error) => error,
+    };
+    // What was written is not lost.
+    let page = match name {
+        Some(name) => EditorPage::of(app, caller, name, None, headers).await,
+        None => Ok(EditorPage::begun(app, caller, None, headers)),
+    };
+    match page {
+        Ok(mut page) => {
+            page.source = source;
+            let detail = error.problem().detail;
+            let (problem, traceback) = detail.split_once('\n').unwrap_or((&detail, ""));
+            page.problem = format!("Not saved: {problem}");
+            traceback.clone_into(&mut page.traceback);
+            if !page.new_name.is_empty() {
+                page.new_name = sent.name;
+            }
+            page.shown(error.kind().status())
+        }
+        Err(_) => error::render(headers, &error),
+    }
+}
+
+/// A new text for a mod; everything else stays as its last version was sent.
+async fn upload_of(app: &App, name: &str, source: String) -> Result<Upload, ApiError> {
+    let last = app.store()?.uploaded_mod(name).await.map_err(error::failed)?;
+    let kept = last.and_then(|version| serde_json::from_value::<Upload>(version.upload).ok());
+    let source = SourceText::Text(source);
+    Ok(match kept {
+        Some(kept) => Upload { source, ..kept },
+        None => Upload {
+            name: Some(name.to_owned()),
+            description: None,
+            language: Some("python".to_owned()),
+            module: None,
+            entrypoint: None,
+            source,
+        },
+    })
+}
+
+impl EditorPage {
+    /// The page of a mod that there is, or was.
+    async fn of(
+        app: &App,
+        caller: Option<Extension<Caller>>,
+        name: &str,
+        version: Option<String>,
+        headers: &HeaderMap,
+    ) -> Result<Self, ApiError> {
+        let list = versions_of(app, name.to_owned()).await?;
+        let shown = app.registry().show(name);
+        let asked = version.clone().or(shown.is_none().then(|| list.versions[0].hash.clone()));
+        let source = match source_of(app, name, asked).await {
+            Ok(source) => Some(source),
+            // A built-in mod has none.
+            Err(error) if version.is_none() && error.kind() == Kind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let hash = source.as_ref().map(SourceText::hash).unwrap_or_default();
+        let origin = shown.as_ref().map(|shown| shown.current.origin);
+        let mut page = Self::empty(app, caller, headers);
+        let current = list.current;
+        page.is_current = current.as_ref() == Some(&hash);
+        page.versions =
+            list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
+        page.has_source = source.is_some();
+        match source {
+            Some(SourceText::Text(text)) => page.source = text,
+            Some(SourceText::Files(files)) => {
+                page.files = files.into_iter().map(|(path, text)| FileView { path, text }).collect();
+                page.forbid("A mod of several files is changed with `thunder mods push`.");
+            }
+            None => page.forbid("A built-in mod is a part of Thunder and has no source to change."),
+        }
+        page.origin = match origin {
+            Some(Origin::Builtin) => "built in",
+            Some(Origin::File) => "a file",
+            Some(Origin::Uploaded) => "uploaded",
+            None => "removed",
+        };
+        if origin == Some(Origin::File) {
+            page.new_name = format!("{name}-2");
+        }
+        page.enabled = shown.as_ref().is_none_or(|shown| shown.enabled);
+        if let Some(known) = shown.map(|shown| shown.description) {
+            page.fields = fields(&known.schema);
+            (page.description, page.documentation) = (known.description, known.documentation);
+        }
+        if origin == Some(Origin::Uploaded)
+            && let Some(mut last) = app.store()?.uploaded_mod(name).await.map_err(error::failed)?
+        {
+            last.upload["source"].take();
+            page.kept = last.upload.to_string();
+        }
+        page.try_href = if origin.is_some() { format!("/playground?mod={}", encoded(name)) } else { String::new() };
+        page.runs_href = runs_href(&format!("mod:{name}"));
+        page.href = format!("/mods/{}", encoded(name));
+        name.clone_into(&mut page.name);
+        page.short = hash.chars().take(SHORT).collect();
+        page.hash = hash;
+        Ok(page)
+    }
+
+    /// The page of a mod that is to be made.
+    fn begun(app: &App, caller: Option<Extension<Caller>>, template: Option<&str>, headers: &HeaderMap) -> Self {
+        let chosen = template.and_then(|name| TEMPLATES.iter().position(|one| one.0 == name)).unwrap_or(0);
+        let (name, _, source, placeholder) = TEMPLATES[chosen];
+        let new_name = format!("my-{name}");
+        let mut page = Self::empty(app, caller, headers);
+        page.source = source.replace(placeholder, &new_name.replace('-', "_"));
+        page.has_source = true;
+        page.new_name = new_name;
+        page.templates = TEMPLATES
+            .iter()
+            .enumerate()
+            .map(|(number, (name, what, ..))| TemplateView {
+                what,
+                href: format!("/mods/-new?template={name}"),
+                chosen: number == chosen,
+            })
+            .collect();
+        page
+    }
+
+    fn empty(app: &App, caller: Option<Extension<Caller>>, headers: &HeaderMap) -> Self {
+        let refused = uploader(app, caller).err();
+        Self {
+            shell: Shell::new(headers, "mods"),
+            nonce: format!("{:032x}", rand::random::<u128>()),
+            name: String::new(),
+            new_name: String::new(),
+            description: String::new(),
+            origin: "",
+            enabled: true,
+            versions: Vec::new(),
+            templates: Vec::new(),
+            source: String::new(),
+            has_source: false,
+            hash: String::new(),
+            short: String::new(),
+            href: "/mods/-new".to_owned(),
+            is_current: true,
+            files: Vec::new(),
+            may_save: refused.is_none(),
+            kept: "{}".to_owned(),
+            documentation: String::new(),
+            fields: Vec::new(),
+            why_not: refused.map(|error| sentence(&error.problem().detail)).unwrap_or_default(),
+            problem: String::new(),
+            traceback: String::new(),
+            try_href: String::new(),
+            runs_href: String::new(),
+        }
+    }
+
+    /// Says why this mod cannot be saved, whoever asks.
+    fn forbid(&mut self, why: &str) {
+        self.may_save = false;
+        why.clone_into(&mut self.why_not);
+    }
+
+    /// The editor makes style elements, which carry the nonce.
+    fn shown(&self, status: StatusCode) -> Response {
+        let mut response = show(status, self);
+        let policy = format!("{}; style-src 'self' 'nonce-{}'", super::POLICY, self.nonce);
+        if let Ok(policy) = HeaderValue::from_str(&policy) {
+            response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
+        }
+        response
+    }
+}
+
+impl VersionView {
+    fn new(version: Version, name: &str, shown: &str, current: Option<&str>) -> Self {
+        let current = current == Some(version.hash.as_str());
+        Self {
+            short: version.hash.chars().take(SHORT).collect(),
+            href: if current {
+                format!("/mods/{}", encoded(name))
+            } else {
+                format!("/mods/{}?version={}", encoded(name), version.hash)
+            },
+            at: version.registered_at.map(machine_time).unwrap_or_default(),
+            at_text: version.registered_at.map(|at| at.format("%-d %b %Y, %H:%M UTC").to_string()).unwrap_or_default(),
+            by: version.registered_by.unwrap_or_default(),
+            current,
+            shown: version.hash == shown,
+            hash: version.hash,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::checks;
+
+    #[test]
+    fn a_new_mod_begins_as_a_template_of_its_own_name() {
+        let app = checks::app();
+        for (name, ..) in TEMPLATES {
+            let page = EditorPage::begun(&app, None, Some(name), &HeaderMap::new());
+            let function = page.new_name.replace('-', "_");
+            assert!(page.source.contains(&format!("def {function}(")), "{name}: {}", page.source);
+            let html = page.render().unwrap();
+            checks::page(&html);
+            assert!(html.contains("--allow-mod-upload"), "how it could be saved: {html}");
+        }
+    }
+
+    #[test]
+    fn source_is_text_and_never_markup() {
+        let mut page = EditorPage::begun(&checks::app(), None, None, &HeaderMap::new());
+        page.source = "</textarea><script>alert(1)</script>".into();
+        page.problem = "<b>SyntaxError".into();
+        page.files = vec![FileView { path: "<i>.py".into(), text: "<u>".into() }];
+        let html = page.render().unwrap();
+        checks::page(&html);
+        assert!(
+            !html.contains("<script>") && !html.contains("<b>Syn") && !html.contains("<i>") && !html.contains("<u>")
+        );
+    }
+
+    #[test]
+    fn the_page_lets_only_its_own_styles_in() {
+        let page = EditorPage::begun(&checks::app(), None, None, &HeaderMap::new());
+        let response = page.shown(StatusCode::OK);
+        let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        assert!(policy.contains(&page.nonce) && !policy.contains("unsafe"), "{policy}");
+    }
+}

@@ -1,0 +1,146 @@
+// Mods in a real browser: EDITOR_URL is a server that takes mods with the key MOD_KEY.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { chromium } from 'playwright-core';
+
+const { EDITOR_URL, MOD_KEY } = process.env;
+const skip = EDITOR_URL && MOD_KEY ? false : 'EDITOR_URL and MOD_KEY say where mods can be saved';
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+const name = `browser-${process.pid}`;
+
+const says = (text) => `from thunder_mods import Prefilled, mod
+
+
+@mod(events=[Prefilled])
+def answer(event, actions, tokenizer):
+    """Says ${text}."""
+    return actions.force_output(tokenizer.encode("${text}"))
+`;
+
+let browser;
+const complaints = [];
+
+before(async () => {
+  if (skip) return;
+  browser = await chromium.launch({
+    executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+  });
+});
+
+after(() => browser?.close());
+
+/** A page of somebody who has shown the key. */
+async function open(path, { width = 1280, height = 860, scheme = 'light' } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
+  const page = await context.newPage();
+  page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) complaints.push(`${path}: ${message.text()}`); });
+  page.on('pageerror', (error) => complaints.push(`${path}: ${error.stack ?? error.message}`));
+  await page.goto(`${EDITOR_URL}/login`);
+  await page.fill('[name=key]', MOD_KEY);
+  await Promise.all([page.waitForNavigation(), page.click('button')]);
+  await page.goto(EDITOR_URL + path);
+  return page;
+}
+
+/** Puts a text in place of what the editor holds. */
+async function write(page, text) {
+  await page.click('.cm-content');
+  await page.keyboard.press('Control+a');
+  // What stands there keeps its looks when Chromium itself puts text over it, by a style that the policy forbids.
+  await page.keyboard.press('Delete');
+  await page.keyboard.insertText(text);
+}
+
+const quiet = () => assert.deepEqual(complaints.splice(0), []);
+
+test('a mod is written, corrected, saved, kept over a reload, and run', { skip }, async () => {
+  const page = await open('/mods/-new');
+  await page.waitForSelector('.cm-editor');
+  assert.match(await page.textContent('.cm-content'), /thunder_mods/, 'it begins with a template');
+  await page.fill('[name=name]', name);
+
+  await write(page, 'from thunder_mods import mod\ndef x(:\n');
+  await page.waitForSelector('.problems li');
+  assert.match(await page.textContent('.problems li'), /Line 2.*SyntaxError/s);
+  await page.waitForSelector('.cm-lint-marker-error');
+  await page.click('.problems button');
+  assert.equal(await page.textContent('.cm-activeLineGutter'), '2', 'the line is where one is led');
+
+  await write(page, says('one'));
+  await page.waitForFunction(() => /No problems/.test(document.querySelector('[data-state]').textContent));
+  assert.equal(await page.locator('.cm-lint-marker-error').count(), 0);
+  await page.keyboard.press('Control+s');
+  await page.waitForURL(`**/mods/${name}`);
+  await page.waitForSelector('.cm-editor');
+  assert.equal(await page.locator('[data-versions] li').count(), 1);
+
+  await write(page, says('two'));
+  await page.waitForTimeout(400);
+  await page.reload();
+  await page.waitForSelector('[data-draft]:not([hidden])');
+  assert.match(await page.textContent('.cm-content'), /Says two/, 'what was not saved is still there');
+  await page.click('.cm-content');
+  await page.keyboard.press('Control+s');
+  await page.waitForFunction(() => document.querySelectorAll('[data-versions] li').length === 2);
+  await page.reload();
+  await page.waitForSelector('.cm-editor');
+  assert.equal(await page.locator('[data-draft]:not([hidden])').count(), 0);
+  assert.match(await page.textContent('.cm-content'), /Says two/);
+
+  await page.click('[data-versions] li:last-child a');
+  await page.waitForURL(/version=/);
+  await page.waitForSelector('.cm-editor');
+  assert.match(await page.textContent('.cm-content'), /Says one/, 'an earlier version is shown');
+  await page.click('[data-earlier] a');
+  await page.waitForSelector('.cm-editor');
+
+  await page.click('[data-try]');
+  await page.waitForSelector(`[data-mod="${name}"]`);
+  await page.fill('[data-messages] textarea', 'Hello');
+  await page.click('[data-act=generate]');
+  await page.waitForFunction(() => [...document.querySelectorAll('.text .t.q')].map((t) => t.textContent).join('').includes('two'));
+  await page.context().close();
+  quiet();
+});
+
+test('keys of the page are letters in the editor, and Escape lets Tab leave it', { skip }, async () => {
+  const page = await open('/mods/-new');
+  await page.click('.cm-content');
+  await page.keyboard.press('Control+End');
+  await page.keyboard.type('# g r ?');
+  assert.match(page.url(), /-new$/);
+  assert.match(await page.textContent('.cm-content'), /# g r \?/);
+  assert.equal(await page.locator('dialog[open]').count(), 0);
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('Tab');
+  assert.equal(await page.evaluate(() => document.activeElement.closest('.cm-editor')), null);
+  await page.context().close();
+  quiet();
+});
+
+for (const scheme of ['light', 'dark']) {
+  test(`the pages of mods are accessible, ${scheme}`, { skip }, async () => {
+    for (const path of ['/mods/-new', `/mods/${name}`, '/mods/ban-phrases']) {
+      const page = await open(path, { scheme });
+      await page.waitForTimeout(600);
+      await page.evaluate(axe);
+      const { violations } = await page.evaluate(() => window.axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
+      assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
+      await page.context().close();
+    }
+    quiet();
+  });
+}
+
+test('nothing of a mod is cut off at 320 pixels', { skip }, async () => {
+  for (const path of ['/mods/-new', `/mods/${name}`]) {
+    const page = await open(path, { width: 320, height: 640 });
+    await page.waitForTimeout(300);
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
+    await page.context().close();
+  }
+  quiet();
+});
