@@ -152,6 +152,8 @@ async fn pages_of_other_origins_cannot_connect() {
 #[tokio::test]
 async fn a_plain_request_is_told_what_it_is() {
     let (_, address) = echo(|_| ()).await;
+    // An error says that another test was first.
+    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::get(format!("http://{address}{}", PATHS[0])).await.unwrap();
     assert_eq!(answer.status(), 400);
     assert!(answer.text().await.unwrap().contains("is a WebSocket"));

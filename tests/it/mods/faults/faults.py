@@ -104,11 +104,12 @@ def system(number, *arguments):
 
 
 def threads():
-    """A thread after the other, as small as they can be."""
+    """More threads than are permitted, as small as they can be, before the memory for them is used up."""
     threading.stack_size(32768)
     over = threading.Event()
-    while True:
+    for _ in range(600):
         threading.Thread(target=over.wait, daemon=True).start()
+    over.wait()
 
 
 def datagram(name):
