@@ -13,6 +13,8 @@ use std::ops::RangeInclusive;
 const LONGEST_ID: usize = 256;
 /// Most texts that end a run: the end of the answer is compared with all of them at every token.
 const MOST_STOPS: usize = 1024;
+/// Most bytes of all of them.
+const MOST_STOP_BYTES: usize = 64 << 10;
 /// Largest bias in OpenAI's API; llama-server's has no limit.
 const OPENAI_BIAS: f32 = 100.0;
 /// Sampler stages that llama-server had once, and that its clients still name.
@@ -248,6 +250,11 @@ pub(in crate::api) fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> 
         None => Err(wrong("stop", "a text or a list of texts", text)),
     };
     let texts: Vec<String> = texts.iter().map(read).collect::<Result<_, _>>()?;
+    let bytes: usize = texts.iter().map(String::len).sum();
+    if bytes > MOST_STOP_BYTES {
+        let detail = format!("stop takes at most {MOST_STOP_BYTES} bytes in all its texts, got {bytes}");
+        return Err(ApiError::invalid("stop", detail));
+    }
     Ok(texts.into_iter().filter(|text| !text.is_empty()).collect())
 }
 

@@ -143,8 +143,10 @@ async fn a_stop_text_ends_the_answer_before_it() {
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let mut streamed = body;
     streamed["stream"] = true.into();
-    let (status, refused) = server.post(CHAT, &chat(json!({"stop": vec!["a"; 1025]}))).await;
-    assert_eq!((status, refused["error"]["param"].as_str()), (400, Some("stop")), "{refused}");
+    for too_much in [vec!["a".to_owned(); 1025], vec!["a".repeat(40_000); 2]] {
+        let (status, refused) = server.post(CHAT, &chat(json!({"stop": too_much}))).await;
+        assert_eq!((status, refused["error"]["param"].as_str()), (400, Some("stop")), "{refused}");
+    }
     streamed["stop"] = " three".into();
     assert_eq!(content(&chunks(&server.stream(CHAT, &streamed).await)), "One, two,");
 }
