@@ -21,6 +21,7 @@ mod llama;
 mod mods;
 mod native;
 pub mod openai;
+mod openapi;
 mod prefix;
 mod rates;
 mod responses;
@@ -73,7 +74,7 @@ struct Document;
 
 /// Every surface, behind the middleware that all share.
 pub fn router(app: &App) -> Router {
-    let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
+    let (routes, declared) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(health::router())
         .merge(ingest::router())
         .merge(native::router())
@@ -86,17 +87,11 @@ pub fn router(app: &App) -> Router {
         .merge(stream::router())
         .split_for_parts();
     let server = &app.config().server;
-    if !server.prefix.is_empty() {
-        document.servers = Some(vec![utoipa::openapi::Server::new(&server.prefix)]);
-    }
-    let document = bytes::Bytes::from(document.to_json().unwrap_or_default());
+    let document = openapi::document(declared, &server.prefix);
     let sockets = asyncapi::document(&server.prefix);
     let dashboard = if server.routes.dashboard { ui::router() } else { Router::new() };
     let routes = routes
-        .route(
-            "/api/v1/openapi.json",
-            get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))),
-        )
+        .route(openapi::PATH, get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))))
         .route(asyncapi::PATH, get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], sockets))))
         .merge(session::router())
         .merge(dashboard)

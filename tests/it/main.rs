@@ -25,6 +25,7 @@ mod mods;
 mod mods_faults;
 mod native;
 mod openai;
+mod openapi;
 mod prefix;
 mod registry;
 mod regression;

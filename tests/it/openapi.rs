@@ -1,0 +1,144 @@
+//! The documents that describe the API to programs: valid, and complete.
+
+use super::harness::server;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
+
+/// Second addresses of documented routes, as llama-server, KoboldCPP and older clients write them, and what each stands for.
+const ALIASES: [(&str, &str); 21] = [
+    ("/api/latest/config/max_context_length", "/api/v1/config/max_context_length"),
+    ("/api/latest/config/max_length", "/api/v1/config/max_length"),
+    ("/api/latest/info/version", "/api/v1/info/version"),
+    ("/api/latest/model", "/api/v1/model"),
+    ("/chat/completions", "/v1/chat/completions"),
+    ("/chat/completions/control", "/v1/chat/completions/control"),
+    ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
+    ("/classify", "/v1/classify"),
+    ("/completions", "/completion"),
+    ("/embedding", "/embeddings"),
+    ("/health", "/healthz"),
+    ("/models", "/v1/models"),
+    ("/rerank", "/v1/rerank"),
+    ("/reranking", "/v1/rerank"),
+    ("/responses", "/v1/responses"),
+    ("/responses/input_tokens", "/v1/responses/input_tokens"),
+    ("/responses/{response_id}", "/v1/responses/{response_id}"),
+    ("/responses/{response_id}/input_items", "/v1/responses/{response_id}/input_items"),
+    ("/v1/health", "/healthz"),
+    ("/v1/ingest", "/ingest"),
+    ("/v1/reranking", "/v1/rerank"),
+];
+
+async fn document() -> Value {
+    let (status, document) = server().await.get("/api/v1/openapi.json").await;
+    assert_eq!(status, 200, "{document}");
+    document
+}
+
+/// Method, path, and what the document says of the operation.
+fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
+    let paths = document["paths"].as_object().unwrap();
+    let all = paths.iter().flat_map(|(path, item)| {
+        METHODS.iter().filter_map(move |method| Some((*method, path.as_str(), item.get(method)?)))
+    });
+    all.collect()
+}
+
+#[tokio::test]
+async fn openapi_operations_have_unique_ids() {
+    let document = document().await;
+    let operations = operations(&document);
+    assert!(operations.len() > 70, "{}", operations.len());
+    let mut seen = BTreeSet::new();
+    for (method, path, operation) in operations {
+        let id = operation["operationId"].as_str().unwrap_or_default();
+        assert!(!id.is_empty() && seen.insert(id), "{method} {path}: operationId {id:?} is empty or taken");
+    }
+}
+
+#[tokio::test]
+async fn openapi_responses_have_descriptions() {
+    let document = document().await;
+    for (method, path, operation) in operations(&document) {
+        let responses = operation["responses"].as_object().unwrap();
+        assert!(!responses.is_empty(), "{method} {path} has no response");
+        for (status, response) in responses {
+            let description = response["description"].as_str().unwrap_or_default();
+            assert!(!description.is_empty(), "{method} {path}: response {status} has no description");
+        }
+    }
+}
+
+#[tokio::test]
+async fn openapi_path_parameters_are_declared() {
+    let document = document().await;
+    for (method, path, operation) in operations(&document) {
+        let inside: BTreeSet<&str> = path.split('{').skip(1).map(|rest| rest.split_once('}').unwrap().0).collect();
+        let parameters = operation["parameters"].as_array().map_or(&[][..], Vec::as_slice);
+        let declared: Vec<&Value> = parameters.iter().filter(|parameter| parameter["in"] == "path").collect();
+        let names: BTreeSet<&str> = declared.iter().filter_map(|parameter| parameter["name"].as_str()).collect();
+        assert_eq!(names, inside, "{method} {path}");
+        assert_eq!(names.len(), declared.len(), "{method} {path}: a path parameter is declared twice");
+        assert!(declared.iter().all(|parameter| parameter["required"] == true), "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn references_of_api_documents_resolve() {
+    for path in ["/api/v1/openapi.json", "/api/v1/asyncapi.json"] {
+        let document = server().await.get(path).await.1;
+        let mut references = Vec::new();
+        collect_references(&document, &mut references);
+        assert!(references.len() > 10, "{path} has {} references", references.len());
+        for reference in references {
+            let pointer = reference.strip_prefix('#').unwrap_or(reference);
+            assert!(document.pointer(pointer).is_some(), "{path}: {reference} is nowhere");
+        }
+    }
+}
+
+fn collect_references<'v>(value: &'v Value, found: &mut Vec<&'v str>) {
+    match value {
+        Value::Object(members) => {
+            found.extend(members.get("$ref").and_then(Value::as_str));
+            members.values().for_each(|member| collect_references(member, found));
+        }
+        Value::Array(list) => list.iter().for_each(|member| collect_references(member, found)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn openapi_lists_every_route() {
+    let document = document().await;
+    let paths = document["paths"].as_object().unwrap();
+    let mut files = Vec::new();
+    rust_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/api"), &mut files);
+    let mut seen = 0;
+    for file in files {
+        let source = std::fs::read_to_string(&file).unwrap();
+        for route in source.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap()) {
+            seen += 1;
+            let alias = ALIASES.iter().find(|(alias, _)| *alias == route);
+            let documented = alias.map_or(route, |(_, target)| target);
+            // The WebSocket is in the AsyncAPI document.
+            let known = paths.contains_key(documented) || route == "/generate";
+            assert!(known, "{}: {route} is neither documented nor an alias of a documented route", file.display());
+        }
+    }
+    assert!(seen >= ALIASES.len(), "only {seen} routes were found in src/api");
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
