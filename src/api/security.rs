@@ -78,7 +78,7 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
             next.run(request).await
         }
         Err(error) if error.kind() == Kind::Unauthorized && wants_page(&request) => {
-            Redirect::to(session::PATH).into_response()
+            Redirect::to(&session::address(request.uri())).into_response()
         }
         Err(error) => in_dialect(&path, error),
     }
@@ -121,9 +121,11 @@ fn shows_key(headers: &HeaderMap) -> bool {
     headers.contains_key(header::AUTHORIZATION) || headers.contains_key("x-api-key")
 }
 
-/// Health is for load balancers, which have no key; the login page is for those who come to show theirs.
+/// Health is for load balancers, which have no key; the login page is for those who come to show theirs, and its icon is
+/// part of this program.
 fn is_public(path: &str) -> bool {
-    matches!(path, "/health" | "/healthz" | "/v1/health" | session::PATH)
+    matches!(path, "/health" | "/healthz" | "/v1/health" | "/favicon.ico" | session::PATH)
+        || path.starts_with("/assets/")
 }
 
 /// Whether a person in a browser asks.

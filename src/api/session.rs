@@ -6,8 +6,8 @@
 use super::{App, base};
 use crate::config::{KeyHash, Security};
 use axum::Router;
-use axum::extract::{Form, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{Form, Query, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::get;
 use serde::Deserialize;
@@ -21,38 +21,77 @@ const COOKIE: &str = "thunder_session";
 
 static SECRET: LazyLock<[u8; 32]> = LazyLock::new(rand::random);
 
+/// Query of the login page.
+#[derive(Deserialize)]
+struct Destination {
+    next: Option<String>,
+}
+
 #[derive(Deserialize)]
 struct Login {
     key: String,
+    next: Option<String>,
 }
 
 pub(super) fn router() -> Router<App> {
     Router::new().route(PATH, get(page).post(log_in))
 }
 
-async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
-    if app.config().server.security.keys.is_empty() {
-        return Redirect::to("/").into_response();
+/// Returns the address of the login page that leads back to the page at `uri`.
+pub(super) fn address(uri: &Uri) -> String {
+    let wanted = uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut address = PATH.to_owned();
+    if wanted != "/" {
+        address.push_str("?next=");
+        for byte in wanted.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+                address.push(char::from(byte));
+            } else {
+                // Writing to a String cannot fail.
+                let _ = write!(address, "%{byte:02X}");
+            }
+        }
     }
-    form(base(&headers), "")
+    address
+}
+
+/// Returns `next` if it is a path of this server, else the start page: a link to the login page must not lead to another
+/// site.
+fn local(next: Option<&str>) -> &str {
+    let is_local = |next: &&str| {
+        let only_visible = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+        next.starts_with('/') && !next.starts_with("//") && only_visible
+    };
+    next.filter(is_local).unwrap_or("/")
+}
+
+async fn page(State(app): State<App>, Query(Destination { next }): Query<Destination>, headers: HeaderMap) -> Response {
+    let next = local(next.as_deref());
+    if app.config().server.security.keys.is_empty() {
+        return Redirect::to(next).into_response();
+    }
+    form(base(&headers), next, "")
 }
 
 async fn log_in(State(app): State<App>, headers: HeaderMap, Form(login): Form<Login>) -> Response {
     let base = base(&headers);
+    let next = local(login.next.as_deref());
     let Some(key) = app.config().server.security.known(login.key.trim()) else {
-        return (StatusCode::UNAUTHORIZED, form(base, "<p role=\"alert\">This key is not known here.</p>"))
-            .into_response();
+        let notice = "<p role=\"alert\">This key is not known here.</p>";
+        return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
     };
     let secure = if app.config().server.tls.is_some() { "; Secure" } else { "" };
     let path = if base.is_empty() { "/" } else { base };
     let cookie = format!("{COOKIE}={}; Path={path}; HttpOnly; SameSite=Strict{secure}", token(key));
-    ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
+    ([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response()
 }
 
-fn form(base: &str, notice: &str) -> Response {
+fn form(base: &str, next: &str, notice: &str) -> Response {
+    let next = next.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;");
     let page = Html(format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <title>Thunder: log in</title><h1>Thunder</h1>{notice}<form method=\"post\" action=\"{base}{PATH}\">\
+         <meta name=\"color-scheme\" content=\"light dark\"><title>Thunder: log in</title><h1>Thunder</h1>{notice}\
+         <form method=\"post\" action=\"{base}{PATH}\"><input type=\"hidden\" name=\"next\" value=\"{next}\">\
          <label>API key <input type=\"password\" name=\"key\" autocomplete=\"current-password\" required autofocus></label> \
          <button>Log in</button></form></html>"
     ));
@@ -75,4 +114,29 @@ fn token(key: &KeyHash) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{address, local};
+
+    #[test]
+    fn login_address_names_the_page() {
+        let of = |uri: &str| address(&uri.parse().unwrap());
+        assert_eq!(of("/"), "/login");
+        assert_eq!(of("/runs?q=model:a%20b&before=1"), "/login?next=/runs%3Fq%3Dmodel%3Aa%2520b%26before%3D1");
+    }
+
+    #[test]
+    fn login_leads_to_local_paths_only() {
+        for next in ["/runs", "/runs/1?at=3&q=a%20b", "/compare?a=//b"] {
+            assert_eq!(local(Some(next)), next);
+        }
+        for next in
+            ["", "runs", "//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil.example", "/\r\nx: y"]
+        {
+            assert_eq!(local(Some(next)), "/", "{next:?}");
+        }
+        assert_eq!(local(None), "/");
+    }
 }

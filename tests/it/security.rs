@@ -81,6 +81,9 @@ async fn keys_open_everything_but_health() {
         ("/nowhere", vec![], 401),
         ("/", vec![("accept", "text/html")], 303),
         ("/login", vec![], 200),
+        ("/favicon.ico", vec![], 308),
+        ("/assets/any/icon.svg", vec![], 200),
+        ("/assets/any/%2e%2e/api/v1/runs", vec![], 404),
         ("/v1/models", vec![("cookie", "thunder_session=0")], 401),
     ] {
         let response = send(&server, path, &headers).await;
@@ -117,6 +120,37 @@ async fn a_browser_logs_in(server: &Server) {
     let cookie = cookie.split(';').next().unwrap();
     assert!(!cookie.contains(KEY));
     assert_eq!(send(server, "/v1/models", &[("cookie", cookie)]).await.status().as_u16(), 200);
+}
+
+#[tokio::test]
+async fn login_returns_to_the_page_that_was_asked_for() {
+    let server = Server::start(&["--api-key", KEY]);
+    server.wait_ready().await;
+    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let location = |response: &reqwest::Response| response.headers()["location"].to_str().unwrap().to_owned();
+    let asked = "/runs?q=model:%22a%20b%22&before=1";
+    let refused = client.get(format!("{}{asked}", server.base)).header("accept", "text/html").send().await.unwrap();
+    let login = location(&refused);
+    let page = client.get(format!("{}{login}", server.base)).send().await.unwrap().text().await.unwrap();
+    let next = page.split("name=\"next\" value=\"").nth(1).unwrap().split('"').next().unwrap().replace("&amp;", "&");
+    assert_eq!(next, asked);
+    let log_in = |key: &str, next: &str| {
+        let mut body = reqwest::Url::parse("http://form.example").unwrap();
+        body.query_pairs_mut().append_pair("key", key).append_pair("next", next);
+        client
+            .post(format!("{}/login", server.base))
+            .header("content-type", "application/x-www-form-urlencoded")
+            .body(body.query().unwrap().to_owned())
+            .send()
+    };
+    for (next, expected) in [(next.as_str(), asked), ("//evil.example/", "/"), ("https://evil.example", "/")] {
+        let again = log_in("wrong", next).await.unwrap();
+        assert_eq!(again.status().as_u16(), 401);
+        let again = again.text().await.unwrap().replace("&amp;", "&");
+        assert!(again.contains(&format!("value=\"{expected}\"")), "{again}");
+        let done = log_in(KEY, next).await.unwrap();
+        assert_eq!((done.status().as_u16(), location(&done)), (303, expected.to_owned()));
+    }
 }
 
 async fn the_named_origin_may_call(server: &Server) {
