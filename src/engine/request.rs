@@ -5,7 +5,7 @@ use crate::model::grammar::Constraint;
 use crate::model::llama::{AdapterSet, Sampling};
 use crate::mods::Chosen;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub struct Request {
     pub conversation: Option<Value>,
     /// The tools as sent.
     pub tools: Option<Value>,
+    /// Further fields that shape the answer, such as `tool_choice` and `response_format`, as sent; for the trace.
+    pub answer_fields: Map<String, Value>,
     /// How the answer is read; `None` for what continues a plain prompt, which is read as the model's family writes.
     pub reading: Option<Arc<Reading>>,
     /// How tokens are drawn.
@@ -78,6 +80,7 @@ impl Request {
             prompt_preview: String::new(),
             conversation: None,
             tools: None,
+            answer_fields: Map::new(),
             reading: None,
             sampling: Sampling::default(),
             adapters: None,

@@ -170,6 +170,9 @@ impl Engine {
             "model": { "name": model.name(), "fingerprint": format!("{:032x}", model.fingerprint()) },
             "release": env!("CARGO_PKG_VERSION"),
         });
+        if !request.answer_fields.is_empty() {
+            parameters["request"] = json!(request.answer_fields);
+        }
         if let Some(reading) = &request.reading {
             parameters["reading"] = reading.recorded();
         }

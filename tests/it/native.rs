@@ -261,10 +261,68 @@ async fn alternatives_of_our_own_and_of_a_foreign_run() {
     }
 }
 
+async fn attentive() -> &'static Server {
+    static ATTENTIVE: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
+    tokio::task::spawn_blocking(|| LazyLock::force(&ATTENTIVE)).await.unwrap().wait_ready().await
+}
+
+#[tokio::test]
+async fn attention_at_one_position_is_exact_for_every_step_and_view() {
+    // More steps than a map shows, and more events than one request reads.
+    const STEPS: usize = 1100;
+    let server = attentive().await;
+    let run = generated(server, json!({"attention": true, "max_tokens": STEPS, "ignore_eos": true})).await;
+    let path = format!("/api/v1/runs/{}/attention", run["run"]["run_id"].as_str().unwrap());
+    let (_, first) = server.get(&format!("{path}?at=1")).await;
+    let layer = &first["attention"]["layer_ids"][0];
+    let position = 2;
+    for view in ["view=mean".to_owned(), "view=max".to_owned(), format!("view=layer&layer={layer}")] {
+        let (mut rows, mut from, mut requests) = (Vec::new(), json!(0), 0);
+        while !from.is_null() {
+            let (status, column) = server.get(&format!("{path}?from={from}&position={position}&{view}")).await;
+            assert_eq!(status, 200, "{column}");
+            rows.extend(column["attention"]["rows"].as_array().unwrap().clone());
+            from = column["attention"]["next"].clone();
+            requests += 1;
+        }
+        assert!(requests > 1, "{requests}");
+        assert_eq!(rows.len(), STEPS, "{view}");
+        for row in [&rows[0], &rows[1], &rows[STEPS / 2], &rows[STEPS - 1]] {
+            let (_, step) = server.get(&format!("{path}?at={}&{view}", row["sequence_order"])).await;
+            assert_eq!(step["attention"]["sequence_order"], row["sequence_order"]);
+            assert_eq!(step["attention"]["values"][position], row["value"], "{view} {row}");
+        }
+    }
+    assert_eq!(server.get(&format!("{path}?from=0&position=0&view=layer&layer=99")).await.0, 400);
+    let (status, beyond) = server.get(&format!("{path}?from=0&to=9&position=100000")).await;
+    assert_eq!((status, &beyond["attention"]["rows"]), (200, &json!([])));
+}
+
+#[tokio::test]
+async fn recorded_run_keeps_the_request_fields_that_shape_its_answer() {
+    let server = server().await;
+    let fields = json!({
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}},
+        "tool_choice": "none",
+        "logit_bias": {"5": -3, "6": 2.5},
+    });
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "max_tokens": 2,
+    });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let answer = server.answer("/v1/chat/completions", &body).await;
+    let id = answer["thunder"]["run_id"].as_str().unwrap();
+    server.finished(id).await;
+    let (_, prefilled) = server.get(&format!("/api/v1/runs/{id}/events?from=0&to=1")).await;
+    let prompt = &prefilled["details"]["prompt"];
+    assert_eq!((&prompt["parameters"]["request"], &prompt["tools"]), (&fields, &body["tools"]), "{prefilled}");
+}
+
 #[tokio::test]
 async fn attention_of_a_step_and_of_a_run() {
-    static ATTENTIVE: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
-    let server = tokio::task::spawn_blocking(|| LazyLock::force(&ATTENTIVE)).await.unwrap().wait_ready().await;
+    let server = attentive().await;
     let run = generated(server, json!({"attention": true})).await;
     assert_eq!(run["run"]["has_attention"], true);
     let path = format!("/api/v1/runs/{}/attention", run["run"]["run_id"].as_str().unwrap());

@@ -1,6 +1,6 @@
 //! `/api/v1/runs/{id}/attention`: one step's row, or the map of many steps.
 
-use super::{event_range, find, map};
+use super::{event_range, find, map, position};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::{AttentionStep, RunId};
@@ -34,6 +34,9 @@ pub struct ShowAttention {
     to: Option<i32>,
     /// Most columns of the map, 1 … 4096; positions beyond it share a column, which shows the largest. 256 when absent.
     bins: Option<usize>,
+    /// With `from` and `to`, instead of a map: the exact value of this position at every step, for any view. At most 3072
+    /// events are read; `next` is the event to go on from.
+    position: Option<u32>,
 }
 
 /// How the heads of a step are put together.
@@ -94,10 +97,12 @@ pub struct HeadMeasures {
     measures: HeadStat,
 }
 
-/// Shows the attention of one step (`at`), or a map of steps × positions (`from`, `to`, `bins`).
+/// Shows the attention of one step (`at`), a map of steps × positions (`from`, `to`, `bins`), or how much the steps looked at
+/// one position (`from`, `to`, `position`).
 #[utoipa::path(get, path = "/api/v1/runs/{id}/attention", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`"), ShowAttention), responses(
-    (status = 200, body = OneStep, description = "With `at`; a map is `{attention: {row_len, bins, view, rows: [{sequence_order, values}]}}`"),
+    (status = 200, body = OneStep, description = "With `at`; a map is `{attention: {row_len, bins, view, rows: [{sequence_order, values}]}}`, \
+                                                  one position `{attention: {position, view, next, rows: [{sequence_order, value}]}}`"),
     (status = 400, body = Problem), (status = 404, body = Problem, description = "No run, or none of its attention")))]
 pub async fn show(
     State(app): State<App>,
@@ -114,6 +119,10 @@ pub async fn show(
     }
     let events = event_range(query.from, query.to)?;
     let events = events.start..events.end.min(run.events);
+    if let Some(position) = query.position {
+        let read = position::read(store, run.run_id, events, position, (query.view, query.layer)).await?;
+        return Ok(Json(read).into_response());
+    }
     let bins = query.bins.unwrap_or(map::BINS);
     if !(1..=map::MOST_BINS).contains(&bins) {
         return Err(ApiError::invalid("bins", format!("bins must be 1 to {}", map::MOST_BINS)));
@@ -131,20 +140,14 @@ async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Re
     let step = step.ok_or_else(|| {
         ApiError::new(crate::api::Kind::NotFound, format!("no attention was recorded at event {at} of this run"))
     })?;
-    let damaged = |error: attention::Error| ApiError::internal(format!("run {run_id}, event {at}: {error}"));
-    let overview = attention::decode_t0(&step.t0).map_err(damaged)?;
+    let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(&step, &error))?;
     let AttentionStep { sequence_order, row_len, layer_ids, heads, .. } = &step;
-    let (quality, values) = match query.view {
-        View::Mean => ("f16", overview.mean),
-        View::Max => ("f16", overview.max),
-        View::Last => ("f16", overview.last_layer),
-        View::Layer => {
-            let wanted = query.layer;
-            let index = wanted.and_then(|wanted| layer_ids.iter().position(|&layer| layer == wanted));
-            let index = index
-                .ok_or_else(|| ApiError::invalid("layer", format!("view=layer needs layer, one of {layer_ids:?}")))?;
-            ("u8", attention::decode_t1(&step.t1, index).map_err(damaged)?)
-        }
+    let quality = if with_t1 { "u8" } else { "f16" };
+    let values = match query.view {
+        View::Mean => overview.mean,
+        View::Max => overview.max,
+        View::Last => overview.last_layer,
+        View::Layer => layer_values(&step, query.layer)?,
     };
     let names = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
     let stats =
@@ -160,4 +163,29 @@ async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Re
         sink: overview.sink,
         stats,
     })
+}
+
+/// Decodes the values of one layer, one per position.
+fn layer_values(step: &AttentionStep, layer: Option<u16>) -> Result<Vec<f32>, ApiError> {
+    let index = layer.and_then(|layer| step.layer_ids.iter().position(|&known| known == layer));
+    let index = index
+        .ok_or_else(|| ApiError::invalid("layer", format!("view=layer needs layer, one of {:?}", step.layer_ids)))?;
+    attention::decode_t1(&step.t1, index).map_err(|error| damaged(step, &error))
+}
+
+/// Decodes the values of a view, one per position.
+pub(super) fn view_values(step: &AttentionStep, view: View, layer: Option<u16>) -> Result<Vec<f32>, ApiError> {
+    if view == View::Layer {
+        return layer_values(step, layer);
+    }
+    let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(step, &error))?;
+    Ok(match view {
+        View::Max => overview.max,
+        View::Last => overview.last_layer,
+        View::Mean | View::Layer => overview.mean,
+    })
+}
+
+fn damaged(step: &AttentionStep, error: &attention::Error) -> ApiError {
+    ApiError::internal(format!("the stored attention of event {} cannot be read: {error}", step.sequence_order))
 }

@@ -1,10 +1,9 @@
 //! The map of steps × positions: many rows of attention, made small enough for a screen.
 
-use super::attention::View;
+use super::attention::{View, view_values};
 use crate::api::{ApiError, Kind};
 use crate::events::{AttentionStep, RunId};
 use crate::store::Store;
-use crate::trace::attention::decode_t0;
 use serde::Serialize;
 use std::ops::Range;
 
@@ -74,7 +73,8 @@ pub(super) async fn read(
     Ok(Answer { attention: Map { row_len, bins, view, quality: "f16", sampled, rows } })
 }
 
-fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
+/// Splits a range of events into windows that are read one after another; where `sampled`, windows of one step each.
+pub(super) fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
     let (start, len) = (events.start, events.len() as i64);
     if sampled {
         let begin = |row: i32| start + (len * i64::from(row) / i64::from(MOST_ROWS)) as i32;
@@ -85,12 +85,7 @@ fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
 }
 
 fn decode(step: &AttentionStep, view: View) -> Result<MapRow, ApiError> {
-    let overview = decode_t0(&step.t0).map_err(ApiError::internal)?;
-    let values = match view {
-        View::Max => overview.max,
-        View::Last => overview.last_layer,
-        View::Mean | View::Layer => overview.mean,
-    };
+    let values = view_values(step, view, None)?;
     Ok(MapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
 }
 

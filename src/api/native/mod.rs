@@ -12,6 +12,7 @@ pub(super) mod feedback;
 mod follow;
 mod live;
 mod map;
+mod position;
 mod reruns;
 mod runs;
 

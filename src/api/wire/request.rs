@@ -5,6 +5,20 @@ use crate::api::{ApiError, App, Loaded};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
 
+/// Fields that shape the answer and that nothing else of a recording has as they were sent.
+const RECORDED: [&str; 10] = [
+    "chat_template_kwargs",
+    "grammar",
+    "ignore_eos",
+    "json_schema",
+    "logit_bias",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "reasoning_format",
+    "response_format",
+    "tool_choice",
+];
+
 /// The request for a prompt, with what the body says about sampling, limits, slot, adapters, mods and recording. What the
 /// answer must be and what is told of it is for the route to add.
 ///
@@ -33,6 +47,7 @@ pub(in crate::api) fn request(
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,
         overflow: placement.overflow,
+        answer_fields: fields.said(&RECORDED),
         ..Request::new(prompt, surface)
     })
 }

@@ -1,0 +1,57 @@
+//! How much the steps of a run looked at one position.
+
+use super::attention::{View, view_values};
+use super::map::windows;
+use crate::api::ApiError;
+use crate::events::RunId;
+use crate::store::Store;
+use serde::Serialize;
+use std::ops::Range;
+
+/// Events that one request reads, so that a long run takes several requests instead of one long one.
+const MAX_EVENTS: i32 = 3072;
+
+/// The response body.
+#[derive(Debug, Serialize)]
+pub(super) struct PositionResponse {
+    attention: Position,
+}
+
+#[derive(Debug, Serialize)]
+struct Position {
+    position: u32,
+    view: View,
+    layer: Option<u16>,
+    /// The event to go on from; absent when the range was read to its end.
+    next: Option<i32>,
+    /// The steps whose row has the position.
+    rows: Vec<PositionRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct PositionRow {
+    sequence_order: i32,
+    value: f32,
+}
+
+/// Reads the value of `position` at every step of a range of events.
+pub(super) async fn read(
+    store: &Store,
+    run_id: RunId,
+    events: Range<i32>,
+    position: u32,
+    (view, layer): (View, Option<u16>),
+) -> Result<PositionResponse, ApiError> {
+    let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
+    let mut rows = Vec::new();
+    for window in windows(&(events.start..end), false) {
+        for step in store.attention_range(run_id, window, view == View::Layer).await? {
+            let values = view_values(&step, view, layer)?;
+            if let Some(&value) = values.get(position as usize) {
+                rows.push(PositionRow { sequence_order: step.sequence_order, value });
+            }
+        }
+    }
+    let next = (end < events.end).then_some(end);
+    Ok(PositionResponse { attention: Position { position, view, layer, next, rows } })
+}
