@@ -24,8 +24,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::Layer;
 
-/// Most bytes of a request's head. Also most of a body that is read ahead.
-const MOST_HEAD: usize = 128 << 10;
+/// Maximum size of a request's head, and of the part of a body that is read ahead.
+const MAX_HEAD_BYTES: usize = 128 << 10;
+/// The same on a server with API keys: the head is read before the key in it can be checked.
+const MAX_HEAD_BYTES_WITH_KEYS: usize = 16 << 10;
 /// How long a connection is silent before the peer is asked whether it is there, how often, and how many times.
 const SILENCE: Duration = Duration::from_mins(1);
 const PROBES_EVERY: Duration = Duration::from_secs(15);
@@ -56,7 +58,8 @@ enum Begun {
 pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     let server = &app.config().server;
     let mut builder = Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(server.header_timeout).max_buf_size(MOST_HEAD);
+    let max_head_bytes = if server.security.keys.is_empty() { MAX_HEAD_BYTES } else { MAX_HEAD_BYTES_WITH_KEYS };
+    builder.timer(TokioTimer::new()).header_read_timeout(server.header_timeout).max_buf_size(max_head_bytes);
     let tls = server.tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
     let routes = if tls.is_some() { routes.layer(map_request(over_tls)) } else { routes };
     let door = Door { builder, tls, app: app.clone() };

@@ -9,6 +9,7 @@ mod admission;
 mod outgoing;
 mod reading;
 mod serving;
+mod unauthenticated;
 mod upgrade;
 
 pub(in crate::api) use outgoing::Outgoing;
@@ -17,7 +18,8 @@ pub(in crate::api) use upgrade::{Upgrade, is_wanted};
 use super::{App, Caller};
 use bytes::Bytes;
 use std::net::SocketAddr;
-use tokio::sync::{mpsc, watch};
+use std::sync::Arc;
+use tokio::sync::{Semaphore, mpsc, watch};
 use yawc::close::CloseCode;
 use yawc::{DeflatePool, Options};
 
@@ -133,6 +135,8 @@ impl Close {
 pub(in crate::api) struct Sockets {
     options: Options,
     open: watch::Sender<usize>,
+    /// One permit for each connection that may wait for its API key.
+    unauthenticated: Arc<Semaphore>,
 }
 
 impl Sockets {
@@ -150,7 +154,8 @@ impl Sockets {
             .with_compression_threshold(COMPRESS_FROM_BYTES)
             .with_read_buffer_capacity(IDLE_BUFFER_BYTES)
             .with_write_buffer_capacity(IDLE_BUFFER_BYTES);
-        Self { options, open: watch::Sender::new(0) }
+        let unauthenticated = Arc::new(Semaphore::new(unauthenticated::MAX_CONNECTIONS));
+        Self { options, open: watch::Sender::new(0), unauthenticated }
     }
 
     /// Returns when no connection is open.

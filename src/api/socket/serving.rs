@@ -2,20 +2,22 @@
 
 use super::outgoing::{Queue, Unsent, queue};
 use super::reading::Assembly;
+use super::unauthenticated::{LimitedStream, MAX_MESSAGE_BYTES};
 use super::{Close, Incoming, Message, Outgoing, Socket, admission};
 use crate::api::{ApiError, App, Caller};
 use crate::config::SocketConfig;
 use futures::SinkExt;
 use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use yawc::streaming::Streaming;
-use yawc::{Frame, HttpStream, Result as SocketResult};
+use yawc::{Frame, Result as SocketResult, WebSocketError};
 
 /// Messages that may wait for the handler.
 const UNREAD: usize = 16;
@@ -33,10 +35,10 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 const LEAST_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Reading and writing share it; it is locked for one poll at a time.
-struct Connection(Mutex<Streaming<HttpStream>>);
+struct Connection(Mutex<Streaming<LimitedStream>>);
 
 impl Connection {
-    fn lock(&self) -> MutexGuard<'_, Streaming<HttpStream>> {
+    fn lock(&self) -> MutexGuard<'_, Streaming<LimitedStream>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,12 +93,23 @@ impl Pulse {
     }
 }
 
+/// The client of a connection.
+pub(super) struct Client {
+    /// The owner of its key, when the key came as a header.
+    pub(super) caller: Option<Caller>,
+    /// Its address.
+    pub(super) address: Option<SocketAddr>,
+    /// Set to true when its key was accepted, or none is needed.
+    pub(super) authenticated: watch::Sender<bool>,
+    /// Its place among the connections that wait for a key.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+}
+
 /// Serves a connection until one side ends it.
 pub(super) async fn serve<H, F>(
-    connection: Streaming<HttpStream>,
+    connection: Streaming<LimitedStream>,
     app: &App,
-    caller: Option<Caller>,
-    address: Option<SocketAddr>,
+    client: Client,
     error: fn(&ApiError) -> String,
     handler: H,
 ) where
@@ -108,9 +121,10 @@ pub(super) async fn serve<H, F>(
     let pulse = Pulse::new();
     let (messages, unread) = mpsc::channel(UNREAD);
     let (outgoing, mut queue) = queue();
-    let mut reading = pin!(read(&connection, messages, config.max_message_bytes, &pulse));
+    let authenticated = client.authenticated.subscribe();
+    let mut reading = pin!(read(&connection, messages, authenticated, config.max_message_bytes, &pulse));
     let close = {
-        let handling = handle(app, caller, address, outgoing.clone(), unread, error, handler);
+        let handling = handle(app, client, outgoing.clone(), unread, error, handler);
         let mut handling = pin!(handling);
         let mut writing = pin!(write(&connection, &mut queue, config, &pulse));
         tokio::select! {
@@ -140,8 +154,7 @@ pub(super) async fn serve<H, F>(
 /// Admits the client and lets the protocol have it.
 async fn handle<H, F>(
     app: &App,
-    caller: Option<Caller>,
-    address: Option<SocketAddr>,
+    client: Client,
     outgoing: Outgoing,
     unread: mpsc::Receiver<Message>,
     error: fn(&ApiError) -> String,
@@ -152,9 +165,14 @@ where
     F: Future<Output = Close>,
 {
     let mut incoming = Incoming { first: None, messages: unread };
-    let caller = if caller.is_none() && !app.config().server.security.keys.is_empty() {
+    let Client { caller, address, authenticated, permit } = client;
+    let caller = if let Some(permit) = permit {
         match admission::admit(app, &mut incoming).await {
-            Ok(caller) => Some(caller),
+            Ok(caller) => {
+                authenticated.send_replace(true);
+                drop(permit);
+                Some(caller)
+            }
             Err(refused) => {
                 // When the client has gone, there is nobody to tell.
                 let _ = outgoing.send(error(&refused)).await;
@@ -168,11 +186,21 @@ where
 }
 
 /// Passes messages on until the client ends the connection, or breaks the rules: then there is something to tell it.
-async fn read(connection: &Connection, messages: mpsc::Sender<Message>, limit: usize, pulse: &Pulse) -> Option<Close> {
-    let mut assembly = Assembly::new(limit);
+async fn read(
+    connection: &Connection,
+    messages: mpsc::Sender<Message>,
+    mut authenticated: watch::Receiver<bool>,
+    limit: usize,
+    pulse: &Pulse,
+) -> Option<Close> {
+    let mut is_limited = !*authenticated.borrow();
+    let mut assembly = Assembly::new(if is_limited { limit.min(MAX_MESSAGE_BYTES) } else { limit });
     loop {
         let frame = match connection.read().await {
             Ok(frame) => frame,
+            Err(WebSocketError::IoError(error)) if error.kind() == ErrorKind::QuotaExceeded => {
+                return Some(Close::policy("the first message must carry an API key, and have at most 16384 bytes"));
+            }
             Err(error) => {
                 tracing::debug!(%error, "a WebSocket ended");
                 // The library has queued a close frame that says what was wrong; reading once more sends it.
@@ -187,6 +215,14 @@ async fn read(connection: &Connection, messages: mpsc::Sender<Message>, limit: u
                 pulse.message();
                 // The handler has ended when it takes no more; then the connection is being closed.
                 let _ = messages.send(message).await;
+                if is_limited {
+                    // Nothing is read while the key is checked. An error means that the handler refused it.
+                    if authenticated.wait_for(|&accepted| accepted).await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                    is_limited = false;
+                    assembly = Assembly::new(limit);
+                }
                 pulse.beat();
             }
             Err(close) => return Some(close),

@@ -142,6 +142,58 @@ async fn the_key_comes_as_a_header_or_with_the_first_message() {
 }
 
 #[tokio::test]
+async fn a_connection_without_a_key_may_send_16_kib() {
+    let (app, address) = echo(|flags| flags.api_keys = vec!["right".parse().unwrap()]).await;
+    // With the key the limit of messages holds, also for one that follows at once.
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    socket.send(Frame::text(r#"{"type":"auth","api_key":"right"}"#)).await.unwrap();
+    let long = "x".repeat(500_000);
+    socket.send(Frame::text(long.clone())).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().as_str(), long);
+
+    // A whole message that is too long, also where compression makes it small.
+    for options in [Options::default(), Options::default().with_balanced_compression()] {
+        let mut socket = connect(address, options, &[]).await.unwrap();
+        socket.send(Frame::text(format!(r#"{{"api_key":"right","x":"{}"}}"#, "x".repeat(20_000)))).await.unwrap();
+        assert_eq!(close_code(&rest(&mut socket).await), Some(1009));
+    }
+    // The beginning of a message whose end never comes.
+    let mut sockets = Vec::new();
+    for _ in 0..3 {
+        let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+        for piece in 0..4 {
+            let frame = if piece == 0 { Frame::text("x".repeat(9000)) } else { Frame::continuation("x".repeat(9000)) };
+            // The server may have closed the connection already.
+            let _ = socket.send(frame.with_fin(false)).await;
+        }
+        sockets.push(socket);
+    }
+    for mut socket in sockets {
+        let frames = tokio::time::timeout(std::time::Duration::from_mins(1), rest(&mut socket)).await.unwrap();
+        assert!(matches!(close_code(&frames), Some(1008 | 1009) | None));
+    }
+    let kept = app.sockets().unauthenticated.available_permits();
+    assert_eq!(kept, unauthenticated::MAX_CONNECTIONS, "every place is free again");
+}
+
+#[tokio::test]
+async fn a_limited_number_of_connections_waits_for_a_key() {
+    let (app, address) = echo(|flags| flags.api_keys = vec!["right".parse().unwrap()]).await;
+    let all = app.sockets().unauthenticated.clone();
+    let taken = all.acquire_many(unauthenticated::MAX_CONNECTIONS as u32 - 1).await.unwrap();
+    let waiting = connect(address, Options::default(), &[]).await.unwrap();
+    assert!(connect(address, Options::default(), &[]).await.is_err(), "one more than may wait");
+    // A key in the header needs no place.
+    assert!(connect(address, Options::default(), &[("authorization", "Bearer right")]).await.is_ok());
+    let mut waiting = waiting;
+    waiting.send(Frame::text(r#"{"type":"auth","api_key":"right"}"#)).await.unwrap();
+    waiting.send(Frame::text("hello")).await.unwrap();
+    assert_eq!(waiting.next().await.unwrap().as_str(), "hello");
+    assert!(connect(address, Options::default(), &[]).await.is_ok());
+    drop(taken);
+}
+
+#[tokio::test]
 async fn pages_of_other_origins_cannot_connect() {
     let (_, address) = echo(|_| ()).await;
     assert!(connect(address, Options::default(), &[("origin", "https://evil.example")]).await.is_err());

@@ -1,16 +1,21 @@
+use super::unauthenticated::{LimitedStream, MAX_CONNECTIONS};
 use super::{Close, Open, PATHS, Socket, serving};
-use crate::api::{ApiError, App, Caller};
+use crate::api::{ApiError, App, Caller, Kind};
 use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::header;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
+use hyper::upgrade::OnUpgrade;
 use std::net::SocketAddr;
-use yawc::IncomingUpgrade;
+use std::sync::Arc;
+use tokio::sync::watch;
+use yawc::{IncomingUpgrade, Role, WebSocket};
 
 /// A request to become a WebSocket, behind the gates of `security`.
 pub(in crate::api) struct Upgrade {
     app: App,
     upgrade: IncomingUpgrade,
+    connection: OnUpgrade,
     caller: Option<Caller>,
     address: Option<SocketAddr>,
 }
@@ -33,13 +38,15 @@ impl FromRequestParts<App> for Upgrade {
         }
         let caller = parts.extensions.get::<Caller>().cloned();
         let address = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        let upgrade = IncomingUpgrade::from_request_parts(parts, app).await.map_err(|_| {
+        let incomplete = || {
             ApiError::bad_request(
                 "this is not a WebSocket handshake: it takes the headers Connection: Upgrade, Sec-WebSocket-Version: 13 \
                  and Sec-WebSocket-Key",
             )
-        })?;
-        Ok(Self { app: app.clone(), upgrade, caller, address })
+        };
+        let connection = parts.extensions.get::<OnUpgrade>().cloned().ok_or_else(incomplete)?;
+        let upgrade = IncomingUpgrade::from_request_parts(parts, app).await.map_err(|_| incomplete())?;
+        Ok(Self { app: app.clone(), upgrade, connection, caller, address })
     }
 }
 
@@ -51,22 +58,44 @@ impl Upgrade {
         H: FnOnce(Socket) -> F + Send + 'static,
         F: Future<Output = Close> + Send + 'static,
     {
-        let Self { app, upgrade, caller, address } = self;
+        let Self { app, upgrade, connection, caller, address } = self;
         if let Err(not_now) = app.open_for_sockets() {
             return not_now.into_response();
         }
-        let (response, upgraded) = match upgrade.upgrade(app.sockets().options.clone()) {
-            Ok(answer) => answer,
+        let needs_key = caller.is_none() && !app.config().server.security.keys.is_empty();
+        let permit = match needs_key.then(|| Arc::clone(&app.sockets().unauthenticated).try_acquire_owned()) {
+            None => None,
+            Some(Ok(permit)) => Some(permit),
+            Some(Err(_)) => {
+                let text = format!(
+                    "{MAX_CONNECTIONS} connections already wait for the message with their API key; send the key as the \
+                     header 'Authorization: Bearer KEY', or try again in some seconds"
+                );
+                return ApiError::new(Kind::Unavailable, text).into_response();
+            }
+        };
+        let options = app.sockets().options.clone();
+        // yawc answers the handshake; the bytes of the connection pass through our stream, which limits them.
+        let response = match upgrade.upgrade(options.clone()) {
+            Ok((response, _)) => response,
             Err(why) => return ApiError::bad_request(format!("the WebSocket cannot be set up: {why}")).into_response(),
         };
+        let extensions = response.headers().get(header::SEC_WEBSOCKET_EXTENSIONS).cloned();
         let open = Open::new(app.clone());
         tokio::spawn(async move {
-            match upgraded.await {
+            let (authenticated, accepted) = watch::channel(permit.is_none());
+            let connection = connection.await.map_err(|error| error.to_string()).and_then(|upgraded| {
+                let stream = LimitedStream::new(upgraded, accepted);
+                let extensions = extensions.as_ref().and_then(|value| value.to_str().ok());
+                WebSocket::from_stream_with_extensions(stream, Role::Server, extensions, options)
+                    .map_err(|error| error.to_string())
+            });
+            match connection {
                 Ok(connection) => {
-                    let connection = connection.into_streaming();
-                    serving::serve(connection, &app, caller, address, error, handler).await;
+                    let client = serving::Client { caller, address, authenticated, permit };
+                    serving::serve(connection.into_streaming(), &app, client, error, handler).await;
                 }
-                Err(error) => tracing::debug!(%error, "a WebSocket was given up before it began"),
+                Err(error) => tracing::debug!(%error, "a WebSocket ended before it was set up"),
             }
             drop(open);
         });

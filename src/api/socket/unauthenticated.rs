@@ -1,0 +1,81 @@
+//! Limits on connections that have not sent an API key yet.
+//!
+//! A WebSocket client may send its key in the first message, so the handshake succeeds without one. Until the key is
+//! accepted a connection may send [`MAX_MESSAGE_BYTES`], and [`MAX_CONNECTIONS`] may wait at a time: together they bound
+//! the memory that clients without a key can use.
+
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+
+/// Maximum number of connections that wait for their key at the same time.
+pub(super) const MAX_CONNECTIONS: usize = 256;
+
+/// Maximum size of the message that carries the key.
+pub(super) const MAX_MESSAGE_BYTES: usize = 16 << 10;
+
+/// Maximum bytes read from a connection before its key is accepted. The decoder may read into the message after the first
+/// one, by as much as its buffer has grown for the first.
+const MAX_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
+
+/// The byte stream of a WebSocket. Reading fails after [`MAX_BYTES`] until the connection is authenticated.
+pub(super) struct LimitedStream {
+    stream: TokioIo<Upgraded>,
+    authenticated: watch::Receiver<bool>,
+    /// Bytes read so far; not counted once the connection is authenticated.
+    received: usize,
+    limited: bool,
+}
+
+impl LimitedStream {
+    /// Wraps an upgraded connection. `authenticated` turns true when its key was accepted.
+    pub(super) fn new(stream: Upgraded, authenticated: watch::Receiver<bool>) -> Self {
+        Self { stream: TokioIo::new(stream), authenticated, received: 0, limited: true }
+    }
+}
+
+impl AsyncRead for LimitedStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let filled = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        if self.limited {
+            self.received += buffer.filled().len() - filled;
+            let authenticated = *self.authenticated.borrow();
+            self.limited = !authenticated;
+            if self.limited && self.received > MAX_BYTES {
+                return Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for LimitedStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
