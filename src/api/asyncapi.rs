@@ -25,7 +25,7 @@ fn build() -> Value {
             "description": "Messages are JSON objects in text frames, unless a channel says otherwise. permessage-deflate is used \
                 where the client offers it. The server pings; a client that answers no ping for a minute is cut off. Where the \
                 server has keys, a client sends one as a header of the handshake, or as api_key in its first message, never in \
-                the address. A message that is too large ends the connection with code 1009 after an error that says how large \
+                the address. Until the key is accepted it may send 16 KiB, and 256 connections may wait for theirs. A message that is too large ends the connection with code 1009 after an error that says how large \
                 it may be; text that is not UTF-8 with 1007, frames that break RFC 6455 with 1002, a missing key or a wrong \
                 beginning with 1008, a server that stops with 1001.",
         },
