@@ -8,6 +8,7 @@ mod anthropic;
 mod app;
 mod asyncapi;
 mod attention;
+mod body_key;
 mod catalogue;
 mod chat;
 mod connections;

@@ -2,14 +2,14 @@
 //!
 //! Three gates. The `Host` header must be a name of this server, so that a page on another site cannot reach a
 //! loopback server by DNS rebinding. A request that changes something, or opens a WebSocket, must not come from a page of
-//! another origin. And where keys are set, everything but health needs one. Programs send no `Origin` and pass the second
-//! gate.
+//! another origin. And where keys are set, everything but health needs one, as a header or in the body. Programs send no
+//! `Origin` and pass the second gate. Traces may have keys of their own, or need none.
 
 use super::{
     AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, StreamError, anthropic,
-    attention, kobold, llama, openai, session, socket, stream,
+    attention, body_key, kobold, llama, openai, session, socket, stream,
 };
-use crate::config::{Config, Security, ServerConfig};
+use crate::config::{Config, KeyHash, Security, ServerConfig};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
@@ -27,6 +27,9 @@ pub struct Caller {
     /// Whether they may register, switch and remove mods.
     pub may_change_mods: bool,
 }
+
+/// Headers that hold nothing but a key; the second is that of Quote's clients.
+const KEY_HEADERS: [&str; 2] = ["x-api-key", "x-user-api-key"];
 
 /// So long a browser may keep what it was told of an origin.
 const PREFLIGHT: Duration = Duration::from_hours(1);
@@ -72,7 +75,21 @@ pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
 /// The gates, as middleware.
 pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    match admit(&app, &request, &path) {
+    let mut admitted = admit(&app, &request, &path);
+    if admitted.as_ref().is_err_and(|error| error.kind() == Kind::Unauthorized)
+        && !shows_key(request.headers())
+        && body_key::is_possible(&request)
+    {
+        (request, admitted) = match body_key::read(request).await {
+            Ok((request, None)) => (request, admitted),
+            Ok((request, Some(sent))) => {
+                let known = Access::of(&path).known(&app.config().server.security, &sent);
+                (request, known.map(|key| Some(Caller::of(key))).ok_or_else(unknown_key))
+            }
+            Err(error) => return in_dialect(&path, error),
+        };
+    }
+    match admitted {
         Ok(caller) => {
             request.extensions_mut().extend_some(caller);
             next.run(request).await
@@ -111,14 +128,50 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
     }
     if socket::is_wanted(path, request.headers()) && !shows_key(request.headers()) {
         // Its first message has to bring the key.
-        return Ok(caller(&config.server.security, request.headers()).unwrap_or_default());
+        return Ok(caller(Access::Api, &config.server.security, request.headers()).unwrap_or_default());
     }
-    caller(&config.server.security, request.headers())
+    caller(Access::of(path), &config.server.security, request.headers())
+}
+
+/// Which keys a path takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// Sending traces.
+    Ingest,
+    /// Everything else.
+    Api,
+}
+
+impl Access {
+    fn of(path: &str) -> Self {
+        if matches!(path, "/ingest" | "/v1/ingest") { Self::Ingest } else { Self::Api }
+    }
+
+    fn needs_key(self, security: &Security) -> bool {
+        match self {
+            Self::Ingest => !security.ingest_open && !(security.keys.is_empty() && security.ingest_keys.is_empty()),
+            Self::Api => !security.keys.is_empty(),
+        }
+    }
+
+    fn known<'a>(self, security: &'a Security, sent: &str) -> Option<&'a KeyHash> {
+        match self {
+            Self::Ingest => security.known_for_ingest(sent),
+            Self::Api => security.known(sent),
+        }
+    }
+}
+
+impl Caller {
+    /// The owner of a key.
+    pub(super) fn of(key: &KeyHash) -> Self {
+        Self { label: key.label(), may_change_mods: key.may_change_mods() }
+    }
 }
 
 /// Whether the request brings a key, right or wrong.
 fn shows_key(headers: &HeaderMap) -> bool {
-    headers.contains_key(header::AUTHORIZATION) || headers.contains_key("x-api-key")
+    headers.contains_key(header::AUTHORIZATION) || KEY_HEADERS.iter().any(|name| headers.contains_key(*name))
 }
 
 /// Health is for load balancers, which have no key; the login page is for those who come to show theirs, and its icon is
@@ -199,31 +252,32 @@ fn foreign(origin: &str) -> ApiError {
     )
 }
 
-fn caller(security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, ApiError> {
-    if security.keys.is_empty() {
-        return Ok(None);
-    }
+fn caller(access: Access, security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
         Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
         // llama-server takes the key alone, too.
         None => Some(value.trim()).filter(|key| !key.is_empty() && !key.eq_ignore_ascii_case("bearer")),
     });
-    let sent = bearer.or_else(|| text("x-api-key"));
-    let known = match sent {
-        Some(sent) => security.known(sent),
-        None => session::known(security, headers),
+    // Clients of Quote send their key beside the one that OpenAI's library makes up.
+    let sent: Vec<&str> = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text)).collect();
+    let known = match sent.as_slice() {
+        [] => session::known(security, headers),
+        sent => sent.iter().find_map(|sent| access.known(security, sent)),
     };
     match known {
-        Some(key) => Ok(Some(Caller { label: key.label(), may_change_mods: key.may_change_mods() })),
+        Some(key) => Ok(Some(Caller::of(key))),
+        None if !access.needs_key(security) => Ok(None),
+        None if !sent.is_empty() => Err(unknown_key()),
         None => Err(ApiError::new(
             Kind::Unauthorized,
-            match sent {
-                Some(_) => "this server does not know the API key that was sent",
-                None => "this server needs an API key, sent as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
-            },
+            "this server needs an API key, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'",
         )),
     }
+}
+
+fn unknown_key() -> ApiError {
+    ApiError::new(Kind::Unauthorized, "this server does not know the API key that was sent")
 }
 
 /// Answers for the origins that may call from a page; without `--cors-origin` there are none. With `*` any page may call,

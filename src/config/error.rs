@@ -151,6 +151,14 @@ pub enum Error {
         /// The address.
         address: SocketAddr,
     },
+    /// Other machines could send traces without a key.
+    #[error(
+        "{address} can be reached from other machines, and --ingest-open takes traces without a key; listen on addresses of this machine only, or give --ingest-key KEY instead"
+    )]
+    IngestOpen {
+        /// The address.
+        address: SocketAddr,
+    },
     /// Not an origin.
     #[error(
         "'{origin}' is not a web origin; --cors-origin takes scheme and host, e.g. https://app.example, localhost, or *"

@@ -117,7 +117,7 @@ pub struct ServerFlags {
     /// Port to listen on, together with --host; as llama-server spells it
     #[arg(long, env = "THUNDER_PORT", value_name = "PORT")]
     pub port: Option<u16>,
-    /// Key that clients must send as "Authorization: Bearer KEY" or "X-Api-Key: KEY", again for more
+    /// Key that clients must send as "Authorization: Bearer KEY", "X-Api-Key: KEY" or "X-User-Api-Key: KEY", again for more
     #[arg(
         long = "api-key",
         env = "THUNDER_API_KEY",
@@ -139,6 +139,18 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub mod_keys: Vec<Secret>,
+    /// Key for sending traces to /ingest and for nothing else, again for more; the other keys are good for that, too
+    #[arg(
+        long = "ingest-key",
+        env = "THUNDER_INGEST_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub ingest_keys: Vec<Secret>,
+    /// Take traces at /ingest without a key, also where other routes need one; only with addresses of this machine
+    #[arg(long, env = "THUNDER_INGEST_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
+    pub ingest_open: bool,
     /// Take mods that are uploaded to /v1/mods with such a key, and run those taken before
     #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_mod_upload: bool,
@@ -309,7 +321,7 @@ impl ServerFlags {
 
     /// Who may do what.
     pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<Security, super::Error> {
-        if self.api_keys.iter().chain(&self.mod_keys).any(|key| key.0.trim().is_empty()) {
+        if self.api_keys.iter().chain(&self.mod_keys).chain(&self.ingest_keys).any(|key| key.0.trim().is_empty()) {
             return Err(super::Error::EmptyKey);
         }
         let mut keys: Vec<KeyHash> = self.mod_keys.iter().map(|key| KeyHash::of(&key.0).with_mods()).collect();
@@ -330,11 +342,13 @@ impl ServerFlags {
         if self.allow_mod_upload && !keys.iter().any(KeyHash::may_change_mods) {
             return Err(super::Error::NoModKey);
         }
-        if keys.is_empty()
-            && !self.allow_unauthenticated
-            && let Some(address) = listen.iter().find(|address| !address.ip().is_loopback())
-        {
-            return Err(super::Error::Unauthenticated { address: *address });
+        if let Some(&address) = listen.iter().find(|address| !address.ip().is_loopback()) {
+            if keys.is_empty() && !self.allow_unauthenticated {
+                return Err(super::Error::Unauthenticated { address });
+            }
+            if self.ingest_open {
+                return Err(super::Error::IngestOpen { address });
+            }
         }
         for origin in &self.cors_origins {
             let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
@@ -347,6 +361,8 @@ impl ServerFlags {
         }
         Ok(Security {
             keys,
+            ingest_keys: self.ingest_keys.iter().map(|key| KeyHash::of(&key.0)).collect(),
+            ingest_open: self.ingest_open,
             cors_origins: self.cors_origins.clone(),
             trusted_hosts: self.trusted_hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
         })

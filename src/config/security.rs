@@ -11,6 +11,10 @@ pub const LOCALHOST: &str = "localhost";
 pub struct Security {
     /// Hashes of the keys; when empty, no key is asked for.
     pub keys: Vec<KeyHash>,
+    /// Hashes of keys that are good for sending traces and for nothing else.
+    pub ingest_keys: Vec<KeyHash>,
+    /// Whether traces are taken without a key.
+    pub ingest_open: bool,
     /// Web origins whose pages may call the API; `*` for all, [`LOCALHOST`] for this machine's.
     pub cors_origins: Vec<String>,
     /// Names under which browsers may reach the server, in lower case.
@@ -87,10 +91,20 @@ impl Security {
     /// The one of the keys that was sent, if any. Takes the same time for every wrong key.
     #[must_use]
     pub fn known(&self, sent: &str) -> Option<&KeyHash> {
-        let sent = KeyHash::of(sent);
-        // Every hash is compared, so that the time does not tell which key came close.
-        self.keys.iter().fold(None, |found, key| if bool::from(key.hash.ct_eq(&sent.hash)) { Some(key) } else { found })
+        find(self.keys.iter(), sent)
     }
+
+    /// The same among all keys that traces may be sent with.
+    #[must_use]
+    pub fn known_for_ingest(&self, sent: &str) -> Option<&KeyHash> {
+        find(self.ingest_keys.iter().chain(&self.keys), sent)
+    }
+}
+
+fn find<'a>(keys: impl Iterator<Item = &'a KeyHash>, sent: &str) -> Option<&'a KeyHash> {
+    let sent = KeyHash::of(sent);
+    // Every hash is compared, so that the time does not tell which key came close.
+    keys.fold(None, |found, key| if bool::from(key.hash.ct_eq(&sent.hash)) { Some(key) } else { found })
 }
 
 /// Whether an origin is a page of this machine.

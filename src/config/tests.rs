@@ -46,6 +46,19 @@ fn other_machines_need_a_key_or_a_word() {
 }
 
 #[test]
+fn traces_without_a_key_are_for_this_machine_only() {
+    let security = config(&["--ingest-open", "--api-key", "a", "--ingest-key", "b"]).unwrap().server.security;
+    assert!(security.ingest_open && security.known("b").is_none());
+    assert!(security.known_for_ingest("a").is_some() && security.known_for_ingest("b").is_some());
+    let words = ["--ingest-open", "--api-key", "a", "--listen", "127.0.0.1:1", "--listen", "0.0.0.0:6767"];
+    let refused = config(&words).unwrap_err();
+    assert!(refused.contains("0.0.0.0:6767") && refused.contains("--ingest-key"), "{refused}");
+    assert!(config(&["--ingest-key", ""]).unwrap_err().contains("must not be empty"));
+    // A key for traces alone is no key for other machines.
+    assert!(config(&["--ingest-key", "b", "--listen", "0.0.0.0:6767"]).is_err());
+}
+
+#[test]
 fn keys_do_not_show() {
     let config = config(&["--api-key", "s3cret"]).unwrap();
     assert!(!format!("{config:?}").contains("s3cret"));

@@ -29,7 +29,7 @@ pub(super) async fn admit(app: &App, incoming: &mut Incoming) -> Result<Caller, 
     if fields.get("type").and_then(Value::as_str) != Some("auth") {
         incoming.first = Some(Message::Text(Value::Object(fields).to_string()));
     }
-    Ok(Caller { label: key.label(), may_change_mods: key.may_change_mods() })
+    Ok(Caller::of(key))
 }
 
 /// How a connection without a key ends.

@@ -1,0 +1,63 @@
+//! The API key of a client that sends it in the body, as Quote's clients do: `{"user_api_key": KEY, …}`.
+//!
+//! The body is read before its sender is known, so little of it is: one of at most [`MAX_BYTES`], within [`READ_TIMEOUT`], and of
+//! [`MAX_READS`] requests at a time. The route gets the same bytes.
+
+use super::{ApiError, Kind};
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::{Method, header};
+use serde::Deserialize;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Longest body that is searched for a key, in bytes.
+const MAX_BYTES: usize = 1 << 20;
+/// Time for such a body to arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bodies that are read at the same time without a known sender.
+const MAX_READS: usize = 32;
+
+static READS: Semaphore = Semaphore::const_new(MAX_READS);
+
+#[derive(Deserialize)]
+struct Keyed {
+    user_api_key: Option<String>,
+}
+
+/// Whether the body may hold a key: a POST, neither compressed nor too long.
+pub(super) fn is_possible(request: &Request) -> bool {
+    let headers = request.headers();
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    request.method() == Method::POST
+        && !headers.contains_key(header::CONTENT_ENCODING)
+        && length.is_none_or(|length| length <= MAX_BYTES)
+}
+
+/// Reads the body; the request with that body, and the key in it.
+///
+/// # Errors
+/// 401 when the body is too long or does not arrive in time, 429 when too many are being read.
+pub(super) async fn read(request: Request) -> Result<(Request, Option<String>), ApiError> {
+    let Ok(_permit) = READS.try_acquire() else {
+        let detail =
+            "too many requests with a key in their body are being read; send the key as a header, or try again";
+        return Err(ApiError::new(Kind::Busy, detail).retry_after(1));
+    };
+    let (parts, body) = request.into_parts();
+    match tokio::time::timeout(READ_TIMEOUT, to_bytes(body, MAX_BYTES)).await {
+        Ok(Ok(bytes)) => {
+            let sent = serde_json::from_slice::<Keyed>(&bytes).ok().and_then(|keyed| keyed.user_api_key);
+            Ok((Request::from_parts(parts, Body::from(bytes)), sent))
+        }
+        Ok(Err(_)) | Err(_) => {
+            let detail = format!(
+                "this server needs an API key, and looks for \"user_api_key\" only in bodies of at most {} MiB that arrive within \
+                 {} s; send it as a header: 'X-User-Api-Key: KEY'",
+                MAX_BYTES >> 20,
+                READ_TIMEOUT.as_secs()
+            );
+            Err(ApiError::new(Kind::Unauthorized, detail))
+        }
+    }
+}
