@@ -85,6 +85,8 @@ impl Run {
         for active in &mut self.mods {
             active.session.finished();
         }
+        // Before the client hears of the end: it may send the id again at once.
+        self.active_id = None;
         if let Some(Output::Text(delta)) = self.outbox.back_mut() {
             delta.last = Some(reason);
         }

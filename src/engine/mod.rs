@@ -26,6 +26,7 @@ mod pipeline;
 mod promise;
 mod recording;
 mod request;
+mod request_ids;
 mod rows;
 mod run;
 mod scheduler;

@@ -14,6 +14,8 @@ use std::time::Duration;
 pub struct Request {
     /// The client's id; `None` lets the engine use the run's.
     pub request_id: Option<String>,
+    /// Whether the run begins under an id of its own while another run has the client's; without this it is refused.
+    pub may_drop_request_id: bool,
     /// Where it came from.
     pub surface: Surface,
     /// Who asked: a label, never a key.
@@ -73,6 +75,7 @@ impl Request {
     pub fn new(prompt: Vec<TokenId>, surface: Surface) -> Self {
         Self {
             request_id: None,
+            may_drop_request_id: false,
             surface,
             user_label: None,
             prompt,

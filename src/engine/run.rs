@@ -9,6 +9,7 @@ use super::measure::{self, Distribution};
 use super::overflow::{Cut, Gone};
 use super::pipeline::{ActiveMod, Passage};
 use super::promise::LastWill;
+use super::request_ids::ActiveRequestId;
 use super::rows::Rows;
 use super::status::{Meter, PromptDone};
 use super::thinking::Thinking;
@@ -124,6 +125,8 @@ pub(super) struct Run {
     pub(super) rested: Duration,
     /// What the trace is to tell of the next step.
     pub(super) note: Option<String>,
+    /// Keeps the request id from other runs until this one has ended.
+    pub(super) active_id: Option<ActiveRequestId>,
     /// The engine counts its runs by the clones of this.
     pub(super) counted: Option<Arc<()>>,
 }
@@ -188,6 +191,7 @@ impl Run {
             first_token_us: None,
             rested: Duration::ZERO,
             note: None,
+            active_id: None,
             counted: None,
             state: State::New,
             request,

@@ -4,6 +4,7 @@
 use super::journal::Journal;
 use super::pipeline::{ActiveMod, Health};
 use super::promise::{self, LastWill};
+use super::request_ids::ActiveRequestId;
 use super::run::Run;
 use super::scheduler::Command;
 use super::{
@@ -106,6 +107,14 @@ pub enum SubmitError {
         /// Runs in the queue.
         waiting: usize,
     },
+    /// Another run under way has the client's id.
+    #[error(
+        "request_id '{request_id}' belongs to a run that is under way; send another, or leave it out and the run gets one of its own"
+    )]
+    RequestIdInUse {
+        /// The id.
+        request_id: String,
+    },
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,
@@ -157,7 +166,7 @@ impl Engine {
         ban_ends(&mut request.sampling, &request.limits, model.vocabulary());
         let adapters = request.adapters.get_or_insert_with(|| model.adapters().usual()).clone();
         let id = RunId::now();
-        let request_id = request.request_id.clone().unwrap_or_else(|| id.to_string());
+        let (request_id, active_id) = take_request_id(&mut request, id)?;
         let mut parameters = json!({
             "sampling": request.sampling,
             "constraint": request.constraint,
@@ -228,6 +237,7 @@ impl Engine {
         let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, constraint, context));
         run.last_will = Some(last_will);
         run.counted = Some(Arc::clone(&self.inner.counted));
+        run.active_id = Some(active_id);
         let meter = Arc::clone(&run.meter);
         waiting.fetch_add(1, Ordering::AcqRel);
         commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
@@ -238,6 +248,19 @@ impl Engine {
         let control = Control::new(id, commands.clone(), Arc::clone(model.vocabulary()));
         Ok(Generation { run_id: id, request_id, meter, output, control })
     }
+}
+
+/// The id that the run has for its client and its mods: the client's, or its own.
+fn take_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveRequestId), SubmitError> {
+    let own = run.to_string();
+    let wanted = request.request_id.take().unwrap_or_else(|| own.clone());
+    match ActiveRequestId::take(&wanted) {
+        Some(active) => return Ok((wanted, active)),
+        None if !request.may_drop_request_id => return Err(SubmitError::RequestIdInUse { request_id: wanted }),
+        None => {}
+    }
+    let active = ActiveRequestId::take(&own).ok_or_else(|| SubmitError::RequestIdInUse { request_id: own.clone() })?;
+    Ok((own, active))
 }
 
 /// Where end-of-generation tokens are not to end the run, they are never drawn.

@@ -221,13 +221,14 @@ fn answer(
     })
 }
 
-/// Lets a run take the client's name for the request, unless an earlier run has it: on this API a name is for those who listen, and
+/// Lets a run take the client's name for the request, unless another run has or had it: on this API a name is for those who listen, and
 /// a client may begin at 1 each time.
 ///
 /// # Errors
 /// 503 while the database is being started.
 pub(in crate::api) async fn free_ids(app: &App, requests: &mut [Request]) -> Result<(), ApiError> {
     for request in requests {
+        request.may_drop_request_id = true;
         if let Some(id) = &request.request_id
             && is_known(app, id).await?
         {

@@ -153,6 +153,7 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::Constraint { field, .. } => Self::invalid(field, message),
             SubmitError::Busy { .. } => Self::new(Kind::Busy, message).retry_after(1),
+            SubmitError::RequestIdInUse { .. } => Self::conflict(message).at("request_id"),
             SubmitError::Stopped => Self::unavailable(message),
         }
     }

@@ -1,0 +1,41 @@
+//! Request ids of the runs under way. A mod keeps its state by request id, and its workers serve every engine of the process,
+//! so no two runs of the process have the same one at the same time.
+
+use std::collections::HashSet;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+static ACTIVE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+
+/// A request id that belongs to one run until this is dropped.
+#[derive(Debug)]
+pub(super) struct ActiveRequestId(String);
+
+impl ActiveRequestId {
+    /// Takes the id; `None` while another run has it.
+    pub(super) fn take(id: &str) -> Option<Self> {
+        active().insert(id.to_owned()).then(|| Self(id.to_owned()))
+    }
+}
+
+impl Drop for ActiveRequestId {
+    fn drop(&mut self) {
+        active().remove(&self.0);
+    }
+}
+
+fn active() -> MutexGuard<'static, HashSet<String>> {
+    ACTIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ActiveRequestId;
+
+    #[test]
+    fn id_is_free_again_after_its_run() {
+        let first = ActiveRequestId::take("request-ids-test");
+        assert!(first.is_some() && ActiveRequestId::take("request-ids-test").is_none());
+        drop(first);
+        assert!(ActiveRequestId::take("request-ids-test").is_some());
+    }
+}
