@@ -203,6 +203,8 @@ impl Talk {
                 let pieces = answer.parser.finish(end.finish.reason == FinishReason::Length);
                 heard.said = answer.told(pieces, family);
                 if let Some(payload) = &end.finish.tool_calls {
+                    // The calls of a mod are the whole answer: what the model wrote before them is not.
+                    heard.said.extend(answer.parser.void_content().map(Said::Retract));
                     heard.said.extend(answer.take_calls_of_mod(payload, family));
                 }
                 answer.end = Some(Arc::clone(&end));

@@ -1,6 +1,8 @@
 use super::call::{self, Between, CallReader, Step};
 use super::channel::Channels;
-use super::{Match, Message, Over, Piece, Reading, difference, literal, safe, say_content, say_reasoning, void_calls};
+use super::{
+    Match, Message, Over, Piece, Reading, Retraction, difference, literal, safe, say_content, say_reasoning, void_calls,
+};
 use crate::model::chat::family::{CallShape, Family, Format};
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,6 +87,12 @@ impl Parser {
     pub fn finish(&mut self, cut: bool) -> Vec<Piece> {
         self.advance(Some(Over { cut }));
         std::mem::take(&mut self.pieces)
+    }
+
+    /// Voids the text of the answer; its thoughts and calls stay.
+    pub fn void_content(&mut self) -> Option<Retraction> {
+        let content = std::mem::take(&mut self.message.content).chars().count();
+        (content > 0).then(|| Retraction { content, ..Retraction::default() })
     }
 
     /// What was read so far.
