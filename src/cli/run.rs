@@ -69,14 +69,22 @@ pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Exit
         Err(_) => Ok(None),
     };
     place.close().await;
-    Ok(report(&outcome?, replay?))
+    Ok(report(&outcome?, args.max_tokens, replay?))
 }
 
-fn report(outcome: &Outcome, replay: Option<String>) -> ExitCode {
+fn report(outcome: &Outcome, max_tokens: u32, replay: Option<String>) -> ExitCode {
     let timings = &outcome.timings;
     if let (Some(count), Some(speed)) = (timings["predicted_n"].as_u64(), timings["predicted_per_second"].as_f64()) {
         let reason = outcome.finish_reason.as_deref().unwrap_or("?");
-        eprintln!("{count} tokens, {speed:.1} a second, ended by {reason}");
+        let detail = match timings["message"].as_str() {
+            Some(message) => format!(": {message}"),
+            None if reason == "length" && count >= u64::from(max_tokens) => {
+                format!(": the limit of {max_tokens} tokens is reached (--max-tokens)")
+            }
+            None if reason == "length" => ": the context is full".to_owned(),
+            None => String::new(),
+        };
+        eprintln!("{count} tokens, {speed:.1} a second, ended by {reason}{detail}");
     }
     match replay {
         Some(replay) => eprintln!("replay: {replay}"),

@@ -52,6 +52,17 @@ async fn run_prints_the_answer_and_where_its_replay_is() {
 }
 
 #[tokio::test]
+async fn run_prints_why_it_ended() {
+    let server = server().await;
+    let told = output(on(server, &["run", "Hello!", "--mod", "loop_forever", "-n", "4"])).await;
+    let said = text(&told.stderr);
+    assert!(told.status.success() && said.contains("ended by length: the limit of 272 steps is reached"), "{said}");
+    let told = output(on(server, &["run", "Hello!", "--mod", "quote_greets", "-n", "2"])).await;
+    let said = text(&told.stderr);
+    assert!(said.contains("ended by length: the limit of 2 tokens is reached (--max-tokens)"), "{said}");
+}
+
+#[tokio::test]
 async fn run_says_what_is_wrong() {
     let server = server().await;
     let told = output(on(server, &["run", "Hello!", "--mod", "nope"])).await;
