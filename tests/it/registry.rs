@@ -52,6 +52,25 @@ fn text(answer: &Value) -> &str {
 }
 
 #[tokio::test]
+async fn list_of_mods_names_each_field_once() {
+    // A derived reader refuses a field that is there twice; a map would take the last.
+    #[derive(serde::Deserialize)]
+    struct Listed {
+        name: String,
+        origin: String,
+    }
+    #[derive(serde::Deserialize)]
+    struct List {
+        mods: Vec<Listed>,
+    }
+    let server = server().await;
+    let text = server.request(Method::GET, "/v1/mods").send().await.unwrap().text().await.unwrap();
+    let list: List = serde_json::from_str(&text).unwrap();
+    let origin = |name: &str| list.mods.iter().find(|listed| listed.name == name).unwrap().origin.as_str();
+    assert_eq!((origin("log-top"), origin("take_back")), ("builtin", "file"));
+}
+
+#[tokio::test]
 async fn a_mod_is_uploaded_used_switched_and_removed() {
     let data = folder();
     let server = Server::start_in(data.clone(), &with_uploads());
