@@ -13,6 +13,7 @@ pub mod builtin;
 mod call;
 pub mod python;
 mod registry;
+mod schema_check;
 
 pub use action::{Action, LogitEdit};
 pub use call::{Call, CallEvent, Done, EventSet, Exception, Log, Reply, RunView};

@@ -197,7 +197,7 @@ mod tests {
             let told = play(&[(&JsonSchema, json!({"schema": schema}))], seed);
             prop_assert!(told.ended);
             let value: Value = serde_json::from_str(&told.text).unwrap();
-            prop_assert!(crate::mods::builtin::check::problem(&value, &schema).is_none());
+            prop_assert!(crate::mods::schema_check::problem(&value, &schema).is_none());
             let told = play(&[(&Grammar, json!({"gbnf": "root ::= \"(\" root \")\" | \"x\""}))], seed);
             let depth = told.text.find('x').unwrap_or(told.text.len());
             prop_assert!(!told.ended || told.text == "(".repeat(depth) + "x" + &")".repeat(depth), "{}", told.text);

@@ -9,7 +9,6 @@
 
 mod ban_phrases;
 mod bias_tokens;
-mod check;
 mod choices;
 mod config;
 mod constrain;
@@ -75,7 +74,8 @@ fn describe(name: &str, description: &str, documentation: &str, config: Value, s
 #[cfg(test)]
 mod tests {
     use super::testing::run;
-    use super::{Description, all, check};
+    use super::{Description, all};
+    use crate::mods::schema_check;
     use serde_json::{Value, json};
 
     #[test]
@@ -91,14 +91,14 @@ mod tests {
         for factory in all() {
             let Description { name, config, schema, documentation, .. } = factory.describe();
             assert!(!documentation.is_empty(), "{name}");
-            assert_eq!(check::problem(&config, &schema), None, "{name}");
+            assert_eq!(schema_check::problem(&config, &schema), None, "{name}");
             // Whatever it lists is known to the mod, and the default is taken.
             for (field, property) in schema["properties"].as_object().unwrap() {
                 assert!(property["description"].is_string(), "{name}: {field}");
                 if let Some(default) = property.get("default") {
                     let mut config = config.clone();
                     config[field] = default.clone();
-                    assert_eq!(check::problem(&config, &schema), None, "{name}: {field}");
+                    assert_eq!(schema_check::problem(&config, &schema), None, "{name}: {field}");
                     assert!(factory.start(&config, &run()).is_ok(), "{name}: {field}");
                 }
             }

@@ -1,5 +1,4 @@
 use super::{
-    check,
     config::{Fields, schema},
     describe,
     trail::{Trail, ends},
@@ -11,6 +10,7 @@ use crate::model::chat::family::CallShape;
 use crate::model::complete_prefix;
 use crate::mods::{
     Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
+    schema_check,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -204,7 +204,7 @@ impl Guard {
         let call = self.parser.message().calls.last()?;
         let tool = self.reading.tools.iter().find(|tool| tool.name == call.name)?;
         let problem = match serde_json::from_str(&call.arguments) {
-            Ok(arguments) => check::problem(&arguments, &tool.parameters)?,
+            Ok(arguments) => schema_check::problem(&arguments, &tool.parameters)?,
             Err(error) => format!("they are no JSON: {error}"),
         };
         Some(format!("the arguments of '{}' are wrong: {problem}", call.name))

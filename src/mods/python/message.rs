@@ -3,7 +3,7 @@
 use super::memory::{SharedMemory, Slot};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::Vocabulary;
-use crate::mods::{Action, Exception, LogitEdit};
+use crate::mods::{Action, Exception, LogitEdit, schema_check};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -136,6 +136,9 @@ pub struct Handler {
     pub handles: Vec<EventType>,
     /// Fields of its configuration with their defaults, when it says.
     pub config: Option<serde_json::Map<String, Value>>,
+    /// JSON schema of its configuration, when it says.
+    #[serde(default)]
+    pub schema: Option<Value>,
     /// Most tokens it takes back.
     pub holdback: usize,
     /// How many workers may serve it, where it says.
@@ -189,12 +192,27 @@ impl From<WireException> for Exception {
 #[serde(tag = "type")]
 pub enum WireAction {
     Noop,
-    AdjustedPrefill { tokens: Vec<TokenId>, max_steps: Option<u32> },
-    AdjustedLogits { edit: Edit, temperature: Option<f32> },
-    ForceTokens { tokens: Vec<TokenId> },
-    Backtrack { n: u32, tokens: Vec<TokenId> },
-    ForceOutput { tokens: Vec<TokenId> },
-    ToolCalls { tool_calls: Value },
+    AdjustedPrefill {
+        tokens: Vec<TokenId>,
+        max_steps: Option<u32>,
+    },
+    AdjustedLogits {
+        edit: Edit,
+        temperature: Option<f32>,
+    },
+    ForceTokens {
+        tokens: Vec<TokenId>,
+    },
+    Backtrack {
+        n: u32,
+        tokens: Vec<TokenId>,
+    },
+    ForceOutput {
+        tokens: Vec<TokenId>,
+    },
+    ToolCalls {
+        tool_calls: Value,
+    },
     EmitError { message: String },
 }
 
@@ -331,24 +349,28 @@ pub fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
         .collect()
 }
 
-/// The fields of a request's configuration that the mod does not have.
-///
-/// # Errors
-/// Which field is unknown, and which are known.
-pub fn check_config(config: &Value, known: Option<&serde_json::Map<String, Value>>) -> Result<(), String> {
-    let fields = match config {
-        Value::Null => return Ok(()),
-        Value::Object(fields) => fields,
-        other => return Err(format!("the configuration must be an object, found {other}")),
-    };
-    let Some(known) = known else { return Ok(()) };
-
-    match fields.keys().find(|name| !known.contains_key(name.as_str())) {
-        None => Ok(()),
-        Some(name) if known.is_empty() => Err(format!("unknown field '{name}'; this mod has no configuration")),
-        Some(name) => {
-            let known: Vec<&str> = known.keys().map(String::as_str).collect();
-            Err(format!("unknown field '{name}'; known fields: {}", known.join(", ")))
+impl Handler {
+    /// Checks a request's configuration against what the mod declares.
+    ///
+    /// # Errors
+    /// The field that is unknown, missing or of the wrong type, and what would be right.
+    pub fn check_config(&self, config: &Value) -> Result<(), String> {
+        let fields = match config {
+            Value::Null => serde_json::Map::new(),
+            Value::Object(fields) => fields.clone(),
+            other => return Err(format!("the configuration must be an object, found {other}")),
+        };
+        let Some(schema) = &self.schema else { return Ok(()) };
+        let known = schema["properties"].as_object();
+        let is_known = |name: &str| known.is_some_and(|known| known.contains_key(name));
+        match (fields.keys().find(|name| !is_known(name)), known) {
+            (None, _) => {}
+            (Some(name), Some(known)) if !known.is_empty() => {
+                let known: Vec<&str> = known.keys().map(String::as_str).collect();
+                return Err(format!("unknown field '{name}'; known fields: {}", known.join(", ")));
+            }
+            (Some(name), _) => return Err(format!("unknown field '{name}'; this mod has no configuration")),
         }
+        schema_check::problem(&Value::Object(fields), schema).map_or(Ok(()), Err)
     }
 }

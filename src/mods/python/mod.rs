@@ -394,6 +394,7 @@ impl PythonMods {
             language: "python".into(),
             version: recipe.source.version(),
             config: handler.config.clone().map_or(Value::Null, Value::Object),
+            schema: handler.schema.clone().unwrap_or_default(),
             origin: self.origin,
             ..Description::default()
         };

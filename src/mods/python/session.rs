@@ -3,7 +3,7 @@
 use super::desk::Desk;
 use super::keeper::{CallJob, Job, Keeper, RunContext};
 use super::memory::{SharedMemory, Slot};
-use super::message::{CallHeader, Handler, ToWorker, check_config, to_json};
+use super::message::{CallHeader, Handler, ToWorker, to_json};
 use super::recipe::Recipe;
 use crate::events::TokenId;
 use crate::model::common_prefix;
@@ -67,7 +67,7 @@ impl Factory for PythonMod {
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        check_config(config, self.handler.config.as_ref())?;
+        self.handler.check_config(config)?;
         let desk = self.desk().map_err(|error| format!("the worker cannot be started: {error}"))?;
         Ok(Box::new(PythonSession {
             run: Arc::new(RunContext {

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 from functools import wraps
-from typing import Any, Callable, Dict, Iterable, List, Optional, Type, Union, overload
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Type, Union, overload
 
 from . import events as _events
 from .actions import ModAction, for_event, validate_action
+from .config import declared
 
 #: A mod as it can be called: (event, tokenizer=None) -> action.
 ModCallable = Callable[..., ModAction]
 #: What a mod is made of: handler(event, actions, tokenizer) -> action or None. It may take fewer arguments.
 Handler = Callable[..., Optional[ModAction]]
+#: The configuration of a mod: a class with annotations, or a dictionary of defaults.
+Config = Union[None, Mapping[str, Any], type]
 EventNames = Union[str, Type[_events.ModEvent], Iterable[Union[str, Type[_events.ModEvent]]]]
 
 
@@ -27,7 +30,7 @@ def mod(
     handles: Optional[EventNames] = None,
     name: Optional[str] = None,
     description: Optional[str] = None,
-    config: Optional[Dict[str, Any]] = None,
+    config: Config = None,
     holdback: int = 0,
     workers: Optional[int] = None,
 ) -> Callable[[Handler], ModCallable]: ...
@@ -40,7 +43,7 @@ def mod(
     handles: Optional[EventNames] = None,
     name: Optional[str] = None,
     description: Optional[str] = None,
-    config: Optional[Dict[str, Any]] = None,
+    config: Config = None,
     holdback: int = 0,
     workers: Optional[int] = None,
 ) -> Any:
@@ -49,7 +52,10 @@ def mod(
     events (or handles): the event classes or names it wants, all four by default; it is not called for others.
     name: its registered name, by default the function's.
     description: one sentence, by default the first paragraph of the docstring.
-    config: the configuration's fields with their defaults. When given, a request's unknown fields are refused.
+    config: the configuration's fields, as a class with annotations (a dataclass, a TypedDict, or any other) or as a
+    dictionary of defaults. A request's configuration is checked against them before its run begins: unknown fields,
+    missing ones (annotated, without a default) and values of another type are refused. A dictionary says by its
+    defaults which type a field has: text, number, true or false, list, object; None takes anything.
     holdback: the most generated tokens it may take back after they were added; the stream lags by that much, so
     that a client never sees what is taken back. `event.hold_back(n)` changes it during a run.
     workers: how many processes may serve it at once, for throughput; by default what the server says (`--mod-workers`).
@@ -66,7 +72,7 @@ def _mod(
     wanted: Optional[EventNames],
     name: Optional[str],
     description: Optional[str],
-    config: Optional[Dict[str, Any]],
+    config: Config,
     holdback: int,
     workers: Optional[int],
 ) -> ModCallable:
@@ -77,6 +83,7 @@ def _mod(
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ValueError("workers is how many processes may serve the mod, 1 or more, not %r" % (workers,))
     arguments = _positional(handler)
+    fields = declared(config)
 
     @wraps(handler)
     def wrapped(event: _events.ModEvent, tokenizer: Any = None) -> ModAction:
@@ -88,7 +95,8 @@ def _mod(
         "name": name or handler.__name__,
         "description": " ".join(text.split()),
         "handles": _event_names(wanted),
-        "config": config,
+        "config": None if fields is None else fields.defaults,
+        "schema": None if fields is None else fields.schema,
         "holdback": int(holdback),
         "workers": workers,
     }

@@ -95,9 +95,13 @@ class _Mod:
         self.handles = about["handles"]
         self.static_holdback = self.holdback = about["holdback"]
         self.config = dict(about["config"] or {}, **config)
-        unknown = [name for name in config if about["config"] is not None and name not in about["config"]]
+        known = config if about["schema"] is None else about["schema"]["properties"]
+        unknown = [name for name in config if name not in known]
         if unknown:
             raise ValueError("mod %s has no configuration field %s" % (self.name, ", ".join(unknown)))
+        missing = [name for name in (about["schema"] or {}).get("required", ()) if name not in self.config]
+        if missing:
+            raise ValueError("mod %s needs the configuration field %s" % (self.name, ", ".join(missing)))
         hook = getattr(module, "finished", None)
         self.finished = hook if callable(hook) and not hasattr(hook, "__thunder_mod__") else None
 

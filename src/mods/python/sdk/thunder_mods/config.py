@@ -1,0 +1,155 @@
+"""A mod's configuration: the fields it declares, their defaults, and the JSON schema that requests are checked against."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+from collections import abc
+from typing import Any, ClassVar, Dict, List, Literal, Mapping, NamedTuple, Optional, Union, get_args, get_origin, get_type_hints
+
+Schema = Dict[str, Any]
+
+_NAMES: Dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_ARRAYS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Set, abc.Collection)
+_OBJECTS = (dict, abc.Mapping, abc.MutableMapping)
+#: `int | str` has a type of its own from Python 3.10 on.
+_UNIONS = (Union, getattr(types, "UnionType", Union))
+
+
+class Declared(NamedTuple):
+    """What `@mod(config=…)` declares."""
+
+    defaults: Dict[str, Any]
+    schema: Schema
+
+
+def declared(config: Union[None, Mapping[str, Any], type]) -> Optional[Declared]:
+    """The fields of a class with annotations, or of a dictionary of defaults; None for None."""
+    if config is None:
+        return None
+    if isinstance(config, type) and not _is_mapping(config):
+        schema = _of_class(config)
+        defaults = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
+    elif isinstance(config, abc.Mapping):
+        defaults = dict(config)
+        schema = _object({name: dict(_of_default(value), default=value) for name, value in defaults.items()}, [])
+    else:
+        raise TypeError("config takes a class with annotations or a dictionary of defaults, not %r" % (config,))
+    try:
+        json.dumps(defaults)
+    except (TypeError, ValueError) as error:
+        raise TypeError("the defaults of a configuration must be JSON: %s" % error) from None
+    return Declared(defaults, schema)
+
+
+def _is_mapping(config: type) -> bool:
+    return issubclass(config, abc.Mapping) and not hasattr(config, "__required_keys__")
+
+
+def _object(properties: Dict[str, Schema], required: List[str]) -> Schema:
+    schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    if required:
+        schema["required"] = required
+    return schema
+
+
+def _of_default(value: Any) -> Schema:
+    """The schema of what may stand in the place of a default: text for text, any number for a number, and so on."""
+    if value is None:
+        return {}
+    if isinstance(value, bool):
+        return {"type": "boolean"}
+    if isinstance(value, (int, float)):
+        return {"type": "number"}
+    if isinstance(value, str):
+        return {"type": "string"}
+    return {"type": "object" if isinstance(value, abc.Mapping) else "array"}
+
+
+def _of_class(cls: type) -> Schema:
+    """The schema of a dataclass, TypedDict, NamedTuple or other class with annotations."""
+    try:
+        annotations = get_type_hints(cls, include_extras=True)
+    except Exception as error:  # an annotation is the mod's code
+        raise TypeError("the annotations of %s cannot be read: %s" % (cls.__name__, error)) from None
+    if not annotations:
+        raise TypeError("%s declares no annotations: write `name: type` or `name: type = default` for each field" % cls.__name__)
+    keys = getattr(cls, "__required_keys__", None)
+    properties: Dict[str, Schema] = {}
+    required: List[str] = []
+    for name, annotation in annotations.items():
+        if annotation is ClassVar or get_origin(annotation) is ClassVar:
+            continue
+        default = _default(cls, name)
+        if not default and (keys is None or name in keys):
+            required.append(name)
+        properties[name] = dict(_of_annotation(annotation, "%s.%s" % (cls.__name__, name)), **default)
+    return _object(properties, required)
+
+
+def _default(cls: type, name: str) -> Schema:
+    """{"default": value} of a field; {} without a default."""
+    if dataclasses.is_dataclass(cls):
+        field = next(field for field in dataclasses.fields(cls) if field.name == name)
+        if field.default_factory is not dataclasses.MISSING:
+            return {"default": _plain(field.default_factory())}
+        return {} if field.default is dataclasses.MISSING else {"default": _plain(field.default)}
+    named = getattr(cls, "_field_defaults", None)
+    places = [vars(base) for base in cls.__mro__ if base is not object] if named is None else [named]
+    return next(({"default": _plain(place[name])} for place in places if name in place), {})
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON has it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return list(value) if isinstance(value, (tuple, set, frozenset)) else value
+
+
+def _of_annotation(annotation: Any, place: str) -> Schema:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if hasattr(annotation, "__metadata__"):
+        described = [note for note in annotation.__metadata__ if isinstance(note, str)]
+        schema = _of_annotation(annotation.__origin__, place)
+        return dict(schema, description=described[0]) if described else schema
+    if annotation is Any or annotation is object:
+        return {}
+    if annotation in (None, type(None)):
+        return {"type": "null"}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin in _UNIONS:
+        forms = [_of_annotation(one, place) for one in arguments]
+        types_only = all(list(form) == ["type"] for form in forms)
+        return {"type": [form["type"] for form in forms]} if types_only else {"anyOf": forms}
+    name = getattr(origin, "__name__", None) or str(origin)
+    if name in ("Required", "NotRequired", "ReadOnly"):
+        return _of_annotation(arguments[0], place)
+    kind = origin or annotation
+    if kind in _NAMES:
+        return {"type": _NAMES[kind]}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {"enum": [member.value for member in kind]}
+    if kind in _ARRAYS:
+        return _of_items(kind, arguments, place)
+    if kind in _OBJECTS:
+        values = _of_annotation(arguments[1], place) if len(arguments) == 2 else {}
+        return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
+    if isinstance(kind, type) and getattr(kind, "__annotations__", None):
+        return _of_class(kind)
+    raise TypeError(
+        "%s: a configuration cannot have the annotation %s; it takes str, int, float, bool, None, Any, Literal, Optional, "
+        "Union, Annotated, enumerations, lists, dictionaries, and classes with such annotations" % (place, annotation)
+    )
+
+
+def _of_items(kind: Any, arguments: Any, place: str) -> Schema:
+    if kind is tuple and arguments and arguments[-1] is not Ellipsis:
+        items = [_of_annotation(one, place) for one in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    items = _of_annotation(arguments[0], place) if arguments else {}
+    return {"type": "array", "items": items} if items else {"type": "array"}

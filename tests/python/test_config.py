@@ -1,0 +1,130 @@
+"""The configuration that a mod declares, and the schema that requests are checked against."""
+
+import enum
+import unittest
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Dict, List, Literal, NamedTuple, Optional, Tuple, TypedDict, Union
+
+from thunder_mods import mod
+from thunder_mods.config import declared
+from thunder_mods.testing import run
+
+
+class Level(enum.Enum):
+    LOW = "low"
+    HIGH = "high"
+
+
+@dataclass
+class Limits:
+    most: int
+    least: int = 1
+
+
+@dataclass
+class Settings:
+    KIND: ClassVar[str] = "ignored"
+    phrase: Annotated[str, "The phrase to ban."]
+    every: int = 3
+    rate: float = 0.5
+    strict: bool = False
+    words: List[str] = field(default_factory=lambda: ["a"])
+    mode: Literal["cut", "keep"] = "cut"
+    level: Level = Level.LOW
+    note: Optional[str] = None
+    pair: Tuple[int, str] = (1, "a")
+    names: Dict[str, int] = field(default_factory=dict)
+    limits: Limits = field(default_factory=lambda: Limits(2))
+    any: Any = None
+    either: Union[int, List[int]] = 0
+
+
+class Declarations(unittest.TestCase):
+    def test_dataclass_becomes_schema_with_defaults(self):
+        found = declared(Settings)
+        self.assertEqual(found.schema["required"], ["phrase"])
+        self.assertIs(found.schema["additionalProperties"], False)
+        self.assertNotIn("phrase", found.defaults)
+        self.assertEqual(
+            {name: found.schema["properties"][name] for name in found.schema["properties"] if name != "limits"},
+            {
+                "phrase": {"type": "string", "description": "The phrase to ban."},
+                "every": {"type": "integer", "default": 3},
+                "rate": {"type": "number", "default": 0.5},
+                "strict": {"type": "boolean", "default": False},
+                "words": {"type": "array", "items": {"type": "string"}, "default": ["a"]},
+                "mode": {"enum": ["cut", "keep"], "default": "cut"},
+                "level": {"enum": ["low", "high"], "default": "low"},
+                "note": {"type": ["string", "null"], "default": None},
+                "pair": {
+                    "type": "array",
+                    "prefixItems": [{"type": "integer"}, {"type": "string"}],
+                    "minItems": 2,
+                    "maxItems": 2,
+                    "default": [1, "a"],
+                },
+                "names": {"type": "object", "additionalProperties": {"type": "integer"}, "default": {}},
+                "any": {"default": None},
+                "either": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}], "default": 0},
+            },
+        )
+        limits = found.schema["properties"]["limits"]
+        self.assertEqual((limits["required"], limits["default"]), (["most"], {"most": 2, "least": 1}))
+
+    def test_typed_dict_named_tuple_and_plain_class_are_taken(self):
+        class Typed(TypedDict, total=False):
+            a: int
+
+        class Named(NamedTuple):
+            a: int
+            b: str = "x"
+
+        class Base:
+            a: "int"
+
+        class Plain(Base):
+            b: str = "x"
+
+        self.assertNotIn("required", declared(Typed).schema)
+        for cls in (Named, Plain):
+            found = declared(cls)
+            self.assertEqual((found.schema["required"], found.defaults), (["a"], {"b": "x"}), cls)
+
+    def test_dictionary_says_types_by_its_defaults(self):
+        found = declared({"text": "", "count": 3, "on": True, "list": [], "map": {}, "any": None})
+        kinds = {name: field.get("type") for name, field in found.schema["properties"].items()}
+        expected = {"text": "string", "count": "number", "on": "boolean", "list": "array", "map": "object", "any": None}
+        self.assertEqual(kinds, expected)
+        self.assertNotIn("required", found.schema)
+
+    def test_declaration_that_cannot_be_checked_is_refused(self):
+        class Odd:
+            callback: complex
+
+        class Empty:
+            pass
+
+        for config, message in [
+            (Odd, "Odd.callback: a configuration cannot have the annotation"),
+            (Empty, "Empty declares no annotations"),
+            ({"a": object()}, "must be JSON"),
+            (3, "takes a class with annotations or a dictionary"),
+        ]:
+            with self.assertRaisesRegex(TypeError, message):
+                mod(config=config)(lambda event, actions: None)
+
+    def test_mod_gets_defaults_and_needs_required_fields(self):
+        seen = []
+
+        @mod(config=Limits)
+        def look(event, actions):
+            seen.append(event.config)
+
+        run((look, {"most": 5}), model="x", max_tokens=1).check()
+        self.assertEqual(seen[0], {"least": 1, "most": 5})
+        with self.assertRaisesRegex(ValueError, "needs the configuration field most"):
+            run(look, model="x")
+
+
+if __name__ == "__main__":
+    unittest.main()
