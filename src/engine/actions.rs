@@ -5,7 +5,7 @@ use super::conversation::Memory;
 use super::measure::{self, Distribution};
 use super::pipeline::{self, Effect};
 use super::run::{Run, State};
-use crate::events::{EventType, Fault, FinishReason, TokenId, TokenMeasure};
+use crate::events::{EventType, FinishReason, TokenId, TokenMeasure};
 use crate::mods::{Action, LogitEdit, Reply};
 use serde_json::Value;
 
@@ -78,8 +78,8 @@ impl Run {
                 let calls = if payload.is_array() { payload } else { Value::Array(vec![payload]) };
                 self.finish(FinishReason::ToolCalls, None, Some(calls));
             }
-            Action::EmitError(message) => {
-                self.fault = Some(Fault::Mod);
+            Action::EmitError { message, fault } => {
+                self.fault = Some(fault);
                 self.finish(FinishReason::Error, Some(message), None);
             }
             Action::Noop | Action::AdjustedPrefill { .. } | Action::AdjustedLogits { .. } => self.continue_from_end(),

@@ -260,7 +260,7 @@ pub(super) fn record_action(
             record.has_tool_calls = Some(true);
             record.tool_calls = raw(payload);
         }
-        Action::EmitError(message) => record.error_message = Some(message.clone()),
+        Action::EmitError { message, .. } => record.error_message = Some(message.clone()),
     }
     record.details = raw(&serde_json::Value::Object(details));
     journal.action(record);

@@ -187,6 +187,8 @@ pub struct Usage {
 pub enum Fault {
     /// A mod's, which ended the run with `EmitError`.
     Mod,
+    /// The same of a mod that was written for Quote, whose clients expect the status 400.
+    QuoteMod,
     /// The request's: what it asked for leaves no token to be drawn.
     Request,
 }

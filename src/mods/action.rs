@@ -1,4 +1,4 @@
-use crate::events::{ActionType, EventType, TokenId};
+use crate::events::{ActionType, EventType, Fault, TokenId};
 use crate::model::grammar::Mask;
 use serde_json::Value;
 use std::sync::Arc;
@@ -36,7 +36,12 @@ pub enum Action {
     /// The run ends with these tool calls: one OpenAI tool call or a list of them.
     ToolCalls(Value),
     /// The run ends with an error.
-    EmitError(String),
+    EmitError {
+        /// The error's text.
+        message: String,
+        /// Whose error the client is told it is.
+        fault: Fault,
+    },
 }
 
 /// A change of the logits.
@@ -55,6 +60,11 @@ pub enum LogitEdit {
 }
 
 impl Action {
+    /// Ends the run with an error.
+    pub fn error(message: impl Into<String>) -> Self {
+        Self::EmitError { message: message.into(), fault: Fault::Mod }
+    }
+
     /// Which of the eight it is.
     #[must_use]
     pub const fn kind(&self) -> ActionType {
@@ -66,7 +76,7 @@ impl Action {
             Self::Backtrack { .. } => ActionType::Backtrack,
             Self::ForceOutput(_) => ActionType::ForceOutput,
             Self::ToolCalls(_) => ActionType::ToolCalls,
-            Self::EmitError(_) => ActionType::EmitError,
+            Self::EmitError { .. } => ActionType::EmitError,
         }
     }
 
@@ -74,7 +84,7 @@ impl Action {
     #[must_use]
     pub const fn permitted_on(&self, event: EventType) -> bool {
         match self {
-            Self::Noop | Self::ForceOutput(_) | Self::ToolCalls(_) | Self::EmitError(_) => true,
+            Self::Noop | Self::ForceOutput(_) | Self::ToolCalls(_) | Self::EmitError { .. } => true,
             Self::AdjustedPrefill { .. } => matches!(event, EventType::Prefilled),
             Self::AdjustedLogits { .. } => matches!(event, EventType::ForwardPass),
             Self::ForceTokens(_) | Self::Backtrack { .. } => !matches!(event, EventType::Prefilled),

@@ -27,6 +27,7 @@ mod native;
 mod openai;
 mod openapi;
 mod prefix;
+mod quote;
 mod registry;
 mod regression;
 mod responses;

@@ -139,6 +139,57 @@ def tagged_question():
     )
 
 
+def steps_of(chosen):
+    """The steps of the first events that the mod saw."""
+    seen = []
+    run((chosen, {"seen": seen}), model="abc").check()
+    return seen
+
+
+@mod
+def quote_steps(event: ModEvent, action: ActionBuilder, tokenizer: Any):
+    event.config["seen"].append((type(event).__name__, event.step))
+    return action.noop()
+
+
+@mod
+def greets_first(event: ModEvent, action: ActionBuilder, tokenizer: Any):
+    """The example of Quote's README."""
+    if isinstance(event, ForwardPass) and event.step == 0:
+        return action.force_tokens(tokenizer.encode("Greetings! ", add_special_tokens=False))
+    return action.noop()
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+@mod
+def tells_schemas(event: ModEvent, action: ActionBuilder, tokenizer: Any):
+    if isinstance(event, Prefilled):
+        print(json.dumps(get_schemas()))
+    return action.noop()
+
+
+class Semantics(unittest.TestCase):
+    def test_steps_begin_at_zero_for_each_event(self):
+        first = [("Prefilled", 0), ("ForwardPass", 0), ("Sampled", 0), ("Added", 0), ("ForwardPass", 1), ("Sampled", 1)]
+        self.assertEqual(steps_of(quote_steps)[:6], first)
+        self.assertTrue(run(greets_first, model="hi").check().text.startswith("Greetings! "))
+
+    def test_schemas_begin_with_the_response_format(self):
+        named = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+        for form, tools, expected in [
+            (named, [TOOL], [SCHEMA, TOOL]),
+            (named, None, [SCHEMA]),
+            ({"type": "json_object"}, [TOOL], [{"type": "json_object"}, TOOL]),
+            (None, [TOOL], [TOOL]),
+            (None, None, []),
+        ]:
+            result = run(tells_schemas, model="x", max_tokens=1, tools=tools, response_format=form).check()
+            self.assertEqual(json.loads(result.logs()[0]), expected)
+
+
 class Simple(unittest.TestCase):
     def test_one_action_each(self):
         tokens = run(polite_prompt, "Shout hi", model="x").check().prompt_tokens

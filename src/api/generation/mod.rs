@@ -9,7 +9,7 @@ pub(in crate::api) use runs::{Runs, Told, answers};
 
 use super::{ApiError, App, Caller, Kind};
 use crate::engine::{OUT_OF_MEMORY, PromptDone, Request, SubmitError};
-use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
+use crate::events::{Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
 use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -48,7 +48,8 @@ pub(in crate::api) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
             if message.contains(OUT_OF_MEMORY) {
                 return Some(ApiError::new(Kind::NoRoom, message).code("out_of_memory"));
             }
-            Some(ApiError::new(Kind::Unprocessable, message).code("run_failed"))
+            let kind = if finish.fault == Some(Fault::QuoteMod) { Kind::BadRequest } else { Kind::Unprocessable };
+            Some(ApiError::new(kind, message).code("run_failed"))
         }
     }
 }

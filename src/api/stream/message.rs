@@ -197,7 +197,7 @@ pub(super) fn never_begun(request_id: &str) -> Value {
 pub(super) fn failed(fault: Option<Fault>, message: Option<&str>) -> Value {
     let message = message.unwrap_or("the run failed");
     match fault {
-        Some(Fault::Mod) => ended("content_filter", message, None),
+        Some(Fault::Mod | Fault::QuoteMod) => ended("content_filter", message, None),
         Some(Fault::Request) => ended("invalid_request", message, None),
         None if message.contains(OUT_OF_MEMORY) => ended("memory_pressure", message, Some("retry")),
         None => ended("internal_error", message, None),

@@ -364,7 +364,7 @@ fn did(action: Action) -> Option<Did> {
         Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => Did { tokens, ..of },
         Action::Backtrack { n, tokens } => Did { steps: Some(n as i32), tokens, ..of },
         Action::ToolCalls(payload) => Did { tool_calls: Some(payload), ..of },
-        Action::EmitError(message) => Did { message: Some(message), ..of },
+        Action::EmitError { message, .. } => Did { message: Some(message), ..of },
     })
 }
 

@@ -121,7 +121,7 @@ impl Scoring {
         self.beginnings += 1;
         if self.beginnings > MOST_BEGINNINGS {
             self.phase = Phase::Done;
-            return Action::EmitError("the choices cannot be compared: another mod writes between them".into()).into();
+            return Action::error("the choices cannot be compared: another mod writes between them").into();
         }
         self.phase = Phase::Trying { choice: 0, base };
         Action::ForceTokens(self.choices[0].tokens.clone()).into()
@@ -155,7 +155,7 @@ impl Scoring {
             let scored = self.choices.iter().enumerate().filter_map(|(index, choice)| Some((choice.logprob?, index)));
             // Of equals the first.
             let Some((_, best)) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best }) else {
-                return Action::EmitError("none of the choices fits into the tokens that are left".into()).into();
+                return Action::error("none of the choices fits into the tokens that are left").into();
             };
             let totals =
                 self.choices.iter().filter_map(|choice| Some(format!("{:?} {:.3}", choice.text, choice.logprob?)));

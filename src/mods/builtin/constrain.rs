@@ -72,9 +72,7 @@ impl Constrained {
                 Some(Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None })
             }
             Ok(None) => None,
-            Err(message) => {
-                Some(Action::EmitError(format!("'{}' cannot be followed any further: {message}", self.field)))
-            }
+            Err(message) => Some(Action::error(format!("'{}' cannot be followed any further: {message}", self.field))),
         }
     }
 

@@ -362,7 +362,7 @@ impl Stage {
                 }
                 tokens.is_empty() || self.force(tokens)
             }
-            Action::EmitError(message) => {
+            Action::EmitError { message, .. } => {
                 self.told.error = Some(message);
                 false
             }

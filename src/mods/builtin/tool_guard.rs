@@ -218,7 +218,7 @@ impl Guard {
             _ if again => (LogLevel::Info, true, "it is drawn again"),
             "keep" => (LogLevel::Warning, false, "it stands"),
             "error" => {
-                return Action::EmitError(format!("tool-guard: {}, after {} tries", wrong.reason, self.retries)).into();
+                return Action::error(format!("tool-guard: {}, after {} tries", wrong.reason, self.retries)).into();
             }
             _ => (LogLevel::Warning, true, "text is written instead"),
         };

@@ -1,7 +1,7 @@
 //! What the frames say, and what a worker's answer means.
 
 use super::memory::{SharedMemory, Slot};
-use crate::events::{EventType, LogLevel, TokenId};
+use crate::events::{EventType, Fault, LogLevel, TokenId};
 use crate::model::Vocabulary;
 use crate::mods::{Action, Exception, LogitEdit, schema_check};
 use serde::{Deserialize, Serialize};
@@ -213,7 +213,12 @@ pub enum WireAction {
     ToolCalls {
         tool_calls: Value,
     },
-    EmitError { message: String },
+    EmitError {
+        message: String,
+        /// Whether the mod was written for Quote.
+        #[serde(default)]
+        is_quote: bool,
+    },
 }
 
 /// Where the edit of the logits is.
@@ -249,7 +254,9 @@ impl WireAction {
             Self::Backtrack { n, tokens } => Action::Backtrack { n, tokens },
             Self::ForceOutput { tokens } => Action::ForceOutput(tokens),
             Self::ToolCalls { tool_calls } => Action::ToolCalls(tool_calls),
-            Self::EmitError { message } => Action::EmitError(message),
+            Self::EmitError { message, is_quote } => {
+                Action::EmitError { message, fault: if is_quote { Fault::QuoteMod } else { Fault::Mod } }
+            }
             Self::AdjustedLogits { edit, temperature } => {
                 if let Some(wrong) = temperature.filter(|temperature| !(temperature.is_finite() && *temperature >= 0.0))
                 {
@@ -321,7 +328,7 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
             }
             Ok(())
         }
-        Action::EmitError(message) if message.len() > LONGEST_ERROR => {
+        Action::EmitError { message, .. } if message.len() > LONGEST_ERROR => {
             Err(format!("the text of an error has at most {LONGEST_ERROR} bytes, not {}", message.len()))
         }
         _ => Ok(()),

@@ -174,7 +174,7 @@ async fn the_first_mod_that_changes_control_wins() {
     let mut asked = with_mod(request("The sky is", 8), false, |call| {
         if added_at(call, 2) { Action::ForceTokens(vec![70]) } else { Action::Noop }
     });
-    asked = with_mod(asked, true, |call| if added_at(call, 2) { Action::EmitError("no".into()) } else { Action::Noop });
+    asked = with_mod(asked, true, |call| if added_at(call, 2) { Action::error("no") } else { Action::Noop });
     let told = bench.tell(asked).await;
     assert_eq!(told.end.finish.reason, FinishReason::Length);
     assert_eq!(told.generated()[2], 70);
@@ -230,7 +230,7 @@ async fn tool_calls_and_errors_end_the_run() {
         .await;
     assert_eq!(told.end.finish.reason, FinishReason::ToolCalls);
     assert_eq!(told.end.finish.tool_calls.as_ref().unwrap()[0]["function"]["name"], "f");
-    let told = bench.tell(with_mod(request("The sky is", 8), false, |_| Action::EmitError("refused".into()))).await;
+    let told = bench.tell(with_mod(request("The sky is", 8), false, |_| Action::error("refused"))).await;
     assert_eq!((told.end.finish.reason, told.end.finish.message.as_deref()), (FinishReason::Error, Some("refused")));
 }
 

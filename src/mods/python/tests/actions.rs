@@ -1,6 +1,7 @@
 //! What a mod answers with.
 
 use super::{VOCABULARY, load, logits, no_exception, raised, scene};
+use crate::events::Fault;
 use crate::mods::builtin::testing::Scene;
 use crate::mods::{Action, CallEvent, LogitEdit};
 use serde_json::json;
@@ -80,7 +81,7 @@ def act(event, actions, tokenizer):
         ),
         ("actions.force_output((65,))", Action::ForceOutput(vec![65])),
         ("actions.tool_calls({'id': 'ä'})", Action::ToolCalls(json!({"id": "ä"}))),
-        ("actions.emit_error('no')", Action::EmitError("no".into())),
+        ("actions.emit_error('no')", Action::EmitError { message: "no".into(), fault: Fault::QuoteMod }),
     ] {
         let reply = act(what, prefilled());
         no_exception(&reply);

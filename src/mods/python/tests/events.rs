@@ -33,7 +33,7 @@ def fields(event, actions, tokenizer):
     let mut scene = scene(&factory);
     assert_eq!(scene.session.handles(), EventSet::ALL);
     let reply = scene.call(CallEvent::Prefilled);
-    assert_eq!(lines(&reply), ["Prefilled 1 100 [62, 32] 2 request", "[62, 32] >  2 None"]);
+    assert_eq!(lines(&reply), ["Prefilled 0 100 [62, 32] 2 request", "[62, 32] >  2 None"]);
     assert!(reply.action.is_none() && reply.elapsed > Duration::ZERO);
     let reply = scene.forward(&logits());
     assert_eq!(lines(&reply)[1..], ["'> ' (1, 265) True -inf", "[-0.288, -1.386] [98, 97] 0.8113"]);
@@ -46,6 +46,26 @@ def fields(event, actions, tokenizer):
     assert!(lines(&scene.append(&long, false))[0].ends_with("65] 2 request"));
     scene.sequence.truncate(3);
     assert!(lines(&scene.forward(&logits()))[0].contains("[62, 32, 263] 2"));
+}
+
+#[test]
+fn steps_are_those_of_quote_where_its_names_are_imported() {
+    let body = "@mod\ndef steps(e, a): print(type(e).__name__, e.step)\n";
+    for (import, offset) in [
+        ("from thunder_mods import mod", 0),
+        ("from quote_mod_sdk import mod", 1),
+        ("from thunder_mods import mod\nfrom shared.types import Added", 1),
+    ] {
+        let factory = PythonMods::from_source("steps", &format!("{import}\n{body}"), None).unwrap();
+        let seen = [
+            scene(&factory).forward(&logits()),
+            sampled(&mut scene(&factory), b'b'),
+            scene(&factory).append(&[65], false),
+        ];
+        let steps: Vec<&str> = seen.iter().flat_map(lines).collect();
+        let expected = ["ForwardPass", "Sampled", "Added"].map(|kind| format!("{kind} {}", 1 - offset));
+        assert_eq!(steps, expected, "{import}");
+    }
 }
 
 #[test]

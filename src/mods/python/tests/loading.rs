@@ -18,8 +18,16 @@ fn a_mod_that_cannot_be_loaded_says_why() {
     assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
     assert!(PythonMods::from_source("one", &two, Some("g")).is_ok());
     let error = load_error("import nowhere\n", None);
-    assert!(error.to_string().ends_with("ModuleNotFoundError: No module named 'nowhere'"), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{said}");
+    assert!(said.contains("/python3") && said.contains("THUNDER_PYTHON=PATH names another one"), "{said}");
     assert!(error.traceback().unwrap().contains("File \"broken.py\", line 1"));
+    // The loader's own `from __future__ import annotations` does not hold for mods.
+    let error = load_error(&format!("{HEADER}@mod\ndef f(e, a) -> Missing: pass\n"), None);
+    assert!(error.to_string().ends_with("NameError: name 'Missing' is not defined"), "{error}");
+    let named =
+        "from __future__ import annotations\nfrom thunder_mods import mod\n@mod\ndef f(e, a) -> Missing: pass\n";
+    assert!(PythonMods::from_source("named", named, None).is_ok());
     let error = load_error("import sys; sys.exit(1)\n", None);
     assert!(error.to_string().ends_with("SystemExit: 1"), "{error}");
     let mut mods = PythonMods::default();

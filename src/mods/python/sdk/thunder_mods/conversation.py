@@ -13,26 +13,30 @@ Message = Dict[str, Any]
 current: Any = None
 
 
-def _of(request_id: Optional[str], field: str) -> List[Dict[str, Any]]:
+def _of(request_id: Optional[str], field: str) -> Any:
     if current is None:
         if request_id is None:
-            return []
+            return None
         raise PermissionError("there is no run at this moment; ask within a call")
     if request_id is not None and request_id != current.request_id:
         raise PermissionError("the conversation of another request cannot be read")
-    return copy.deepcopy(getattr(current, field)) or []
+    return copy.deepcopy(getattr(current, field))
 
 
 def get_conversation(request_id: Optional[str] = None) -> List[Message]:
     """The messages of the present run as sent, a copy; [] for a raw completion.
 
     Raises PermissionError for the id of another run."""
-    return _of(request_id, "conversation")
+    return _of(request_id, "conversation") or []
 
 
 def get_schemas(request_id: Optional[str] = None) -> List[Dict[str, Any]]:
-    """The tools of the present run as sent, a copy; [] when there are none."""
-    return _of(request_id, "tools")
+    """The schemas of the present run, a copy: first that of `response_format` (its `json_schema.schema`, or the whole
+    object where it has none), then the tools as sent; [] when there are neither."""
+    form = ((_of(request_id, "parameters") or {}).get("request") or {}).get("response_format")
+    if isinstance(form, dict) and isinstance(form.get("json_schema"), dict):
+        form = form["json_schema"].get("schema")
+    return ([form] if form else []) + (_of(request_id, "tools") or [])
 
 
 def tool_call_pairs(messages: Optional[Sequence[Message]] = None) -> List[Tuple[Dict[str, Any], Optional[str]]]:

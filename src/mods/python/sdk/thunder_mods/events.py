@@ -58,7 +58,8 @@ class ModEvent:
 
     #: The client's id of the run.
     request_id: str = ""
-    #: 0 for Prefilled, then 1, 2, 3 …
+    #: 0 for Prefilled, then 1, 2, 3 …, as in the trace. A mod that imports `quote_mod_sdk` or `shared.types` gets Quote's
+    #: numbers: 0 for Prefilled and for the first ForwardPass, Sampled and Added.
     step: int = 0
     #: Most tokens to generate.
     max_steps: int = 0

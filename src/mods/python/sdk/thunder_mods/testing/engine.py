@@ -9,7 +9,7 @@ from array import array
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .. import conversation as _conversation
-from .. import lifecycle
+from .. import lifecycle, quote
 from ..actions import (
     AdjustedLogits,
     AdjustedPrefill,
@@ -56,6 +56,7 @@ class Engine:
         config: Optional[Dict[str, Any]] = None,
         conversation: Optional[List[Dict[str, Any]]] = None,
         tools: Optional[List[Dict[str, Any]]] = None,
+        response_format: Optional[Dict[str, Any]] = None,
         parameters: Optional[Dict[str, Any]] = None,
         temperature: float = 0.0,
         seed: int = 0,
@@ -71,7 +72,9 @@ class Engine:
         given = list(mods) if isinstance(mods, list) else [mods]
         steps = 4 * max_tokens + 256 if max_steps is None else max_steps
         driven = _Run(self, given, config or {}, request_id, max_tokens, steps, stop, ignore_eos, temperature, seed)
-        driven.conversation, driven.tools, driven.parameters = conversation, tools, parameters or {}
+        driven.conversation, driven.tools, driven.parameters = conversation, tools, dict(parameters or {})
+        if response_format is not None:
+            driven.parameters["request"] = {"response_format": response_format}
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not tokens:
             raise ValueError("a prompt needs at least one token")
@@ -102,6 +105,7 @@ class _Mod:
         missing = [name for name in (about["schema"] or {}).get("required", ()) if name not in self.config]
         if missing:
             raise ValueError("mod %s needs the configuration field %s" % (self.name, ", ".join(missing)))
+        self.is_quote = quote.is_imported_by(module)
         hook = getattr(module, "finished", None)
         self.finished = hook if callable(hook) and not hasattr(hook, "__thunder_mod__") else None
 
@@ -329,19 +333,20 @@ class _Run:
     def _seen(self, record: Event, active: _Mod) -> ModEvent:
         """The event as the mod gets it."""
         context = ContextInfo(self.sequence, self.prompt_len)
+        step = quote.step_of(record.step) if active.is_quote else record.step
         seen: ModEvent
         if record.kind == "Prefilled":
-            seen = Prefilled(self.request_id, record.step, self.max_tokens, context)
+            seen = Prefilled(self.request_id, step, self.max_tokens, context)
         elif record.kind == "ForwardPass":
             self.logits = array("f", self.logits)
-            seen = ForwardPass(self.request_id, record.step, Logits(memoryview(self.logits)), context)
+            seen = ForwardPass(self.request_id, step, Logits(memoryview(self.logits)), context)
         elif record.kind == "Sampled":
-            seen = drawn = Sampled(self.request_id, record.step, record.tokens[0], context)
+            seen = drawn = Sampled(self.request_id, step, record.tokens[0], context)
             highest = max(self.logits)
             total = highest + math.log(math.fsum(math.exp(logit - highest) for logit in self.logits))
             drawn._text, drawn.logprob = record.text, self.logits[record.tokens[0]] - total
         else:
-            seen = Added(self.request_id, record.step, record.tokens, record.forced, context)
+            seen = Added(self.request_id, step, record.tokens, record.forced, context)
         seen.max_steps, seen.config, seen._tokenizer = self.max_tokens, active.config, self.tokenizer
         seen.conversation, seen.tools, seen.parameters = self.conversation, self.tools, self.parameters
         seen.seed, seen.model = self.seed, "test"
@@ -376,4 +381,4 @@ class _Now:
 
     def __init__(self, run: _Run) -> None:
         self.request_id, self.conversation, self.tools = run.request_id, run.conversation, run.tools
-        self.tokenizer = run.tokenizer
+        self.parameters, self.tokenizer = run.parameters, run.tokenizer

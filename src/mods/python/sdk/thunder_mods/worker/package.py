@@ -35,7 +35,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         source = self._files[file]
         module.__file__ = file
         linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-        exec(compile(source, file, "exec"), module.__dict__)
+        exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
 
 
 def load(files: str, module: str) -> Dict[str, Any]:

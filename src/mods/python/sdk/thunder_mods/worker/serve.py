@@ -13,7 +13,7 @@ import types
 from array import array
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from .. import conversation, lifecycle
+from .. import conversation, lifecycle, quote
 from ..actions import (
     AdjustedLogits,
     AdjustedPrefill,
@@ -41,6 +41,13 @@ _MOST_COUNT = 2**31 - 1
 #: Characters of an exception's line and traceback that are sent.
 _LONGEST_MESSAGE = 2000
 _LONGEST_TRACEBACK = 64 * 1024
+
+#: What to do about a module that is missing.
+_INTERPRETER = " (mods run on Python %d.%d, %s; THUNDER_PYTHON=PATH names another one, such as bin/python of a virtual environment)" % (
+    sys.version_info[0],
+    sys.version_info[1],
+    sys.executable,
+)
 
 Header = Dict[str, Any]
 
@@ -71,6 +78,7 @@ class Worker:
         self.handler: Any = None
         self.defaults: Optional[Dict[str, Any]] = None
         self.holdback = 0
+        self.is_quote = False
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
         # A thread of the mod may ask as well: an answer belongs to who asked, and a call ends when nobody waits for one.
@@ -98,6 +106,7 @@ class Worker:
                 numpy()  # its import takes longer than a call may
             self.module = self._execute(name, header["file"], source)
             handlers = self._handlers(header["entrypoint"], header["file"])
+            self.is_quote = quote.is_loaded()
         except BaseException as error:  # sys.exit() in a mod is the mod's error too
             self.capture.end_call()
             self.channel.send(dict(self._exception(error), kind="failed"))
@@ -118,7 +127,8 @@ class Worker:
         module.__file__ = file
         sys.modules[name] = module  # dataclasses and inspect look it up
         linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-        exec(compile(source, file, "exec"), module.__dict__)
+        # Without our own `from __future__ import annotations`.
+        exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
         return module
 
     def _handlers(self, entrypoint: Optional[str], file: str) -> List[Tuple[str, Any]]:
@@ -222,7 +232,8 @@ class Worker:
             return self.memory.view(offset + 4 * skip, count - skip, "i").tolist()  # type: ignore[no-any-return]
 
         context = ContextInfo((), header["prompt_len"], read)
-        kind, request_id, step = header["event"], run.request_id, header["step"]
+        kind, request_id = header["event"], run.request_id
+        step = quote.step_of(header["step"]) if self.is_quote else header["step"]
         event: ModEvent
         if kind == "ForwardPass":
             place, size = header["logits"]
@@ -257,7 +268,7 @@ class Worker:
         elif isinstance(action, ToolCalls):
             fields = {"tool_calls": action.tool_calls}
         elif isinstance(action, EmitError):
-            fields = {"message": str(action.err_str)}
+            fields = {"message": str(action.err_str), "is_quote": self.is_quote}
         kind = next(cls for cls in type(action).__mro__ if cls.__module__ == "thunder_mods.actions").__name__
         return dict(fields, type=kind), b""
 
@@ -312,6 +323,8 @@ class Worker:
         """One line, and the traceback without the frames of the SDK."""
         try:
             text = str(error).strip() or "no message"
+            if isinstance(error, ModuleNotFoundError):
+                text = text.splitlines()[0] + _INTERPRETER
             if isinstance(error, SyntaxError):
                 text = "%s (%s, line %s)" % (error.msg, error.filename, error.lineno)
             trace = error.__traceback__

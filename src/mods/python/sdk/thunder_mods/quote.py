@@ -1,0 +1,39 @@
+"""What differs for mods that import the names of Quote's SDK."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from functools import lru_cache
+from types import ModuleType
+from typing import Optional
+
+#: Packages that only mods written for Quote import.
+PACKAGES = ("quote_mod_sdk", "shared")
+
+
+def is_loaded() -> bool:
+    """Whether this process has imported one of Quote's packages. A worker serves a single mod, so this is about that mod."""
+    return any(name in sys.modules for name in PACKAGES)
+
+
+@lru_cache(maxsize=None)
+def is_imported_by(module: Optional[ModuleType]) -> bool:
+    """Whether the source of the module imports one of Quote's packages; False where there is no source."""
+    try:
+        tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
+    except (OSError, TypeError, SyntaxError):
+        return False
+    imported = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            imported.append(node.module or "")
+    return any(name.split(".")[0] in PACKAGES for name in imported)
+
+
+def step_of(step: int) -> int:
+    """Quote's number of a step: 0 for Prefilled and for the first ForwardPass, Sampled and Added, which the trace calls 1."""
+    return max(0, step - 1)
