@@ -39,6 +39,7 @@ pub use ingest::Ingested;
 pub use list::{MAX_PAGE, RunPage, RunQuery};
 pub use live::{Live, LiveUpdate, RunChange};
 pub use mods::{ModChanges, ModState, ModVersion};
+pub use read::ItemPage;
 pub use responses::NewResponse;
 pub use retention::Retention;
 pub use runs::RunSummary;

@@ -17,6 +17,23 @@ use std::ops::Range;
 /// A list of things, each with its index within the run.
 type Indexed<T> = Vec<(i32, T)>;
 
+/// Events of a page, so that a long run is never in memory as a whole.
+const MAX_PAGE_EVENTS: i64 = 1000;
+
+/// Opens a transaction that sees all tables at one moment, also of a run that is growing.
+const SNAPSHOT: &str = "begin isolation level repeatable read, read only";
+
+/// The items of some events of a run.
+#[derive(Debug)]
+pub struct ItemPage {
+    /// Numbers of the calls, logs and actions before the first item.
+    pub numbering: Numbering,
+    /// The items, as those of [`Store::items`].
+    pub items: Vec<Item>,
+    /// The first event of the next page; `None` where there is no more now.
+    pub next: Option<i32>,
+}
+
 impl Store {
     /// The items of those events, without attention, in item order: each event, then for each of its mod calls the
     /// call, its logs, its actions. `measured` is filled.
@@ -24,16 +41,29 @@ impl Store {
     /// # Errors
     /// The database failed, or what is stored is damaged.
     pub async fn items(&self, run_id: RunId, events: Range<i32>) -> Result<Vec<Item>, Error> {
-        Ok(self.numbered_items(run_id, events).await?.1)
+        let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
+        Ok(items(&mut transaction, run_id, events).await?.1)
     }
 
-    /// As [`Store::items`], with the numbers of the calls, logs and actions before the first of them.
+    /// Returns the items of the first 1000 of those events.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn numbered_items(&self, run_id: RunId, events: Range<i32>) -> Result<(Numbering, Vec<Item>), Error> {
-        let mut connection = self.inner.pool.acquire().await?;
-        items(&mut connection, run_id, events).await
+    pub async fn item_page(&self, run_id: RunId, events: Range<i32>) -> Result<ItemPage, Error> {
+        let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
+        // By number of rows and not of events: events that are committed later belong to the next page.
+        let next: Option<i32> = sqlx::query_scalar(
+            "select sequence_order from events where run_id = $1 and sequence_order >= $2 and sequence_order < $3
+            order by sequence_order offset $4 limit 1",
+        )
+        .bind(run_id.0)
+        .bind(events.start)
+        .bind(events.end)
+        .bind(MAX_PAGE_EVENTS)
+        .fetch_optional(&mut *transaction)
+        .await?;
+        let (numbering, items) = items(&mut transaction, run_id, events.start..next.unwrap_or(events.end)).await?;
+        Ok(ItemPage { numbering, items, next })
     }
 
     /// The whole run as a document: a foreign one as it was given, one of ours in the same shape.
@@ -41,9 +71,7 @@ impl Store {
     /// # Errors
     /// The database failed, or what is stored is damaged.
     pub async fn document(&self, run_id: RunId) -> Result<Option<Document>, Error> {
-        let mut transaction = self.inner.pool.begin().await?;
-        // one moment for all tables, also of a run that is growing
-        sqlx::query("set transaction isolation level repeatable read, read only").execute(&mut *transaction).await?;
+        let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
         let Some(run) = by_id(&mut transaction, run_id).await? else { return Ok(None) };
         let mods = (run.surface != Surface::Ingest && !run.mods.is_empty()).then(|| run.mods.join(", "));
         let request = RequestMeta {

@@ -4,7 +4,7 @@ use super::{event_range, find, follow};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::RunId;
-use crate::store::{Error, Store};
+use crate::store::{Error, ItemPage, Store};
 use crate::trace::document::item_to_json;
 use axum::body::Body;
 use axum::extract::State;
@@ -15,9 +15,6 @@ use futures::{Stream, stream};
 use serde::Deserialize;
 use std::ops::Range;
 use utoipa::IntoParams;
-
-/// Events that are read at a time, so that a long run is never in memory as a whole.
-pub(super) const PAGE: i32 = 1000;
 
 /// Which events.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -68,25 +65,19 @@ pub async fn list(
 
 /// The items as lines, a page of events at a time. An error in the middle cuts the answer off, which clients notice.
 fn lines(store: Store, run_id: RunId, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
-    stream::try_unfold(range, move |range| {
+    stream::try_unfold(Some(range.start), move |from| {
         let store = store.clone();
         async move {
-            if range.is_empty() {
-                return Ok(None);
-            }
-            let end = range.end.min(range.start.saturating_add(PAGE));
-            let read = store.numbered_items(run_id, range.start..end).await;
-            let (mut numbering, items) =
+            let Some(from) = from else { return Ok(None) };
+            let read = store.item_page(run_id, from..range.end).await;
+            let ItemPage { mut numbering, items, next } =
                 read.inspect_err(|error| tracing::error!(run.id = %run_id, %error, "a list of items broke off"))?;
-            if items.is_empty() {
-                return Ok(None);
-            }
             let mut text = String::new();
             for line in items.iter().filter_map(|item| item_to_json(item, &mut numbering)) {
                 text.push_str(&line);
                 text.push('\n');
             }
-            Ok(Some((Bytes::from(text), end..range.end)))
+            Ok(Some((Bytes::from(text), next)))
         }
     })
 }

@@ -1,9 +1,8 @@
 //! A run as server-sent events: what is stored, then what happens, until it is over.
 
-use super::events::PAGE;
 use crate::api::{ApiError, App};
 use crate::events::{Item, RunId, RunStatus};
-use crate::store::LiveUpdate;
+use crate::store::{ItemPage, LiveUpdate};
 use crate::trace::document::{Numbering, item_to_json};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -111,17 +110,14 @@ impl Follower {
     /// Sends the stored items of the events `from..to`; what is taken next is numbered from there, also when the range is
     /// empty.
     async fn stored(&mut self, from: i32, to: i32) -> Result<(), Stop> {
-        let mut from = from;
-        loop {
-            let end = to.min(from.saturating_add(PAGE));
-            let (numbering, items) = self.app.store()?.numbered_items(self.run_id, from..end).await?;
+        let mut from = Some(from);
+        while let Some(first) = from {
+            let ItemPage { numbering, items, next } = self.app.store()?.item_page(self.run_id, first..to).await?;
             self.numbering = numbering;
             self.take(&items).await?;
-            from = end;
-            if items.is_empty() || from >= to {
-                return Ok(());
-            }
+            from = next;
         }
+        Ok(())
     }
 
     async fn updates(&mut self, mut updates: Receiver<LiveUpdate>) -> Result<(), Stop> {

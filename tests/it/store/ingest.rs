@@ -34,8 +34,8 @@ async fn a_document_comes_back_as_it_was_given() {
     assert_eq!(run.mods, ["early", "late"]);
     assert_eq!(store.find(&run.run_id.to_string()).await.unwrap().unwrap(), run);
 
-    let (numbering, items) = store.numbered_items(run.run_id, 2..3).await.unwrap();
-    assert_eq!((numbering.mod_calls, numbering.mod_logs, items.len()), (1, 1, 5));
+    let page = store.item_page(run.run_id, 2..3).await.unwrap();
+    assert_eq!((page.numbering.mod_calls, page.numbering.mod_logs, page.items.len(), page.next), (1, 1, 5, None));
     assert_eq!(store.items(run.run_id, 0..i32::MAX).await.unwrap().len(), 9);
     assert!(store.columns(run.run_id).await.unwrap().unwrap().starts_with(b"RUNC"));
     assert!(store.damaged_links().await.unwrap().is_empty());
