@@ -5,7 +5,7 @@ use super::{ApiError, Catalogue, Loaded};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::mods::Registry;
-use crate::store::{Live, Store};
+use crate::store::{Live, RunSummary, Store};
 use chrono::{DateTime, Utc};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, MutexGuard, watch};
@@ -69,6 +69,14 @@ impl App {
     /// 503 while it is being started.
     pub fn store(&self) -> Result<&Store, ApiError> {
         self.0.database.get().map(|(store, _)| store).ok_or_else(|| self.not_ready())
+    }
+
+    /// Returns the run with that `run_id`, else with that `request_id`. Waits for the rows of a run that is being recorded.
+    ///
+    /// # Errors
+    /// 404 when there is no such run; 503 while the database is away or has not got its rows.
+    pub async fn find_run(&self, id: &str) -> Result<RunSummary, ApiError> {
+        self.store()?.find_recorded(id).await?.ok_or_else(|| ApiError::not_found("run", id))
     }
 
     /// Runs that are going on.

@@ -13,7 +13,8 @@ pub(super) struct Journal {
     recorded: bool,
     clock: Clock,
     started: Instant,
-    last_flush: Instant,
+    /// `None` before the first: a reader of a run that has just begun must find its beginning.
+    last_flush: Option<Instant>,
     next_event: i32,
     next_call: i32,
 }
@@ -21,8 +22,8 @@ pub(super) struct Journal {
 impl Journal {
     /// A journal; one that is not `recorded` only counts.
     pub fn new(recorded: bool, clock: Clock) -> Self {
-        let now = Instant::now();
-        Self { items: Vec::new(), recorded, clock, started: now, last_flush: now, next_event: 0, next_call: 0 }
+        let started = Instant::now();
+        Self { items: Vec::new(), recorded, clock, started, last_flush: None, next_event: 0, next_call: 0 }
     }
 
     /// Since the run began.
@@ -83,13 +84,13 @@ impl Journal {
     pub fn take_due(&mut self) -> Option<Vec<Item>> {
         const MANY: usize = 128;
         const LONG: Duration = Duration::from_millis(25);
-        (self.items.len() >= MANY || (!self.items.is_empty() && self.last_flush.elapsed() >= LONG))
-            .then(|| self.take_all())
+        let is_long_ago = || self.last_flush.is_none_or(|last| last.elapsed() >= LONG);
+        (self.items.len() >= MANY || (!self.items.is_empty() && is_long_ago())).then(|| self.take_all())
     }
 
     /// Takes everything.
     pub fn take_all(&mut self) -> Vec<Item> {
-        self.last_flush = Instant::now();
+        self.last_flush = Some(Instant::now());
         std::mem::take(&mut self.items)
     }
 }

@@ -52,7 +52,7 @@ pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 pub use submit::SubmitError;
 pub use thinking::ThinkingBudget;
 
-use crate::events::{Promises, Recorder, Signal};
+use crate::events::{Promises, Recorder, Signal, UnstoredRuns};
 use crate::model::Model;
 use crate::model::llama::{CacheType, ContextOptions};
 use capture::Capture;
@@ -123,6 +123,7 @@ struct Inner {
     /// Cloned into every run.
     counted: Arc<()>,
     promises: Option<Promises>,
+    unstored: Option<UnstoredRuns>,
     /// Weak: when the decode thread has ended, so has the recorder's last sender.
     recorder: mpsc::WeakSender<Signal>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -145,7 +146,7 @@ impl Engine {
         options: Options,
         recorder: impl Into<Recorder>,
     ) -> Result<Self, crate::model::Error> {
-        let Recorder { signals: recorder, promises } = recorder.into();
+        let Recorder { signals: recorder, promises, unstored } = recorder.into();
         let weak = recorder.downgrade();
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -169,6 +170,7 @@ impl Engine {
                 status,
                 counted: Arc::new(()),
                 promises,
+                unstored,
                 recorder: weak,
                 thread: Mutex::default(),
             };
@@ -236,6 +238,7 @@ impl Engine {
             status,
             counted: Arc::new(()),
             promises,
+            unstored,
             recorder: weak,
             thread,
         };

@@ -77,21 +77,35 @@ async fn pass(mut output: mpsc::Receiver<Output>, mut promise: Promise, mut end:
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
-/// Tells the end of a run whose decode thread dies.
+/// Tells the end of a run that the decode thread does not end: because it dies, or has stopped before it took the run.
 pub(super) struct LastWill {
     pub run_id: RunId,
     pub client: mpsc::Sender<Output>,
     pub recorder: Option<mpsc::Sender<Signal>>,
     pub blank: RunEnd,
+    /// Nothing more is to be told.
+    pub disarmed: bool,
+}
+
+impl LastWill {
+    /// The run has ended in another way.
+    pub fn disarm(mut self) {
+        self.disarmed = true;
+    }
 }
 
 impl Drop for LastWill {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        if self.disarmed {
             return;
         }
+        let why = if std::thread::panicking() {
+            "the decode thread has died; restart the server"
+        } else {
+            "the engine has stopped"
+        };
         let mut end = self.blank.clone();
-        end.broken_off("the decode thread has died; restart the server".into());
+        end.broken_off(why.into());
         let end = Arc::new(end);
         // this thread must not wait any more; whoever does not hear it sees a channel that has ended
         let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));

@@ -15,7 +15,7 @@ pub(super) struct Unrecorded {
 }
 
 impl Scheduler<'_> {
-    /// Sends the recorder what has gathered: what is due, or everything when the thread is about to sleep.
+    /// Sends the recorder what has gathered: what is due, or everything when the thread is about to sleep or is slow.
     pub(super) fn record(&mut self, everything: bool) {
         while let Some(next) = self.unrecorded.pop_front() {
             if let Err(next) = self.try_send(next) {
@@ -43,6 +43,9 @@ impl Scheduler<'_> {
 
     /// Records the last items and the end of a run.
     pub(super) fn record_end(&mut self, mut live: Live) {
+        if let Some(last_will) = live.run.last_will.take() {
+            last_will.disarm();
+        }
         if !live.run.journal.recorded() {
             return;
         }

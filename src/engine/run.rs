@@ -22,6 +22,7 @@ use crate::model::llama::{Candidates, Captured, Sampler};
 use crate::mods::{Action, Call, CallEvent, Done, Reply, RunView, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Makes the way back for the answer to one call: the run, and the number of the call.
@@ -85,6 +86,8 @@ pub(super) struct Run {
     pub meter: Arc<Meter>,
     /// What is said when the thread dies on which the run lives.
     pub last_will: Option<LastWill>,
+    /// Set before the client is told of the end.
+    pub is_over: Arc<AtomicBool>,
     pub(super) context: usize,
     pub(super) max_tokens: usize,
     pub(super) step: u32,
@@ -165,6 +168,7 @@ impl Run {
             end: None,
             meter: Arc::default(),
             last_will: None,
+            is_over: Arc::default(),
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,

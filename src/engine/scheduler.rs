@@ -14,7 +14,7 @@ use crate::model::llama::{AdapterSet, Candidates, Context};
 use crate::mods::{Done, Reply, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -25,10 +25,13 @@ const NAP: Duration = Duration::from_millis(2);
 /// How long the thread stays awake for a mod's answer.
 const MOMENT: Duration = Duration::from_micros(200);
 
+/// After a decode that takes longer, everything is recorded at once: the next may take as long.
+const SLOW_DECODE: Duration = Duration::from_millis(5);
+
 /// What the decode thread is told.
 pub(super) enum Command {
-    /// A new run, its client, and the signal that it exists.
-    Submit(Box<Run>, mpsc::Sender<Output>, Signal),
+    /// A new run, its client, and the signal that it exists where the recorder has not got it yet.
+    Submit(Box<Run>, mpsc::Sender<Output>, Option<Signal>),
     /// A mod's answer to the call of that number.
     Reply(RunId, u64, Reply),
     /// An order to a run.
@@ -74,11 +77,21 @@ pub(super) struct Slot {
 impl Live {
     /// Passes outputs on, as far as the client has room.
     pub(super) fn pass_on(&mut self) {
-        while let Some(output) = self.run.outbox.pop_front() {
-            if let Err(TrySendError::Full(output)) = self.client.try_send(output) {
-                self.run.outbox.push_front(output);
-                self.unread_since.get_or_insert_with(Instant::now);
-                return;
+        while !self.run.outbox.is_empty() {
+            let place = match self.client.try_reserve() {
+                Ok(place) => Some(place),
+                Err(TrySendError::Closed(())) => None,
+                Err(TrySendError::Full(())) => {
+                    self.unread_since.get_or_insert_with(Instant::now);
+                    return;
+                }
+            };
+            let output = self.run.outbox.pop_front();
+            if matches!(output, Some(Output::Ended(_))) {
+                self.run.is_over.store(true, Ordering::Release);
+            }
+            if let (Some(place), Some(output)) = (place, output) {
+                place.send(output);
             }
             self.unread_since = None;
         }
@@ -190,9 +203,11 @@ impl<'model> Scheduler<'model> {
                 continue;
             }
             self.let_go();
+            let begun = Instant::now();
             self.decode(parts);
+            // Before the clients: who reads the run back finds what it was told of.
+            self.record(begun.elapsed() > SLOW_DECODE);
             self.serve_clients();
-            self.record(false);
         }
         self.stop();
     }
@@ -271,7 +286,7 @@ impl<'model> Scheduler<'model> {
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(run, client, started) => {
-                if run.journal.recorded() {
+                if let Some(started) = started {
                     self.signal(started);
                 }
                 self.arrivals += 1;

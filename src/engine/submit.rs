@@ -19,7 +19,7 @@ use crate::mods::{Chosen, RunView};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// Runs that may wait for a slot.
 const QUEUE: usize = 1024;
@@ -126,7 +126,7 @@ impl Engine {
     /// # Errors
     /// [`SubmitError`]; the run then does not exist.
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
-        let Inner { model, options, commands, waiting, promises, recorder, .. } = &*self.inner;
+        let Inner { model, options, commands, waiting, promises, unstored, recorder, .. } = &*self.inner;
         if !model.generates() {
             return Err(SubmitError::NoGeneration { model: model.name().to_owned() });
         }
@@ -228,19 +228,33 @@ impl Engine {
         let blank = promise::blank(journal.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
         let promise = promises.as_ref().filter(|_| required).map(|promises| promises.make(id));
+        let recorder = recorder.upgrade().filter(|_| journal.recorded());
         let last_will = LastWill {
             run_id: id,
             client: client.clone(),
-            recorder: recorder.upgrade().filter(|_| journal.recorded()),
+            recorder: recorder.clone(),
             blank: blank.clone(),
+            disarmed: false,
         };
         let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, constraint, context));
         run.last_will = Some(last_will);
         run.counted = Some(Arc::clone(&self.inner.counted));
         run.active_id = Some(active_id);
         let meter = Arc::clone(&run.meter);
+        let unstored = unstored.as_ref().filter(|_| recorder.is_some());
+        if let Some(unstored) = unstored {
+            unstored.insert(id, request_id.clone(), Arc::clone(&run.is_over));
+        }
+        // At once, since the decode thread may be busy for long; it passes on what the recorder has no room for.
+        let started = recorder.and_then(|recorder| match recorder.try_send(started) {
+            Err(TrySendError::Full(started)) => Some(started),
+            Ok(()) | Err(TrySendError::Closed(_)) => None,
+        });
         waiting.fetch_add(1, Ordering::AcqRel);
-        commands.send(Command::Submit(run, client, started)).map_err(|_| SubmitError::Stopped)?;
+        if commands.send(Command::Submit(run, client, started)).is_err() {
+            unstored.inspect(|unstored| unstored.remove(id));
+            return Err(SubmitError::Stopped);
+        }
         let output = match promise {
             Some(promise) => promise::keep(output, promise, blank, places),
             None => output,

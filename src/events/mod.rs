@@ -19,7 +19,7 @@ pub use action::{Action, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
 pub use measured::{Alternative, Eviction, Measured, Prompt, Span, Stage, TokenMeasure};
-pub use recorder::{Promise, Promises, Recorder};
+pub use recorder::{Promise, Promises, Recorder, UnstoredRun, UnstoredRuns};
 pub use run::{Evicted, Fault, Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
 
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 use super::{RunId, Signal};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// The way to the recorder; cheap to clone. A channel alone will do where no run must be kept.
 #[derive(Debug, Clone)]
@@ -10,11 +11,13 @@ pub struct Recorder {
     pub signals: mpsc::Sender<Signal>,
     /// The runs that must be kept, where somebody can promise that.
     pub promises: Option<Promises>,
+    /// Where recorded runs are listed until they are stored; `None` where nobody reads them back.
+    pub unstored: Option<UnstoredRuns>,
 }
 
 impl From<mpsc::Sender<Signal>> for Recorder {
     fn from(signals: mpsc::Sender<Signal>) -> Self {
-        Self { signals, promises: None }
+        Self { signals, promises: None, unstored: None }
     }
 }
 
@@ -55,5 +58,80 @@ impl Promises {
 
     fn lock(&self) -> MutexGuard<'_, Given> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The recorded runs of this process that are not stored as a whole yet; cheap to clone.
+///
+/// The engine inserts a run before any client knows its id, and the recorder removes it with its last row. A reader
+/// thus knows which runs the database may not have, or not whole.
+#[derive(Debug, Clone, Default)]
+pub struct UnstoredRuns(Arc<Mutex<HashMap<RunId, Entry>>>);
+
+#[derive(Debug)]
+struct Entry {
+    request_id: String,
+    is_over: Arc<AtomicBool>,
+    /// Dropped with the entry, which wakes those who wait.
+    removed: watch::Sender<()>,
+}
+
+/// A run of [`UnstoredRuns`].
+#[derive(Debug)]
+pub struct UnstoredRun {
+    /// Its id.
+    pub run_id: RunId,
+    is_over: Arc<AtomicBool>,
+    removed: watch::Receiver<()>,
+}
+
+impl UnstoredRuns {
+    /// Adds a run. `is_over` is set before its client is told of its end.
+    pub fn insert(&self, run_id: RunId, request_id: String, is_over: Arc<AtomicBool>) {
+        self.lock().insert(run_id, Entry { request_id, is_over, removed: watch::Sender::new(()) });
+    }
+
+    /// Removes a run: all of it is stored, or the rest never will be.
+    pub fn remove(&self, run_id: RunId) {
+        self.lock().remove(&run_id);
+    }
+
+    /// Returns the run with that id.
+    #[must_use]
+    pub fn get(&self, run_id: RunId) -> Option<UnstoredRun> {
+        self.lock().get(&run_id).map(|entry| entry.run(run_id))
+    }
+
+    /// Returns the run with that `run_id`, and all runs with that `request_id`.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Vec<UnstoredRun> {
+        let run_id: Option<RunId> = id.parse().ok();
+        let runs = self.lock();
+        let found = runs.iter().filter(|(known, entry)| Some(**known) == run_id || entry.request_id == id);
+        found.map(|(&run_id, entry)| entry.run(run_id)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn run(&self, run_id: RunId) -> UnstoredRun {
+        UnstoredRun { run_id, is_over: Arc::clone(&self.is_over), removed: self.removed.subscribe() }
+    }
+}
+
+impl UnstoredRun {
+    /// Returns true when its client may know that it has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Waits until it is stored, or never will be.
+    pub async fn stored(mut self) {
+        // Nothing is ever sent: the error of a dropped sender is the news.
+        while self.removed.changed().await.is_ok() {}
     }
 }

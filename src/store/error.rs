@@ -30,6 +30,11 @@ pub enum Error {
     /// The run is still being generated.
     #[error("run {0} is still running; cancel it first")]
     StillRunning(RunId),
+    /// The run is recorded, and its rows are not in the database yet.
+    #[error(
+        "run {0} cannot be read yet: the database is away or slow; what is recorded is kept until the database takes it"
+    )]
+    NotStored(RunId),
     /// What is stored cannot be read; names the place.
     #[error("stored data of run {run_id} cannot be read: {reason}")]
     Damaged {

@@ -65,12 +65,6 @@ impl Live {
         self.changes.subscribe()
     }
 
-    /// The runs that are running here, in no order.
-    #[must_use]
-    pub fn running(&self) -> Vec<RunId> {
-        self.lock().keys().copied().collect()
-    }
-
     pub(super) fn started(&self, run_id: RunId) {
         self.lock().insert(run_id, Running { backlog: Vec::new(), updates: broadcast::Sender::new(UPDATES) });
     }

@@ -29,6 +29,7 @@ mod rows;
 mod runs;
 mod spool;
 mod statements;
+mod unstored;
 mod upkeep;
 mod writer;
 
@@ -44,14 +45,14 @@ pub use responses::NewResponse;
 pub use retention::Retention;
 pub use runs::RunSummary;
 
-use crate::events::{Promises, Recorder, Signal};
+use crate::events::{Promises, Recorder, Signal, UnstoredRuns};
 use embedded::Embedded;
 use recorder::Target;
 use spool::Spool;
 use sqlx::PgPool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -75,16 +76,20 @@ struct Inner {
     live: Live,
     recorder: Mutex<Recording>,
     promises: Promises,
+    unstored: UnstoredRuns,
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,
     upkeep: JoinHandle<()>,
     embedded: Option<Embedded>,
 }
 
+/// A request to the recorder to store what it has; the answer says if all of it is in the database then.
+type Flush = oneshot::Sender<bool>;
+
 /// The recorder before and after it was asked for.
 enum Recording {
     Waiting(Option<Spool>),
-    Going(mpsc::Sender<Signal>, Option<JoinHandle<()>>),
+    Going(mpsc::Sender<Signal>, mpsc::Sender<Flush>, Option<JoinHandle<()>>),
 }
 
 impl Store {
@@ -95,21 +100,24 @@ impl Store {
         let inner = &self.inner;
         let mut recording = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *recording {
-            Recording::Going(sender, _) => sender.clone(),
+            Recording::Going(sender, ..) => sender.clone(),
             Recording::Waiting(spool) => {
                 let (sender, signals) = mpsc::channel(SIGNALS);
+                let (flush, flushes) = mpsc::channel(SIGNALS);
                 let target = Target {
                     pool: inner.recorder_pool.clone(),
                     server_id: inner.server_id,
                     live: inner.live.clone(),
                     promises: inner.promises.clone(),
+                    unstored: inner.unstored.clone(),
                 };
-                let task = recorder::record(target, spool.take(), signals, inner.closing.subscribe());
-                *recording = Recording::Going(sender.clone(), Some(tokio::spawn(task)));
+                let task = recorder::record(target, spool.take(), signals, flushes, inner.closing.subscribe());
+                *recording = Recording::Going(sender.clone(), flush, Some(tokio::spawn(task)));
                 sender
             }
         };
-        (Recorder { signals: sender, promises: Some(inner.promises.clone()) }, inner.live.clone())
+        let (promises, unstored) = (Some(inner.promises.clone()), Some(inner.unstored.clone()));
+        (Recorder { signals: sender, promises, unstored }, inner.live.clone())
     }
 
     /// What is going on right now; the recorder need not have been started.
@@ -145,7 +153,7 @@ impl Store {
         let inner = &self.inner;
         inner.closing.send_replace(true);
         let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            Recording::Going(_, task) => task.take(),
+            Recording::Going(_, _, task) => task.take(),
             Recording::Waiting(spool) => {
                 if let Some(spool) = spool.take().filter(Spool::is_drained) {
                     spool.remove();

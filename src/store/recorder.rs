@@ -9,11 +9,11 @@ mod landing;
 #[cfg(test)]
 mod tests;
 
-use super::Live;
 use super::outline::{Outline, RunRow};
 use super::spool::Spool;
 use super::writer::Record;
-use crate::events::{Item, Promises, RunId, RunStatus, Signal};
+use super::{Flush, Live, SIGNALS};
+use crate::events::{Item, Promises, RunId, RunStatus, Signal, UnstoredRuns};
 use crate::trace::document::Numbering;
 use landing::{Batch, Fate, Landed, land};
 use sqlx::PgPool;
@@ -48,6 +48,8 @@ pub struct Target {
     pub live: Live,
     /// The runs that must be kept.
     pub promises: Promises,
+    /// The runs that readers must wait for.
+    pub unstored: UnstoredRuns,
 }
 
 struct Recorder {
@@ -61,6 +63,10 @@ struct Recorder {
     given_up: Vec<RunId>,
     /// The last rows of runs whose end waits in `pending` since neither database nor disk took it.
     ended: Vec<RunRow>,
+    /// Runs that are over and of which a part is only in the spool file.
+    spooled: Vec<RunId>,
+    /// Readers that wait until what has come so far is stored.
+    flushes: Vec<Flush>,
 }
 
 struct Recording {
@@ -75,6 +81,7 @@ struct Flight {
     /// Its runs, and those to be marked, should it never land.
     runs: HashSet<RunId>,
     given_up: Vec<RunId>,
+    flushes: Vec<Flush>,
 }
 
 /// Records until `closing` says to stop; what came before is then stored or spooled.
@@ -82,6 +89,7 @@ pub async fn record(
     target: Target,
     spool: Option<Spool>,
     mut signals: mpsc::Receiver<Signal>,
+    mut flushes: mpsc::Receiver<Flush>,
     mut closing: watch::Receiver<bool>,
 ) {
     let Some(spool) = spool else { return };
@@ -100,18 +108,30 @@ pub async fn record(
                 Some(signal) => recorder.take(signal),
                 None => open = false,
             },
+            Some(flush) = flushes.recv(), if open => {
+                // What was sent before the request came is stored with it.
+                for _ in 0..SIGNALS {
+                    let Ok(signal) = signals.try_recv() else { break };
+                    recorder.take(signal);
+                }
+                recorder.flushes.push(flush);
+            }
             landed = async { Some((&mut flight.as_mut()?.task).await) }, if flight.is_some() => {
+                drained = spool.try_lock().is_ok_and(|spool| spool.is_drained());
                 match (landed, flight.take()) {
-                    (Some(Ok(landed)), _) => {
+                    (Some(Ok(landed)), flight) => {
                         if std::mem::replace(&mut lost, landed.fate == Fate::Lost) && !lost {
                             tracing::info!("runs can be stored or spooled again");
                         }
-                        recorder.landed(landed);
+                        recorder.landed(landed, drained);
+                        answer(flight.into_iter().flat_map(|flight| flight.flushes), drained && !lost);
                     }
-                    (_, Some(crashed)) => recorder.crashed(crashed.runs, &crashed.given_up),
+                    (_, Some(crashed)) => {
+                        recorder.crashed(crashed.runs, &crashed.given_up);
+                        answer(crashed.flushes, false);
+                    }
                     (_, None) => {}
                 }
-                drained = spool.try_lock().is_ok_and(|spool| spool.is_drained());
             }
             _ = closing.wait_for(|closing| *closing), if open => {
                 signals.close();
@@ -127,13 +147,18 @@ pub async fn record(
             break;
         }
         let waits = recorder.pending_items > 0 || !recorder.given_up.is_empty() || !drained;
+        if !waits {
+            answer(recorder.flushes.drain(..), true);
+        }
+        due |= !recorder.flushes.is_empty();
         if waits && (due || !open || recorder.pending_items >= BATCH) {
             let overload = recorder.pending_items >= MOST_WAITING;
+            let flushes = std::mem::take(&mut recorder.flushes);
             let batch = recorder.batch();
             let (runs, given_up) = (batch.records.iter().map(Record::run_id).collect(), batch.given_up.clone());
             let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
             let task = tokio::spawn(async move { land(&pool, &mut *spool.lock().await, batch, overload, lost).await });
-            flight = Some(Flight { task, runs, given_up });
+            flight = Some(Flight { task, runs, given_up, flushes });
         }
     }
     if let Some(spool) = Arc::into_inner(spool).map(Mutex::into_inner).filter(Spool::is_drained) {
@@ -151,6 +176,8 @@ impl Recorder {
             ignored: HashSet::new(),
             given_up: Vec::new(),
             ended: Vec::new(),
+            spooled: Vec::new(),
+            flushes: Vec::new(),
         }
     }
 
@@ -230,8 +257,8 @@ impl Recorder {
         }
     }
 
-    /// Tells the subscribers.
-    fn landed(&mut self, landed: Landed) {
+    /// Tells the subscribers. `drained`: nothing is in the spool file any more.
+    fn landed(&mut self, landed: Landed, drained: bool) {
         self.given_up.extend(&landed.given_up);
         let lost: HashSet<RunId> = landed.lost.into_iter().collect();
         for &run_id in &lost {
@@ -269,9 +296,13 @@ impl Recorder {
                 Record::Ended(run_id, end) => {
                     live.ended(*run_id, end.status);
                     self.target.promises.settle(*run_id, Ok(()));
+                    self.spooled.push(*run_id);
                 }
                 Record::Items(..) => {}
             }
+        }
+        if drained {
+            self.spooled.drain(..).for_each(|run_id| self.target.unstored.remove(run_id));
         }
     }
 
@@ -300,7 +331,15 @@ impl Recorder {
         }
         self.given_up.push(run_id);
         self.target.promises.settle(run_id, Err(why.to_owned()));
+        self.target.unstored.remove(run_id);
         self.target.live.ended(run_id, RunStatus::Interrupted);
+    }
+}
+
+fn answer(flushes: impl IntoIterator<Item = Flush>, stored: bool) {
+    for flush in flushes {
+        // Readers that have gone need no answer.
+        let _ = flush.send(stored);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Two runs beside each other: what differs in their settings, and, by script, in their tokens.
 
 use super::error::{self, show};
-use super::replay::find;
 use super::run::{RunView, short};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
@@ -44,7 +43,7 @@ pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, hea
         if asked.a.is_empty() || asked.b.is_empty() {
             return Err(ApiError::bad_request("a comparison needs two runs: /compare?a=…&b=…"));
         }
-        Ok((find(&app, &asked.a).await?, find(&app, &asked.b).await?))
+        Ok((app.find_run(&asked.a).await?, app.find_run(&asked.b).await?))
     };
     match both.await {
         Ok((a, b)) => show(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),

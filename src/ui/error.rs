@@ -1,7 +1,7 @@
 //! The page for what could not be shown, with ways out of it.
 
 use super::shell::Shell;
-use crate::api::{ApiError, App, Kind};
+use crate::api::{ApiError, App, Kind, base};
 use crate::store;
 use askama::Template;
 use axum::extract::State;
@@ -17,8 +17,8 @@ pub(super) struct ErrorPage {
     pub(super) detail: String,
     pub(super) recovery_href: String,
     pub(super) recovery_text: String,
-    /// The server is starting: the page asks again by itself.
-    pub(super) waits: bool,
+    /// When and where the page looks again by itself, as a refresh header says it; empty where it does not.
+    pub(super) refresh: String,
 }
 
 /// Renders a page; a template that fails is a bug, and the answer a plain 500.
@@ -31,18 +31,26 @@ pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
 
 /// An error as a page.
 pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
+    let refresh = if error.kind() == Kind::Unavailable { "3" } else { "" };
+    show(error.kind().status(), &page(headers, error, refresh.to_owned()))
+}
+
+/// An error as a page that goes to the path `href` after a second.
+pub(super) fn render_and_look_again(headers: &HeaderMap, error: &ApiError, href: &str) -> Response {
+    show(error.kind().status(), &page(headers, error, format!("1; url={}{href}", base(headers))))
+}
+
+fn page(headers: &HeaderMap, error: &ApiError, refresh: String) -> ErrorPage {
     let problem = error.problem();
-    let status = error.kind().status();
-    let page = ErrorPage {
+    ErrorPage {
         shell: Shell::new(headers, ""),
         status: problem.status,
         title: problem.title.to_owned(),
         detail: sentence(&problem.detail),
         recovery_href: "/playground".to_owned(),
         recovery_text: "Playground".to_owned(),
-        waits: error.kind() == Kind::Unavailable,
-    };
-    show(status, &page)
+        refresh,
+    }
 }
 
 /// The page for an address that does not exist.

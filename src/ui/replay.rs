@@ -6,13 +6,16 @@ use super::feedback::{self, FeedbackView};
 use super::replay_text;
 use super::run::{Banner, RunView, banners};
 use super::shell::{Shell, encoded, runs_href};
-use crate::api::{ApiError, App};
+use crate::api::{ApiError, App, Kind};
 use crate::store::{RunQuery, RunSummary};
 use askama::Template;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
+
+/// How often the page of a run that is not there looks again, a second apart.
+const MAX_RETRIES: u32 = 5;
 
 #[derive(Template)]
 #[template(path = "replay.html")]
@@ -53,6 +56,9 @@ pub(super) struct Asked {
     #[serde(default)]
     view: String,
     from: Option<i32>,
+    /// How often the page has looked for its run in vain.
+    #[serde(default)]
+    retry: u32,
 }
 
 /// `GET /runs/{id}`: the replay; `?view=text` as plain text and a table of events.
@@ -60,22 +66,34 @@ pub(super) async fn page(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(asked): Query<Asked>,
+    uri: Uri,
     headers: HeaderMap,
 ) -> Response {
-    let run = match find(&app, &id).await {
+    let run = match app.find_run(&id).await {
         Ok(run) => run,
+        Err(error) if error.kind() == Kind::NotFound && asked.retry < MAX_RETRIES => {
+            let waiting = "it may have begun a moment ago on another server; this page looks again for a few seconds";
+            let error = ApiError::new(Kind::NotFound, format!("{}: {waiting}", error.problem().detail));
+            return error::render_and_look_again(&headers, &error, &href(&id, uri.query(), asked.retry + 1));
+        }
         Err(error) => return error::render(&headers, &error),
     };
+    if asked.retry > 0 {
+        return Redirect::to(&href(&id, uri.query(), 0)).into_response();
+    }
     if asked.view == "text" {
         return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
     }
     show(StatusCode::OK, &ReplayPage::new(&run, feedback::given(&app, &run).await, &asked.q, &headers))
 }
 
-/// The run of an id or a request id.
-pub(super) async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
-    let found = app.store()?.find(id).await.map_err(error::failed)?;
-    found.ok_or_else(|| ApiError::not_found("run", id))
+/// Returns the address of a run's page with that query, and that number of retries.
+fn href(id: &str, query: Option<&str>, retry: u32) -> String {
+    let retry = (retry > 0).then(|| format!("retry={retry}"));
+    let others = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("retry="));
+    let pairs: Vec<&str> = others.chain(retry.as_deref()).collect();
+    let mark = if pairs.is_empty() { "" } else { "?" };
+    format!("/runs/{}{mark}{}", encoded(id), pairs.join("&"))
 }
 
 impl ReplayPage {
@@ -125,7 +143,7 @@ pub(super) async fn newer(
 
 /// Leads to the neighbour of a run, or to the list where there is none.
 async fn beside(app: &App, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
-    let run = find(app, id).await?;
+    let run = app.find_run(id).await?;
     let store = app.store()?;
     let neighbour = if older {
         let query = RunQuery { q: q.to_owned(), before: Some(run.run_id), limit: 1 };

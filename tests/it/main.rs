@@ -28,6 +28,7 @@ mod openai;
 mod openapi;
 mod prefix;
 mod quote;
+mod recorded_runs;
 mod registry;
 mod regression;
 mod responses;

@@ -1,6 +1,6 @@
 //! `/api/v1/runs/{id}/alternatives`: what else could have come, step by step.
 
-use super::{event_range, find};
+use super::event_range;
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::{Alternative, Event, EventType, Item, Measured, RawJson, Stage, TokenId};
@@ -66,7 +66,7 @@ pub async fn list(
 ) -> Result<Json<Alternatives>, ApiError> {
     let range = event_range(query.from, query.to)?;
     let end = range.end.min(range.start.saturating_add(MOST_EVENTS));
-    let run = find(&app, &id).await?;
+    let run = app.find_run(&id).await?;
     // One more, since the draw of the last step comes right after its forward pass.
     let items = app.store()?.items(run.run_id, range.start..end.saturating_add(1)).await?;
     Ok(Json(Alternatives { alternatives: steps(items, end) }))

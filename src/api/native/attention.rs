@@ -1,6 +1,6 @@
 //! `/api/v1/runs/{id}/attention`: one step's row, or the map of many steps.
 
-use super::{event_range, find, map, position};
+use super::{event_range, map, position};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::{AttentionStep, RunId};
@@ -109,7 +109,7 @@ pub async fn show(
     Path(id): Path<String>,
     Query(query): Query<ShowAttention>,
 ) -> Result<Response, ApiError> {
-    let run = find(&app, &id).await?;
+    let run = app.find_run(&id).await?;
     let store = app.store()?;
     if let Some(at) = query.at {
         return Ok(Json(OneStep { attention: row(store, run.run_id, at, &query).await? }).into_response());

@@ -1,6 +1,5 @@
 //! `/api/v1/runs/{id}/columns`: the binary first paint of a replay.
 
-use super::find;
 use crate::api::extract::Path;
 use crate::api::{ApiError, App, Problem};
 use crate::events::RunStatus;
@@ -15,7 +14,7 @@ use axum::response::{IntoResponse, Response};
     (status = 304, description = "The client's copy, named in If-None-Match, is current"),
     (status = 404, body = Problem)))]
 pub async fn show(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
-    let run = find(&app, &id).await?;
+    let run = app.find_run(&id).await?;
     let etag = format!("\"{}-{}\"", run.run_id, run.version);
     // A finished run never changes; a running one has another version with every flush.
     let caching = match run.status {

@@ -1,6 +1,6 @@
 //! `/api/v1/runs/{id}/events`: the items of a run, as lines of JSON or as server-sent events.
 
-use super::{event_range, find, follow};
+use super::{event_range, follow};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::RunId;
@@ -51,14 +51,14 @@ pub async fn list(
             })?,
             None => range.start,
         };
-        // A run can be followed as soon as a client knows its id, which is a moment before it is in the database.
+        // A run that is being recorded is followed without the database.
         let run_id = match id.parse::<RunId>() {
-            Ok(run_id) if app.live()?.running().contains(&run_id) => run_id,
-            _ => find(&app, &id).await?.run_id,
+            Ok(run_id) if app.store()?.unstored(run_id).is_some() => run_id,
+            _ => app.find_run(&id).await?.run_id,
         };
         return follow::respond(&app, run_id, from);
     }
-    let run = find(&app, &id).await?;
+    let run = app.find_run(&id).await?;
     let lines = lines(app.store()?.clone(), run.run_id, range);
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }

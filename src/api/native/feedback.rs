@@ -1,6 +1,5 @@
 //! `/api/v1/runs/{id}/feedback`: what people and programs thought of a run.
 
-use super::find;
 use crate::api::extract::Path;
 use crate::api::wire::fields::wrong;
 use crate::api::wire::{self, Fields};
@@ -12,16 +11,10 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
-use tokio::time::{Instant, sleep};
 use utoipa::ToSchema;
 
 /// Longest text, in characters.
 const LONGEST: usize = 10_000;
-/// How long a run that a client knows may take to be stored.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is looked for in that time.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// What somebody thinks of a run.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -70,20 +63,9 @@ pub(in crate::api) async fn keep(
     caller: Option<Caller>,
 ) -> Result<Feedback, ApiError> {
     given.user_label = caller.map(|caller| caller.label);
-    let began = Instant::now();
-    loop {
-        let found = match find(app, id).await {
-            Ok(run) => app.store()?.add_feedback(run.run_id, &given, app.now()).await?,
-            Err(error) if error.kind() == crate::api::Kind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        match found {
-            Some(kept) => return Ok(kept),
-            // A run that goes on is stored within moments.
-            None if app.streams().knows(id) && began.elapsed() < PATIENCE => sleep(LOOK).await,
-            None => return Err(ApiError::not_found("run", id)),
-        }
-    }
+    let run = app.find_run(id).await?;
+    let kept = app.store()?.add_feedback(run.run_id, &given, app.now()).await?;
+    kept.ok_or_else(|| ApiError::not_found("run", id))
 }
 
 /// Lists what was thought of a run.
@@ -91,7 +73,7 @@ pub(in crate::api) async fn keep(
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, body = FeedbackList), (status = 404, body = Problem)))]
 pub async fn list(State(app): State<App>, Path(id): Path<String>) -> Result<Json<FeedbackList>, ApiError> {
-    let run = find(&app, &id).await?;
+    let run = app.find_run(&id).await?;
     Ok(Json(FeedbackList { feedback: app.store()?.feedback(run.run_id).await? }))
 }
 

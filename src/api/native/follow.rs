@@ -17,6 +17,8 @@ use tokio_stream::wrappers::ReceiverStream;
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How often a run that another server generates is looked at.
 const POLL: Duration = Duration::from_millis(500);
+/// How soon a run that the recorder has not heard of yet is looked at again.
+const START_DELAY: Duration = Duration::from_millis(10);
 /// Events that wait for a slow client; more stay where they are.
 const WAITING: usize = 64;
 
@@ -93,7 +95,15 @@ impl Follower {
                 self.updates(updates).await?;
                 continue;
             }
-            // It runs on another server, or is over, or has just ended: in the last case everything is stored.
+            if let Some(unstored) = self.app.store()?.unstored(self.run_id) {
+                if unstored.is_over() {
+                    unstored.stored().await;
+                } else {
+                    tokio::time::sleep(START_DELAY).await;
+                }
+                continue;
+            }
+            // It runs on another server, or is over and stored.
             let run = self.app.store()?.find(&self.run_id.to_string()).await?;
             self.stored(self.cursor.event, i32::MAX).await?;
             match run {

@@ -17,10 +17,7 @@ mod reruns;
 mod runs;
 
 use super::{ApiError, App};
-use crate::events::RunId;
-use crate::store::RunSummary;
 use std::ops::Range;
-use std::time::{Duration, Instant};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -36,31 +33,6 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))
         .routes(routes!(attention::show))
-}
-
-/// How long a run that has just begun may take to be stored.
-const FIRST_FLUSH: Duration = Duration::from_secs(2);
-/// How often it is looked for in that time.
-const LOOK: Duration = Duration::from_millis(25);
-
-/// The run of that id or request id. Waits for a run that has begun and is not stored yet.
-async fn find(app: &App, id: &str) -> Result<RunSummary, ApiError> {
-    let (store, live) = (app.store()?, app.live()?);
-    let began = Instant::now();
-    loop {
-        // Looked at first: a run that ends in between is stored by then.
-        let begun = id.parse::<RunId>().is_ok_and(|id| live.running().contains(&id));
-        if let Some(run) = store.find(id).await? {
-            return Ok(run);
-        }
-        if !begun {
-            return Err(ApiError::not_found("run", id));
-        }
-        if began.elapsed() > FIRST_FLUSH {
-            return Err(ApiError::unavailable(format!("run {id} has begun and is not stored yet")).retry_after(1));
-        }
-        tokio::time::sleep(LOOK).await;
-    }
 }
 
 /// The events `from..to` of a query, either end open.

@@ -1,6 +1,5 @@
 //! `/api/v1/runs`: the list, one run as a whole, and its removal.
 
-use super::find;
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::RunId;
@@ -88,7 +87,7 @@ fn escaped(text: &str) -> String {
     (status = 200, description = "`{run, request, events, mod_calls, mod_logs, actions}`", content_type = "application/json"),
     (status = 404, body = Problem)))]
 pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
-    let run = find(&app, &id).await?;
+    let run = app.find_run(&id).await?;
     let document = app.store()?.document(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
     let write = move || {
         let mut json = br#"{"run":"#.to_vec();
@@ -108,7 +107,7 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl
     (status = 204), (status = 404, body = Problem),
     (status = 409, body = Problem, description = "The run is still running")))]
 pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    let run = find(&app, &id).await?;
+    let run = app.find_run(&id).await?;
     if app.store()?.delete(run.run_id).await? {
         Ok(StatusCode::NO_CONTENT)
     } else {

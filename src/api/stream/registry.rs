@@ -45,11 +45,6 @@ impl Streams {
         runs.get(id).or_else(|| runs.values().find(|run| run.id.to_string() == id)).cloned()
     }
 
-    /// Whether a run of that id goes on, or ended a little while ago.
-    pub(in crate::api) fn knows(&self, id: &str) -> bool {
-        self.find(id).is_some()
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Run>>> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -110,6 +110,7 @@ async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
         server_id: store.inner.server_id,
         live: store.inner.live.clone(),
         promises: Promises::default(),
+        unstored: UnstoredRuns::default(),
     };
     let promises = target.promises.clone();
     let mut recorder = Recorder::new(target);

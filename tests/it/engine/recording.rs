@@ -78,6 +78,15 @@ async fn runs_that_are_given_up_while_the_recorder_takes_nothing_do_not_stop_the
 }
 
 #[tokio::test]
+async fn submitted_run_is_signalled_before_its_id_is_known() {
+    let (engine, mut signals) = engine(8).await;
+    let run = engine.submit(request("The sky is", 2)).await.unwrap();
+    assert!(matches!(signals.try_recv(), Ok(Signal::Started(start)) if start.run_id == run.run_id));
+    follow(run.output).await;
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_slow_recorder_gets_everything_in_order() {
     let (engine, mut signals) = engine(1).await;
     let listener = tokio::spawn(async move {

@@ -1,0 +1,56 @@
+//! Reads of runs that the recorder still holds: it stores them at once, and the read waits for it.
+
+use super::{Error, Recording, RunSummary, Store};
+use crate::events::{RunId, UnstoredRun};
+use std::sync::PoisonError;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+/// Time that a read waits for the rows of a run.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Store {
+    /// Returns the run of [`Store::find`] as soon as its rows can be read: of a run that is over all of them, of a
+    /// running one those of everything that had reached the recorder before.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`], or the database failed.
+    pub async fn find_recorded(&self, id_or_request_id: &str) -> Result<Option<RunSummary>, Error> {
+        let unstored = self.inner.unstored.find(id_or_request_id);
+        let Some(run_id) = unstored.first().map(|run| run.run_id) else { return self.find(id_or_request_id).await };
+        let over: Vec<UnstoredRun> = unstored.into_iter().filter(UnstoredRun::is_over).collect();
+        let is_over = !over.is_empty();
+        let wait = async {
+            let flushed = self.flush().await;
+            for run in over {
+                run.stored().await;
+            }
+            flushed || is_over
+        };
+        let stored = timeout(READ_TIMEOUT, wait).await.unwrap_or(false);
+        if is_over && !stored {
+            return Err(Error::NotStored(run_id));
+        }
+        match self.find(id_or_request_id).await? {
+            None if !stored => Err(Error::NotStored(run_id)),
+            found => Ok(found),
+        }
+    }
+
+    /// Returns that run while rows of it are missing in the database.
+    #[must_use]
+    pub fn unstored(&self, run_id: RunId) -> Option<UnstoredRun> {
+        self.inner.unstored.get(run_id)
+    }
+
+    /// Has the recorder store what it has got; false when it cannot.
+    async fn flush(&self) -> bool {
+        let flushes = match &*self.inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
+            Recording::Going(_, flushes, _) => flushes.clone(),
+            Recording::Waiting(_) => return true,
+        };
+        let (stored, answer) = oneshot::channel();
+        flushes.send(stored).await.is_ok() && answer.await.unwrap_or(false)
+    }
+}

@@ -1,0 +1,222 @@
+//! Runs that are read while they are being recorded: right after their id is known, right after their answer, while the
+//! database is slow, and from another server.
+
+use super::harness::{Server, server};
+use futures::StreamExt;
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+use thunder::events::{Event, EventType, Item, RunEnd, RunId, RunStart, RunStatus, Signal, Surface, Usage};
+use thunder::store::{Database, Store};
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::sleep;
+
+/// A server whose database the test may lock; one test at a time has it.
+async fn lockable() -> (&'static Server, MutexGuard<'static, ()>) {
+    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
+    static TURN: Mutex<()> = Mutex::const_new(());
+    let turn = TURN.lock().await;
+    (tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await, turn)
+}
+
+/// The address of a server's embedded database.
+fn database_url(server: &Server) -> String {
+    let file = std::fs::read_to_string(server.data_dir.join("postgres/data/postmaster.pid")).unwrap();
+    let socket = file.lines().nth(4).unwrap().replace('/', "%2F");
+    format!("postgres://thunder@{socket}/thunder")
+}
+
+fn body(further: &Value) -> Value {
+    let mut body = json!({"prompt": "Hello", "max_tokens": 12, "seed": 3, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+async fn status_and_text(server: &Server, path: &str) -> (u16, String) {
+    let response = server.request(Method::GET, path).send().await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
+}
+
+#[tokio::test]
+async fn running_run_is_readable_on_every_route_with_its_first_token() {
+    let server = server().await;
+    let known = server.answer("/v1/completions", &body(&json!({}))).await["thunder"]["run_id"].clone();
+    let known = known.as_str().unwrap();
+    for _ in 0..3 {
+        let request = body(&json!({"stream": true, "max_tokens": 4000}));
+        let response = server.request(Method::POST, "/v1/completions").json(&request).send().await.unwrap();
+        let id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+        let mut output = response.bytes_stream();
+        output.next().await.unwrap().unwrap();
+        let paths = [
+            format!("/api/v1/runs/{id}"),
+            format!("/api/v1/runs/{id}/events"),
+            format!("/api/v1/runs/{id}/columns"),
+            format!("/api/v1/runs/{id}/alternatives"),
+            format!("/api/v1/runs/{id}/feedback"),
+            format!("/runs/{id}"),
+            format!("/runs/{id}?view=text"),
+            format!("/compare?a={known}&b={id}"),
+        ];
+        let reads = futures::future::join_all(paths.iter().map(|path| status_and_text(server, path))).await;
+        for (path, (status, text)) in paths.iter().zip(&reads) {
+            assert_eq!(*status, 200, "{path}: {text}");
+        }
+        assert!(reads[1].1.contains("\"Added\""), "the events of the first token are there: {}", reads[1].1);
+        let (status, kept) = server.post(&format!("/api/v1/runs/{id}/feedback"), &json!({"rating": 1})).await;
+        assert_eq!(status, 201, "{kept}");
+    }
+}
+
+#[tokio::test]
+async fn finished_run_is_whole_right_after_its_answer() {
+    let (server, _turn) = lockable().await;
+    let ask = async |number: i32| {
+        let request_id = format!("whole-{number}");
+        let further = json!({"request_id": request_id, "attention": true, "max_tokens": 10 + number});
+        let answer = server.answer("/v1/completions", &body(&further)).await;
+        let id = answer["thunder"]["run_id"].as_str().unwrap().to_owned();
+        let id = if number % 2 == 0 { id } else { request_id };
+        let (status, run) = server.get(&format!("/api/v1/runs/{id}")).await;
+        assert_eq!(status, 200, "{run}");
+        assert_eq!((&run["run"]["status"], &run["run"]["completion_tokens"]), (&json!("done"), &json!(10 + number)));
+        let last = run["events"].as_array().unwrap().iter().rev().find(|event| event["event_type"] == "ForwardPass");
+        let order = &last.unwrap()["sequence_order"];
+        let (status, attention) = server.get(&format!("/api/v1/runs/{id}/attention?at={order}")).await;
+        assert_eq!((status, &attention["attention"]["sequence_order"]), (200, order), "{attention}");
+    };
+    futures::future::join_all((0..8).map(ask)).await;
+}
+
+#[tokio::test]
+async fn read_of_finished_run_waits_for_a_slow_database() {
+    let (server, _turn) = lockable().await;
+    let mut blocker = PgConnection::connect(&database_url(server)).await.unwrap();
+    let mut lock = blocker.begin().await.unwrap();
+    sqlx::query("lock table events in exclusive mode").execute(&mut *lock).await.unwrap();
+    let answer = server.answer("/v1/completions", &body(&json!({}))).await;
+    let path = format!("/api/v1/runs/{}", answer["thunder"]["run_id"].as_str().unwrap());
+    let read = tokio::spawn(async move { server.get(&path).await });
+    sleep(Duration::from_millis(700)).await;
+    assert!(!read.is_finished(), "{:?}", read.await);
+    lock.rollback().await.unwrap();
+    let (status, run) = read.await.unwrap();
+    assert_eq!((status, &run["run"]["status"], &run["run"]["completion_tokens"]), (200, &json!("done"), &json!(12)));
+}
+
+/// Writes a run as another server on the same database does.
+struct Elsewhere {
+    store: Store,
+    run_id: RunId,
+    next: i32,
+}
+
+impl Elsewhere {
+    async fn begin(url: &str, server: &Server) -> Self {
+        let data_dir = server.data_dir.join("elsewhere");
+        let store = Store::open(Database::Url { url: url.to_owned(), data_dir }, |_| {}).await.unwrap();
+        let run_id = RunId::now();
+        let start = RunStart {
+            run_id,
+            request_id: run_id.to_string(),
+            created_at: chrono::Utc::now(),
+            surface: Surface::Openai,
+            model: "elsewhere".into(),
+            user_label: None,
+            max_tokens: None,
+            temperature: None,
+            seed: None,
+            mods: Vec::new(),
+            prompt_preview: String::new(),
+        };
+        let this = Self { store, run_id, next: 0 };
+        this.send(Signal::Started(Arc::new(start))).await;
+        this
+    }
+
+    async fn send(&self, signal: Signal) {
+        self.store.recorder().0.signals.send(signal).await.unwrap();
+    }
+
+    /// Adds events and waits until they are committed.
+    async fn events(&mut self, count: i32, watch: &mut PgConnection) {
+        let event = |order| Item::Event(Event::new(EventType::ForwardPass, order, order, None));
+        let items = (self.next..self.next + count).map(event).collect();
+        self.next += count;
+        self.send(Signal::Items(self.run_id, Arc::new(items))).await;
+        let stored = "select count(*) from events where run_id = $1";
+        wait_for_count(watch, stored, self.run_id, i64::from(self.next)).await;
+    }
+
+    async fn end(self) {
+        let end = RunEnd { status: RunStatus::Done, ..RunEnd::blank(chrono::Utc::now(), Usage::default()) };
+        self.send(Signal::Ended(self.run_id, Arc::new(end))).await;
+        self.store.close().await;
+    }
+}
+
+/// Waits until the query, of one count, gives that one.
+async fn wait_for_count(watch: &mut PgConnection, query: &'static str, run_id: RunId, expected: i64) {
+    for _ in 0..3000 {
+        let count: i64 = sqlx::query_scalar(query).bind(run_id.0).fetch_one(&mut *watch).await.unwrap();
+        if count == expected {
+            return;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never {expected}: {query}");
+}
+
+#[tokio::test]
+async fn follower_gets_events_that_are_committed_while_it_reads() {
+    let (server, _turn) = lockable().await;
+    let url = database_url(server);
+    let mut watch = PgConnection::connect(&url).await.unwrap();
+    let mut blocker = PgConnection::connect(&url).await.unwrap();
+    let mut run = Elsewhere::begin(&url, server).await;
+    run.events(900, &mut watch).await;
+    let mut lock = blocker.begin().await.unwrap();
+    sqlx::query("lock table mod_calls in access exclusive mode").execute(&mut *lock).await.unwrap();
+    let path = format!("/api/v1/runs/{}/events", run.run_id);
+    let follow = tokio::spawn(async move {
+        let request = server.request(Method::GET, &path).header("accept", "text/event-stream");
+        request.send().await.unwrap().text().await.unwrap()
+    });
+    let blocked =
+        "select count(*) from pg_locks where relation = 'mod_calls'::regclass and not granted and $1::uuid is not null";
+    wait_for_count(&mut watch, blocked, run.run_id, 1).await;
+    run.events(200, &mut watch).await;
+    lock.rollback().await.unwrap();
+    let lines = format!("/api/v1/runs/{}/events", run.run_id);
+    run.end().await;
+    let text = follow.await.unwrap();
+    let ids: Vec<i32> = text.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect();
+    assert_eq!(ids, (0..1100).collect::<Vec<_>>());
+    assert_eq!(status_and_text(server, &lines).await.1.lines().count(), 1100, "two pages");
+}
+
+#[tokio::test]
+async fn page_of_unknown_run_looks_again_for_a_while() {
+    let server = server().await;
+    let id = RunId::now();
+    let mut path = format!("/runs/{id}?at=3&view=text");
+    let mut seen = BTreeSet::new();
+    loop {
+        let request = server.request(Method::GET, &path).header("accept", "text/html");
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 404);
+        let html = response.text().await.unwrap();
+        assert!(seen.insert(path), "it never stops: {seen:?}");
+        let Some((_, refresh)) = html.split_once("http-equiv=\"refresh\" content=\"1; url=") else { break };
+        path = refresh.split('"').next().unwrap().replace("&#38;", "&");
+        assert!(path.starts_with(&format!("/runs/{id}?at=3&view=text&retry=")), "{path}");
+    }
+    assert_eq!(seen.len(), 6, "{seen:?}");
+    let answer = server.answer("/v1/completions", &body(&json!({}))).await;
+    let id = answer["thunder"]["run_id"].as_str().unwrap();
+    let found = status_and_text(server, &format!("/runs/{id}?retry=2")).await;
+    assert_eq!(found.0, 200, "{}", found.1);
+}
