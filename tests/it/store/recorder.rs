@@ -1,7 +1,9 @@
 use super::{Data, Live, document, kill, psql, spoken};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use thunder::events::{Item, Recorder, RunId, RunStatus, Signal};
-use thunder::store::{Database, LiveUpdate, Store};
+use thunder::store::{Database, Error, LiveUpdate, Store};
 use tokio::sync::broadcast::error::RecvError;
 
 async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
@@ -152,6 +154,29 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     assert_eq!(store.find("during").await.unwrap().unwrap().completion_tokens, 3);
     store.close().await;
     assert!(client.spool_files().is_empty(), "a drained spool file goes away");
+    database.close().await;
+}
+
+/// A read of a run that is over says that it must wait, and gets all of it when the database is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
+    let (server, client) = (Data::new(), Data::new());
+    let database = server.open().await;
+    let store = Store::open(Database::Url { url: server.url(), data_dir: client.0.clone() }, |_| {}).await.unwrap();
+    let (Recorder { signals: recorder, unstored, .. }, _) = store.recorder();
+    let mut run = Live::new("spooled");
+    unstored.unwrap().insert(run.run_id(), "spooled".into(), Arc::new(AtomicBool::new(true)));
+    database.close().await;
+    for signal in run.all(2) {
+        recorder.send(signal).await.unwrap();
+    }
+    let refused = store.find_recorded("spooled").await.unwrap_err();
+    assert!(matches!(refused, Error::NotStored(run_id) if run_id == run.run_id()), "{refused}");
+    let database = server.open().await;
+    let found = store.find_recorded("spooled").await.unwrap().unwrap();
+    assert_eq!((found.status, found.completion_tokens), (RunStatus::Done, 2));
+    assert!(store.unstored(run.run_id()).is_none());
+    store.close().await;
     database.close().await;
 }
 
