@@ -19,12 +19,15 @@ mod progress;
 mod replay;
 mod run;
 mod serve;
+mod signals;
 mod startup;
 mod trust;
 
 use crate::config::flags::Automatic;
+use crate::store::Store;
 use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use signals::EndSignals;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -89,23 +92,47 @@ pub fn main() -> ExitCode {
         Err(error) => return failed(&error.into()),
     };
     let result = runtime.block_on(async {
-        match cli.command {
-            Command::Serve(args) => serve::serve(*args).await,
-            Command::Run(args) => Box::pin(run::run(args, |id| said(&matches, "run", id))).await,
-            Command::Chat(args) => Box::pin(chat::chat(args, |id| said(&matches, "chat", id))).await,
-            Command::Ingest(args) => ingest::ingest(args).await,
-            Command::Export(args) => export::export(args).await,
-            Command::Mods(args) => mods::mods(*args).await,
-            Command::Replay(args) => Box::pin(replay::replay(*args, |id| said(&matches, "replay", id))).await,
-            Command::Probe(args) => Ok(probe::probe(&args)),
-            Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),
-        }
+        let result = execute(cli.command, &matches).await;
+        // Whatever ended the command, and at whatever point: no PostgreSQL outlives it.
+        Store::stop_servers().await;
+        result
     });
     // A blocking task that hangs, e.g. a read of standard input, must not keep the program.
     runtime.shutdown_background();
     match result {
         Ok(code) => code,
         Err(error) => failed(&error),
+    }
+}
+
+/// Runs a command to its end, or until a signal ends it.
+async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve(args) => serve::serve(*args, EndSignals::new()?).await,
+        Command::Run(args) => Box::pin(run::run(args, |id| said(matches, "run", id), EndSignals::new()?)).await,
+        Command::Chat(args) => Box::pin(chat::chat(args, |id| said(matches, "chat", id), EndSignals::new()?)).await,
+        Command::Replay(args) => {
+            Box::pin(replay::replay(*args, |id| said(matches, "replay", id), EndSignals::new()?)).await
+        }
+        Command::Ingest(args) => until_signal(ingest::ingest(args)).await,
+        Command::Export(args) => until_signal(export::export(args)).await,
+        Command::Mods(args) => until_signal(mods::mods(*args)).await,
+        Command::Probe(args) => Ok(probe::probe(&args)),
+        Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),
+    }
+}
+
+/// Runs a command that may be abandoned at any point. It has a task of its own, since it may wait for standard input.
+async fn until_signal(
+    command: impl Future<Output = anyhow::Result<ExitCode>> + Send + 'static,
+) -> anyhow::Result<ExitCode> {
+    let mut task = tokio::spawn(command);
+    match EndSignals::new()?.abandon(&mut task).await {
+        Ok(finished) => finished?,
+        Err(code) => {
+            task.abort();
+            Ok(code)
+        }
     }
 }
 

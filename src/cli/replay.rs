@@ -1,4 +1,5 @@
 use super::place::{self, Place, PlaceArgs};
+use super::signals::EndSignals;
 use crate::trace::difference::{self, Difference, Kind};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
@@ -40,9 +41,10 @@ struct Outcome {
 }
 
 /// Runs it again. `said` tells whether a flag stood on the command line.
-pub async fn replay(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
-    match verify(&args, said).await {
-        Ok(outcome) => {
+pub async fn replay(args: Args, said: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+    match verify(&args, said, &mut signals).await {
+        Ok(Err(code)) => Ok(code),
+        Ok(Ok(outcome)) => {
             let same = outcome.difference.is_none();
             if args.json {
                 let again = &outcome.again;
@@ -76,14 +78,23 @@ fn tell(run: &str, outcome: &Outcome) {
     }
 }
 
-async fn verify(args: &Args, said: impl Fn(&str) -> bool) -> anyhow::Result<Outcome> {
+async fn verify(
+    args: &Args,
+    said: impl Fn(&str) -> bool,
+    signals: &mut EndSignals,
+) -> anyhow::Result<Result<Outcome, ExitCode>> {
     if let Some(name) = args.mods.iter().find(|name| !place::is_file(name)) {
         bail!("--mod takes a Python file here, got '{name}'; what the server knows by name is there without it");
     }
-    let (mut place, _) = args.place.open(&args.mods, said).await?;
-    let outcome = run_again(&mut place, args).await;
-    place.close().await;
-    outcome
+    let mut place = match signals.abandon(args.place.open(&args.mods, said)).await {
+        Ok(opened) => opened?.0,
+        Err(code) => return Ok(Err(code)),
+    };
+    let outcome = signals.abandon(run_again(&mut place, args)).await;
+    if let Err(code) = signals.abandon(place.close()).await {
+        return Ok(Err(code));
+    }
+    outcome.map_or_else(|code| Ok(Err(code)), |outcome| outcome.map(Ok))
 }
 
 async fn run_again(place: &mut Place, args: &Args) -> anyhow::Result<Outcome> {

@@ -2,10 +2,10 @@ use super::client::{Server, words};
 use super::events::Events;
 use super::place::PlaceArgs;
 use super::printer::Printer;
+use super::signals::EndSignals;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::io::Read;
 use std::process::ExitCode;
 
 /// Runs one prompt, streams the answer, records the run and prints where its replay is
@@ -60,16 +60,27 @@ struct Outcome {
 }
 
 /// Runs the prompt. `said` tells whether a flag stood on the command line.
-pub async fn run(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+pub async fn run(args: Args, said: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let attention = !args.no_attention && args.place.engine.captures_attention();
-    let (mut place, names) = args.place.open(&args.mods, said).await?;
-    let outcome = stream(place.server(), &args, &names, attention && place.keeps_attention()).await;
-    let replay = match &outcome {
-        Ok(outcome) => place.recorded(outcome.run_id.as_deref()).await,
-        Err(_) => Ok(None),
+    let (mut place, names) = match signals.abandon(args.place.open(&args.mods, said)).await {
+        Ok(opened) => opened?,
+        Err(code) => return Ok(code),
     };
-    place.close().await;
-    Ok(report(&outcome?, args.max_tokens, replay?))
+    let finished = signals
+        .abandon(async {
+            let outcome = stream(place.server(), &args, &names, attention && place.keeps_attention()).await;
+            let replay = match &outcome {
+                Ok(outcome) => place.recorded(outcome.run_id.as_deref()).await,
+                Err(_) => Ok(None),
+            };
+            (outcome, replay)
+        })
+        .await;
+    let closed = signals.abandon(place.close()).await;
+    match (finished, closed) {
+        (Err(code), _) | (_, Err(code)) => Ok(code),
+        (Ok((outcome, replay)), Ok(())) => Ok(report(&outcome?, args.max_tokens, replay?)),
+    }
 }
 
 fn report(outcome: &Outcome, max_tokens: u32, replay: Option<String>) -> ExitCode {
@@ -94,7 +105,7 @@ fn report(outcome: &Outcome, max_tokens: u32, replay: Option<String>) -> ExitCod
 }
 
 async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) -> anyhow::Result<Outcome> {
-    let (path, body) = request(args, mods, attention)?;
+    let (path, body) = request(args, mods, attention).await?;
     let response = server.send(server.request(Method::POST, path).json(&body)).await?;
     let mut printer = Printer::new(!mods.is_empty());
     let mut outcome = Outcome {
@@ -109,12 +120,11 @@ async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) 
     Ok(outcome)
 }
 
-fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'static str, Value)> {
+async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'static str, Value)> {
     let prompt = match args.prompt.as_str() {
         "-" => {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
-            text
+            let read = || std::io::read_to_string(std::io::stdin());
+            tokio::task::spawn_blocking(read).await?.context("cannot read the prompt from standard input")?
         }
         prompt => prompt.to_owned(),
     };

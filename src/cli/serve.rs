@@ -1,4 +1,5 @@
 use super::progress::Progress;
+use super::signals::EndSignals;
 use super::startup;
 use crate::api::{App, Followed, Listeners, State, keep_used};
 use crate::config::Config;
@@ -8,7 +9,6 @@ use crate::mods::{Registry, Watch};
 use chrono::Utc;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves the dashboard and all APIs; without arguments the bundled model, on 127.0.0.1:6767
 #[derive(Debug, clap::Args)]
@@ -38,26 +38,20 @@ impl Args {
 }
 
 /// Serves until told to stop. Connections are taken at once and answered with 503 until everything is loaded.
-pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
+pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     if args.list_devices {
         startup::list_devices()?;
         return Ok(ExitCode::SUCCESS);
     }
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
     let app = App::new(Arc::clone(&config), Arc::new(Registry::with_builtin()), Utc::now);
     let server = tokio::spawn(listeners.serve(app.clone()));
     let progress = Arc::new(Progress::new(Some(app.clone())));
-    let started = tokio::select! {
-        started = start(&app, &progress) => started,
-        _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted while starting")),
-        _ = terminate.recv() => Err(anyhow::anyhow!("told to stop while starting")),
-    };
+    let started = signals.abandon(start(&app, &progress)).await;
     progress.end();
-    if started.is_ok() {
+    if let Ok(Ok(_)) = &started {
         app.set_state(State::Ready);
         let loaded = app.loaded(None).await;
         let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
@@ -67,23 +61,21 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         for address in addresses {
             eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
         }
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
+        signals.next().await;
+    }
+    if !matches!(started, Ok(Err(_))) {
         eprintln!("thunder: stopping; once more to stop at once");
     }
     app.set_state(State::Stopping);
-    let stopped = async {
+    let stopped = signals.abandon(async {
         if let Err(error) = server.await {
             tracing::error!(%error, "the server died");
         }
         close(&app).await;
-    };
-    tokio::select! {
-        () = stopped => started.map(|_watched| ExitCode::SUCCESS),
-        _ = interrupt.recv() => Ok(ExitCode::from(130)),
-        _ = terminate.recv() => Ok(ExitCode::from(143)),
+    });
+    match (stopped.await, started) {
+        (Err(code), _) | (Ok(()), Err(code)) => Ok(code),
+        (Ok(()), Ok(started)) => started.map(|_watched| ExitCode::SUCCESS),
     }
 }
 

@@ -1,7 +1,9 @@
 //! What holds when nothing was said: folders, threads, the bundled model.
 
 use std::collections::BTreeSet;
+use std::fs::{DirBuilder, File};
 use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The demo model.
@@ -18,9 +20,11 @@ pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
     if std::fs::metadata(&path).is_ok_and(|file| file.len() == BUNDLED.len() as u64) {
         return Ok(path);
     }
-    std::fs::create_dir_all(&dir)?;
+    // The data directory itself must let the account of the database through.
+    std::fs::create_dir_all(cache.parent().unwrap_or(cache))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
     let partial = dir.join(format!("{}.part", std::process::id()));
-    let mut file = std::fs::File::create(&partial)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
     file.write_all(BUNDLED)?;
     file.sync_all()?;
     std::fs::rename(&partial, &path)?;

@@ -147,6 +147,12 @@ impl Store {
         Ok(rows.into_iter().map(|(child, run, rows)| format!("{child}: {rows} rows of run {run}")).collect())
     }
 
+    /// Stops every embedded server of this process, also one whose start was abandoned, and waits for their end. It is for
+    /// the end of the program: no other can be started.
+    pub async fn stop_servers() {
+        embedded::stop_all().await;
+    }
+
     /// Stores or spools what the recorder still holds, closes the connections and stops the embedded server.
     pub async fn close(self) {
         const PATIENCE: Duration = Duration::from_secs(30);

@@ -9,8 +9,9 @@ mod record;
 use super::Error;
 use super::writer::Record;
 use record::{HEADER, decode, encode, read_body};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -28,10 +29,13 @@ pub struct Spool {
 impl Spool {
     /// Makes the file of this Thunder.
     pub fn create(folder: &Path, server_id: Uuid) -> Result<Self, Error> {
-        fs::create_dir_all(folder).map_err(disk("cannot create", folder))?;
+        // What is spooled is prompts and answers: nobody but the owner may read it. An earlier release was not so strict.
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o700)))
+            .map_err(disk("cannot create", folder))?;
         let path = folder.join(format!("{server_id}.spool"));
         let file = loop {
-            let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+            let file = File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
             let file = file.map_err(disk("cannot create", &path))?;
             file.lock().map_err(disk("cannot lock", &path))?;
             // Another Thunder may have taken it for a dead one's before it was locked, and removed it.
@@ -138,7 +142,7 @@ impl Spool {
         for record in records {
             encode(record, &mut bytes);
         }
-        let file = File::options().create(true).append(true).open(&path);
+        let file = File::options().create(true).append(true).mode(0o600).open(&path);
         file.and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_data()))
             .map_err(disk("cannot write", &path))?;
         Ok(path)

@@ -1,10 +1,11 @@
 //! The command line as a person and a script use it.
 
-use super::harness::{Server, folder, model, server, thunder};
+use super::harness::{Server, assert_no_postgres, folder, model, server, thunder};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 async fn output(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
@@ -31,6 +32,29 @@ fn payload(request_id: &str) -> String {
         "mod_calls": [], "mod_logs": [], "actions": [],
     })
     .to_string()
+}
+
+/// A closed terminal sends SIGHUP.
+#[test]
+fn signal_to_a_command_leaves_no_postgres_behind() {
+    for (signal, words) in [("HUP", &["chat"][..]), ("TERM", &["run", "hello", "-n", "2000"]), ("INT", &["chat"])] {
+        let data_dir = folder();
+        let mut command = thunder();
+        command.args(words).args(["--threads", "1", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let _open = child.stdin.take();
+        let begun = Instant::now();
+        let state = data_dir.join("postgres/data/postmaster.pid");
+        while !std::fs::read_to_string(&state).is_ok_and(|text| text.contains("ready")) {
+            assert!(begun.elapsed() < Duration::from_mins(2), "{words:?}: {:?}", child.try_wait());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let ended = child.wait().unwrap();
+        assert!(ended.code().is_some(), "{words:?}: {ended}");
+        assert_no_postgres(&data_dir, signal);
+    }
 }
 
 #[tokio::test]

@@ -228,6 +228,31 @@ async fn parts(request: RequestBuilder) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
+/// The programs of PostgreSQL that run on a data directory.
+pub fn postgres_processes(data_dir: &Path) -> Vec<String> {
+    let folder = data_dir.to_str().unwrap();
+    let lines = std::fs::read_dir("/proc").unwrap().flatten();
+    lines
+        .filter_map(|entry| String::from_utf8(std::fs::read(entry.path().join("cmdline")).ok()?).ok())
+        .filter(|line| {
+            let program = Path::new(line.split('\0').next().unwrap_or_default()).file_name().unwrap_or_default();
+            (program == "postgres" || program == "initdb") && line.contains(folder)
+        })
+        .collect()
+}
+
+/// Asserts that no program of PostgreSQL runs on a data directory, nor begins to.
+pub fn assert_no_postgres(data_dir: &Path, log: &str) {
+    // The server's own children end a moment after it.
+    for _ in 0..50 {
+        if postgres_processes(data_dir).is_empty() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("left behind: {:?}\n{log}", postgres_processes(data_dir));
+}
+
 /// A port that was free a moment ago.
 pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()

@@ -1,6 +1,7 @@
 //! The life of a server: loading, ready, stopping.
 
-use super::harness::{Server, folder, free_port, model, server, thunder};
+use super::harness::{Server, assert_no_postgres, folder, free_port, model, server, thunder};
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 #[tokio::test]
@@ -34,6 +35,49 @@ async fn a_server_answers_at_once_and_says_what_it_waits_for() {
     for path in leftover.filter(|path| path.is_dir()) {
         assert!(!path.join("postmaster.pid").exists(), "PostgreSQL was left behind in {}", path.display());
     }
+}
+
+#[tokio::test]
+async fn signal_while_starting_leaves_no_postgres_behind() {
+    for (signal, stage, code) in [
+        ("TERM", "making a new database", 143),
+        ("INT", "starting the database", 130),
+        ("HUP", "loading the model", 129),
+    ] {
+        let server = Server::start(&[]);
+        let begun = Instant::now();
+        while !server.log().contains(stage) {
+            assert!(begun.elapsed() < Duration::from_mins(2), "{}", server.log());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let ended = server.stop(signal).await;
+        // It may have been ready already.
+        assert!(ended == Some(code) || ended == Some(0), "{signal}: {ended:?}, {}", server.log());
+        assert_no_postgres(&server.data_dir, &server.log());
+    }
+}
+
+#[tokio::test]
+async fn data_directory_is_readable_by_its_owner_only() {
+    let server = server().await;
+    let mut folders = vec![server.data_dir.clone()];
+    let mut seen = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            // The first is the tests' own, and files of runs come and go.
+            let Ok(found) = entry.metadata() else { continue };
+            if entry.file_name() == "server.log" {
+                continue;
+            }
+            let mode = found.permissions().mode() & 0o777;
+            assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", entry.path().display());
+            seen += 1;
+            if found.is_dir() && entry.file_name() != "postgres" {
+                folders.push(entry.path());
+            }
+        }
+    }
+    assert!(seen >= 4, "spool, lock, log and database are there");
 }
 
 #[tokio::test]

@@ -10,11 +10,14 @@ mod state;
 mod talk;
 
 use super::place::PlaceArgs;
+use super::signals::EndSignals;
 use crate::config::DataConfig;
 use conversation::Conversation;
 use input::Reader;
+use nix::sys::termios::{self, SetArg};
 use screen::Screen;
 use serde_json::Value;
+use std::io::stdin;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use talk::Talk;
@@ -55,19 +58,33 @@ pub struct Args {
 }
 
 /// Talks until the person leaves. `said` tells whether a flag stood on the command line.
-pub async fn chat(args: Args, said: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+pub async fn chat(args: Args, said: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let conversation = beginning(&args)?;
     let reader = Reader::new(DataConfig::try_from(args.place.data.clone())?.dir.join("chat_history"))?;
-    let (place, mods) = args.place.open(&args.mods, said).await?;
+    let (place, mods) = match signals.abandon(args.place.open(&args.mods, said)).await {
+        Ok(opened) => opened?,
+        Err(code) => return Ok(code),
+    };
+    // From here on Ctrl-C stops an answer, or leaves at the prompt.
+    let mut signals = signals.without_interrupt();
     let attention = !args.no_attention && args.place.engine.captures_attention() && place.keeps_attention();
+    let terminal = termios::tcgetattr(stdin()).ok();
     let mut talk = Talk::new(place, conversation, reader, Screen::new(), attention);
     talk.add_mods(mods);
-    if let Some(path) = &args.restore {
-        talk.restore_state(path).await;
+    let talked = signals
+        .abandon(async {
+            if let Some(path) = &args.restore {
+                talk.restore_state(path).await;
+            }
+            talk.run().await
+        })
+        .await;
+    if let (Err(_), Some(before)) = (&talked, terminal) {
+        // The line editor is abandoned in the middle of a line. A terminal that is gone needs nothing.
+        let _ = termios::tcsetattr(stdin(), SetArg::TCSANOW, &before);
     }
-    let talked = talk.run().await;
-    talk.close().await;
-    talked
+    let closed = signals.abandon(talk.close()).await;
+    closed.and(talked).unwrap_or_else(Ok)
 }
 
 /// The conversation that the flags describe.

@@ -68,7 +68,13 @@ impl Talk {
                 }
                 None => format!("{}/{}> ", self.used, self.context),
             };
-            let text = match self.reader.read(prompt, open.is_none()).await? {
+            // At a terminal Ctrl-C is a key of the line editor.
+            let piped = !self.reader.is_terminal();
+            let input = tokio::select! {
+                input = self.reader.read(prompt, open.is_none()) => input?,
+                _ = interrupts.recv(), if piped => return Ok(ExitCode::from(130)),
+            };
+            let text = match input {
                 Input::End => break,
                 Input::Interrupted if interrupted => break,
                 Input::Interrupted => {

@@ -6,8 +6,8 @@
 
 use super::SourceText;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The folder within the data directory.
@@ -24,7 +24,8 @@ pub fn lay(data_dir: &Path, source: &SourceText) -> io::Result<String> {
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     let hash = source.hash();
     let unfinished = folder.join(format!("{hash}.{}", std::process::id()));
-    fs::write(&unfinished, serde_json::to_vec(source)?)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    file.write_all(&serde_json::to_vec(source)?)?;
     fs::rename(unfinished, folder.join(&hash))?;
     Ok(hash)
 }

@@ -42,6 +42,14 @@ impl Account {
         }
     }
 
+    /// Gives a file to the account, which alone may read it then.
+    pub fn take(&self, file: &Path) -> std::io::Result<()> {
+        if self.other {
+            chown(file, Some(Uid::from_raw(self.uid)), Some(Gid::from_raw(self.gid)))?;
+        }
+        fs::set_permissions(file, fs::Permissions::from_mode(0o600))
+    }
+
     /// Makes a folder that belongs to the account alone; one that is there already must be such a folder.
     pub fn make_folder(&self, folder: &Path) -> Result<(), EmbeddedError> {
         let fail = |action| move |source| EmbeddedError::Disk { action, path: folder.to_owned(), source };

@@ -7,9 +7,8 @@ use crate::store::EmbeddedError;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -47,16 +46,16 @@ impl Listen {
             Err(error) => {
                 tracing::warn!(%error, folder = %socket_dir.display(),
                     "no Unix socket can be made here: the database listens on 127.0.0.1, and is slower to write to");
-                Self::loopback(folder)
+                Self::loopback(account, folder)
             }
         }
     }
 
     /// A free port of 127.0.0.1 and a new password.
-    pub fn loopback(folder: &Path) -> Result<Self, EmbeddedError> {
+    pub fn loopback(account: &Account, folder: &Path) -> Result<Self, EmbeddedError> {
         let rules = folder.join("loopback.conf");
         fs::write(&rules, format!("host all {NAME} 127.0.0.1/32 scram-sha-256\n"))
-            .and_then(|()| fs::set_permissions(&rules, Permissions::from_mode(0o644)))
+            .and_then(|()| account.take(&rules))
             .map_err(disk("cannot write", &rules))?;
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
         let port = port.map_err(disk("cannot listen on 127.0.0.1 for", folder))?.port();

@@ -1,36 +1,39 @@
 //! A PostgreSQL server of our own: the real one, private to one data directory.
 //!
-//! `initdb` runs once; the server listens where nobody else can connect (see `listen`), and fsync stays on. A task watches over it and starts it again when it dies. It has its own process group, so that Ctrl-C
-//! reaches Thunder alone, which stores what it still holds and then stops it. If Thunder itself is killed, the server
-//! outlives it, and the next Thunder on the directory stops it properly before starting its own.
+//! `initdb` runs once; the server listens where nobody else can connect (see `listen`), and fsync stays on. A task starts
+//! it again when it ends or is told to stop by another process. It has its own process group, so that Ctrl-C reaches
+//! Thunder alone, which stores what it still holds and then stops it. If Thunder itself is killed with SIGKILL, the server
+//! outlives it, and the next Thunder on the directory stops it before starting its own.
 
 mod account;
 mod listen;
+mod postmaster;
 mod processes;
 mod programs;
 
 use super::EmbeddedError;
 use account::Account;
 use listen::Listen;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use postmaster::{Postmaster, supervise};
 use processes::Processes;
 use programs::Programs;
 use sha2::{Digest, Sha256};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection};
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write as _};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
+
+pub use postmaster::stop_all;
 
 /// Name of the database and of its owner.
 const NAME: &str = "thunder";
@@ -38,7 +41,7 @@ const NAME: &str = "thunder";
 /// A start after a crash replays the log first, which can take a while.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// A running embedded server. Stop it with [`Embedded::stop`].
+/// A running embedded server. Stop it with [`Embedded::stop`]; dropping it stops it in the background.
 pub struct Embedded {
     server: Arc<Server>,
     supervisor: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
@@ -90,10 +93,10 @@ impl Embedded {
         }
         server.set_password().await?;
         progress("starting the database");
-        let mut child = server.spawn()?;
-        server.wait_until_ready(&mut child).await?;
+        let mut postmaster = server.spawn()?;
+        server.wait_until_ready(&mut postmaster).await?;
         let (stop, stopped) = oneshot::channel();
-        let supervisor = tokio::spawn(supervise(Arc::clone(&server), child, stopped));
+        let supervisor = tokio::spawn(supervise(Arc::clone(&server), postmaster, stopped));
         Ok(Self { server, supervisor: Mutex::new(Some((stop, supervisor))), _lock: lock })
     }
 
@@ -107,7 +110,6 @@ impl Embedded {
         if let Some((stop, supervisor)) = self.supervisor.lock().await.take() {
             let _ = stop.send(());
             let _ = supervisor.await;
-            self.server.listen.remove();
         }
     }
 }
@@ -160,7 +162,7 @@ impl Server {
             output: String::from_utf8_lossy(output).trim().to_owned(),
         };
         let broken = |error: std::io::Error| failed(error.to_string(), &[]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().map_err(broken)?;
         if let Some(mut stdin) = child.stdin.take() {
             stdin.write_all(input.as_bytes()).await.map_err(broken)?;
@@ -175,7 +177,7 @@ impl Server {
         }
     }
 
-    fn spawn(&self) -> Result<Child, EmbeddedError> {
+    fn spawn(&self) -> Result<Postmaster, EmbeddedError> {
         let log = self.open_log().map_err(disk("cannot open", &self.log))?;
         let errors = log.try_clone().map_err(disk("cannot open", &self.log))?;
         let mut command = Command::new(self.programs.postgres());
@@ -201,7 +203,7 @@ impl Server {
         command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
         command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         self.account.lend(&mut command);
-        command.spawn().map_err(|error| EmbeddedError::Program {
+        command.spawn().map(Postmaster::new).map_err(|error| EmbeddedError::Program {
             program: self.programs.postgres(),
             status: error.to_string(),
             output: String::new(),
@@ -213,17 +215,17 @@ impl Server {
         if fs::metadata(&self.log).is_ok_and(|log| log.len() > LARGE) {
             fs::rename(&self.log, self.log.with_extension("log.old"))?;
         }
-        File::options().create(true).append(true).open(&self.log)
+        open_private(File::options().create(true).append(true), &self.log)
     }
 
-    async fn wait_until_ready(&self, child: &mut Child) -> Result<(), EmbeddedError> {
+    async fn wait_until_ready(&self, postmaster: &mut Postmaster) -> Result<(), EmbeddedError> {
         let begin = Instant::now();
         loop {
             // the file of the socket comes first, and what listens there says that it is still starting
             if self.listen.may_answer() && self.make_database().await.is_ok() {
                 return Ok(());
             }
-            if let Ok(Some(status)) = child.try_wait() {
+            if let Ok(Some(status)) = postmaster.try_wait() {
                 return Err(EmbeddedError::Program {
                     program: self.programs.postgres(),
                     status: status.to_string(),
@@ -249,6 +251,13 @@ impl Server {
         connection.close().await
     }
 
+    /// Returns true if the server was told to stop and takes no new connections.
+    fn is_stopping(&self) -> bool {
+        // The eighth line is its state: "starting", "ready", "standby" or "stopping".
+        let file = fs::read_to_string(self.processes.data.join("postmaster.pid"));
+        file.is_ok_and(|text| text.lines().nth(7).is_some_and(|state| state.trim() == "stopping"))
+    }
+
     fn end_of_log(&self) -> String {
         const LENGTH: i64 = 2000;
         let mut text = Vec::new();
@@ -258,49 +267,6 @@ impl Server {
         }
         String::from_utf8_lossy(&text).trim().to_owned()
     }
-}
-
-/// Starts the server again whenever it dies, until it is told to stop it.
-async fn supervise(server: Arc<Server>, mut child: Child, mut stopped: oneshot::Receiver<()>) {
-    let mut pause = Duration::from_millis(50);
-    loop {
-        let begin = Instant::now();
-        tokio::select! {
-            status = child.wait() => {
-                let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                tracing::error!(status, log = %server.log.display(), "the database server ended; starting it again");
-            }
-            _ = &mut stopped => return stop(&mut child).await,
-        }
-        if begin.elapsed() > Duration::from_mins(1) {
-            pause = Duration::from_millis(50);
-        }
-        loop {
-            tokio::select! {
-                () = sleep(pause) => {}
-                _ = &mut stopped => return,
-            }
-            pause = (pause * 2).min(Duration::from_secs(5));
-            server.clear().await;
-            match server.spawn() {
-                Ok(started) => break child = started,
-                Err(error) => tracing::error!(%error, "the database server cannot be started again"),
-            }
-        }
-    }
-}
-
-/// Fast shutdown: roll back what is open, write everything, exit.
-async fn stop(child: &mut Child) {
-    for (signal, patience) in [(Signal::SIGINT, 60), (Signal::SIGQUIT, 10)] {
-        let Some(pid) = child.id() else { return };
-        let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
-        if timeout(Duration::from_secs(patience), child.wait()).await.is_ok() {
-            return;
-        }
-        tracing::warn!(%signal, "the database server takes long to stop");
-    }
-    let _ = child.kill().await;
 }
 
 /// The directory's absolute path; made if it is missing.
@@ -313,7 +279,7 @@ fn make_data_dir(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
 
 fn lock(data_dir: &Path) -> Result<File, EmbeddedError> {
     let path = data_dir.join("thunder.lock");
-    let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+    let file = open_private(File::options().create(true).truncate(false).read(true).write(true), &path);
     let mut file = file.map_err(disk("cannot open", &path))?;
     match file.try_lock() {
         Ok(()) => {}
@@ -325,6 +291,13 @@ fn lock(data_dir: &Path) -> Result<File, EmbeddedError> {
         Err(TryLockError::Error(error)) => return Err(disk("cannot lock", &path)(error)),
     }
     let _ = file.set_len(0).and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
+    Ok(file)
+}
+
+/// Opens a file that only its owner may read, also one that an earlier release made.
+fn open_private(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    let file = options.mode(0o600).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
     Ok(file)
 }
 
@@ -341,7 +314,7 @@ mod tests {
     async fn listens_with_a_password_where_no_socket_can_be() {
         let data_dir = std::env::temp_dir().join(format!("thunder-loopback-{}", std::process::id()));
         for _ in 0..2 {
-            let loopback = |_: &Account, folder: &Path, _: &str| Listen::loopback(folder);
+            let loopback = |account: &Account, folder: &Path, _: &str| Listen::loopback(account, folder);
             let embedded = Embedded::start_on(&data_dir, &|_| {}, loopback).await.unwrap();
             let mut connection = PgConnection::connect_with(&embedded.options()).await.unwrap();
             let one: i32 = sqlx::query_scalar("select 1").fetch_one(&mut connection).await.unwrap();

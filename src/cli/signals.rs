@@ -1,0 +1,62 @@
+//! The signals that end a command: it then closes what it has opened, above all the embedded database.
+
+use std::process::ExitCode;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The signals that end a command: SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends.
+pub struct EndSignals {
+    /// `None` while the command handles Ctrl-C itself.
+    interrupt: Option<Signal>,
+    terminate: Signal,
+    /// `None` where the program was started to outlive its terminal.
+    hangup: Option<Signal>,
+}
+
+impl EndSignals {
+    /// Handles the signals from now on.
+    pub fn new() -> std::io::Result<Self> {
+        let hangup = if is_ignored(SignalKind::hangup()) { None } else { Some(signal(SignalKind::hangup())?) };
+        let interrupt = Some(signal(SignalKind::interrupt())?);
+        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, hangup })
+    }
+
+    /// Leaves SIGINT to the command.
+    pub fn without_interrupt(self) -> Self {
+        Self { interrupt: None, ..self }
+    }
+
+    /// Returns the exit code for the next signal.
+    pub async fn next(&mut self) -> ExitCode {
+        let kind = tokio::select! {
+            () = next(self.interrupt.as_mut()) => SignalKind::interrupt(),
+            () = next(Some(&mut self.terminate)) => SignalKind::terminate(),
+            () = next(self.hangup.as_mut()) => SignalKind::hangup(),
+        };
+        ExitCode::from(128 + u8::try_from(kind.as_raw_value()).unwrap_or(0))
+    }
+
+    /// Runs something until a signal abandons it.
+    ///
+    /// # Errors
+    /// The exit code for the signal.
+    pub async fn abandon<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ExitCode> {
+        tokio::select! {
+            done = work => Ok(done),
+            code = self.next() => Err(code),
+        }
+    }
+}
+
+async fn next(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns true if whoever started the program had it ignore the signal, as nohup does.
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (kind.as_raw_value() - 1) & 1 == 1)
+}
