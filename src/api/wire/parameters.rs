@@ -6,7 +6,9 @@ use crate::api::ApiError;
 use crate::engine::{Limits, Overflow, RecordPolicy, Sampling, Stage};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use serde_json::Value;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::RangeInclusive;
 
 /// Longest `request_id`.
@@ -67,7 +69,9 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
         Some(value) => logit_bias(value, vocabulary, if fields.clamps() { f32::MAX } else { OPENAI_BIAS })?,
         None => Vec::new(),
     };
-    bias.extend(tokens(fields, "banned_tokens", vocabulary)?.into_iter().map(|token| (token, f32::NEG_INFINITY)));
+    let banned = tokens_within(fields, "banned_tokens", vocabulary)?;
+    bias.extend(banned.into_iter().map(|token| (token, f32::NEG_INFINITY)));
+    sum_by_token(&mut bias);
     // llama-server has no word for "the whole context" any more.
     let least_window = if fields.clamps() { 0 } else { -1 };
     let least_top_k = if fields.clamps() { i64::from(i32::MIN) } else { -1 };
@@ -221,7 +225,7 @@ pub(in crate::api) fn limits_from(
     Ok(Limits {
         max_steps: max_steps.unwrap_or(default.max_steps),
         stop: stop(fields)?,
-        stop_tokens: tokens(fields, "stop_tokens", vocabulary)?,
+        stop_tokens: tokens_within(fields, "stop_tokens", vocabulary)?,
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         min_indent: fields.integer("n_indent", 0..=1000)?.unwrap_or(0) as u32,
         max_time: fields
@@ -284,6 +288,43 @@ pub(in crate::api) fn tokens(
     fields.list(name)?.into_iter().flatten().map(one).collect()
 }
 
+/// The same with at most one entry for each token of the vocabulary.
+fn tokens_within(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
+    at_most_vocabulary(name, fields.list(name)?.map_or(0, Vec::len), vocabulary)?;
+    tokens(fields, name, vocabulary)
+}
+
+/// Refuses a list with more entries than the vocabulary has tokens, before anything is made of it.
+fn at_most_vocabulary(name: &str, entries: usize, vocabulary: &Vocabulary) -> Result<(), ApiError> {
+    let max = vocabulary.len();
+    if entries <= max {
+        return Ok(());
+    }
+    let detail =
+        format!("`{name}` must have at most {max} entries, one for each token of the vocabulary, got {entries}");
+    Err(ApiError::invalid(name, detail))
+}
+
+/// Adds up the biases of a token that is named several times; the order is that of the first mention.
+fn sum_by_token(biases: &mut Vec<(TokenId, f32)>) {
+    let mut places: HashMap<TokenId, usize> = HashMap::with_capacity(biases.len());
+    let mut sums: Vec<(TokenId, f32)> = Vec::with_capacity(biases.len());
+    for &(token, bias) in &*biases {
+        match places.entry(token) {
+            Entry::Occupied(place) => {
+                let sum = &mut sums[*place.get()].1;
+                // A ban must stay one whatever is added to it.
+                *sum = (*sum + bias).min(f32::MAX);
+            }
+            Entry::Vacant(place) => {
+                place.insert(sums.len());
+                sums.push((token, bias));
+            }
+        }
+    }
+    *biases = sums;
+}
+
 /// Biases of at most `most`: `{"id or text": bias}` as OpenAI has it, or llama-server's `[[id or text, bias or false], …]`.
 pub(in crate::api) fn logit_bias(
     value: &Value,
@@ -304,6 +345,8 @@ pub(in crate::api) fn logit_bias(
         Ok(id) => vocabulary.contains(id).then(|| vec![id]),
         Err(_) => Some(vocabulary.encode(name, false, true)),
     };
+    let entries = value.as_object().map(Map::len).or_else(|| value.as_array().map(Vec::len));
+    at_most_vocabulary("logit_bias", entries.unwrap_or(0), vocabulary)?;
     let mut biases = Vec::new();
     let mut add = |tokens: Option<Vec<TokenId>>, value: &Value| -> Option<()> {
         let bias = bias(value)?;

@@ -36,6 +36,7 @@ impl Factory for BiasTokens {
         if let Some(bias) = fields.get("bias") {
             let right = "'bias' must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
             let entries = bias.as_object().ok_or_else(|| format!("{right}, found {bias}"))?;
+            at_most_vocabulary("bias", entries.len(), run)?;
             for (key, value) in entries {
                 let token = if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) {
                     by_id(key.parse().ok(), key, run)
@@ -51,7 +52,9 @@ impl Factory for BiasTokens {
         }
         if let Some(ban) = fields.get("ban") {
             let right = "'ban' must be a list of texts and token ids, e.g. [\" never\", 1234]";
-            for entry in ban.as_array().ok_or_else(|| format!("{right}, found {ban}"))? {
+            let entries = ban.as_array().ok_or_else(|| format!("{right}, found {ban}"))?;
+            at_most_vocabulary("ban", entries.len(), run)?;
+            for entry in entries {
                 let token = match entry {
                     Value::String(text) => by_text(text, run),
                     Value::Number(id) => by_id(id.as_i64(), &id.to_string(), run),
@@ -65,6 +68,14 @@ impl Factory for BiasTokens {
         }
         Ok(Box::new(Bias { edits }))
     }
+}
+
+fn at_most_vocabulary(name: &str, entries: usize, run: &RunView) -> Result<(), String> {
+    let max = run.vocabulary.len();
+    if entries <= max {
+        return Ok(());
+    }
+    Err(format!("'{name}' must have at most {max} entries, one for each token of the vocabulary, got {entries}"))
 }
 
 fn by_id(id: Option<i64>, shown: &str, run: &RunView) -> Result<TokenId, String> {
@@ -133,6 +144,10 @@ mod tests {
             ),
             (json!({"bias": {"9999": 1}}), "'bias': 9999 is not a token; the ids of this model are 0 to 264"),
             (json!({"bias": {"a": "much"}}), "'bias': the value of 'a' must be a number, found \"much\""),
+            (
+                json!({"ban": vec![1; 266]}),
+                "'ban' must have at most 265 entries, one for each token of the vocabulary, got 266",
+            ),
             (json!({}), "'bias' and 'ban' are both missing or empty; give at least one token"),
         ] {
             assert_eq!(BiasTokens.start(&config, &run()).err().unwrap(), message);

@@ -12,6 +12,7 @@ use crate::mods::{
     Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
 };
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Most texts to choose from; of these each is a forced list when the most probable is looked for.
@@ -48,13 +49,14 @@ impl Factory for Choices {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
         let fields = Fields::read(config, &["choices", "pick"])?;
         let texts = fields.texts("choices", "[\"yes\", \"no\"]")?;
-        if let Some(twice) = (1..texts.len()).find(|&index| texts[..index].contains(&texts[index])) {
-            return Err(format!("'choices': '{}' is there twice", texts[twice]));
-        }
         let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
         let most = if scored { MOST_SCORED } else { MOST };
         if texts.len() > most {
             return Err(format!("'choices' has {} texts, at most {most} are taken", texts.len()));
+        }
+        let mut seen = HashSet::new();
+        if let Some(twice) = texts.iter().find(|text| !seen.insert(**text)) {
+            return Err(format!("'choices': '{twice}' is there twice"));
         }
         if !scored {
             let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
