@@ -144,6 +144,27 @@ async fn workers_look_for_libraries_where_the_program_does() {
     }
 }
 
+/// Where every account can reach the interpreter, as that of the system.
+#[tokio::test]
+async fn sandboxed_worker_gives_up_the_user_id_of_root() {
+    const PYTHON: &str = "/usr/bin/python3";
+    if !nix::unistd::geteuid().is_root() || !Path::new(PYTHON).exists() {
+        return eprintln!("skipped: it needs root, and a Python of the system");
+    }
+    let data_dir = folder();
+    let file = data_dir.join("look.py");
+    let source = "import os\nfrom thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\n\
+                  def look(event, actions, tokenizer):\n    \
+                  return actions.force_output(tokenizer.encode(str(os.getuid() > 0 and os.getgid() > 0)))\n";
+    std::fs::write(&file, source).unwrap();
+    let mut command = thunder();
+    command.env("THUNDER_PYTHON", PYTHON).args(["run", "Hello!", "--mod-sandbox", "all", "--mod"]).arg(&file);
+    command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
+    let told = output(command).await;
+    let refused = text(&told.stderr);
+    assert!(text(&told.stdout).trim() == "True" || refused.contains("there is no sandbox"), "{refused}");
+}
+
 #[tokio::test]
 async fn a_trace_goes_in_and_comes_out_the_same() {
     let server = server().await;

@@ -194,13 +194,39 @@ async fn the_sandbox_keeps_source_from_everything() {
     for name in ["own_memory", "parents_memory", "parents_folder", "parents_limits", "makes_memory"]
         .into_iter()
         .chain(["abstract_socket", "named_socket"])
+        .chain(["forces_buffer", "enlarges_buffer", "poisons_memory", "merges_memory"])
         .chain(["traces", "reads_processes", "io_ring", "new_user", "threads_net"].into_iter().filter(|_| by_number))
     {
         let told = harmless(kept, name).await;
         assert_eq!(told.logs, ["refused PermissionError"], "{name}: {:?}", told.exceptions);
     }
-    let told = harmless(kept, "starts_threads").await;
-    assert_eq!(told.logs, ["done None"], "threads of its own are no harm: {:?}", told.exceptions);
+    for (name, done) in [("starts_threads", "done None"), ("frees_memory", "done advised")] {
+        let told = harmless(kept, name).await;
+        assert_eq!(told.logs, [done], "{name} is no harm: {:?}", told.exceptions);
+    }
+    assert_workers_have_no_capabilities(kept);
+}
+
+/// Root's workers included.
+fn assert_workers_have_no_capabilities(server: &Server) {
+    let parent = format!("PPid:\t{}\n", server.pid());
+    let mut workers = 0;
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let read = |name| std::fs::read_to_string(process.path().join(name)).unwrap_or_default();
+        let status = read("status");
+        if !status.contains(&parent) || !read("cmdline").contains("bootstrap.py") {
+            continue;
+        }
+        workers += 1;
+        for line in status.lines().filter(|line| line.starts_with("Cap")) {
+            let (set, held) = line.split_once(":\t").unwrap();
+            // Without root the limit of what could be gained is not ours to lower, and nothing can be gained.
+            if set != "CapBnd" || nix::unistd::geteuid().is_root() {
+                assert_eq!(u64::from_str_radix(held, 16).unwrap(), 0, "{line}");
+            }
+        }
+    }
+    assert!(workers > 0, "no worker runs");
 }
 
 #[tokio::test]

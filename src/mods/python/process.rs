@@ -90,7 +90,7 @@ impl Process {
         arguments.extend([limits.open_files.to_string(), home.path.display().to_string()]);
         let mut command = if let Some(launcher) = sandbox {
             // It makes itself the leader of a session, and so of a group.
-            launcher.command(python, &sdk, limits, arguments)
+            launcher.command(python, &home.path, limits, arguments)
         } else {
             let mut command = Command::new(python);
             command.args(arguments).process_group(0);

@@ -39,7 +39,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
     libc::SYS_socketpair,
     // Files; which of them, Landlock says.
     libc::SYS_openat,
@@ -61,7 +60,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_munmap,
     libc::SYS_mremap,
     libc::SYS_mprotect,
-    libc::SYS_madvise,
     libc::SYS_mincore,
     libc::SYS_membarrier,
     // Threads of its own, and time.
@@ -148,6 +146,32 @@ const FCNTLS: &[i32] =
 /// Options of `prctl`: names of threads and of memory.
 const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
+/// Options of `setsockopt` at the level of sockets: how long the worker itself waits. Not those for the size of buffers, which
+/// are the kernel's memory and count for no limit of the worker.
+const SOCKET_OPTIONS: &[i32] =
+    &[libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER, libc::SO_KEEPALIVE, libc::SO_REUSEADDR];
+
+/// Advice of `madvise` on a worker's own pages. Not the one that marks memory of the machine as broken, nor the one that
+/// merges pages with those of other processes, whose content the time of a write would then tell.
+const ADVICE: &[i32] = &[
+    libc::MADV_NORMAL,
+    libc::MADV_RANDOM,
+    libc::MADV_SEQUENTIAL,
+    libc::MADV_WILLNEED,
+    libc::MADV_DONTNEED,
+    libc::MADV_FREE,
+    libc::MADV_DONTFORK,
+    libc::MADV_DOFORK,
+    libc::MADV_HUGEPAGE,
+    libc::MADV_NOHUGEPAGE,
+    libc::MADV_DONTDUMP,
+    libc::MADV_DODUMP,
+    libc::MADV_COLD,
+    libc::MADV_PAGEOUT,
+    libc::MADV_POPULATE_READ,
+    libc::MADV_POPULATE_WRITE,
+];
+
 /// Flags of `clone` that make namespaces.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -186,6 +210,13 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     let words = |values: &[i32]| values.iter().map(|&value| u64::from(value.cast_unsigned())).collect::<Vec<u64>>();
     rules.insert(libc::SYS_fcntl, one_of(1, &SeccompCmpArgLen::Dword, &words(FCNTLS))?);
     rules.insert(libc::SYS_prctl, one_of(0, &SeccompCmpArgLen::Dword, &words(PRCTLS))?);
+    rules.insert(libc::SYS_madvise, one_of(2, &SeccompCmpArgLen::Dword, &words(ADVICE))?);
+    let of_sockets = |option: u64| {
+        let is = |argument, value| SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
+        SeccompRule::new(vec![is(1, u64::from(libc::SOL_SOCKET.cast_unsigned()))?, is(2, option)?])
+    };
+    let options = words(SOCKET_OPTIONS).into_iter().map(of_sockets).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_setsockopt, options);
     // To the other end and nowhere else: a datagram could be addressed to any socket that has a name.
     rules.insert(libc::SYS_sendto, one_of(4, &SeccompCmpArgLen::Qword, &[0])?);
     // Its own limits can be read: there is no new one.

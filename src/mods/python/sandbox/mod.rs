@@ -5,9 +5,14 @@
 //! nothing can take back, and then becomes Python. Landlock keeps it from files, seccomp from system calls. A kernel
 //! that has not both has no sandbox: [`Launcher::support`] says why, and uploaded source is refused.
 //!
+//! The worker of a server that runs as root gives up all capabilities, and root's user id where an account without rights
+//! can reach the interpreter: not where it is in a folder of root's alone, such as `/root/.pyenv`.
+//!
 //! Not kept from it: whether a file exists and how large it is, the time, and the processor, of which a call has as
 //! much as its deadline lets it have.
 
+#[cfg(target_os = "linux")]
+mod account;
 #[cfg(target_os = "linux")]
 mod filter;
 mod paths;
@@ -90,11 +95,18 @@ impl Launcher {
     }
 
     /// The command that runs Python with these arguments in a sandbox.
-    pub(super) fn command(&self, python: &Path, sdk: &Path, limits: &super::Limits, arguments: Vec<String>) -> Command {
+    pub(super) fn command(
+        &self,
+        python: &Path,
+        home: &Path,
+        limits: &super::Limits,
+        arguments: Vec<String>,
+    ) -> Command {
         let (mut read, execute) = paths::needed(python);
-        read.push(sdk.to_owned());
+        read.push(home.join("sdk"));
         let profile = Profile {
             server: std::process::id(),
+            home: home.to_owned(),
             python: python.to_owned(),
             arguments,
             read,
@@ -113,6 +125,8 @@ impl Launcher {
 struct Profile {
     /// Process that it must not outlive.
     server: u32,
+    /// Folder of the worker's own, with the SDK in it.
+    home: PathBuf,
     python: PathBuf,
     arguments: Vec<String>,
     /// Files and folders that may be read.
@@ -128,6 +142,8 @@ struct Profile {
 /// # Errors
 /// What cannot be restricted.
 pub fn check() -> io::Result<String> {
+    #[cfg(target_os = "linux")]
+    account::drop_capabilities()?;
     restrict(&[], &[])
 }
 
@@ -150,6 +166,12 @@ fn become_worker(profile: &Profile) -> io::Result<Infallible> {
 
     // It is the first of its own group already only when a person tries this by hand.
     let _ = setsid();
+    // What is below the home is given to the worker.
+    let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
+    let needed: Vec<PathBuf> = needed.cloned().collect();
+    account::leave_root(&profile.home, &needed)?;
+    account::drop_capabilities()?;
+    // After the change of the user, which takes it back.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     if getppid().as_raw().cast_unsigned() != profile.server {
         return Err(io::Error::other("the server has gone"));
@@ -163,8 +185,10 @@ fn become_worker(profile: &Profile) -> io::Result<Infallible> {
         (Resource::RLIMIT_NOFILE, profile.open_files),
     ];
     if profile.address_space_bytes > 0 {
-        limits.push((Resource::RLIMIT_AS, profile.address_space_bytes));
-        limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes));
+        // What the kernel may keep for the worker's sockets counts as its memory; at least half is left for the rest.
+        let buffers = account::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);
+        limits.push((Resource::RLIMIT_AS, profile.address_space_bytes - buffers));
+        limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes - buffers));
     }
     for (resource, most) in limits {
         setrlimit(resource, most, most)?;

@@ -119,6 +119,24 @@ def datagram(name):
     return "sent"
 
 
+def set_buffer(option):
+    """Has the kernel keep more for a socket than it does without being asked."""
+    ours, _ = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, option, 1 << 26)
+    return ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+def advise(advice):
+    """Says something of a page of its own. Never run this outside the sandbox: it can take memory from the machine."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    page = library.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
+    if library.madvise(ctypes.c_void_p(page), ctypes.c_size_t(4096), advice) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return "advised"
+
+
 def forge(*frames):
     """Says to the server what only the SDK says, and then nothing for a while."""
 
@@ -168,6 +186,12 @@ new_user = at_second_token("new_user", attempt(lambda: system(272, NEW_USER)))
 threads_net = at_second_token("threads_net", attempt(lambda: system(56, THREAD | NEW_NET, 0, 0, 0, 0)))
 abstract_socket = at_second_token("abstract_socket", attempt(lambda: datagram("\0thunder-nobody")))
 named_socket = at_second_token("named_socket", attempt(lambda: datagram("/nowhere/socket")))
+SO_SNDBUFFORCE, MADV_HWPOISON, MADV_MERGEABLE, MADV_DONTNEED = 32, 100, 12, 4
+forces_buffer = at_second_token("forces_buffer", attempt(lambda: set_buffer(SO_SNDBUFFORCE)))
+enlarges_buffer = at_second_token("enlarges_buffer", attempt(lambda: set_buffer(socket.SO_SNDBUF)))
+poisons_memory = at_second_token("poisons_memory", attempt(lambda: advise(MADV_HWPOISON)))
+merges_memory = at_second_token("merges_memory", attempt(lambda: advise(MADV_MERGEABLE)))
+frees_memory = at_second_token("frees_memory", attempt(lambda: advise(MADV_DONTNEED)))
 endless = at_second_token("endless", spin)
 bomb = at_second_token("bomb", eat)
 segfault = at_second_token("segfault", lambda: ctypes.string_at(0))

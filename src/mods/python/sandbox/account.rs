@@ -1,0 +1,98 @@
+//! Takes root's rights from a worker whose server runs as root: its capabilities always, its user id where an account without
+//! rights can reach the interpreter.
+
+use caps::{CapSet, Capability};
+use nix::errno::Errno;
+use nix::unistd::{Gid, Uid, chown, geteuid, setgroups, setresgid, setresuid};
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// The first of the user ids for workers, one for each process: no account has them, so that nothing belongs to them.
+const FIRST_UID: u32 = 1_000_000_000;
+/// The id of an account without rights, for systems that map only the usual ids.
+const NOBODY: u32 = 65_534;
+
+/// Gives up root's user id, if this process has it and the worker can live without: it needs to reach `needed`, and the server
+/// to be allowed to end it. `home` becomes the worker's. Returns false where it stays root.
+///
+/// # Errors
+/// The change was begun and could not be finished.
+pub fn leave_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
+    let may = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
+    let allowed = [Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_CHOWN, Capability::CAP_KILL];
+    if !geteuid().is_root() || !allowed.into_iter().all(may) || !needed.iter().all(|path| is_reachable(path)) {
+        return Ok(false);
+    }
+    if !home.parent().is_none_or(is_reachable) {
+        return Ok(false);
+    }
+    setgroups(&[])?;
+    let own = FIRST_UID + std::process::id();
+    let id = match setresgid(Gid::from_raw(own), Gid::from_raw(own), Gid::from_raw(own)) {
+        Ok(()) => own,
+        // A container maps only some ids.
+        Err(Errno::EINVAL) => {
+            setresgid(Gid::from_raw(NOBODY), Gid::from_raw(NOBODY), Gid::from_raw(NOBODY))?;
+            NOBODY
+        }
+        Err(error) => return Err(error.into()),
+    };
+    give(home, id)?;
+    setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
+    Ok(true)
+}
+
+/// Gives up all capabilities, also those that running a program as root would bring back.
+///
+/// # Errors
+/// The kernel keeps one.
+pub fn drop_capabilities() -> io::Result<()> {
+    let failed = |error: caps::errors::CapsError| io::Error::other(format!("capabilities cannot be dropped: {error}"));
+    if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).map_err(failed)? {
+        caps::clear(None, CapSet::Bounding).map_err(failed)?;
+    } else if geteuid().is_root() {
+        return Err(io::Error::other(
+            "the server runs as root without CAP_SETPCAP, so that its workers would keep its capabilities; run it as \
+             another user",
+        ));
+    }
+    // Kernels before 4.3 have no ambient set.
+    let _ = caps::clear(None, CapSet::Ambient);
+    for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+        caps::clear(None, set).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Returns true if every account can read the file, or enter the folder, wherever it leads. One that is not there is not needed.
+fn is_reachable(path: &Path) -> bool {
+    let Ok(path) = path.canonicalize() else { return true };
+    let Ok(found) = fs::metadata(&path) else { return false };
+    let wanted = if found.is_dir() { 0o005 } else { 0o004 };
+    found.permissions().mode() & wanted == wanted
+        && path
+            .ancestors()
+            .skip(1)
+            .all(|folder| fs::metadata(folder).is_ok_and(|found| found.permissions().mode() & 0o001 != 0))
+}
+
+/// Gives a folder with everything in it to a user.
+fn give(path: &Path, id: u32) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_dir() {
+        for entry in fs::read_dir(path)? {
+            give(&entry?.path(), id)?;
+        }
+    }
+    // Nobody else can write there, so none of it is a link.
+    Ok(chown(path, Some(Uid::from_raw(id)), Some(Gid::from_raw(id)))?)
+}
+
+/// Returns the bytes that the kernel may hold in buffers of so many sockets: they are no memory of the process.
+pub fn socket_buffers(descriptors: u64) -> u64 {
+    const USUAL: u64 = 212_992;
+    let default = fs::read_to_string("/proc/sys/net/core/wmem_default").ok();
+    let each = default.and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL);
+    descriptors.saturating_mul(each)
+}
