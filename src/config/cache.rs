@@ -95,8 +95,8 @@ pub struct CacheFlags {
     /// it knew of the tokens before it
     #[arg(long, env = "THUNDER_CACHE_REUSE", value_name = "TOKENS", default_value_t = 0)]
     pub cache_reuse: u32,
-    /// One cache for all slots: not here, since a row of attention would not say which token is which.
-    #[arg(long, hide = true, value_name = "on|off", default_missing_value = "on", num_args = 0..=1, require_equals = true)]
+    /// Give each slot the whole of --ctx-size instead of an equal share; takes memory for all of them [also: -kvu]
+    #[arg(long, env = "THUNDER_KV_UNIFIED", value_name = "on|off", default_missing_value = "on", num_args = 0..=1, require_equals = true)]
     pub kv_unified: Option<Switch>,
     /// The caches have no holes.
     #[arg(long, alias = "defrag", hide = true, value_name = "N", num_args = 0..=1, allow_negative_numbers = true)]
@@ -137,9 +137,6 @@ impl CacheFlags {
     pub(super) fn config(&self, attention: bool) -> Result<CacheConfig, Error> {
         if attention && self.cache_type_v.is_quantised() {
             return Err(Error::QuantisedValues { cache_type: self.cache_type_v });
-        }
-        if self.kv_unified == Some(Switch::On) {
-            return Err(Error::UnifiedCache);
         }
         if !(0.0..=1.0).contains(&self.slot_prompt_similarity) {
             return Err(Error::Similarity { value: self.slot_prompt_similarity });

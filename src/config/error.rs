@@ -175,11 +175,6 @@ pub enum Error {
         /// The type.
         cache_type: CacheType,
     },
-    /// One cache for all slots.
-    #[error(
-        "--kv-unified is not supported: each slot has a cache of its own, in which a token's place is its position, so that a row of attention says which token it looks at; --ctx-size is divided among the slots"
-    )]
-    UnifiedCache,
     /// Not a path.
     #[error("--api-prefix takes a path of letters, digits and - . _ ~ that begins with /, e.g. /llm, got '{prefix}'")]
     Prefix {

@@ -172,7 +172,11 @@ pub struct ServerFlags {
     /// TLS.
     #[command(flatten)]
     pub tls: TlsFlags,
-    /// Let requests name any model: one that is not known here is the default one, instead of an error
+    /// Refuse requests that name an unknown model; without it a server of one model answers them with that model
+    #[arg(long, env = "THUNDER_STRICT_MODEL_NAMES", value_parser = clap::builder::FalseyValueParser::new(),
+          conflicts_with = "any_model_name")]
+    pub strict_model_names: bool,
+    /// Answer requests that name an unknown model with the default model, also with --models-dir
     #[arg(long, env = "THUNDER_ANY_MODEL_NAME", value_parser = clap::builder::FalseyValueParser::new())]
     pub any_model_name: bool,
     /// Folder of GGUF files that may be loaded by the names of their files, besides --model
@@ -305,6 +309,11 @@ impl ServerFlags {
         let mut seen = std::collections::HashSet::new();
         addresses.retain(|&address| address.port() == 0 || seen.insert(address));
         Ok(addresses)
+    }
+
+    /// Returns true if a request that names an unknown model is answered by the default model.
+    pub(super) fn takes_any_model_name(&self) -> bool {
+        self.any_model_name || (self.models_dir.is_none() && !self.strict_model_names)
     }
 
     /// Models besides the default one.

@@ -207,7 +207,7 @@ pub struct LogFlags {
     /// Log nothing.
     #[arg(long, hide = true)]
     log_disable: bool,
-    /// Log everything.
+    /// Log everything, and add `__verbose` to answers.
     #[arg(short, long, alias = "log-verbose", hide = true)]
     verbose: bool,
     /// 0 and 1 errors, 2 warnings, 3 what is usual, 4 more, 5 everything.
@@ -216,6 +216,11 @@ pub struct LogFlags {
 }
 
 impl LogFlags {
+    /// Returns true if answers have `__verbose` unless their requests say otherwise.
+    pub(super) const fn shows_verbose(&self) -> bool {
+        self.verbose
+    }
+
     /// What llama-server's flags say about the log, as a filter.
     #[must_use]
     pub fn log_filter(&self) -> Option<&'static str> {

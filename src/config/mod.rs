@@ -135,7 +135,7 @@ pub struct ServerConfig {
     pub tls: Option<Tls>,
     /// What stands before every path: nothing, or a path such as `/llm`.
     pub prefix: String,
-    /// Whether a request that names an unknown model goes to the default one.
+    /// Answers a request that names an unknown model with the default model instead of a 404.
     pub any_model_name: bool,
     /// Models besides the default one.
     pub models: ModelsConfig,
@@ -221,6 +221,9 @@ impl Config {
         let listen = server.addresses()?;
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(server.requests.defaults()?);
+        if server.log.shows_verbose() {
+            request_defaults.entry("verbose").or_insert(true.into());
+        }
         let max_tokens = server.limits.max_tokens();
         if let (Some(most), Some(predict)) = (max_tokens, request_defaults.get_mut("n_predict"))
             && predict.as_i64().is_some_and(|predict| predict > i64::from(most))
@@ -235,7 +238,7 @@ impl Config {
                 tls: server.tls.config()?,
                 prefix: server.routes.prefix()?,
                 listen,
-                any_model_name: server.any_model_name,
+                any_model_name: server.takes_any_model_name(),
                 models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 header_timeout: server.limits.header_timeout(),
@@ -273,7 +276,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             Some(slots) => within("--parallel", slots, 1, 256, "between 1 and 256")?,
             None => ctx_size.map_or(DEFAULT_SLOTS, |size| (DEFAULT_CELLS / size).clamp(1, DEFAULT_SLOTS)),
         };
-        let ctx_is_shared = asked.is_some();
+        let ctx_is_shared = asked.is_some() && flags.cache.kv_unified != Some(Switch::On);
         if let Some(size) = ctx_size {
             let slots = if ctx_is_shared { parallel } else { 1 };
             within("--ctx-size", size / slots, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;

@@ -40,7 +40,7 @@ impl Scheduler<'_> {
             let before = if live.begun { "went on" } else { "began" };
             live.run.abort(FinishReason::Cancelled, format!("the client went away before the run {before}"));
             if live.begun {
-                self.status.ended(&live.run);
+                live.count_end(&self.status);
             }
             // As every end, behind the rows of attention that are still being coded.
             self.record_end(live);

@@ -126,6 +126,7 @@ impl Scheduler<'_> {
             live.run.cached = self.truncate(index, live.run.cached);
             if first && !live.begun {
                 live.run.reused = live.run.cached;
+                live.run.tell_progress();
             }
         }
         self.slots[index].live = Some(live);

@@ -310,10 +310,10 @@ impl Scheduler<'_> {
             if live.client.is_closed() && live.run.end.is_none() {
                 live.abort(FinishReason::Cancelled, "the client went away");
             }
+            live.count_end(&self.status);
             live.pass_on();
             if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
                 let live = self.parked.swap_remove(at);
-                self.status.ended(&live.run);
                 self.record_end(live);
             } else if live.rest.is_none() && live.run.end.is_none() && live.run.outbox.is_empty() {
                 self.queue_again(at);

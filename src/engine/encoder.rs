@@ -4,6 +4,7 @@
 //! Nothing waits for company: what arrives during a decode goes into the next. A request whose client has gone is
 //! dropped before its next input.
 
+use super::status::Status;
 use crate::events::TokenId;
 use crate::model::llama::{Activation, Declared, EncoderContext, EncoderOptions, Head, HeadError, Pooling, Wanted};
 use crate::model::{Error, Model};
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 use tokio::sync::oneshot;
 
 /// Inputs that may wait, of all requests together; one request alone may have more.
@@ -110,6 +112,7 @@ struct Inner {
     longest: usize,
     commands: Option<Sender<Command>>,
     waiting: Arc<AtomicUsize>,
+    status: Arc<Status>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -155,10 +158,13 @@ impl Encoder {
         let scores = plan.scores.as_ref().map(|head| Scores { labels: head.labels.clone(), softmax: head.softmax });
         let (scores, head) = (scores.map_err(Clone::clone), plan.scores.ok());
         let is_off = plan.embeddings.is_err() && head.is_none();
-        let started = if is_off { None } else { Some(spawn(Arc::clone(&model), context, head).await?) };
+        let status = Arc::new(Status::new(0));
+        let started =
+            if is_off { None } else { Some(spawn(Arc::clone(&model), context, head, Arc::clone(&status)).await?) };
         let (commands, thread) = started.unzip();
         let embeddings = plan.embeddings;
-        Ok(Self(Arc::new(Inner { model, embeddings, scores, longest, commands, waiting, thread: Mutex::new(thread) })))
+        let thread = Mutex::new(thread);
+        Ok(Self(Arc::new(Inner { model, embeddings, scores, longest, commands, waiting, status, thread })))
     }
 
     /// How embeddings are pooled.
@@ -218,6 +224,12 @@ impl Encoder {
     pub fn is_running(&self) -> bool {
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.commands.is_none() || thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Returns the counters of its work.
+    #[must_use]
+    pub fn status(&self) -> &Arc<Status> {
+        &self.0.status
     }
 
     /// Inputs that wait or are being encoded.
@@ -309,13 +321,14 @@ async fn spawn(
     model: Arc<Model>,
     options: EncoderOptions,
     head: Option<Head>,
+    status: Arc<Status>,
 ) -> Result<(Sender<Command>, JoinHandle<()>), Error> {
     let (commands, inbox) = channel();
     let (ready, started) = oneshot::channel();
     let thread = move || match model.encoder(&options, head) {
         Ok(context) => {
             if ready.send(Ok(())).is_ok() {
-                run(context, &inbox);
+                run(context, &inbox, &status);
             }
         }
         // Nobody listens only when the start was given up.
@@ -329,7 +342,7 @@ async fn spawn(
     Ok((commands, thread))
 }
 
-fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>) {
+fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>, status: &Status) {
     let mut jobs = VecDeque::new();
     loop {
         if jobs.is_empty() {
@@ -345,12 +358,12 @@ fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>) {
             }
         }
         jobs.retain(|job| !job.client.is_closed());
-        encode_next(&mut context, &mut jobs);
+        encode_next(&mut context, &mut jobs, status);
     }
 }
 
 /// One decode: the next inputs of the jobs in turn, as many as fit.
-fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>) {
+fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, status: &Status) {
     let rounds = jobs.iter().map(|job| job.inputs.len() - job.done.len()).max().unwrap_or(0);
     let in_turn = (0..rounds).flat_map(|round| {
         jobs.iter().enumerate().filter_map(move |(index, job)| Some((index, job.inputs.get(job.done.len() + round)?)))
@@ -365,7 +378,11 @@ fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>) {
     }
     let mut served = vec![false; jobs.len()];
     owners.iter().for_each(|&owner| served[owner] = true);
+    let begun = Instant::now();
     let encoded = context.encode(&inputs);
+    let lengths = || inputs.iter().map(|(input, _)| input.len());
+    let elapsed_us = begun.elapsed().as_micros() as u64;
+    status.encoded(inputs.len(), lengths().sum(), lengths().max().unwrap_or(0), elapsed_us);
     let (vectors, failed) = match encoded {
         Ok(vectors) => (vectors, None),
         Err(error) => {

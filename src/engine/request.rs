@@ -132,7 +132,7 @@ pub struct Report {
     /// How probable each token of the prompt was: an [`super::Output::Prompt`]. The whole prompt is decoded for it, whatever
     /// state there was.
     pub prompt_probabilities: bool,
-    /// How far the prompt is: an [`super::Output::Progress`] after each decode.
+    /// How far the prompt is: an [`super::Output::Progress`] before its first decode and after each.
     pub progress: bool,
     /// Alternatives as they stood after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,

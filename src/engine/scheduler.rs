@@ -57,6 +57,8 @@ pub(super) struct Live {
     pub(super) rest: Option<Rest>,
     /// Since when the client has taken nothing of what there is for it.
     pub(super) unread_since: Option<Instant>,
+    /// The run has ended and is in the counters.
+    pub(super) counted: bool,
 }
 
 /// A sequence of the context.
@@ -94,6 +96,13 @@ impl Live {
                 place.send(output);
             }
             self.unread_since = None;
+        }
+    }
+
+    /// Adds a run that has ended to the counters, once. Before the client hears of the end, so that it finds its run counted.
+    pub(super) fn count_end(&mut self, status: &Status) {
+        if self.run.end.is_some() && !std::mem::replace(&mut self.counted, true) {
+            status.ended(&self.run);
         }
     }
 
@@ -290,8 +299,8 @@ impl<'model> Scheduler<'model> {
                     self.signal(started);
                 }
                 self.arrivals += 1;
-                let (arrival, turn, placed, begun) = (self.arrivals, 0, false, false);
-                let live = Live { run, client, arrival, turn, placed, begun, rest: None, unread_since: None };
+                let (arrival, turn, placed, begun, counted) = (self.arrivals, 0, false, false, false);
+                let live = Live { run, client, arrival, turn, placed, begun, rest: None, unread_since: None, counted };
                 self.queue.push_back(live);
             }
             Command::Control(id, order, answer) => self.control(id, order, answer),
@@ -325,6 +334,7 @@ impl<'model> Scheduler<'model> {
             if live.run.request.record == RecordPolicy::Required && self.recorder.is_closed() {
                 live.abort(FinishReason::Error, "the run must be recorded, and the recorder has ended");
             }
+            live.count_end(&self.status);
             live.pass_on();
             // Behind what the recorder had no room for: a run's end is its last signal.
             if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
@@ -336,7 +346,7 @@ impl<'model> Scheduler<'model> {
     /// A run is over: its last items and its end are recorded, its slot is free.
     fn clear(&mut self, index: usize) {
         let Some(mut live) = self.slots[index].live.take() else { return };
-        self.status.ended(&live.run);
+        live.count_end(&self.status);
         self.release(index, &mut live);
         self.record_end(live);
     }

@@ -184,14 +184,42 @@ impl Status {
             generated_tokens: u64::from(usage.completion_tokens),
             generation_us: finish.generation_us,
         };
+        self.add(done);
+    }
+
+    /// Counts a call of the model that encoded so many inputs; `tokens` are those of all, `longest` those of the longest.
+    pub(super) fn encoded(&self, inputs: usize, tokens: usize, longest: usize, elapsed_us: u64) {
+        self.counters.decodes.fetch_add(1, Relaxed);
+        self.counters.busy_slots.fetch_add(inputs as u64, Relaxed);
+        self.counters.longest.fetch_max(longest as u64, Relaxed);
+        self.add(Totals { prompt_tokens: tokens as u64, prompt_us: elapsed_us, ..Totals::default() });
+    }
+
+    fn add(&self, done: Totals) {
         self.counters.work.add(done);
         let second = self.second();
         let bucket = &self.recent[(second % WINDOW) as usize];
-        // Only the decode thread writes, so that nobody comes between.
+        // Only one thread writes, so that nobody comes between.
         if bucket.second.swap(second, Relaxed) != second {
             bucket.work.clear();
         }
         bucket.work.add(done);
+    }
+}
+
+impl Counts {
+    /// Adds what another thread did for the same model.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            decodes: self.decodes + other.decodes,
+            busy_slots: self.busy_slots + other.busy_slots,
+            longest: self.longest.max(other.longest),
+            total: self.total.plus(other.total),
+            recent: self.recent.plus(other.recent),
+            running: self.running + other.running,
+            queued: self.queued + other.queued,
+        }
     }
 }
 

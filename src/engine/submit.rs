@@ -29,7 +29,8 @@ const QUEUE: usize = 1024;
 pub enum SubmitError {
     /// The prompt does not fit.
     #[error(
-        "the prompt has {prompt_tokens} tokens, which exceeds the available context size of a slot, {context} tokens"
+        "the prompt has {prompt_tokens} tokens, which exceeds the available context size: this model's maximum context length is \
+         {context} tokens"
     )]
     PromptTooLong {
         /// Tokens in the prompt.
@@ -49,7 +50,8 @@ pub enum SubmitError {
     },
     /// The prompt does not fit, whatever goes.
     #[error(
-        "the prompt has {prompt_tokens} tokens, and without all messages that may be dropped it still does not fit into the {context} tokens of a slot: system messages, the last user message and the last answer stay"
+        "the prompt has {prompt_tokens} tokens, and without all messages that may be dropped it still does not fit: this model's \
+         maximum context length is {context} tokens, and system messages, the last user message and the last answer stay"
     )]
     NothingToDrop {
         /// Tokens in the prompt.

@@ -367,3 +367,25 @@ async fn a_database_that_hangs_holds_no_message_up() {
     tokio::time::timeout(PATIENCE, chat).await.expect("each message waits for the database");
     drop(frozen);
 }
+
+#[tokio::test]
+async fn logprobs_come_with_the_answer_and_afterwards() {
+    let server = server().await;
+    let key = format!("LOGP{}", std::process::id());
+    let body = |logprobs: bool| json!({"prompt": "The sky is", "max_length": 6, "genkey": key, "logprobs": logprobs, "bypass_eos": true});
+    let last = async || server.answer("/api/extra/last_logprobs", &json!({"genkey": key})).await["logprobs"].clone();
+    assert_eq!(last().await, Value::Null);
+    let answer = server.answer("/api/v1/generate", &body(true)).await;
+    let (text, logprobs) = (answer["results"][0]["text"].as_str().unwrap(), &answer["results"][0]["logprobs"]);
+    let list = |name: &str| logprobs[name].as_array().unwrap().clone();
+    let tokens: String = list("tokens").iter().map(|token| token.as_str().unwrap()).collect();
+    assert_eq!((tokens.as_str(), list("tokens").len()), (text, 6));
+    assert!(list("token_logprobs").iter().all(|value| value.as_f64().unwrap() <= 0.0));
+    assert!(list("top_logprobs").iter().all(|top| !top.as_object().unwrap().is_empty()));
+    assert_eq!(list("content")[0]["token_id"], list("token_ids")[0]);
+    assert_eq!(list("text_offset")[1], list("tokens")[0].as_str().unwrap().chars().count());
+    assert_eq!(last().await, *logprobs);
+
+    let answer = server.answer("/api/v1/generate", &body(false)).await;
+    assert_eq!((&answer["results"][0]["logprobs"], last().await), (&Value::Null, Value::Null));
+}

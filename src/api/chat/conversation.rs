@@ -92,6 +92,10 @@ impl Conversation {
             None => variables.get("reasoning_effort").map(|effort| effort != "none"),
         };
         let (add_generation_prompt, continue_final) = ending(fields, messages)?;
+        let mut messages = messages.clone();
+        if let Some(last) = messages.as_array_mut().and_then(|list| list.last_mut()).filter(|_| continue_final) {
+            join_continued(last);
+        }
         let options = Options {
             tools: (choice != Choice::None && !tools.is_empty()).then(|| Value::Array(tools.clone())),
             add_generation_prompt,
@@ -100,7 +104,7 @@ impl Conversation {
             now: app.now(),
         };
         Ok(Self {
-            messages: messages.clone(),
+            messages,
             offered: if choice == Choice::None { Vec::new() } else { offered },
             tools,
             choice,
@@ -300,12 +304,33 @@ fn ending(fields: Fields<'_>, messages: &Value) -> Result<(bool, bool), ApiError
              begins one",
         ));
     }
-    let last = messages.as_array().and_then(|list| list.last()).unwrap_or(&Value::Null);
-    let prefilled = last["role"] == "assistant"
-        && last["tool_calls"].as_array().is_none_or(Vec::is_empty)
-        && messages.as_array().is_some_and(|list| list.len() > 1);
+    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+    let is_answer =
+        |message: &Value| message["role"] == "assistant" && message["tool_calls"].as_array().is_none_or(Vec::is_empty);
+    let prefilled = list.len() > 1 && list.last().is_some_and(is_answer);
     let continue_final = go_on.unwrap_or(prefilled && add.is_none());
+    if let ([.., before, last], true) = (list, continue_final)
+        && is_answer(before)
+        && is_answer(last)
+    {
+        return Err(ApiError::invalid(
+            "messages",
+            "messages ends with two assistant messages, of which only the last could be continued; merge them into one",
+        ));
+    }
     Ok((add.unwrap_or(true) && !continue_final, continue_final))
+}
+
+/// Joins the text parts of a message that is continued with a blank line between them, as llama-server does.
+fn join_continued(message: &mut Value) {
+    let Some(parts) = message["content"].as_array() else { return };
+    let is_text = |part: &Value| part.get("type").is_none_or(|kind| kind == "text");
+    let texts: Option<Vec<&str>> =
+        parts.iter().map(|part| part.get("text").and_then(Value::as_str).filter(|_| is_text(part))).collect();
+    // Other parts are refused where messages are read.
+    if let Some(texts) = texts {
+        message["content"] = texts.join("\n\n").into();
+    }
 }
 
 /// The text of the last message that a person wrote, else of the last message.

@@ -8,7 +8,7 @@ pub(in crate::api) use probabilities::Probabilities;
 pub(in crate::api) use runs::{Runs, Told, answers};
 
 use super::{ApiError, App, Caller, Kind};
-use crate::engine::{OUT_OF_MEMORY, PromptDone, Request, SubmitError};
+use crate::engine::{OUT_OF_MEMORY, Progress, PromptDone, Request, SubmitError};
 use crate::events::{Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
 use axum::Extension;
@@ -107,6 +107,23 @@ pub(in crate::api) fn timings_so_far(prompt: &PromptDone, generated: u32) -> Val
     let usage = Usage { prompt_tokens: prompt.tokens, cached_tokens: prompt.cached, completion_tokens: generated };
     let decoded = prompt.tokens.saturating_sub(prompt.cached);
     timings_of(usage, decoded, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
+}
+
+/// The progress of a prompt as llama-server's `prompt_progress`.
+pub(in crate::api) fn prompt_progress(progress: Progress) -> Value {
+    json!({
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": progress.elapsed_us as f64 / 1e3,
+    })
+}
+
+/// The timings of a run whose prompt is being decoded: all 0 before the first decode.
+pub(in crate::api) fn prompt_timings(progress: Progress) -> Value {
+    let usage = Usage { prompt_tokens: progress.total, cached_tokens: progress.cached, completion_tokens: 0 };
+    let decoded = progress.processed.saturating_sub(progress.cached);
+    timings_of(usage, decoded, if decoded > 0 { progress.elapsed_us } else { 0 }, 0)
 }
 
 /// Tokens that a shift of the context let go. What goes as whole messages mostly goes before the prompt is counted.

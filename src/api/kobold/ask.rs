@@ -17,6 +17,8 @@ pub(super) struct Asked {
     pub(super) genkey: String,
     /// Whether control tokens are part of the text.
     pub(super) render_special: bool,
+    /// The answer tells the log-probabilities of its tokens.
+    pub(super) logprobs: bool,
 }
 
 /// Tokens of an answer to a request that does not say.
@@ -69,6 +71,7 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, Ap
         request,
         genkey: fields.text("genkey")?.unwrap_or_default().to_owned(),
         render_special: fields.flag("render_special")?.unwrap_or(false),
+        logprobs: fields.flag("logprobs")?.unwrap_or(false),
     })
 }
 

@@ -3,7 +3,8 @@
 use super::ask::{self, Asked};
 use super::error::KoboldError;
 use super::genkeys::{Entry, Genkeys};
-use crate::api::generation::{self, Runs};
+use super::logprobs;
+use crate::api::generation::{self, Runs, Told};
 use crate::api::wire::{self, Fields};
 use crate::api::{ApiError, App, Caller};
 use crate::engine::{Delta, Output};
@@ -50,7 +51,7 @@ async fn answer(
     let result = json!({
         "text": generation.entry.text(),
         "finish_reason": finish_reason,
-        "logprobs": null,
+        "logprobs": generation.logprobs(),
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
     });
@@ -68,6 +69,8 @@ pub(super) struct Generation {
     each_token: bool,
     /// Characters of each token that was told of, where each is.
     told: Vec<usize>,
+    /// Its tokens, where their log-probabilities were asked for.
+    tokens: Option<Told>,
 }
 
 /// What became of it.
@@ -89,7 +92,7 @@ pub(super) async fn begin(
 ) -> Result<Generation, ApiError> {
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let Asked { mut request, genkey, render_special } = ask::read(&app, &loaded, fields)?;
+    let Asked { mut request, genkey, render_special, logprobs } = ask::read(&app, &loaded, fields)?;
     generation::note_client(&mut request, headers, caller);
     let entry = genkeys.enter(&genkey);
     let each_token = request.report.each_token;
@@ -98,7 +101,8 @@ pub(super) async fn begin(
     if let Some(error) = runs.failed_at_once() {
         return Err(error);
     }
-    Ok(Generation { runs, entry, vocabulary, render_special, each_token, told: Vec::new() })
+    let tokens = logprobs.then(Told::default);
+    Ok(Generation { runs, entry, vocabulary, render_special, each_token, told: Vec::new(), tokens })
 }
 
 impl Generation {
@@ -110,9 +114,15 @@ impl Generation {
         loop {
             let output = tokio::select! {
                 output = self.runs.next() => output?,
-                () = self.entry.aborted() => return Ok(Some(Piece::Aborted)),
+                () = self.entry.aborted() => {
+                    self.entry.keep_logprobs(self.logprobs());
+                    return Ok(Some(Piece::Aborted));
+                }
             };
             let Some((_, output)) = output else { return Ok(None) };
+            if let (Some(known), Output::Retract { tokens, .. }) = (&mut self.tokens, &output) {
+                known.retract(*tokens);
+            }
             let piece = match output {
                 Output::Text(delta) => self.of(delta),
                 Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. } => continue,
@@ -125,13 +135,23 @@ impl Generation {
             match &piece {
                 Piece::Text(text) => self.entry.add(text),
                 Piece::Retract(chars) => self.entry.retract(*chars),
-                Piece::Ended(_) | Piece::Aborted => {}
+                Piece::Ended(_) => self.entry.keep_logprobs(self.logprobs()),
+                Piece::Aborted => {}
             }
             return Ok(Some(piece));
         }
     }
 
+    /// Returns the log-probabilities of its tokens, null unless they were asked for.
+    fn logprobs(&self) -> Value {
+        self.tokens.as_ref().map_or(Value::Null, |told| logprobs::of(told, &self.vocabulary))
+    }
+
     fn of(&mut self, delta: Delta) -> Piece {
+        if let Some(known) = &mut self.tokens {
+            known.retract(delta.taken_back);
+            known.tokens.extend(delta.tokens.iter().cloned());
+        }
         if delta.taken_back > 0 {
             let gone = self.told.split_off(self.told.len().saturating_sub(delta.taken_back));
             return Piece::Retract(gone.iter().sum());
@@ -179,7 +199,7 @@ pub(super) async fn abort(
 }
 
 /// The key in a body, which may be empty.
-fn genkey(body: &[u8]) -> Result<String, ApiError> {
+pub(super) fn genkey(body: &[u8]) -> Result<String, ApiError> {
     if body.is_empty() {
         return Ok(String::new());
     }

@@ -1,12 +1,15 @@
 //! Generations that can be looked at and aborted from other connections.
 
-use std::collections::HashMap;
+use serde_json::Value;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// Longest key that is kept.
 const LONGEST: usize = 256;
+/// Maximum number of ended generations whose log-probabilities are kept.
+const MAX_ENDED: usize = 16;
 
 /// Generations under way, by number; cheap to clone.
 #[derive(Clone, Default)]
@@ -16,6 +19,8 @@ pub(in crate::api) struct Genkeys(Arc<Inner>);
 struct Inner {
     next: AtomicU64,
     under_way: Mutex<HashMap<u64, UnderWay>>,
+    /// Keys and log-probabilities of generations that have ended, the newest last.
+    ended: Mutex<VecDeque<(String, Value)>>,
 }
 
 struct UnderWay {
@@ -62,6 +67,13 @@ impl Genkeys {
         found
     }
 
+    /// Returns the log-probabilities of the newest ended generation of that key, null where it has none.
+    pub(super) fn logprobs(&self, key: &str) -> Value {
+        let ended = locked(&self.0.ended);
+        let newest = ended.iter().rev().find(|(own, _)| own == key);
+        newest.map_or(Value::Null, |(_, logprobs)| logprobs.clone())
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
         self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,6 +91,17 @@ impl Entry {
         for _ in 0..chars {
             text.pop();
         }
+    }
+
+    /// Keeps the log-probabilities of the whole answer, in place of those of earlier ones of the same key.
+    pub(super) fn keep_logprobs(&self, logprobs: Value) {
+        let Some(key) = self.genkeys.lock().get(&self.number).map(|one| one.key.clone()) else { return };
+        let mut ended = locked(&self.genkeys.0.ended);
+        ended.retain(|(own, _)| *own != key);
+        if ended.len() == MAX_ENDED {
+            ended.pop_front();
+        }
+        ended.push_back((key, logprobs));
     }
 
     /// Returns when somebody has aborted it.
@@ -100,6 +123,6 @@ impl Drop for Entry {
     }
 }
 
-fn locked(text: &Mutex<String>) -> MutexGuard<'_, String> {
-    text.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,6 +9,7 @@ mod error;
 mod generate;
 mod genkeys;
 mod info;
+mod logprobs;
 mod socket;
 mod stream;
 mod tokens;
@@ -30,6 +31,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(socket::open))
         .routes(routes!(generate::check))
         .routes(routes!(generate::abort))
+        .routes(routes!(logprobs::last))
         .routes(routes!(tokens::count))
         .routes(routes!(tokens::text))
 }

@@ -94,15 +94,10 @@ impl Line {
     /// The piece of a stream that says how far the prompt is.
     pub(super) fn progress(&self, progress: Progress) -> Value {
         let mut piece = self.partial("", json!([]));
-        piece.insert(
-            "prompt_progress".into(),
-            json!({
-                "total": progress.total,
-                "cache": progress.cached,
-                "processed": progress.processed,
-                "time_ms": progress.elapsed_us as f64 / 1e3,
-            }),
-        );
+        piece.insert("prompt_progress".into(), generation::prompt_progress(progress));
+        if self.answer.timings_per_token {
+            piece.insert("timings".into(), generation::prompt_timings(progress));
+        }
         Value::Object(piece)
     }
 

@@ -157,7 +157,7 @@ pub(super) fn prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<Tok
 fn prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
     let text = match value {
         Value::Object(object) => {
-            if object.get("multimodal_data").and_then(Value::as_array).is_some_and(|data| !data.is_empty()) {
+            if object.get("multimodal_data").is_some_and(|data| !is_nothing(data)) {
                 return Err(ApiError::not_supported(format!(
                     "{name}.multimodal_data: this server takes text only; leave it out"
                 )));
@@ -170,4 +170,9 @@ fn prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, Ap
     };
     let tokens = parameters::text_or_tokens(text, name, loaded.vocabulary(), true, true)?;
     Ok(parameters::or_beginning(tokens, loaded.vocabulary()))
+}
+
+/// Returns true for null and for an empty list.
+pub(super) fn is_nothing(value: &Value) -> bool {
+    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
 }

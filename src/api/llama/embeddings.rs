@@ -1,5 +1,6 @@
 //! Embeddings, in OpenAI's shape and in llama-server's own.
 
+use super::ask::is_nothing;
 use super::encoding::{self, Encoded, Usage};
 use crate::api::wire::fields::wrong;
 use crate::api::wire::{Fields, parameters};
@@ -174,13 +175,13 @@ fn inputs(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Vec
 
 fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
     match value {
-        Value::String(text) if text.is_empty() => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
-        Value::String(_) | Value::Array(_) => parameters::text_or_tokens(value, field, vocabulary, true, true),
+        Value::String(text) => Ok(parameters::or_beginning(vocabulary.encode(text, true, true), vocabulary)),
+        Value::Array(_) => parameters::text_or_tokens(value, field, vocabulary, true, true),
         Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
             (Some(text), _) if object.get("multimodal_data").is_none_or(is_nothing) => {
-                input(&encoding::text(&format!("{field}.prompt_string"), text)?.into(), field, vocabulary)
+                let text = text.as_str().ok_or_else(|| wrong(&format!("{field}.prompt_string"), "a text", text))?;
+                input(&text.into(), field, vocabulary)
             }
-            (None, Some(Value::String(text))) => input(&text.as_str().into(), field, vocabulary),
             (None, Some(Value::Array(parts))) => {
                 let texts = parts.iter().map(|part| part["text"].as_str());
                 let text: Option<String> = texts.collect();
@@ -191,10 +192,6 @@ fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Toke
         },
         other => Err(wrong(field, INPUT, other)),
     }
-}
-
-fn is_nothing(value: &Value) -> bool {
-    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
 }
 
 /// Brings a vector to length 1 by the `norm`-norm; 0 scales it to 16-bit integers, -1 leaves it.

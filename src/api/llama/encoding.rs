@@ -84,7 +84,9 @@ fn refused(error: &EncodeError, place: &dyn Fn(usize) -> String) -> ApiError {
         EncodeError::Empty { index } => ApiError::invalid(place(index), format!("{} must not be empty", place(index))),
         EncodeError::TooLong { index, tokens, longest } => {
             let place = place(index);
-            let detail = format!("{place} has {tokens} tokens, the longest that this model takes here has {longest}");
+            let detail = format!(
+                "{place} has {tokens} tokens and is too large: this model's maximum context length is {longest} tokens"
+            );
             ApiError::invalid(place, detail).exceeds_context(tokens, longest)
         }
         EncodeError::UnknownToken { index, .. } => ApiError::invalid(place(index), error.to_string()),

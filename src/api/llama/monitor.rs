@@ -60,8 +60,8 @@ fn shown(id: usize, slot: &SlotView, n_ctx: u32) -> Value {
         shown["next_token"] = json!([{
             "has_next_token": slot.busy,
             "has_new_line": slot.new_line,
-            "n_remain": n_predict - i64::from(slot.generated),
-            "n_decoded": slot.generated,
+            "n_remain": if slot.busy { n_predict - i64::from(slot.generated) } else { -1 },
+            "n_decoded": if slot.busy { slot.generated } else { 0 },
         }]);
         shown["thunder"] = json!({ "run_id": occupant.run_id, "replay": format!("/runs/{}", occupant.run_id) });
     }
@@ -77,7 +77,7 @@ async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<R
         return Err(ApiError::not_supported("GET /metrics is off; start the server with --metrics").into());
     }
     let loaded = app.loaded(which.model.as_deref()).await?;
-    let text = exposition(&loaded.engine().status().counts());
+    let text = exposition(loaded.engine().status().counts().plus(loaded.encoder().status().counts()));
     let headers = [
         (header::CONTENT_TYPE, "text/plain; version=0.0.4".to_owned()),
         (header::HeaderName::from_static("process-start-time-unix"), app.started_at().timestamp().to_string()),
@@ -85,7 +85,7 @@ async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<R
     Ok((headers, text).into_response())
 }
 
-fn exposition(counts: &Counts) -> String {
+fn exposition(counts: Counts) -> String {
     let (total, recent) = (counts.total, counts.recent);
     let seconds = |us: u64| us as f64 / 1e6;
     let rate = |tokens: u64, us: u64| if us > 0 { tokens as f64 / seconds(us) } else { 0.0 };

@@ -1,7 +1,7 @@
 //! States of slots that stay on the server, by number.
 
 use super::slot_files;
-use super::slots::{enabled, slot_number, small_json};
+use super::slots::{slot_number, small_json};
 use crate::api::wire::fields::Fields;
 use crate::api::{ApiError, App, LlamaError};
 use crate::engine::Engine;
@@ -37,7 +37,7 @@ struct Action {
     responses((status = 200, description = "What was done"),
               (status = 400, description = "The slot, the file or the state is wrong; the message says what"),
               (status = 404, description = "There is no such session or file"),
-              (status = 501, description = "The server was started with --no-slots or without --slot-save-path"),
+              (status = 501, description = "The server was started without --slot-save-path"),
               (status = 507, description = "There is no room for the session")))]
 async fn act(
     State(app): State<App>,
@@ -46,7 +46,7 @@ async fn act(
     body: Body,
 ) -> Result<Json<Value>, LlamaError> {
     let query = query?.0;
-    let loaded = enabled(&app, query.model.as_deref()).await?;
+    let loaded = app.loaded(query.model.as_deref()).await?;
     let engine = loaded.engine();
     let text = id?.0;
     let id: i64 = text
@@ -110,13 +110,12 @@ async fn remove(app: &App, engine: &Engine, id: i64, file: Option<&str>) -> Resu
 
 /// Lists all sessions, by number.
 #[utoipa::path(get, path = "/sessions", tag = "llama-server",
-    responses((status = 200, description = "`[{id, size, created_at, updated_at}]`, size in bytes, times in seconds since 1970"),
-              (status = 501, description = "The server was started with --no-slots")))]
+    responses((status = 200, description = "`[{id, size, created_at, updated_at}]`, size in bytes, times in seconds since 1970")))]
 async fn list(
     State(app): State<App>,
     query: Result<Query<super::props::Which>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
-    let loaded = enabled(&app, query?.0.model.as_deref()).await?;
+    let loaded = app.loaded(query?.0.model.as_deref()).await?;
     let sessions = loaded.engine().sessions().list();
     let shown = sessions.iter().map(|(id, session)| {
         json!({

@@ -5,7 +5,7 @@ use super::props::Which;
 use super::slot_files;
 use crate::api::wire;
 use crate::api::wire::fields::Fields;
-use crate::api::{ApiError, App, Kind, LlamaError, Loaded};
+use crate::api::{ApiError, App, Kind, LlamaError};
 use crate::engine::{Engine, NoRoom, Ses1Error, SlotError, SlotState, SlotTokens};
 use crate::events::TokenId;
 use axum::Json;
@@ -50,8 +50,8 @@ pub(super) struct Action {
     responses((status = 200, description = "What was done"),
               (status = 400, description = "The slot, a field or the state is wrong; the message says what"),
               (status = 404, description = "There is no such file"),
-              (status = 501, description = "The server was started with --no-slots or without --slot-save-path, or this model's state \
-                                            cannot be taken out or cut; the message says which")))]
+              (status = 501, description = "The server was started without --slot-save-path, or this model's state cannot be taken \
+                                            out or cut; the message says which")))]
 async fn act(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
@@ -60,7 +60,7 @@ async fn act(
     body: Body,
 ) -> Result<Response, LlamaError> {
     let query = query?.0;
-    let loaded = enabled(&app, query.model.as_deref()).await?;
+    let loaded = app.loaded(query.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let engine = loaded.engine();
     let begun = Instant::now();
@@ -130,14 +130,13 @@ async fn act(
 #[utoipa::path(get, path = "/v1/slots/{id_slot}/info", tag = "llama-server",
     params(("id_slot" = u32, Path, description = "The slot, from 0")),
     responses((status = 200, description = "`{n_tokens, boundary_eot, n_messages, messages: [{index, start, end}]}`"),
-              (status = 400, description = "There is no such slot"),
-              (status = 501, description = "The server was started with --no-slots")))]
+              (status = 400, description = "There is no such slot")))]
 async fn info(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<Which>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
-    let loaded = enabled(&app, query?.0.model.as_deref()).await?;
+    let loaded = app.loaded(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let tokens = loaded.engine().slot_tokens(slot).await?.tokens;
     let eot = loaded.vocabulary().special().end_of_turn();
@@ -161,14 +160,6 @@ fn messages(tokens: &[TokenId], eot: Option<TokenId>) -> impl Iterator<Item = (u
         start += message.len();
         own
     })
-}
-
-/// The model whose slots these are, when the routes are on.
-pub(super) async fn enabled(app: &App, model: Option<&str>) -> Result<Loaded, ApiError> {
-    if !app.config().server.routes.slots {
-        return Err(ApiError::not_supported("slots cannot be reached; start the server without --no-slots"));
-    }
-    app.loaded(model).await
 }
 
 /// A number in a path or a query.

@@ -58,7 +58,12 @@ pub async fn run(
     Json(again): Json<Again>,
 ) -> Result<axum::Json<RanAgain>, ApiError> {
     let recorded = again.prompt.parameters.clone().unwrap_or_default();
-    let loaded = app.loaded(recorded["model"]["name"].as_str()).await?;
+    let name = recorded["model"]["name"].as_str();
+    if let Some(name) = name {
+        // Another model than the recorded one would answer otherwise.
+        app.models().named(name)?;
+    }
+    let loaded = app.loaded(name).await?;
     let fingerprint = format!("{:032x}", loaded.model().fingerprint());
     if let Some(then) = recorded["model"]["fingerprint"].as_str().filter(|&then| then != fingerprint) {
         let detail = format!(

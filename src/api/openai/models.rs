@@ -73,7 +73,7 @@ fn anthropic(app: &App, entry: &Entry) -> Value {
 fn object(app: &App, entry: &Entry) -> Value {
     json!({
         "id": entry.name,
-        "aliases": entry.aliases,
+        "aliases": if entry.default { app.config().engine.alias.as_slice() } else { &entry.aliases },
         "tags": if entry.default { app.config().engine.tags.as_slice() } else { &[] },
         "object": "model",
         "created": app.started_at().timestamp(),

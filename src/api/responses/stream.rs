@@ -68,7 +68,7 @@ impl Events {
         self.item = Some(Item { id, kind, text: String::new() });
     }
 
-    fn piece(&mut self, text: &str, ready: &mut Ready) {
+    fn piece(&mut self, talk: &Talk, text: &str, ready: &mut Ready) {
         let index = self.output.len();
         let Some(item) = &mut self.item else { return };
         item.text.push_str(text);
@@ -85,6 +85,9 @@ impl Events {
                 event["logprobs"] = json!([]);
             }
             Kind::Call { .. } => {}
+        }
+        if let Some(timings) = talk.timings_so_far(0).filter(|_| talk.wishes.timings_per_token) {
+            event["timings"] = timings;
         }
         self.send(name, event, ready);
     }
@@ -128,22 +131,30 @@ impl Dialect for Events {
 
     fn heard(&mut self, talk: &Talk, heard: Heard, ready: &mut Ready) {
         let is = |item: &Option<Item>, kind: &Kind| item.as_ref().is_some_and(|item| item.kind == *kind);
+        if let Some(progress) = heard.progress {
+            let mut event = json!({ "response": shape::head(talk, &self.echo, "in_progress"),
+                                    "prompt_progress": generation::prompt_progress(progress) });
+            if talk.wishes.timings_per_token {
+                event["timings"] = generation::prompt_timings(progress);
+            }
+            self.send("response.in_progress", event, ready);
+        }
         for said in heard.said {
             match said {
                 Said::Reasoning(text) => {
                     if !is(&self.item, &Kind::Thoughts) {
                         self.open(talk, Kind::Thoughts, ready);
                     }
-                    self.piece(&text, ready);
+                    self.piece(talk, &text, ready);
                 }
                 Said::Content(text) => {
                     if !is(&self.item, &Kind::Text) {
                         self.open(talk, Kind::Text, ready);
                     }
-                    self.piece(&text, ready);
+                    self.piece(talk, &text, ready);
                 }
                 Said::Call { id, name, .. } => self.open(talk, Kind::Call { id, name }, ready),
-                Said::Arguments { text, .. } => self.piece(&text, ready),
+                Said::Arguments { text, .. } => self.piece(talk, &text, ready),
                 Said::Called(_) => self.close(talk, "completed", ready),
                 Said::Retract(void) => {
                     let event = json!({ "chars": void.content, "reasoning_chars": void.reasoning,

@@ -124,7 +124,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
         &["--kv-unified-per-slot"],
         One,
         &["LLAMA_ARG_KV_UNIFIED_PER_SLOT"],
-        NoEffect("each slot has --ctx-size divided by --parallel for itself"),
+        NoEffect("each slot has --ctx-size divided by --parallel, with --kv-unified the whole of it"),
     ),
     foreign(&["--swa-full"], Nothing, &["LLAMA_ARG_SWA_FULL"], Silent),
     foreign(&["--jinja"], Nothing, &["LLAMA_ARG_JINJA"], Silent),

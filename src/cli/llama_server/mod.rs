@@ -237,9 +237,20 @@ fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = Os
     let mut text_follows = false;
     words.map(move |word| {
         text_follows |= word == "--";
-        let spelling = SPELLINGS.iter().find(|(short, _)| !text_follows && word == *short);
+        if text_follows {
+            return word;
+        }
+        let word = with_dashes(word);
+        let spelling = SPELLINGS.iter().find(|(short, _)| word == *short);
         spelling.map_or(word, |(_, long)| long.into())
     })
+}
+
+/// Replaces `_` by `-` in the name of a long flag: `--ctx_size=512` becomes `--ctx-size=512`.
+fn with_dashes(word: OsString) -> OsString {
+    let Some(flag) = word.to_str().filter(|word| word.starts_with("--") && word.contains('_')) else { return word };
+    let (name, value) = flag.split_at(flag.find('=').unwrap_or(flag.len()));
+    format!("{}{value}", name.replace('_', "-")).into()
 }
 
 /// The command, whose server reads llama-server's variables where ours are not set. `is_set` tells whether a variable is.
@@ -286,6 +297,14 @@ mod tests {
         assert!(parsed.is_ok(), "{parsed:?}");
         let noted: Vec<&str> = notes.iter().map(|note| note.split(' ').next().unwrap()).collect();
         assert_eq!(noted, ["-fit", "-ctxcp", "--no-cache-idle-slots"]);
+    }
+
+    #[test]
+    fn underscores_in_flag_names_are_dashes() {
+        let line = "thunder serve --ctx_size 512 --no_slots --api_prefix=/a_b --parameter x_y=1 -- --c_d";
+        let words = command_line(line.split(' ').map(OsString::from)).unwrap().words;
+        let expected = "thunder serve --ctx-size 512 --slots=off --api-prefix=/a_b --parameter x_y=1 -- --c_d";
+        assert_eq!(words, expected.split(' ').map(OsString::from).collect::<Vec<_>>());
     }
 
     #[test]

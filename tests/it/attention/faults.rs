@@ -48,7 +48,7 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
         (json!({"num_samples": -1}), "INVALID_REQUEST", "num_samples"),
         (json!({"top_logprobs": 10_000}), "INVALID_REQUEST", "top_logprobs"),
         (json!({"suggest_pruning": true, "sentences": [{"start": 5}]}), "INVALID_REQUEST", "sentences[0]"),
-        (json!({"model": "nobody"}), "MODEL_NOT_FOUND", "nobody"),
+        (json!({"model": "tiny/nobody"}), "UNKNOWN_MOD", "nobody"),
         (json!({"mods": ["nobody"]}), "UNKNOWN_MOD", "nobody"),
     ];
     let mut socket = connect(server, PATH, Options::default()).await;

@@ -391,7 +391,7 @@ async fn every_wrong_field_is_named_and_no_slot_is_lost() {
         }
     }
     let (status, answer) =
-        server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}))).await;
+        server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}))).await;
     assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
     let all = server.answer(PATH, &body(json!({"prompt": ["a", "b", "c", "d"]}))).await;
     assert_eq!(all.as_array().unwrap().len(), 4, "every slot is still there");

@@ -65,7 +65,7 @@ fn wrong_flags_are_refused_with_what_would_be_right() {
         (&["-fa", "on", "--attention", "on"], "exclude each other"),
         (&["-ctv", "q8_0"], "--attention off"),
         (&["-ctk", "q3"], "is no type of the KV cache"),
-        (&["-kvu"], "--kv-unified is not supported"),
+        (&["--strict-model-names", "--any-model-name"], "cannot be used with"),
         (&["-sps", "2"], "--slot-prompt-similarity must be between 0 and 1"),
         (&["--chat-template", "llama3"], "--chat-template-file"),
         (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),

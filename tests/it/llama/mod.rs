@@ -5,6 +5,7 @@ mod classify;
 mod completion;
 mod completions;
 mod control;
+mod drop_in;
 mod embeddings;
 mod flags;
 mod infill;

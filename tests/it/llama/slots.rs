@@ -231,11 +231,6 @@ async fn what_is_off_says_how_to_switch_it_on() {
         refused(&answer, 501, "--slot-save-path");
         assert_eq!(answer.1["error"]["type"], "not_supported_error");
     }
-    let off = Server::start(&["--no-slots"]);
-    off.wait_ready().await;
-    refused(&act(&off, 0, "tokens", &json!({})).await, 501, "--no-slots");
-    refused(&off.get("/v1/slots/0/info").await, 501, "--no-slots");
-    refused(&off.get("/sessions").await, 501, "--no-slots");
 }
 
 #[tokio::test]

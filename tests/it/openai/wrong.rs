@@ -1,6 +1,6 @@
 //! What is wrong in OpenAI's requests, and what is let pass.
 
-use super::super::harness::server;
+use super::super::harness::{Server, server};
 use super::{CHAT, chat};
 use serde_json::{Value, json};
 
@@ -75,8 +75,9 @@ async fn a_prompt_that_does_not_fit_is_refused() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_not_there_is_an_error_that_lists_those_that_are() {
-    let server = server().await;
+async fn strict_model_names_refuse_unknown_models_and_list_the_known_ones() {
+    let server = Server::start(&["--strict-model-names"]);
+    server.wait_ready().await;
     for name in ["gpt-4", "tiny2", "gpt-4/log-top"] {
         let (status, answer) = server.post(CHAT, &chat(json!({"model": name}))).await;
         let error = &answer["error"];

@@ -65,7 +65,7 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
         (json!({"type": "config", "prompt": "x", "parameters": {"banned_tokens": [640]}}), "banned_tokens"),
         (json!({"type": "config", "prompt": "x", "parameters": {"logit_bias": {"9999": 1}}}), "logit_bias"),
         (json!({"type": "config", "prompt": "x", "options": {"stream": "yes"}}), "stream must be true or false"),
-        (json!({"type": "config", "prompt": "x", "model": "nobody"}), "there is no model 'nobody'"),
+        (json!({"type": "config", "prompt": "x", "model": "tiny/nobody"}), "nobody"),
         (json!({"type": "config", "prompt": "x", "mods": ["nobody"]}), "nobody"),
         (json!({"type": "config", "prompt": "x", "request_id": ""}), "request_id must have"),
         (json!({"type": "control"}), "action is missing"),

@@ -65,7 +65,7 @@ async fn errors_have_a_status_and_the_shape_of_the_protocol() {
     for (body, status, kind, expected) in [
         (json!({}), 400, "invalid_request", "prompt is missing"),
         (json!({"prompt": "x", "temperature": "hot"}), 400, "invalid_request", "temperature must be a number"),
-        (json!({"prompt": "x", "model": "nobody"}), 404, "invalid_request", "there is no model"),
+        (json!({"prompt": "x", "model": "tiny/nobody"}), 400, "invalid_request", "nobody"),
         (json!({"prompt": "word ".repeat(9000)}), 400, "context_length_exceeded", "the prompt has"),
         (json!({"prompt": "x", "mods": ["refuse_late"], "ignore_eos": true}), 422, "content_filter", "enough"),
         (

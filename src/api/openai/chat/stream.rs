@@ -4,6 +4,7 @@ use super::shape::{self, Tokens};
 use crate::api::ApiError;
 use crate::api::chat::stream::{Dialect, Ready};
 use crate::api::chat::{Heard, Said, Talk};
+use crate::api::generation;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
@@ -30,11 +31,10 @@ impl Dialect for Chunks {
         let answer = heard.answer;
         if let Some(progress) = heard.progress {
             let mut object = chunk(talk, answer, &json!({ "role": "assistant", "content": null }), &Value::Null);
-            object.insert(
-                "prompt_progress".into(),
-                json!({ "total": progress.total, "cache": progress.cached, "processed": progress.processed,
-                        "time_ms": progress.elapsed_us as f64 / 1e3 }),
-            );
+            object.insert("prompt_progress".into(), generation::prompt_progress(progress));
+            if talk.wishes.timings_per_token {
+                object.insert("timings".into(), generation::prompt_timings(progress));
+            }
             send(ready, object);
         }
         if talk.wishes.logprobs.is_some() {

@@ -1,0 +1,167 @@
+//! What clients and scripts written for llama-server rely on.
+
+use super::super::harness::{Server, server};
+use super::encoders;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn hello(more: &Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn unknown_model_name_is_answered_by_the_only_model() {
+    let server = server().await;
+    for (path, body) in [
+        (CHAT, hello(&json!({}))),
+        ("/v1/messages", hello(&json!({}))),
+        ("/v1/responses", json!({"input": "Hello!", "max_output_tokens": 2})),
+        ("/v1/completions", json!({"prompt": "Once", "max_tokens": 2})),
+        ("/completion", json!({"prompt": "Once", "n_predict": 2})),
+    ] {
+        for name in ["gpt-4o", "openai/gpt-4o"] {
+            let mut body = body.clone();
+            body["model"] = name.into();
+            assert_eq!(server.answer(path, &body).await["model"], "tiny", "{path} {name}");
+        }
+    }
+    let answer = server.answer(CHAT, &hello(&json!({"model": "gpt-4o/log-top"}))).await;
+    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["mods"][0], "log-top", "{run}");
+    for name in ["tiny/typo", "openai/gpt-4o/typo"] {
+        let (status, answer) = server.post(CHAT, &hello(&json!({"model": name}))).await;
+        assert_eq!((status, &answer["error"]["code"]), (400, &json!("unknown_mod")), "{name}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn flags_of_llama_server_have_their_effect() {
+    let flags =
+        ["--ctx_size", "256", "-np", "2", "--kv_unified", "--verbose", "--no-slots", "--metrics", "--embedding"];
+    let server = Server::start(&[&flags[..], &["--alias", "b,a"]].concat());
+    server.wait_ready().await;
+    let (_, props) = server.get("/props").await;
+    let n_ctx = &props["default_generation_settings"]["n_ctx"];
+    assert_eq!((n_ctx, &props["total_slots"]), (&json!(256), &json!(2)), "each slot has the whole context");
+
+    let answer = server.answer(CHAT, &hello(&json!({}))).await;
+    assert!(answer["__verbose"]["prompt"].as_str().unwrap().contains("Hello!"), "{answer}");
+    let answer = server.answer(CHAT, &hello(&json!({"verbose": false}))).await;
+    assert_eq!(answer.get("__verbose"), None);
+
+    assert_eq!(server.get("/slots").await.0, 501);
+    assert_eq!(server.answer("/slots/0?action=tokens", &json!({})).await["id_slot"], 0);
+    assert_eq!(server.get("/v1/slots/0/info").await.0, 200);
+    assert_eq!(server.get("/sessions").await, (200, json!([])));
+
+    let (_, models) = server.get("/models").await;
+    assert_eq!(models["data"][0]["aliases"], json!(["b", "a"]), "the file's name is none of them");
+
+    let before = counted(&server).await;
+    server.answer("/v1/embeddings", &json!({"input": ["hello world", "goodbye"]})).await;
+    let after = counted(&server).await;
+    assert!(after.0 > before.0 && after.1 > before.1, "{before:?} {after:?}");
+    assert_eq!(before.2, after.2, "nothing was generated");
+
+    let (status, answer) = server.post("/completion", &json!({"prompt": "a river ".repeat(200)})).await;
+    assert_eq!(status, 400);
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("this model's maximum context length is 256 tokens"), "{message}");
+}
+
+/// Prompt tokens, calls of the model and generated tokens.
+async fn counted(server: &Server) -> (f64, f64, f64) {
+    let (_, text) = server.get("/metrics").await;
+    let value = |name: &str| -> f64 {
+        let line = text.as_str().unwrap().lines().find_map(|line| line.strip_prefix(&format!("llamacpp:{name} ")));
+        line.unwrap().parse().unwrap()
+    };
+    (value("prompt_tokens_total"), value("n_decode_total"), value("tokens_predicted_total"))
+}
+
+#[tokio::test]
+async fn reranking_is_counted_and_empty_text_is_embedded() {
+    let classifier = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf");
+    let server = Server::start(&["--model", classifier, "--reranking", "--metrics"]);
+    server.wait_ready().await;
+    assert_eq!(counted(&server).await, (0.0, 0.0, 0.0));
+    let ranked = server.answer("/v1/rerank", &json!({"query": "a", "documents": ["a river", "the sky"]})).await;
+    let (prompt, decodes, _) = counted(&server).await;
+    assert_eq!(Some(prompt), ranked["usage"]["prompt_tokens"].as_f64());
+    assert!(decodes >= 1.0);
+
+    let encoders = encoders().await;
+    for input in [json!(""), json!(["a", ""]), json!({"prompt_string": ""})] {
+        let answer = encoders.answer("/v1/embeddings", &json!({"input": input})).await;
+        let last = answer["data"].as_array().unwrap().last().unwrap();
+        assert!(last["embedding"].as_array().unwrap().len() > 1, "{input}");
+    }
+}
+
+#[tokio::test]
+async fn a_slot_shows_no_budget_after_its_run() {
+    let server = Server::start(&["-np", "1"]);
+    server.wait_ready().await;
+    server.answer("/completion", &json!({"prompt": "Once", "n_predict": 3, "ignore_eos": true})).await;
+    let (_, slots) = server.get("/slots").await;
+    assert_eq!(slots[0]["is_processing"], false, "a client that has its answer finds the slot free");
+    let next = &slots[0]["next_token"][0];
+    assert_eq!((&next["n_remain"], &next["n_decoded"]), (&json!(-1), &json!(0)), "{slots}");
+}
+
+#[tokio::test]
+async fn progress_begins_before_the_first_decode() {
+    let server = Server::start(&["-np", "1", "-b", "32", "-ub", "32"]);
+    server.wait_ready().await;
+    let more = json!({"stream": true, "return_progress": true, "timings_per_token": true, "cache_prompt": false});
+    let with = |mut body: Value| {
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let text = "the old fox went to the river ".repeat(12);
+    let chat = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 2});
+    for (path, body) in [("/completion", json!({"prompt": text, "n_predict": 2})), (CHAT, chat)] {
+        let events = server.stream(path, &with(body)).await;
+        let events = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+        check_progress(events.filter(|event| event.get("prompt_progress").is_some()).collect());
+    }
+    let body = with(json!({"input": text, "max_output_tokens": 2}));
+    let events = server.events("/v1/responses", &body).await;
+    let progress = events.iter().filter(|(_, event)| event.get("prompt_progress").is_some());
+    let progress: Vec<_> = progress.map(|(name, event)| (name.as_str(), event.clone())).collect();
+    assert!(progress.iter().all(|(name, _)| *name == "response.in_progress"));
+    check_progress(progress.into_iter().map(|(_, event)| event).collect());
+    let deltas = events.iter().filter(|(name, _)| name == "response.output_text.delta");
+    assert!(deltas.into_iter().all(|(_, event)| event["timings"]["predicted_n"].as_u64() > Some(0)), "{events:?}");
+}
+
+fn check_progress(events: Vec<Value>) {
+    let number = |event: &Value, name: &str| event["prompt_progress"][name].as_u64().unwrap();
+    let timing = |event: &Value, name: &str| event["timings"][name].as_f64().unwrap();
+    let (first, last) = (events.first().unwrap(), events.last().unwrap());
+    assert_eq!((number(first, "processed"), number(first, "cache")), (0, 0));
+    assert_eq!((timing(first, "prompt_n"), timing(first, "prompt_ms"), timing(first, "predicted_ms")), (0.0, 0.0, 0.0));
+    assert_eq!(number(last, "processed"), number(last, "total"));
+    assert_eq!(timing(last, "prompt_n"), number(last, "total") as f64);
+    assert_eq!(events.len() as u64, 1 + number(last, "total").div_ceil(32), "one for each decode and one before");
+    assert!(events.is_sorted_by(|a, b| timing(a, "prompt_ms") < timing(b, "prompt_ms")));
+}
+
+#[tokio::test]
+async fn continued_message_joins_its_parts_with_a_blank_line() {
+    let server = server().await;
+    let parts = json!([{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]);
+    let asked = |last: &[Value]| {
+        let mut messages = vec![json!({"role": "user", "content": "Hello!"})];
+        messages.extend(last.iter().cloned());
+        json!({"messages": messages})
+    };
+    let answer = json!({"role": "assistant", "content": parts});
+    let prompt = server.answer("/apply-template", &asked(std::slice::from_ref(&answer))).await["prompt"].clone();
+    assert!(prompt.as_str().unwrap().ends_with("assistant\nWh\n\nill"), "{prompt}");
+    let (status, error) = server.post("/apply-template", &asked(&[answer.clone(), answer])).await;
+    assert_eq!((status, error["error"]["type"].as_str()), (400, Some("invalid_request_error")), "{error}");
+}
