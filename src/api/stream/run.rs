@@ -254,6 +254,8 @@ async fn go_on(app: App, run: Arc<Run>, mut output: tokio::sync::mpsc::Receiver<
         match output {
             Some(Output::Text(delta)) => run.log().add(delta, &run.head.vocabulary),
             Some(Output::Prompt(_) | Output::Retract { chars: 0, .. }) => continue,
+            // The report before the first decode tells a client of the protocol nothing.
+            Some(Output::Progress(progress)) if progress.processed == progress.cached => continue,
             Some(Output::Progress(progress)) => {
                 *run.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
             }
