@@ -3,6 +3,7 @@ import { ask, h, palette, surface } from '../dom.js';
 import { percent } from './why.js';
 import { show } from './glyphs.js';
 
+const TOPS = 8;
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer']];
 
 /**
@@ -45,8 +46,11 @@ export class Attention {
   #facts = h('p', { class: 'hint' });
   #tops = h('ol', { class: 'tops' });
   #note = h('p', { class: 'hint' });
-  #way = h('select', { 'aria-label': 'Direction', onchange: () => this.#hooks.painted() }, h('option', { value: 'back' }, 'this step looks at'), h('option', { value: 'forth' }, 'later steps look at this token'));
+  #way = h('select', { 'aria-label': 'Direction', onchange: () => { this.#describe(); this.#look(); } }, h('option', { value: 'back' }, 'this step looks at'), h('option', { value: 'forth' }, 'later steps look at this token'));
   #subject = null;
+  #looks = null;
+  #looking = new AbortController();
+  #mapHead = h('h2', {});
   #mapBox = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.' }, this.#mapCanvas);
   #stripBox = h('div', { class: 'strip' }, this.#strip);
   #choices = h('div', { class: 'row' }, this.#way, this.#select);
@@ -61,13 +65,13 @@ export class Attention {
     this.#options();
     this.section.append(h('h2', {}, 'Attention'),
       this.#choices, this.#facts,
-      this.#stripBox, this.#tops, this.#note, h('h2', {}, 'Steps × positions'), this.#mapBox);
+      this.#stripBox, this.#tops, this.#note, this.#mapHead, this.#mapBox);
     this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
     this.#mapBox.addEventListener('click', (e) => this.#mapClick(e));
     const again = () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); };
     const resized = new ResizeObserver(again);
     resized.observe(this.section);
-    signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); });
+    signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); this.#looking.abort(); });
     document.addEventListener('theme', again, { signal });
   }
 
@@ -93,35 +97,64 @@ export class Attention {
   /** Whether the view is from later steps onto one token. */
   get isForth() { return this.#way.value === 'forth'; }
 
-  /** How much the steps after it looked at one token, read down its column of the map. */
+  /** How much each later step looked at the subject. */
   #forth() {
-    const run = this.#run;
-    const i = this.#subject;
-    if (i === null || !this.#map?.rows.length) return () => -1;
-    const shares = column(this.#map, run.pos(i));
-    const by = new Map();
-    for (const { seq, value } of shares) {
-      if (seq < run.born(i) || seq >= run.died(i)) continue;
-      for (const e of run.stepEvents(seq)) {
-        const [from, to] = run.bornAt(e);
-        for (let row = from; row < to; row += 1) if (!run.isPrompt(row)) by.set(row, value);
-      }
-    }
-    const peak = Math.max(0, ...by.values());
+    const { by, peak } = this.#looks ?? { by: new Map() };
     return (row) => (by.has(row) ? bucketOf(by.get(row), peak) : -1);
   }
 
   /** The token that is looked at, for the view from later steps. */
   about(row) {
     this.#subject = row;
-    if (this.on && this.isForth) this.#hooks.painted();
+    this.#look();
+  }
+
+  /** Reads how much every later step looked at the subject in the chosen view, range by range. */
+  async #look() {
+    if (!this.on || !this.isForth) return this.#hooks.painted();
+    const run = this.#run;
+    const row = this.#subject;
+    const key = `${row} ${this.view} ${run.eventCount}`;
+    if (this.#looks?.key === key) return this.#hooks.painted();
+    this.#looking.abort();
+    this.#looking = new AbortController();
+    const { signal } = this.#looking;
+    const looks = { key, by: new Map(), steps: 0, peak: 0, state: row === null ? 'Choose a token.' : 'reading…' };
+    this.#looks = looks;
+    const show = () => { if (this.#looks === looks) { this.#describe(); this.#hooks.painted(); } };
+    show();
+    if (row === null) return undefined;
+    try {
+      // A held key passes many tokens: only where it stops is worth a request.
+      await new Promise((resolve) => setTimeout(resolve, 70));
+      const [view, layer] = this.view.split(':');
+      const to = Math.min(run.died(row), run.eventCount);
+      for (let from = run.born(row); from !== null && !signal.aborted;) {
+        const query = new URLSearchParams({ from, to, position: run.pos(row), view, ...(layer !== undefined && { layer }) });
+        const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
+        const { attention } = await response.json();
+        for (const { sequence_order: seq, value } of attention.rows) {
+          looks.steps += 1;
+          looks.peak = Math.max(looks.peak, value);
+          for (const later of stepRows(run, seq)) looks.by.set(later, value);
+        }
+        from = attention.next ?? null;
+        if (from === null) looks.state = '';
+        show();
+      }
+    } catch (error) {
+      looks.state = `could not be read: ${error.message}`;
+      if (!signal.aborted) show();
+    }
+    return undefined;
   }
 
   /** Moves to event `n`. */
   at(n) {
     this.#n = n;
     this.section.hidden = !this.on;
-    if (!this.on) return;
+    if (!this.on) return undefined;
+    this.#look();
     this.#choices.hidden = !this.#hooks.recorded();
     if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Ask for it in the playground, or with "attention": true in a request.');
     const seq = this.#forwardAt(n);
@@ -141,7 +174,7 @@ export class Attention {
     this.#tops.replaceChildren();
     this.#stripBox.hidden = true;
     this.#mapBox.hidden = true;
-    this.#mapBox.previousElementSibling.hidden = true;
+    this.#mapHead.hidden = true;
     this.#hooks.painted();
   }
 
@@ -173,19 +206,42 @@ export class Attention {
   }
 
   #set(attention) {
-    this.#stripBox.hidden = false;
     const values = attention.values ?? [];
-    const { sink, peak } = sinkOf(values);
-    this.#now = { values, sink, peak, seq: attention.sequence_order };
-    const rows = this.#run.sequence(attention.sequence_order);
-    this.#facts.textContent = `${values.length} positions · ${attention.quality ?? 'exact'}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
-    this.#note.textContent = '';
-    const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, 8);
-    this.#tops.replaceChildren(...top.map(([v, pos]) => h('li', {}, h('span', { class: 'hint' }, String(pos)),
-      h('button', { type: 'button', onclick: () => rows[pos] !== undefined && this.#hooks.pick(rows[pos]) }, rows[pos] === undefined ? `position ${pos}` : show(this.#run.text(rows[pos]))), h('span', {}, percent(v)))));
-    this.#drawStrip();
+    this.#now = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact' };
+    this.#describe();
     this.#drawMap();
     this.#hooks.painted();
+  }
+
+  /** Says in words and numbers what the shading shows. */
+  #describe() {
+    if (!this.#now) return undefined;
+    this.#stripBox.hidden = this.isForth;
+    if (this.isForth) return this.#describeLooks();
+    const { values, sink, seq, quality } = this.#now;
+    const rows = this.#run.sequence(seq);
+    this.#facts.textContent = `${values.length} positions · ${quality}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
+    this.#note.textContent = '';
+    const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, TOPS);
+    this.#list(top.map(([v, pos]) => [pos, rows[pos], v]));
+    this.#drawStrip();
+    return undefined;
+  }
+
+  #describeLooks() {
+    const run = this.#run;
+    const { by, steps, state } = this.#looks ?? { by: new Map(), steps: 0, state: '' };
+    const view = this.#select.selectedOptions[0]?.textContent ?? this.view;
+    const row = this.#subject;
+    this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${show(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
+    this.#note.textContent = '';
+    this.#list([...by].sort((a, b) => b[1] - a[1]).slice(0, TOPS).map(([later, v]) => [run.pos(later), later, v]));
+  }
+
+  /** Lists the largest values: `[position, row, value]`. */
+  #list(tops) {
+    this.#tops.replaceChildren(...tops.map(([pos, row, v]) => h('li', {}, h('span', { class: 'hint' }, String(pos)),
+      h('button', { type: 'button', onclick: () => row !== undefined && this.#hooks.pick(row) }, row === undefined ? `position ${pos}` : show(this.#run.text(row))), h('span', {}, percent(v)))));
   }
 
   #drawStrip() {
@@ -228,13 +284,13 @@ export class Attention {
       const query = new URLSearchParams({ from: 0, to: count, bins: 256 });
       const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
       this.#map = { count, ...(await readMap(response)) };
+      this.#mapHead.textContent = `Steps × positions, mean of all heads${this.#map.sampled ? `, ${this.#map.rows.length} of the steps` : ''}`;
       this.#drawn = '';
       this.#drawMap();
-      if (this.isForth) this.#hooks.painted();
     } catch {
       this.#map = null;
       this.#mapBox.hidden = true;
-      this.#mapBox.previousElementSibling.hidden = true;
+      this.#mapHead.hidden = true;
     }
   }
 
@@ -242,7 +298,7 @@ export class Attention {
     const map = this.#map;
     if (!map?.rows.length || !this.on) return;
     this.#mapBox.hidden = false;
-    this.#mapBox.previousElementSibling.hidden = false;
+    this.#mapHead.hidden = false;
     const s = surface(this.#mapCanvas);
     if (!s) return;
     const key = `${map.count} ${s.w} ${document.documentElement.dataset.theme}`;
@@ -292,10 +348,12 @@ export class Attention {
   }
 }
 
-/** One position of every row of a map that has it: `[{seq, value}]`. Pure. */
-export function column(map, pos) {
-  const bin = Math.floor((pos * map.width) / Math.max(1, map.length));
-  return map.rows.filter((r) => bin < r.values.length).map((r) => ({ seq: r.seq, value: r.values[bin] }));
+/** The rows of the answer that the step of a ForwardPass added. Pure. */
+export function stepRows(run, seq) {
+  return run.stepEvents(seq).flatMap((e) => {
+    const [from, to] = run.bornAt(e);
+    return Array.from({ length: to - from }, (_, k) => from + k).filter((row) => !run.isPrompt(row));
+  });
 }
 
 /** The map as `{rows: [{seq, values}], width, length, peak}`; `length` is the widest row in positions. */
@@ -304,5 +362,5 @@ export async function readMap(response) {
   const rows = (attention.rows ?? attention.steps ?? []).map((r) => ({ seq: r.sequence_order, values: r.values }));
   const width = attention.bins ?? Math.max(0, ...rows.map((r) => r.values.length));
   const all = rows.flatMap((r) => [...r.values].sort((a, b) => b - a).slice(1, 2));
-  return { rows, width, length: attention.row_len ?? width, peak: Math.max(1e-6, ...all) };
+  return { rows, width, length: attention.row_len ?? width, sampled: attention.sampled === true, peak: Math.max(1e-6, ...all) };
 }
