@@ -77,11 +77,13 @@ test('keys move to tokens, marks, backtracks and surprises', () => {
   assert.equal(go('prevToken', 3), 0);
   assert.equal(go('nextEvent', 7), 7);
   assert.equal(go('nextAction', 0), 4);
-  assert.equal(go('nextAction', 4), null);
+  assert.equal(go('nextAction', 4), 'No mod action after this.');
+  assert.equal(go('prevError', 2), 'No error before this.');
   assert.equal(go('prevError', 7), 2);
   assert.equal(go('nextBacktrack', 0), 4);
   assert.equal(go('nextSurprise', 0), 3);
-  assert.equal(go('nextSurprise', 3), null);
+  assert.equal(go('nextSurprise', 3), 'No surprise after this.');
+  assert.equal(stepping('nextBacktrack', { ...run, died: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
   assert.equal(go('colour', 3), undefined);
 });
 

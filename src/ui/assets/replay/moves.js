@@ -1,16 +1,16 @@
 // Where an action of the keyboard moves the cursor. Pure.
 import { NEVER } from './branches.js';
 
-/** The event to go to; null when there is none further; undefined when the action does not move. */
+/** The event to go to; a sentence when there is none further; undefined when the action does not move. */
 export function stepping(action, run, n, surprise, threshold) {
   const end = run.eventCount;
   const events = (test, dir) => {
     for (let e = n + dir; e >= 0 && e < end; e += dir) if (test(e)) return e;
     return dir > 0 ? end : 0;
   };
-  const next = (list, dir) => {
+  const next = (list, dir, name) => {
     const ahead = list.filter((e) => (dir > 0 ? e > n : e < n));
-    if (!ahead.length) return null;
+    if (!ahead.length) return list.length ? `No ${name} ${dir > 0 ? 'after' : 'before'} this.` : `No ${name} in this run.`;
     return dir > 0 ? Math.min(...ahead) : Math.max(...ahead);
   };
   const marks = (kind) => run.marks.filter((m) => m.kind === kind).map((m) => m.seq);
@@ -31,14 +31,14 @@ export function stepping(action, run, n, surprise, threshold) {
     case 'prevToken': return events((e) => run.kind(e) === 3, -1);
     case 'nextEvent': return Math.min(end, n + 1);
     case 'prevEvent': return Math.max(0, n - 1);
-    case 'nextAction': return next(marks('action'), 1);
-    case 'prevAction': return next(marks('action'), -1);
-    case 'nextError': return next(marks('error'), 1);
-    case 'prevError': return next(marks('error'), -1);
-    case 'nextBacktrack': return next(deaths(), 1);
-    case 'prevBacktrack': return next(deaths(), -1);
-    case 'nextSurprise': return next(surprises(), 1);
-    case 'prevSurprise': return next(surprises(), -1);
+    case 'nextAction': return next(marks('action'), 1, 'mod action');
+    case 'prevAction': return next(marks('action'), -1, 'mod action');
+    case 'nextError': return next(marks('error'), 1, 'error');
+    case 'prevError': return next(marks('error'), -1, 'error');
+    case 'nextBacktrack': return next(deaths(), 1, 'backtrack');
+    case 'prevBacktrack': return next(deaths(), -1, 'backtrack');
+    case 'nextSurprise': return next(surprises(), 1, 'surprise');
+    case 'prevSurprise': return next(surprises(), -1, 'surprise');
     default: return undefined;
   }
 }

@@ -371,7 +371,8 @@ export class Replay {
     const to = stepping(action, run, this.n, (i) => surprise(run, i), SURPRISING);
     if (to !== undefined) {
       player.pause();
-      if (to !== null) this.go(to);
+      if (typeof to === 'string') toast(to);
+      else this.go(to);
       return true;
     }
     switch (action) {
