@@ -5,7 +5,7 @@ import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';
-import { curlOf, formOf, missing, requestOf } from '../../src/ui/assets/request.js';
+import { curlOf, formOf, further, missing, requestOf } from '../../src/ui/assets/request.js';
 
 test('events arrive whole, however the stream is cut', () => {
   const text = ': hello\r\n\r\nevent: item\nid: 3\ndata: {"a":\ndata: 1}\n\ndata: x\r\r';
@@ -66,9 +66,30 @@ test('a curl line survives quotes', () => {
 
 test('a recorded run fills the form', () => {
   const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'] });
-  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }] });
+  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], extra: '' });
   assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
   assert.equal(formOf(undefined).tab, undefined);
+});
+
+test('a recorded run keeps its tools, its format and its biases', () => {
+  const tools = [{ type: 'function', function: { name: 'f' } }];
+  const call = { id: 'c', type: 'function', function: { name: 'f', arguments: '{}' } };
+  const request = { tool_choice: 'required', response_format: { type: 'json_object' }, logit_bias: { 5: -3 } };
+  const conversation = [
+    { role: 'user', content: [{ type: 'text', text: 'a' }, { type: 'text', text: 'b' }] },
+    { role: 'assistant', content: null, tool_calls: [call] },
+    { role: 'tool', content: '1', tool_call_id: 'c' },
+  ];
+  const back = formOf({ conversation, tools, parameters: { request } });
+  const { body } = requestOf({ ...form, mods: [], numbers: {}, stop: '', attention: false, ...back });
+  assert.deepEqual(body, {
+    model: 'm', messages: [{ role: 'user', content: 'a\nb' }, ...conversation.slice(1)], tools, ...request, stream: true,
+  });
+  const older = { parameters: { sampling: { logit_bias: [[7, 2], [8, null]] }, limits: {} } };
+  assert.deepEqual(JSON.parse(further(older)), { logit_bias: [[7, 2], [8, false]] });
+  assert.deepEqual(JSON.parse(further({ tools, parameters: { request } }, true)), { logit_bias: { 5: -3 } }, 'a text goes on without what held for the whole answer');
+  assert.throws(() => requestOf({ ...form, extra: '[1]' }), /JSON object/);
+  assert.throws(() => requestOf({ ...form, extra: '{' }), /not JSON/);
 });
 
 test('one field leads to events, tokens, runs, pages and searches', () => {

@@ -5,7 +5,7 @@ import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
 import { opened } from './shell.js';
 import { starters } from './starters.js';
-import { curlOf, formOf, missing, requestOf } from './request.js';
+import { curlOf, formOf, further, missing, requestOf } from './request.js';
 
 const SAVED = 'thunder.playground';
 const ROLES = ['system', 'user', 'assistant'];
@@ -27,13 +27,15 @@ let previous = null;
 
 // The form as plain data, and back.
 
-function message({ role = 'user', content = '' } = {}) {
+function message({ role = 'user', content = '', more } = {}) {
   const number = messages.children.length + 1;
   const row = h('li', { class: 'message' },
     h('header', {},
       h('select', { 'aria-label': `Role of message ${number}` }, ROLES.map((r) => h('option', { value: r }, r))),
       h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ' Remove message'))),
-    h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'How the model should behave' : 'Write something…' }));
+    h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'How the model should behave' : 'Write something…' }),
+    more ? h('details', { class: 'hint' }, h('summary', {}, Object.keys(more).join(', ')), h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(more, null, 2))) : null);
+  row._more = more;
   if (!ROLES.includes(role)) row.querySelector('select').append(h('option', { value: role }, role));
   row.querySelector('select').value = role;
   row.querySelector('textarea').value = content;
@@ -91,10 +93,11 @@ function read() {
   const field = (name) => form.elements[name];
   return {
     tab: tabs[1].getAttribute('aria-selected') === 'true' ? 'raw' : 'chat',
-    messages: [...messages.children].map((row) => ({ role: row.querySelector('select').value, content: row.querySelector('textarea').value })),
+    messages: [...messages.children].map((row) => ({ role: row.querySelector('select').value, content: row.querySelector('textarea').value, more: row._more })),
     raw: raw.value,
     numbers: Object.fromEntries([...form.querySelectorAll('.fields input')].map((input) => [input.name, input.value])),
     stop: field('stop').value,
+    extra: field('extra').value,
     mods: [...mods.children].map((row) => ({ name: row.dataset.mod, config: row.querySelector('textarea').value })),
     attention: field('attention').checked,
     model: form.dataset.model,
@@ -107,6 +110,8 @@ function write(data) {
   raw.value = data.raw ?? '';
   for (const [name, value] of Object.entries(data.numbers ?? {})) if (form.elements[name]) form.elements[name].value = value;
   form.elements.stop.value = data.stop ?? '';
+  form.elements.extra.value = data.extra ?? '';
+  if (data.extra) form.elements.extra.closest('details').open = true;
   mods.replaceChildren();
   for (const m of data.mods ?? []) mod(m);
   form.elements.attention.checked = Boolean(data.attention) && !form.elements.attention.disabled;
@@ -304,7 +309,7 @@ async function start() {
     const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
     const given = formOf(event?.details?.prompt, summary?.run);
     const at = /^\d+$/.test(asked.get('at') ?? '') ? Number(asked.get('at')) : null;
-    if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? '') });
+    if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? ''), extra: further(event?.details?.prompt, true) });
     write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
     show(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
     recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `${base}/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));

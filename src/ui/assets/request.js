@@ -3,13 +3,13 @@
 const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'presence_penalty', 'frequency_penalty', 'seed', 'max_tokens'];
 
 /**
- * The path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, model}`.
+ * The path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, extra, model}`.
  * Empty numbers are left to the server; a mod's configuration must be JSON, else this throws and names the mod.
  */
 export function requestOf(form) {
   const body = { model: form.model || undefined };
   if (form.tab === 'raw') body.prompt = form.raw;
-  else body.messages = form.messages.filter((m) => m.content !== '').map(({ role, content }) => ({ role, content }));
+  else body.messages = form.messages.filter(isWritten).map(({ role, content, more }) => ({ role, content: content === '' ? null : content, ...more }));
   for (const name of NUMBERS) {
     const text = String(form.numbers[name] ?? '').trim();
     if (text === '') continue;
@@ -30,14 +30,30 @@ export function requestOf(form) {
     });
   }
   if (form.attention) body.attention = true;
+  Object.assign(body, extraOf(form.extra ?? ''));
   body.stream = true;
   return { path: form.tab === 'raw' ? '/v1/completions' : '/v1/chat/completions', body };
+}
+
+/** A message of tool calls has no text. */
+const isWritten = ({ content, more }) => content !== '' || Boolean(more);
+
+function extraOf(text) {
+  if (!text.trim()) return {};
+  let extra = null;
+  try {
+    extra = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`The further fields are not JSON: ${error.message}.`);
+  }
+  if (extra === null || typeof extra !== 'object' || Array.isArray(extra)) throw new Error('The further fields must be a JSON object.');
+  return extra;
 }
 
 /** Why a form cannot be sent, or null. */
 export function missing(form) {
   if (form.tab === 'raw') return form.raw ? null : 'Write some text for the model to continue.';
-  return form.messages.some((m) => m.content !== '') ? null : 'Write a message first.';
+  return form.messages.some(isWritten) ? null : 'Write a message first.';
 }
 
 /** The same request as a line for a shell. */
@@ -46,9 +62,30 @@ export function curlOf({ path, body }, origin) {
   return `curl -N ${origin}${path} \\\n  -H 'Content-Type: application/json' \\\n  -d '${json}'`;
 }
 
+/** The text of a message, whose content may be a list of parts. */
+function textOf(content) {
+  if (typeof content === 'string') return content;
+  if (!Array.isArray(content)) return content ? JSON.stringify(content) : '';
+  return content.every((part) => typeof part?.text === 'string') ? content.map((part) => part.text).join('\n') : JSON.stringify(content);
+}
+
+/** What the form has no field of its own for. Where the text goes on from its middle (`isFork`), what holds for a whole answer is left out. */
+export function further(prompt, isFork = false) {
+  const p = prompt?.parameters ?? {};
+  const biases = (p.sampling?.logit_bias ?? []).filter(([, bias]) => bias !== null || !p.limits?.ignore_eos);
+  const all = {
+    ...(prompt?.tools && { tools: prompt.tools }),
+    // JSON has no number for a ban.
+    ...(biases.length && { logit_bias: biases.map(([token, bias]) => [token, bias ?? false]) }),
+    ...p.request,
+  };
+  const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos'].includes(name));
+  return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
+}
+
 /** The form of a recorded run: what its Prefilled event kept of the request. */
 export function formOf(prompt, run) {
-  const form = { numbers: {}, mods: [] };
+  const form = { numbers: {}, mods: [], extra: further(prompt) };
   const p = prompt?.parameters ?? {};
   const flat = { ...p, ...p.sampling, ...p.limits };
   for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = name === 'seed' ? flat[name] : Number(flat[name].toPrecision(6)); // f32 on the way
@@ -58,7 +95,7 @@ export function formOf(prompt, run) {
   form.mods = mods.map((m) => (typeof m === 'string' ? { name: m, config: '' } : { name: m.name, config: m.config ? JSON.stringify(m.config) : '' }));
   if (Array.isArray(prompt?.conversation)) {
     form.tab = 'chat';
-    form.messages = prompt.conversation.map((m) => ({ role: m.role ?? 'user', content: typeof m.content === 'string' ? m.content : JSON.stringify(m.content) }));
+    form.messages = prompt.conversation.map(({ role = 'user', content, ...more }) => ({ role, content: textOf(content), ...(Object.keys(more).length && { more }) }));
   } else if (prompt?.texts) {
     form.tab = 'raw';
     form.raw = prompt.texts.join('');
