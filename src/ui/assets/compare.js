@@ -83,23 +83,28 @@ async function step({ id, run, rows, events }, index) {
   if (index >= rows.length || row === undefined) return { id, row: null, rows: [] };
   const steps = run.stepEvents(run.born(row));
   const entries = await events.get(steps[0], steps.at(-1));
-  return { id, run, row, rows: explain(entries).rows };
+  return { id, run, row, ...explain(entries) };
 }
+
+/** What may be known of a candidate besides the model's own probability: its field, its name, and what says that it is known. */
+const LATER = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
 
 function both(a, b) {
   const merged = new Map();
   for (const [name, s] of [['a', a], ['b', b]]) {
     for (const r of s.rows) {
       const entry = merged.get(`${r.token} ${r.text}`) ?? { text: r.text, a: null, b: null };
-      entry[name] = r.model;
-      entry[`${name}Won`] = r.chosen;
+      entry[name] = r;
       merged.set(`${r.token} ${r.text}`, entry);
     }
   }
-  const list = [...merged.values()].sort((x, y) => Math.max(y.a ?? 0, y.b ?? 0) - Math.max(x.a ?? 0, x.b ?? 0));
-  const rows = list.filter((r, i) => i < SHOWN || r.aWon || r.bWon);
-  const cell = (p, won) => {
-    const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? '·' : percent(p), won ? ' ✓' : '');
+  const best = (r) => Math.max(r.a?.model ?? 0, r.b?.model ?? 0);
+  const list = [...merged.values()].sort((x, y) => best(y) - best(x));
+  const rows = list.filter((r, i) => i < SHOWN || r.a?.chosen || r.b?.chosen);
+  const columns = [['model', 'model'], ...LATER.filter(([, , has]) => a[has] || b[has])];
+  const present = [['a', 'A', a], ['b', 'B', b]].filter(([, , s]) => s.rows.length);
+  const cell = (p) => {
+    const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? '·' : percent(p));
     if (p !== null) td.style.setProperty('--p', p.toFixed(4));
     return td;
   };
@@ -108,9 +113,11 @@ function both(a, b) {
   panel.replaceChildren(h('section', {},
     h('h2', {}, `Difference ${current + 1} of ${changes.length}`),
     h('dl', { class: 'tok-facts' }, head(a, 'A'), head(b, 'B')),
-    rows.length ? h('table', { class: 'alts' }, h('caption', { class: 'vh' }, 'Probabilities of both models'),
-      h('thead', {}, h('tr', {}, ['token', 'A', 'B'].map((t) => h('th', { scope: 'col' }, t)))),
-      h('tbody', {}, rows.map((r) => h('tr', { class: r.aWon || r.bWon ? 'won' : null }, h('th', { scope: 'row' }, show(r.text)), cell(r.a, r.aWon), cell(r.b, r.bWon)))))
+    rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'vh' }, 'Probabilities in A and B'),
+      h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'vh' }, 'run'))))),
+      rows.map((r) => h('tbody', {}, present.map(([key, name], i) => h('tr', { class: r[key]?.chosen ? 'won' : null },
+        i ? null : h('th', { scope: 'rowgroup', rowspan: String(present.length) }, show(r.text)),
+        h('td', { class: 'side' }, name, r[key]?.chosen ? ' ✓' : ''), columns.map(([field]) => cell(r[key]?.[field] ?? null)))))))
       : h('p', { class: 'hint' }, 'No alternatives were recorded here.')));
 }
 
