@@ -98,13 +98,11 @@ news.addEventListener('click', showNew);
 const stop = new AbortController();
 follow('/api/v1/runs/live', {
   signal: stop.signal,
-  onState: (text, ok) => {
+  onState: (text, ok, status) => {
+    // A restarted server has forgotten who is logged in; its login page leads back here.
+    if (status === 401) location.reload();
     // What happened while nobody listened is not told afterwards.
-    if (ok && unreached) load(address(box.value.trim()));
-    else if (ok && dot.classList.contains('off')) {
-      fresh.add('missed');
-      showNews();
-    }
+    if (ok && (unreached || dot.classList.contains('off'))) refresh();
     dot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
@@ -137,18 +135,46 @@ follow('/api/v1/runs/live', {
 });
 addEventListener('pagehide', () => stop.abort());
 
+/** The rows of the same list as the server has them now, by run. */
+async function rowsNow() {
+  const response = await ask(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
+  const page = document.createElement('div');
+  page.innerHTML = await response.text();
+  return new Map([...page.querySelectorAll('[data-run]')].map((row) => [row.dataset.run, row]));
+}
+
+/** Puts a row in the place of its older self. */
+function swap(row, next) {
+  next.querySelectorAll('time[datetime]').forEach(localise);
+  next.querySelector('[data-pick]').checked = row.querySelector('[data-pick]').checked;
+  const isFocused = row.querySelector('.run-text a') === document.activeElement;
+  row.replaceWith(next);
+  if (isFocused) next.querySelector('.run-text a').focus();
+}
+
 /** A run that just ended has its final numbers: fetch the same list and swap this one row. */
 async function refreshRow(row, id) {
   try {
-    const response = await ask(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
-    const page = document.createElement('div');
-    page.innerHTML = await response.text();
-    const next = page.querySelector(`[data-run="${CSS.escape(id)}"]`);
-    if (next) {
-      next.querySelectorAll('time[datetime]').forEach(localise);
-      row.replaceWith(next);
-    }
+    const next = (await rowsNow()).get(id);
+    if (next) swap(row, next);
   } catch { /* the row keeps its old numbers; the next load corrects it */ }
+}
+
+/** Makes the list true again after a lost connection: every row in its place; anew where rows are gone. */
+async function refresh() {
+  const rows = [...results.querySelectorAll('[data-run]')];
+  const now = unreached || !rows.length ? null : await rowsNow().catch(() => null);
+  if (!now || rows.some((row) => !now.has(row.dataset.run))) {
+    load(location.href, { push: false });
+    return;
+  }
+  for (const row of rows) {
+    swap(row, now.get(row.dataset.run));
+    now.delete(row.dataset.run);
+  }
+  for (const id of now.keys()) fresh.add(id);
+  loadedAt = Date.now();
+  showNews();
 }
 
 setInterval(() => {

@@ -44,7 +44,7 @@ export async function read(response, onEvent) {
 
 /**
  * Follows a path of this server and reconnects until `onEvent` answers true or the signal aborts.
- * `onState(text, ok)` hears of lost and found connections. What is not found is asked for again for `patience` ms:
+ * `onState(text, ok)` hears of lost and found connections, and of the status that ended them for good. What is not found is asked for again for `patience` ms:
  * a run has its address a moment before it is in the database.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, patience = 0 }) {
@@ -68,7 +68,7 @@ export async function follow(path, { signal, onEvent, onState = () => {}, patien
         await new Promise((resolve) => setTimeout(resolve, 120));
         continue;
       }
-      if (error.status >= 400 && error.status < 500) return onState(error.message, false);
+      if (error.status >= 400 && error.status < 500) return onState(error.message, false, error.status);
     }
     if (finished || signal.aborted) return;
     onState(`connection lost, trying again in ${wait} s`, false);
