@@ -42,6 +42,15 @@ const look = EditorView.theme({
   '.cm-lintPoint:after': { borderBottomColor: 'var(--erased)' },
 });
 
+/** Replaces a selection by what is typed. Chromium itself keeps the looks of the replaced text, by an inline style that the page's policy forbids. */
+const replacing = EditorView.domEventHandlers({
+  beforeinput(event, view) {
+    if (event.inputType !== 'insertText' || event.data === null || view.composing || view.state.readOnly || view.state.selection.main.empty) return false;
+    view.dispatch(view.state.replaceSelection(event.data), { userEvent: 'input.type', scrollIntoView: true });
+    return true;
+  },
+});
+
 const shown = (nonce, label) => [
   EditorView.cspNonce.of(nonce),
   EditorView.contentAttributes.of({ 'aria-label': label, spellcheck: 'false', autocorrect: 'off', autocapitalize: 'off' }),
@@ -65,7 +74,7 @@ export function source(box, { text, nonce, readonly, label, changed }) {
     doc: text,
     extensions: [
       shown(nonce, label),
-      history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
+      replacing, history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
       readonly ? EditorState.readOnly.of(true) : [highlightActiveLine(), highlightActiveLineGutter(), keymap.of([indentWithTab])],
       keymap.of([...historyKeymap, ...searchKeymap, ...lintKeymap, ...defaultKeymap]),
       EditorView.updateListener.of((update) => { if (update.docChanged) changed(); }),
