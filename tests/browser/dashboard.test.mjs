@@ -3,23 +3,17 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { chromium } from 'playwright-core';
+import { URL_, launch, open, quiet, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
-const URL_ = process.env.THUNDER_URL;
-if (!URL_) throw new Error('THUNDER_URL must name a running server, e.g. http://127.0.0.1:6767');
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const requestId = `browser-${process.pid}-${Date.now()}`;
 
 let browser;
 let runId;
-const complaints = [];
 
 before(async () => {
-  browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
-    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
-  });
+  browser = await launch();
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(requestId, 30)) });
   assert.equal(response.status, 201, await response.text());
   const found = await (await fetch(`${URL_}/api/v1/runs/${requestId}`)).json();
@@ -27,24 +21,6 @@ before(async () => {
 });
 
 after(() => browser?.close());
-
-/** A page that remembers what the console complained about. */
-async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
-  const page = await context.newPage();
-  const note = (what) => { if (!expected(what)) complaints.push(`${path}: ${what}`); };
-  page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) note(message.text()); });
-  page.on('response', (response) => { if (response.status() >= 400) note(`${response.status()} ${response.url()}`); });
-  page.on('pageerror', (error) => note(error.stack ?? error.message));
-  await page.goto(URL_ + path);
-  return page;
-}
-
-async function quiet() {
-  assert.deepEqual(complaints.splice(0), []);
-}
-
-const ready = (page) => page.waitForFunction(() => document.querySelectorAll('.text .t').length > 3);
 
 test('the list searches on the server, and a wrong filter keeps the rows', async () => {
   const page = await open('/runs', { expected: (what) => what.includes('400') });

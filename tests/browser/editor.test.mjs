@@ -38,10 +38,12 @@ async function open(path, { width = 1280, height = 860, scheme = 'light' } = {})
   const page = await context.newPage();
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) complaints.push(`${path}: ${message.text()}`); });
   page.on('pageerror', (error) => complaints.push(`${path}: ${error.stack ?? error.message}`));
-  await page.goto(`${EDITOR_URL}/login`);
+  page.on('response', (response) => { if (response.status() >= 400) complaints.push(`${path}: ${response.status()} ${response.url()}`); });
+  await page.goto(EDITOR_URL + path);
+  assert.match(page.url(), /\/login\?next=/);
   await page.fill('[name=key]', MOD_KEY);
   await Promise.all([page.waitForNavigation(), page.click('button')]);
-  await page.goto(EDITOR_URL + path);
+  assert.equal(page.url(), EDITOR_URL + path, 'the login leads to the page that was asked for');
   return page;
 }
 
@@ -49,8 +51,6 @@ async function open(path, { width = 1280, height = 860, scheme = 'light' } = {})
 async function write(page, text) {
   await page.click('.cm-content');
   await page.keyboard.press('Control+a');
-  // What stands there keeps its looks when Chromium itself puts text over it, by a style that the policy forbids.
-  await page.keyboard.press('Delete');
   await page.keyboard.insertText(text);
 }
 

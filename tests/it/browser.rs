@@ -20,7 +20,9 @@ async fn the_dashboard_works_in_a_browser() {
             return left_out("what npm install fetches");
         }
     }
-    let server = Server::start(&[]);
+    // What people see first: the demo model.
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
+    let server = Server::start(&["--model", demo, "--attention", "on"]);
     server.wait_ready().await;
     let editor = Server::start(&["--mod-key", "browser-key", "--allow-mod-upload"]);
     editor.wait_ready().await;

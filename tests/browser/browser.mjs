@@ -1,0 +1,35 @@
+// Chromium for the tests: pages that remember what the console and the network complained about.
+import assert from 'node:assert/strict';
+import { chromium } from 'playwright-core';
+
+export const URL_ = process.env.THUNDER_URL;
+if (!URL_) throw new Error('THUNDER_URL must name a running server, e.g. http://127.0.0.1:6767');
+
+let browser;
+const complaints = [];
+
+export async function launch() {
+  browser = await chromium.launch({
+    executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+  });
+  return browser;
+}
+
+/** A page that remembers what was complained about, but for what is `expected`. */
+export async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false, server = URL_ } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
+  const page = await context.newPage();
+  const note = (what) => { if (!expected(what)) complaints.push(`${path}: ${what}`); };
+  page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) note(message.text()); });
+  page.on('response', (response) => { if (response.status() >= 400) note(`${response.status()} ${response.url()}`); });
+  page.on('pageerror', (error) => note(error.stack ?? error.message));
+  await page.goto(server + path);
+  return page;
+}
+
+export async function quiet() {
+  assert.deepEqual(complaints.splice(0), []);
+}
+
+export const ready = (page) => page.waitForFunction(() => document.querySelectorAll('.text .t').length > 3);
