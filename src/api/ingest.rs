@@ -5,15 +5,18 @@
 //! answer can simply repeat; another document under the same `request_id` is a conflict.
 
 use super::{ApiError, App, Kind, Problem, mods};
+use crate::events::Surface;
 use crate::trace::document::{Document, DocumentError};
 use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+/// `thunder run` sends it with a run of its own, which is told from those of other engines.
+const SURFACE: HeaderName = HeaderName::from_static("x-thunder-surface");
 /// Largest document, decompressed.
 const MOST_BYTES: usize = 64 * 1024 * 1024;
 /// How much of a document that is too large is read and thrown away: a client that is still sending would see a broken
@@ -64,6 +67,9 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
     {
         // Quote's engine writes its client's key here.
         *sent = key.label();
+    }
+    if headers.get(SURFACE).is_some_and(|surface| surface == "cli") {
+        document.request.surface = Some(Surface::Cli);
     }
     let files = mods::used_files(&document);
     store.ingest(document).await?;

@@ -10,7 +10,7 @@ use crate::api::{App, Listeners, State, keep_used, used_files};
 use crate::config::{Config, KeyHash, Security};
 use crate::events::{Item, RunId, Signal};
 use crate::mods::{Registry, handed};
-use crate::trace::document::{Document, RequestMeta};
+use crate::trace::document::{Document, RequestExtras, RequestMeta};
 use chrono::Utc;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -129,6 +129,11 @@ async fn collect(mut signals: mpsc::Receiver<Signal>, ended: mpsc::UnboundedSend
                     max_tokens: start.max_tokens,
                     temperature: start.temperature,
                     mod_text: (!start.mods.is_empty()).then(|| start.mods.join(", ")),
+                    surface: None,
+                    extras: RequestExtras {
+                        user_prompt: Some(start.prompt_preview.clone()),
+                        ..RequestExtras::default()
+                    },
                 };
                 let document = Document {
                     request,

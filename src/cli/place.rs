@@ -119,6 +119,7 @@ impl Place {
         let Some(document) = local.document().await else { return Ok(None) };
         let sources = local.hand_sources(&document);
         let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
+        let request = request.header("x-thunder-surface", "cli");
         let sent = owner.send(request.body(document.write())).await;
         let left = local.take_back_sources(&sources);
         sent.with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;

@@ -4,7 +4,7 @@ use super::copy::Borrowed;
 use super::outline::{Outline, RunRow};
 use super::rows::{Rows, Way};
 use super::runs::{claim, holder, save};
-use super::{IngestError, Store};
+use super::{IngestError, Store, extras};
 use crate::events::{RunId, RunStatus};
 use crate::trace::document::Document;
 use chrono::Utc;
@@ -38,7 +38,11 @@ impl Store {
         let document = Arc::new(document);
         let prepared = tokio::task::spawn_blocking({
             let document = Arc::clone(&document);
-            move || RunRow { fingerprint: Some(document.fingerprint()), ..outline(run_id, &document) }
+            move || RunRow {
+                fingerprint: Some(document.fingerprint()),
+                request_extras: extras::to_json(&document.request.extras),
+                ..outline(run_id, &document)
+            }
         });
         let ingested = timeout(PATIENCE, self.insert(run_id, &document, prepared))
             .await

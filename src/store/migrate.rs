@@ -23,6 +23,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V5__mod_origins", include_str!("../../migrations/V5__mod_origins.sql")),
     ("V6__responses", include_str!("../../migrations/V6__responses.sql")),
     ("V7__list_indexes", include_str!("../../migrations/V7__list_indexes.sql")),
+    ("V8__request_extras", include_str!("../../migrations/V8__request_extras.sql")),
 ];
 
 /// Applies what is missing; safe when several processes do it at once. `progress` hears of what a database that is in use

@@ -12,6 +12,7 @@ mod connect;
 mod copy;
 mod embedded;
 mod error;
+mod extras;
 mod feedback;
 pub mod filter;
 mod ingest;
@@ -35,6 +36,7 @@ mod writer;
 
 pub use connect::Database;
 pub use error::{BadFilter, EmbeddedError, Error, IngestError};
+pub use extras::Reported;
 pub use feedback::{Feedback, NewFeedback};
 pub use ingest::Ingested;
 pub use list::{MAX_PAGE, RunPage, RunQuery};

@@ -3,7 +3,7 @@
 use super::runs::{RunSummary, pack};
 use crate::events::{Item, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
 use crate::trace::columns;
-use crate::trace::document::RequestMeta;
+use crate::trace::document::{RequestExtras, RequestMeta};
 use crate::trace::fold::{Fold, flags};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -26,6 +26,10 @@ pub struct Outline {
     server_id: Option<Uuid>,
     fold: Fold,
     error_text: String,
+    /// What the engine of a foreign run reported, or empty.
+    reported: RequestExtras,
+    /// It came as a document.
+    ingested: bool,
     /// Counts of a run that ended by itself: the engine knows better which tokens make the answer.
     usage: Option<Usage>,
     finished: bool,
@@ -46,6 +50,8 @@ pub struct RunRow {
     pub columns: Option<Vec<u8>>,
     /// The fingerprint of the document that it came as.
     pub fingerprint: Option<[u8; 32]>,
+    /// What the document's request says beyond the columns, as JSON.
+    pub request_extras: Option<String>,
 }
 
 impl Outline {
@@ -64,7 +70,8 @@ impl Outline {
 
     /// Of somebody else's run, which is over.
     pub fn ingested(run_id: RunId, meta: &RequestMeta, now: DateTime<Utc>) -> Self {
-        let mut summary = blank(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), Surface::Ingest);
+        let surface = meta.surface.unwrap_or(Surface::Ingest);
+        let mut summary = blank(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), surface);
         summary.status = RunStatus::Done;
         summary.completed_at = meta.completed_at;
         summary.model.clone_from(&meta.model);
@@ -72,12 +79,22 @@ impl Outline {
         summary.max_tokens = meta.max_tokens;
         summary.temperature = meta.temperature;
         summary.mod_text.clone_from(&meta.mod_text);
-        Self { finished: true, ..Self::resumed(summary, None) }
+        summary.prompt_preview = cut(meta.extras.user_prompt.as_deref().unwrap_or_default(), PREVIEW);
+        Self { finished: true, ingested: true, reported: meta.extras.clone(), ..Self::resumed(summary, None) }
     }
 
     /// Of a stored run whose items will be applied again, from the first on.
     pub fn resumed(summary: RunSummary, server_id: Option<Uuid>) -> Self {
-        Self { summary, server_id, fold: Fold::new(), error_text: String::new(), usage: None, finished: false }
+        Self {
+            summary,
+            server_id,
+            fold: Fold::new(),
+            error_text: String::new(),
+            reported: RequestExtras::default(),
+            ingested: false,
+            usage: None,
+            finished: false,
+        }
     }
 
     /// Takes the next item.
@@ -91,7 +108,7 @@ impl Outline {
             }
             Item::ModCall(call) => {
                 let mods = &mut self.summary.mods;
-                if self.summary.surface == Surface::Ingest && mods.len() < MODS && !mods.contains(&call.mod_name) {
+                if self.ingested && mods.len() < MODS && !mods.contains(&call.mod_name) {
                     mods.push(call.mod_name.clone());
                 }
                 if let Some(message) = &call.exception_message {
@@ -138,7 +155,10 @@ impl Outline {
     pub fn row(&self) -> RunRow {
         let mut summary = self.summary.clone();
         let counters = self.fold.counters();
-        let answer = self.fold.answer_text();
+        let answer = self.reported.final_text.clone().unwrap_or_else(|| self.fold.answer_text());
+        if summary.mods.is_empty() {
+            summary.mods.extend(self.reported.active_mod_name.clone());
+        }
         summary.events = self.fold.event_count().cast_signed();
         summary.prompt_tokens = counters.prompt_tokens.cast_signed();
         summary.completion_tokens = counters.tokens_out.cast_signed();
@@ -153,7 +173,7 @@ impl Outline {
         summary.errors = counters.errors.cast_signed();
         summary.output_preview = cut(&answer, PREVIEW);
         summary.surprise_strip = surprise_strip(&self.fold);
-        if summary.surface == Surface::Ingest && summary.message.is_none() {
+        if self.ingested && summary.message.is_none() {
             summary.message = self.error_text.lines().next().map(|line| cut(line, PREVIEW));
         }
         let first = self.fold.event_count() <= 1;
@@ -162,6 +182,7 @@ impl Outline {
             // without it, it is made from the items when somebody asks
             columns: if self.finished { pack(&columns::encode(&self.fold)).ok() } else { None },
             fingerprint: None,
+            request_extras: None,
             error_text: self.error_text.clone(),
             server_id: self.server_id,
             summary,
@@ -188,7 +209,14 @@ impl Outline {
             text.push_str(&row.text);
         }
         if text.is_empty() {
-            text.push_str(&self.summary.prompt_preview);
+            let reported = [&self.reported.system_prompt, &self.reported.user_prompt].map(Option::as_deref);
+            match reported {
+                [_, None] => text.push_str(&self.summary.prompt_preview),
+                prompts => prompts.into_iter().flatten().for_each(|prompt| {
+                    text.push_str(cut(prompt, SEARCHABLE / 2).as_str());
+                    text.push('\n');
+                }),
+            }
         }
         // case is folded here: the server's locale may not know how
         format!("{}\n{}", cut(&text, SEARCHABLE), cut(answer, SEARCHABLE)).to_lowercase()

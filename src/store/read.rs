@@ -3,7 +3,7 @@
 use super::measured;
 use super::outline::Outline;
 use super::runs::{by_id, pack, save_columns};
-use super::{Error, Store};
+use super::{Error, Store, extras};
 use crate::events::{
     Action, ActionType, Event, EventType, Item, LogLevel, Measured, ModCall, ModLog, RawJson, RunId, RunStatus, Surface,
 };
@@ -83,6 +83,8 @@ impl Store {
             max_tokens: run.max_tokens,
             temperature: run.temperature,
             mod_text: run.mod_text.or(mods),
+            surface: None,
+            extras: extras::read(&mut transaction, run_id).await?,
         };
         let connection = &mut *transaction;
         let events = events(connection, run_id, 0..i32::MAX).await?;
@@ -346,6 +348,6 @@ fn wrong(column: &str, value: &str) -> sqlx::Error {
     sqlx::Error::Decode(format!("{column}: '{value}' is unknown").into())
 }
 
-fn damaged(run_id: RunId, error: impl std::fmt::Display) -> Error {
+pub(super) fn damaged(run_id: RunId, error: impl std::fmt::Display) -> Error {
     Error::Damaged { run_id, reason: error.to_string() }
 }

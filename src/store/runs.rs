@@ -218,6 +218,7 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
         .bind(row.search.as_deref().map(clean))
         .bind(row.columns.as_deref())
         .bind(row.fingerprint.as_ref().map(<[u8; 32]>::as_slice))
+        .bind(row.request_extras.as_deref())
         .execute(connection)
         .await?;
     Ok(())
@@ -273,9 +274,10 @@ const SAVE: &str = "
     insert into runs (run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
         user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
         completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
-        prompt_us, generation_us, has_attention, surprise_strip, server_id, search)
+        prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
-        $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')))
+        $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')),
+        $36::json)
     on conflict (run_id) do update set
         completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
         message = excluded.message, mods = excluded.mods, prompt_preview = excluded.prompt_preview,

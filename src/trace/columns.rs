@@ -3,7 +3,7 @@
 //! Magic `RUNC`, u16 version, u16 flags, u32 rows, u32 events, u32 sections, then a table of `{u32 id, u32 offset, u32
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `ui/assets/replay/columns.js` reads it.
 
-use super::fold::{EventPoint, Fold, Mark, Row};
+use super::fold::{EventPoint, Fold, Mark, NEVER, Row, flags};
 use std::collections::HashMap;
 
 const MAGIC: [u8; 4] = *b"RUNC";
@@ -46,6 +46,15 @@ pub struct Columns {
     pub marks: Vec<Mark>,
     /// The time line.
     pub events: Vec<EventPoint>,
+}
+
+impl Columns {
+    /// Text of the generated tokens that stand at the end, as [`Fold::answer_text`] gives it.
+    #[must_use]
+    pub fn answer_text(&self) -> String {
+        let generated = self.rows.iter().filter(|row| row.died == NEVER && row.flags & flags::PROMPT == 0);
+        generated.filter(|row| !row.ends_generation()).map(|row| row.text.as_str()).collect()
+    }
 }
 
 /// Why bytes are not columns.

@@ -15,6 +15,7 @@ mod mods;
 mod playground;
 mod replay;
 mod replay_text;
+mod reported;
 mod run;
 mod runs;
 mod shell;

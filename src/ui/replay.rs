@@ -4,6 +4,7 @@ use super::assets;
 use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
 use super::replay_text;
+use super::reported::{self, ReportedView};
 use super::run::{Banner, RunView, banners};
 use super::shell::{Shell, encoded, runs_href};
 use crate::api::{ApiError, App, Kind};
@@ -23,6 +24,7 @@ struct ReplayPage {
     shell: Shell,
     run: RunView,
     banners: Vec<Banner>,
+    reported: ReportedView,
     feedback: Vec<FeedbackView>,
     /// Values and names that the feedback form offers.
     ratings: [(&'static str, &'static str); 5],
@@ -84,7 +86,11 @@ pub(super) async fn page(
     if asked.view == "text" {
         return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
     }
-    show(StatusCode::OK, &ReplayPage::new(&run, feedback::given(&app, &run).await, &asked.q, &headers))
+    let reported = match reported::find(&app, &run).await {
+        Ok(reported) => reported,
+        Err(error) => return error::render(&headers, &error),
+    };
+    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback::given(&app, &run).await, &asked.q, &headers))
 }
 
 /// Returns the address of a run's page with that query, and that number of retries.
@@ -97,7 +103,7 @@ fn href(id: &str, query: Option<&str>, retry: u32) -> String {
 }
 
 impl ReplayPage {
-    fn new(run: &RunSummary, feedback: Vec<FeedbackView>, q: &str, headers: &HeaderMap) -> Self {
+    fn new(run: &RunSummary, reported: ReportedView, feedback: Vec<FeedbackView>, q: &str, headers: &HeaderMap) -> Self {
         let id = run.run_id;
         let beside = |way: &str| match q {
             "" => format!("/runs/{id}/{way}"),
@@ -106,6 +112,7 @@ impl ReplayPage {
         Self {
             shell: Shell::new(headers, "runs"),
             banners: banners(run),
+            reported,
             feedback,
             ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
             prev_href: beside("newer"),
@@ -198,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_page_names_its_run_and_escapes_it() {
-        let html = ReplayPage::new(&sample(), vec![FeedbackView::new(&thanks())], "status:failed", &HeaderMap::new())
+        let html = ReplayPage::new(&sample(), ReportedView::default(), vec![FeedbackView::new(&thanks())], "status:failed", &HeaderMap::new())
             .render()
             .unwrap();
         crate::ui::checks::page(&html);

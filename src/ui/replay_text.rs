@@ -2,6 +2,7 @@
 
 use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
+use super::reported::{self, ReportedView};
 use super::run::{Banner, RunView, banners};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
@@ -28,6 +29,7 @@ struct TextPage {
     shell: Shell,
     run: RunView,
     banners: Vec<Banner>,
+    reported: ReportedView,
     feedback: Vec<FeedbackView>,
     prompt: String,
     answer: String,
@@ -76,6 +78,7 @@ async fn read(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Re
     Ok(TextPage {
         shell: Shell::new(headers, "runs"),
         banners: banners(run),
+        reported: reported::find(app, run).await?,
         feedback: feedback::given(app, run).await,
         prompt: if prompt.is_empty() { run.prompt_preview.clone() } else { prompt },
         answer: if answer.is_empty() { run.output_preview.clone() } else { answer },
@@ -215,6 +218,7 @@ mod tests {
         let page = TextPage {
             shell: Shell::new(&HeaderMap::new(), "runs"),
             banners: banners(&run),
+            reported: ReportedView::default(),
             feedback: Vec::new(),
             prompt: "a".into(),
             answer: "<i>".into(),

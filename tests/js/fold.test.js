@@ -57,6 +57,26 @@ for (const name of fixtures) {
   });
 }
 
+/** A document's items in order: each event, then its calls, each with its actions. */
+function itemsOf({ events, mod_calls: calls, actions }) {
+  return events.flatMap((event) => [
+    { kind: 'event', ...event },
+    ...calls.flatMap((call, index) => (call.event_sequence_order === event.sequence_order ? [
+      { kind: 'mod_call', index, ...call },
+      ...actions.filter((action) => action.mod_call_sequence === index).map((action) => ({ kind: 'action', ...action })),
+    ] : [])),
+  ]);
+}
+
+test('traces of Quote fold to their final text', () => {
+  const documents = JSON.parse(readFileSync(new URL('../quote_traces.json', folder), 'utf8'));
+  for (const document of documents) {
+    const state = new RunState();
+    itemsOf(document).forEach((item) => state.apply(item));
+    assert.equal(state.answer, document.request.final_text, document.request.request_id);
+  }
+});
+
 test('two hundred thousand tokens grow in place', () => {
   const state = new RunState();
   let copies = 0;

@@ -81,7 +81,18 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// Shows one run as a whole: its summary as `run`, beside the sections of an `/ingest` document.
+/// A run's summary with what a reader of the run must know.
+#[derive(Serialize)]
+struct NotedRun<'a> {
+    #[serde(flatten)]
+    run: &'a RunSummary,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
+}
+
+/// Shows one run as a whole: its summary as `run`, beside the sections of an `/ingest` document. `run.notes` lists what
+/// differs from the document that was ingested: replaced characters, and events that amount to another text than its
+/// `final_text`.
 #[utoipa::path(get, path = "/api/v1/runs/{id}", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, description = "`{run, request, events, mod_calls, mod_logs, actions}`", content_type = "application/json"),
@@ -89,9 +100,10 @@ fn escaped(text: &str) -> String {
 pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
     let run = app.find_run(&id).await?;
     let document = app.store()?.document(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
+    let notes = app.store()?.reported(run.run_id).await?.notes();
     let write = move || {
         let mut json = br#"{"run":"#.to_vec();
-        serde_json::to_writer(&mut json, &run).map_err(ApiError::internal)?;
+        serde_json::to_writer(&mut json, &NotedRun { run: &run, notes }).map_err(ApiError::internal)?;
         // The document is an object: its opening brace becomes the comma behind the run.
         json.push(b',');
         json.extend_from_slice(&document.write()[1..]);

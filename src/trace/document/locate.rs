@@ -71,6 +71,14 @@ impl Shape {
                 ("max_tokens", Kind::Integer, false),
                 ("temperature", Kind::Number, false),
                 ("mod_text", Kind::Text, false),
+                ("system_prompt", Kind::Text, false),
+                ("user_prompt", Kind::Text, false),
+                ("system_prompt_token_ids", Kind::Integers, false),
+                ("user_prompt_token_ids", Kind::Integers, false),
+                ("active_mod_name", Kind::Text, false),
+                ("final_text", Kind::Text, false),
+                ("final_token_ids", Kind::Integers, false),
+                ("inference_stats", Kind::Raw, false),
             ],
             Self::Event => &[
                 ("event_type", EVENT_TYPES, true),
@@ -206,9 +214,6 @@ fn check(value: &RawValue, kind: Kind, path: &str) -> Result<(), DocumentError> 
             return raw::problem(json).map_or(Ok(()), |(expected, found)| Err(problem_at(path, expected, found)));
         }
         Kind::Text | Kind::Name | Kind::RequestId => match serde_json::from_str::<String>(json) {
-            Ok(text) if text.contains('\0') => {
-                return Err(problem_at(path, "text without NUL characters", shorten(json)));
-            }
             Ok(text) => match kind {
                 Kind::Text => true,
                 Kind::Name => !text.is_empty(),

@@ -3,7 +3,7 @@
 //! The one place that knows the spelling of the wire: a whole run as one [`Document`], and single [`Item`]s as the
 //! lines of streams and fixtures. Parsing is strict about types and links and lenient about everything else: unknown
 //! fields are ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` stay
-//! byte for byte as they were given.
+//! byte for byte as they were given, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
 mod locate;
 mod raw;
@@ -13,11 +13,12 @@ mod write;
 
 pub use write::{Numbering, item_to_json};
 
-use crate::events::{Action, Event, Item, ModCall, ModLog};
+use crate::events::{Action, Event, Item, ModCall, ModLog, RawJson, Surface, TokenId};
 use chrono::{DateTime, Utc};
 use locate::Shape;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use wire::Storable;
 
 /// Longest request id; PostgreSQL cannot index texts much longer.
@@ -39,7 +40,7 @@ pub struct Document {
 }
 
 /// The document's `request` object.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct RequestMeta {
     /// Unique among all runs; never empty.
     pub request_id: String,
@@ -57,6 +58,73 @@ pub struct RequestMeta {
     pub temperature: Option<f64>,
     /// Code or name of the mod in use.
     pub mod_text: Option<String>,
+    /// Where the run came from, if not from another engine. The sender of a document says so, not the document.
+    pub surface: Option<Surface>,
+    /// Fields that the specification does not name.
+    pub extras: RequestExtras,
+}
+
+/// Fields of `request` that Quote sends in addition to those of the specification.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RequestExtras {
+    /// Text of the first system message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_prompt: Option<String>,
+    /// Text of the first user message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_prompt: Option<String>,
+    /// Tokens of `system_prompt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_prompt_token_ids: Option<Vec<TokenId>>,
+    /// Tokens of `user_prompt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_prompt_token_ids: Option<Vec<TokenId>>,
+    /// Name of the mod that the request selected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_mod_name: Option<String>,
+    /// The answer as the client got it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_text: Option<String>,
+    /// Tokens of `final_text`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_token_ids: Option<Vec<TokenId>>,
+    /// The engine's own statistics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inference_stats: Option<RawJson>,
+    /// NUL characters of the payload that were replaced with U+FFFD. It is stored with the run and not written to
+    /// documents.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub replaced_nul: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+impl RequestExtras {
+    /// Tells whether there is anything to store.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            system_prompt,
+            user_prompt,
+            system_prompt_token_ids,
+            user_prompt_token_ids,
+            active_mod_name,
+            final_text,
+            final_token_ids,
+            inference_stats,
+            replaced_nul,
+        } = self;
+        let texts = [system_prompt, user_prompt, active_mod_name, final_text];
+        let tokens = [system_prompt_token_ids, user_prompt_token_ids, final_token_ids];
+        *replaced_nul == 0
+            && inference_stats.is_none()
+            && texts.iter().all(|text| text.is_none())
+            && tokens.iter().all(|tokens| tokens.is_none())
+    }
 }
 
 /// What is wrong with a document, and where.
@@ -77,7 +145,9 @@ impl Document {
     /// # Errors
     /// The first thing that is wrong: not JSON, a field of the wrong type, a value out of range, a broken link.
     pub fn parse(payload: &[u8]) -> Result<Self, DocumentError> {
-        let mut document: Self = read::<wire::DocumentWire>(payload, Shape::Document)?.into();
+        let (wire, replaced_nul) = read_replacing::<wire::DocumentWire>(payload, Shape::Document)?;
+        let mut document = Self::from(wire);
+        document.request.extras.replaced_nul = replaced_nul;
         document.check_order()?;
         document.check_links()?;
         document.events.sort_unstable_by_key(|event| event.sequence_order);
@@ -204,7 +274,7 @@ pub fn item_from_json(line: &[u8]) -> Result<Item, DocumentError> {
     #[derive(Deserialize)]
     struct Kind<'a> {
         #[serde(borrow)]
-        kind: std::borrow::Cow<'a, str>,
+        kind: Cow<'a, str>,
     }
     let found = serde_json::from_slice::<Kind<'_>>(line);
     match found.as_ref().map(|found| found.kind.as_ref()) {
@@ -220,19 +290,34 @@ pub fn item_from_json(line: &[u8]) -> Result<Item, DocumentError> {
     }
 }
 
-/// The fast pass; whatever it does not take goes through the slow one, which knows the path.
-fn read<'a, W: Deserialize<'a> + Storable>(payload: &'a [u8], shape: Shape) -> Result<W, DocumentError> {
+fn read<W: for<'a> Deserialize<'a> + Storable>(payload: &[u8], shape: Shape) -> Result<W, DocumentError> {
+    read_replacing(payload, shape).map(|(wire, _)| wire)
+}
+
+/// The fast pass, and the number of NUL characters it replaced. Whatever it does not take goes through the slow one, which
+/// knows the path.
+fn read_replacing<W: for<'a> Deserialize<'a> + Storable>(
+    payload: &[u8],
+    shape: Shape,
+) -> Result<(W, u32), DocumentError> {
     let text = std::str::from_utf8(payload).map_err(|error| DocumentError {
         path: "$".into(),
         expected: "UTF-8 text".into(),
         found: format!("an invalid byte at offset {}", error.valid_up_to()),
     })?;
     // Some editors and PowerShell put a byte order mark in front, which is not part of the JSON.
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    match serde_json::from_str::<W>(text) {
-        Ok(wire) if wire.storable() => Ok(wire),
-        Ok(_) => Err(locate::problem(text, shape, "a value that cannot be stored")),
-        Err(error) => Err(locate::problem(text, shape, &error.to_string())),
+    let mut text = Cow::Borrowed(text.strip_prefix('\u{feff}').unwrap_or(text));
+    let mut parsed = serde_json::from_str::<W>(&text);
+    let mut replaced = 0;
+    if parsed.as_ref().is_ok_and(|wire| !wire.storable()) {
+        let (without, count) = raw::replace_nul(&text);
+        (text, replaced) = (Cow::Owned(without), count);
+        parsed = serde_json::from_str(&text);
+    }
+    match parsed {
+        Ok(wire) if wire.storable() => Ok((wire, replaced)),
+        Ok(_) => Err(locate::problem(&text, shape, "a value that cannot be stored")),
+        Err(error) => Err(locate::problem(&text, shape, &error.to_string())),
     }
 }
 

@@ -22,6 +22,30 @@ fn harmless(bytes: &[u8]) -> bool {
     opens <= MOST_DEPTH && suspicious == 0
 }
 
+/// The JSON text with U+FFFD in place of every NUL character, and how many there were.
+pub fn replace_nul(json: &str) -> (String, u32) {
+    const NUL: &str = r"\u0000";
+    let mut out = String::with_capacity(json.len());
+    let (mut rest, mut count) = (json, 0);
+    // Outside of strings JSON has no backslashes. Each escape is passed over whole, so that the second half of an escaped
+    // backslash does not count as the beginning of one.
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        out.push_str(before);
+        if let Some(after) = escape.strip_prefix(NUL) {
+            out.push_str(r"\ufffd");
+            count += 1;
+            rest = after;
+        } else {
+            let next = 1 + escape[1..].chars().next().map_or(0, char::len_utf8);
+            out.push_str(&escape[..next]);
+            rest = &escape[next..];
+        }
+    }
+    out.push_str(rest);
+    (out, count)
+}
+
 struct Scan<'a> {
     bytes: &'a [u8],
     at: usize,

@@ -174,8 +174,57 @@ fn errors_of_links_and_order() {
 
 #[test]
 fn errors_of_what_cannot_be_stored() {
-    insta::assert_snapshot!(message("/request/model", json!("a\0b")), @r#"$.request.model: expected text without NUL characters, found "a\u0000b""#);
-    insta::assert_snapshot!(message("/events/1/details", json!({"deep": ["\0"]})), @r"$.events[1].details: expected text without NUL characters, found \u0000");
+    let payload = String::from_utf8(SAMPLE.to_vec()).unwrap().replacen("0.85", "1e99999", 1);
+    insta::assert_snapshot!(Document::parse(payload.as_bytes()).unwrap_err(), @"$.events[1].top_tokens: expected numbers with exponents up to 9999, found the exponent 99999");
+}
+
+#[test]
+fn nul_characters_are_replaced_and_counted() {
+    let document = parse_with("/request/model", json!("a\0b\\u0000\0")).unwrap();
+    assert_eq!(document.request.model.as_deref(), Some("a\u{fffd}b\\u0000\u{fffd}"));
+    assert_eq!(document.request.extras.replaced_nul, 2);
+    let again = Document::parse(&document.write()).unwrap();
+    assert_eq!((again.fingerprint(), again.request.extras.replaced_nul), (document.fingerprint(), 0));
+
+    let document = parse_with("/events/1/details", json!({"d\0": ["\0"], "e": "\\"})).unwrap();
+    let details = document.events[1].details.as_ref().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(details.get()).unwrap(), json!({"d\u{fffd}": ["\u{fffd}"], "e": "\\"}));
+    for (pointer, value) in [("/mod_calls/0/mod_name", json!("\0")), ("/mod_logs/0/log_message", json!("\0é\0"))] {
+        assert!(parse_with(pointer, value).unwrap().request.extras.replaced_nul > 0, "{pointer}");
+    }
+    assert!(parse_with("/request/request_id", json!("\0".repeat(400))).is_err(), "1200 bytes after replacement");
+}
+
+#[test]
+fn nested_fields_of_quote_actions_are_lifted() {
+    let action = |kind: &str, details: Value| {
+        let mut payload = sample();
+        payload["actions"][0] =
+            json!({"mod_call_sequence": 0, "action_type": kind, "action_order": 0, "details": details});
+        let document = Document::parse(payload.to_string().as_bytes()).unwrap();
+        let written: Value = serde_json::from_slice(&document.write()).unwrap();
+        written["actions"][0].clone()
+    };
+    let tokens = json!({"tokens": [5, 6], "tokens_as_text": ["a", "b"], "token_count": 2});
+    let with = |name: &str, value: Value| {
+        let mut details = tokens.clone();
+        details[name] = value;
+        details
+    };
+    let back = action("Backtrack", with("backtrack_steps", json!(3)));
+    assert_eq!((&back["backtrack_steps"], &back["backtrack_token_count"]), (&json!(3), &json!(2)));
+    assert_eq!(back["token_count"], Value::Null);
+    let force = action("ForceTokens", tokens.clone());
+    assert_eq!((&force["token_count"], &force["tokens_preview"]), (&json!(2), &json!("ab")));
+    let prefill = action("AdjustedPrefill", with("adjusted_max_steps", json!(9)));
+    assert_eq!(
+        (&prefill["new_length"], &prefill["new_prompt"], &prefill["adjusted_max_steps"]),
+        (&json!(2), &json!("ab"), &json!(9))
+    );
+    let calls = action("ToolCalls", json!({"tool_calls": "f()"}));
+    assert_eq!((&calls["tool_calls"], &calls["has_tool_calls"]), (&json!("f()"), &json!(true)));
+    assert_eq!(action("AdjustedLogits", json!({"logits_shape": [1, 64]}))["logits_shape"], "[1,64]");
+    assert_eq!(action("Backtrack", json!({"backtrack_steps": "many"}))["backtrack_steps"], Value::Null);
 }
 
 #[test]
@@ -203,6 +252,7 @@ fn any_value() -> impl Strategy<Value = Value> {
         Just(json!([1, null, "x"])),
         Just(json!({})),
         Just(json!({"a": "\0"})),
+        Just(json!("\0")),
     ]
 }
 

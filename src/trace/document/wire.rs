@@ -2,7 +2,7 @@
 
 use super::raw;
 use super::time::Timestamp;
-use super::{Document, RequestMeta};
+use super::{Document, RequestExtras, RequestMeta};
 use crate::events::{Action, ActionType, Event, EventType, LogLevel, Measured, ModCall, ModLog, RawJson, TokenId};
 use serde::Deserialize;
 
@@ -25,6 +25,14 @@ struct RequestWire {
     max_tokens: Option<i32>,
     temperature: Option<f64>,
     mod_text: Option<String>,
+    system_prompt: Option<String>,
+    user_prompt: Option<String>,
+    system_prompt_token_ids: Option<Vec<TokenId>>,
+    user_prompt_token_ids: Option<Vec<TokenId>>,
+    active_mod_name: Option<String>,
+    final_text: Option<String>,
+    final_token_ids: Option<Vec<TokenId>>,
+    inference_stats: Option<RawJson>,
 }
 
 #[derive(Deserialize)]
@@ -115,6 +123,8 @@ impl Storable for DocumentWire {
         name(&request.request_id)
             && request.request_id.len() <= super::MOST_REQUEST_ID_BYTES
             && texts(&[&request.model, &request.user_api_key, &request.mod_text])
+            && texts(&[&request.system_prompt, &request.user_prompt, &request.active_mod_name, &request.final_text])
+            && raws(&[&request.inference_stats])
             && all(self.events.as_ref())
             && all(self.mod_calls.as_ref())
             && all(self.mod_logs.as_ref())
@@ -163,6 +173,18 @@ impl From<DocumentWire> for Document {
                 max_tokens: request.max_tokens,
                 temperature: request.temperature,
                 mod_text: request.mod_text,
+                surface: None,
+                extras: RequestExtras {
+                    system_prompt: request.system_prompt,
+                    user_prompt: request.user_prompt,
+                    system_prompt_token_ids: request.system_prompt_token_ids,
+                    user_prompt_token_ids: request.user_prompt_token_ids,
+                    active_mod_name: request.active_mod_name,
+                    final_text: request.final_text,
+                    final_token_ids: request.final_token_ids,
+                    inference_stats: request.inference_stats,
+                    replaced_nul: 0,
+                },
             },
             events: list(wire.events),
             mod_calls: list(wire.mod_calls),
@@ -225,26 +247,53 @@ impl From<ModLogWire> for ModLog {
     }
 }
 
+/// The fields of an action that Quote nests in `details`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Nested {
+    tokens_as_text: Vec<String>,
+    token_count: Option<i32>,
+    backtrack_steps: Option<i32>,
+    adjusted_max_steps: Option<i32>,
+    logits_shape: Option<RawJson>,
+    tool_calls: Option<RawJson>,
+}
+
 impl From<ActionWire> for Action {
     fn from(wire: ActionWire) -> Self {
+        /// Tokens that a preview shows.
+        const PREVIEW: usize = 10;
+        let nested: Nested = match &wire.details {
+            Some(details) => serde_json::from_str(details.get()).unwrap_or_default(),
+            None => Nested::default(),
+        };
+        let forces = matches!(wire.action_type, ActionType::ForceTokens | ActionType::ForceOutput);
+        let count_of = |applies: bool| nested.token_count.filter(|_| applies);
+        let text_of = |applies: bool, most: usize| {
+            let texts = &nested.tokens_as_text;
+            (applies && !texts.is_empty()).then(|| texts[..most.min(texts.len())].concat())
+        };
+        let backtracks = wire.action_type == ActionType::Backtrack;
+        let prefills = wire.action_type == ActionType::AdjustedPrefill;
+        let tool_calls = wire.tool_calls.or(nested.tool_calls);
         Self {
             mod_call_sequence: wire.mod_call_sequence,
             action_type: wire.action_type,
             action_order: wire.action_order,
             created_at: wire.created_at.map(|time| time.0),
-            details: wire.details,
-            new_prompt: wire.new_prompt,
-            new_length: wire.new_length,
-            adjusted_max_steps: wire.adjusted_max_steps,
-            token_count: wire.token_count,
-            tokens_preview: wire.tokens_preview,
-            backtrack_steps: wire.backtrack_steps,
-            backtrack_token_count: wire.backtrack_token_count,
-            logits_shape: wire.logits_shape,
+            new_prompt: wire.new_prompt.or_else(|| text_of(prefills, usize::MAX)),
+            new_length: wire.new_length.or_else(|| count_of(prefills)),
+            adjusted_max_steps: wire.adjusted_max_steps.or(nested.adjusted_max_steps),
+            token_count: wire.token_count.or_else(|| count_of(forces)),
+            tokens_preview: wire.tokens_preview.or_else(|| text_of(forces, PREVIEW)),
+            backtrack_steps: wire.backtrack_steps.or(nested.backtrack_steps),
+            backtrack_token_count: wire.backtrack_token_count.or_else(|| count_of(backtracks)),
+            logits_shape: wire.logits_shape.or_else(|| nested.logits_shape.map(|shape| shape.get().to_owned())),
             temperature: wire.temperature,
-            has_tool_calls: wire.has_tool_calls,
-            tool_calls: wire.tool_calls,
+            has_tool_calls: wire.has_tool_calls.or(tool_calls.as_ref().map(|_| true)),
+            tool_calls,
             error_message: wire.error_message,
+            details: wire.details,
         }
     }
 }

@@ -130,6 +130,15 @@ impl Serialize for Out<'_, RequestMeta> {
         out.maybe("max_tokens", self.0.max_tokens.as_ref())?;
         out.maybe("temperature", self.0.temperature.as_ref())?;
         out.maybe("mod_text", self.0.mod_text.as_ref())?;
+        let extras = &self.0.extras;
+        out.maybe("system_prompt", extras.system_prompt.as_ref())?;
+        out.maybe("user_prompt", extras.user_prompt.as_ref())?;
+        out.maybe("system_prompt_token_ids", extras.system_prompt_token_ids.as_ref())?;
+        out.maybe("user_prompt_token_ids", extras.user_prompt_token_ids.as_ref())?;
+        out.maybe("active_mod_name", extras.active_mod_name.as_ref())?;
+        out.maybe("final_text", extras.final_text.as_ref())?;
+        out.maybe("final_token_ids", extras.final_token_ids.as_ref())?;
+        out.maybe("inference_stats", extras.inference_stats.as_ref())?;
         out.end()
     }
 }

@@ -1,17 +1,23 @@
 //! What an action does to the rows.
 
 use super::{Fold, MarkKind, flags};
-use crate::events::{Action, ActionType, EventType, TokenId};
+use crate::events::{Action, ActionType, EventType, RawJson, TokenId};
 use serde::Deserialize;
 
-/// The part of an action's `details` that our engine writes and the fold needs; anything else reads as empty.
+/// The part of an action's `details` that the fold needs; details of another shape read as empty.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Details {
-    tokens: Vec<TokenId>,
+pub(super) struct Details {
+    /// The forced, replacing or prompt tokens.
+    pub tokens: Vec<TokenId>,
     texts: Vec<String>,
     removed: Option<u32>,
     superseded: bool,
+    /// This field and those below are written by Quote; see [`super::quote`].
+    pub backtrack_steps: Option<i32>,
+    pub token_count: Option<i64>,
+    pub tokens_as_text: Vec<String>,
+    pub tool_calls: Option<RawJson>,
 }
 
 impl Fold {
@@ -28,6 +34,9 @@ impl Fold {
         self.mark(MarkKind::Action, &label, action.mod_call_sequence as u32);
         if details.superseded || self.newest.is_none() {
             return;
+        }
+        if details.is_quote(kind) {
+            return self.quote_action(kind, &details);
         }
         let after = self.event_count();
         match kind {
@@ -80,7 +89,10 @@ impl Fold {
 fn label(action: &Action, details: &Details) -> String {
     let name = action.action_type.as_str();
     let count = match action.action_type {
-        ActionType::Backtrack => action.backtrack_steps.or_else(|| details.removed.map(|removed| removed as i32)),
+        ActionType::Backtrack => action
+            .backtrack_steps
+            .or(details.backtrack_steps)
+            .or_else(|| details.removed.map(|removed| removed as i32)),
         ActionType::ForceTokens | ActionType::ForceOutput => action.token_count.or(Some(details.tokens.len() as i32)),
         ActionType::AdjustedPrefill => action.new_length.or(Some(details.tokens.len() as i32)),
         _ => None,

@@ -6,12 +6,14 @@
 //! fixtures in `fixtures/folds` hold both to it.
 
 mod action;
+mod quote;
 mod row;
 mod step;
 
 use crate::events::{Event, EventType, Eviction, Item, ModCall, ModLog, TokenId};
 pub use row::{Counters, EventPoint, Mark, MarkKind, NEVER, Row, flags};
 use row::{nameless, special};
+use std::collections::HashMap;
 use step::Step;
 
 /// Most rows that a fold invents for tokens which a foreign trace only counts. A few bytes may claim billions.
@@ -43,6 +45,14 @@ pub struct Fold {
     calls: u32,
     /// The mod of the newest call.
     caller: String,
+    /// The event type that the newest call names. In Quote's traces it may differ from that of the event it is linked to.
+    called_at: Option<EventType>,
+    /// The newest event is an `Added`, and the tokens behind it come from Quote's queue; see [`quote`].
+    queued: bool,
+    /// Texts of tokens that actions have named.
+    texts: HashMap<TokenId, String>,
+    /// The newest row, where only its text says that it ends the generation.
+    assumed_end: Option<usize>,
     /// `created_at` of the first event, in milliseconds.
     began_ms: Option<i64>,
     /// When the newest token came, in microseconds.
@@ -123,6 +133,7 @@ impl Fold {
             time_ms: time_us.map_or(0, |us| u32::try_from(us / 1000).unwrap_or(u32::MAX)),
         });
         self.newest = Some(event.event_type);
+        self.queued = event.event_type == EventType::Added && event.forced == Some(true);
         if let Some(eviction) = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref()) {
             self.evicted(eviction);
         }
@@ -168,7 +179,7 @@ impl Fold {
         let drawn_text = drawn.as_ref().and_then(|drawn| drawn.text.as_deref());
         let shared = drawn_text.is_some_and(|text| text.chars().nth(MOST_LABEL).is_none());
         let invented: Vec<TokenId>;
-        let tokens = match &event.added_tokens {
+        let tokens = match quote::listed_tokens(event) {
             Some(tokens) => tokens,
             None if !measures.is_empty() => {
                 invented = measures.iter().map(|measure| measure.token).collect();
@@ -189,7 +200,7 @@ impl Fold {
             let text = match (measure, drawn.and(drawn_text)) {
                 (Some(measure), _) => measure.text.clone(),
                 (None, Some(text)) if shared || index == 0 => text.to_owned(),
-                (None, _) => nameless(token),
+                (None, _) => self.texts.get(&token).cloned().unwrap_or_else(|| nameless(token)),
             };
             let known = drawn.filter(|_| !forced);
             let row = Row {
@@ -214,9 +225,25 @@ impl Fold {
                 (false, None) => 0,
             };
         }
+        if measures.is_empty() && !tokens.is_empty() {
+            self.assume_end();
+        }
+    }
+
+    /// Takes a special token for the end of the generation, as long as it is the newest token. Traces of other engines do
+    /// not say which of their tokens end it.
+    fn assume_end(&mut self) {
+        let newest = self.rows.len().checked_sub(1);
+        if let Some(row) = newest.filter(|&row| self.rows[row].flags & (flags::SPECIAL | flags::PROMPT) == flags::SPECIAL) {
+            self.rows[row].flags |= flags::STOP;
+            self.assumed_end = Some(row);
+        }
     }
 
     fn append(&mut self, row: Row) {
+        if let Some(row) = self.assumed_end.take() {
+            self.rows[row].flags &= !flags::STOP;
+        }
         let pos = self.base.saturating_add(self.alive.len() as u32);
         self.alive.push(self.rows.len() as u32);
         self.rows.push(Row { pos, ..row });
@@ -264,6 +291,7 @@ impl Fold {
 
     fn call(&mut self, call: &ModCall) {
         self.calls += 1;
+        self.called_at = Some(call.event_type);
         self.caller.clone_from(&call.mod_name);
         if !call.exception_occurred {
             return;

@@ -106,7 +106,7 @@ pub struct EventPoint {
 
 impl Row {
     /// Whether it is an end-of-generation token, which is no part of the answer's text.
-    pub(super) fn ends_generation(&self) -> bool {
+    pub(crate) fn ends_generation(&self) -> bool {
         self.flags & (flags::STOP | flags::SPECIAL) == flags::STOP | flags::SPECIAL
     }
 }

@@ -8,6 +8,8 @@ use serde::Deserialize;
 pub struct Step {
     /// Flags for the rows that this step appends.
     pub pending: u8,
+    /// A `ForceTokens` has been accepted. Quote accepts one in a step.
+    pub forced: bool,
     /// Entropy of the model's distribution, in bits.
     entropy: Option<f32>,
     /// The candidates that a foreign trace names.
@@ -30,7 +32,33 @@ pub struct Drawn {
 #[derive(Debug, Clone, Deserialize)]
 struct Candidate {
     token: TokenId,
-    prob: f64,
+    #[serde(flatten)]
+    weight: Weight,
+}
+
+/// How probable a candidate is.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Weight {
+    /// As in the specification.
+    Probability { prob: f64 },
+    /// As in Quote's traces.
+    Logarithm { logprob: f64 },
+}
+
+impl Weight {
+    /// A number that is larger for a more probable candidate of the same list.
+    fn order(self) -> f64 {
+        let (Self::Probability { prob: order } | Self::Logarithm { logprob: order }) = self;
+        order
+    }
+
+    fn logprob(self) -> Option<f32> {
+        match self {
+            Self::Probability { prob } => (prob > 0.0).then(|| prob.ln().min(0.0) as f32),
+            Self::Logarithm { logprob } => Some(logprob.min(0.0) as f32),
+        }
+    }
 }
 
 impl Step {
@@ -49,13 +77,14 @@ impl Step {
     pub fn sampled(&mut self, event: &Event) {
         let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
         let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));
-        let candidate = self.candidates.iter().find(|candidate| Some(candidate.token) == token && candidate.prob > 0.0);
-        let above = |prob: f64| self.candidates.iter().filter(|other| other.prob > prob).count() as u32;
+        let drawn = self.candidates.iter().find(|candidate| Some(candidate.token) == token);
+        let candidate = drawn.and_then(|drawn| Some((drawn.weight.order(), drawn.weight.logprob()?)));
+        let above = |order: f64| self.candidates.iter().filter(|other| other.weight.order() > order).count() as u32;
         let drawn = Drawn {
             token,
             text: event.token_text.clone().or_else(|| measure.map(|measure| measure.text.clone())),
-            logprob: measure.and_then(|m| m.logprob).or_else(|| candidate.map(|c| c.prob.ln().min(0.0) as f32)),
-            rank: measure.and_then(|m| m.rank).or_else(|| candidate.map(|c| 1 + above(c.prob))),
+            logprob: measure.and_then(|m| m.logprob).or_else(|| candidate.map(|(_, logprob)| logprob)),
+            rank: measure.and_then(|m| m.rank).or_else(|| candidate.map(|(order, _)| 1 + above(order))),
             entropy: measure.and_then(|m| m.entropy).or(self.entropy),
         };
         self.drawn = Some((event.step, drawn));

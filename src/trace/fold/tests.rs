@@ -5,6 +5,7 @@ use crate::trace::document::{Document, item_from_json};
 use base64::Engine as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 
 /// The rows that stand after event `n`, by position.
 fn visible(fold: &Fold, n: u32) -> Vec<usize> {
@@ -108,6 +109,42 @@ fn the_example_of_the_specification() {
     );
     assert!((row.logprob.unwrap() - 0.85_f32.ln()).abs() < 1e-6);
     assert_eq!((fold.counters().actions, fold.counters().prompt_tokens), (1, 150));
+}
+
+/// The documents are what Quote's own loop records for mods with these actions.
+#[test]
+fn quote_traces_fold_to_their_final_text() {
+    let documents: Vec<Value> = serde_json::from_slice(include_bytes!("../../../fixtures/quote_traces.json")).unwrap();
+    let mut wrong = String::new();
+    for document in &documents {
+        let document = Document::parse(document.to_string().as_bytes()).unwrap();
+        let fold = fold_of(&document.items());
+        let (request, expected) = (&document.request.request_id, document.request.extras.final_text.as_deref());
+        if expected != Some(&fold.answer_text()) {
+            let _ = writeln!(wrong, "{request}: {:?} instead of {expected:?}", fold.answer_text());
+        }
+        assert!(!fold.rows().iter().any(|row| row.text.contains('⟨')), "{request}");
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(documents.len() >= 30);
+}
+
+/// Each of these actions would append the queued tokens again.
+#[test]
+fn repeated_backtracks_cannot_claim_billions_of_rows() {
+    let mut added = Event::new(EventType::Added, 0, 0, None);
+    added.added_tokens = Some(vec![1; 30_000]);
+    let mut forced = Event { sequence_order: 1, ..added.clone() };
+    forced.forced = Some(true);
+    let call = item_from_json(
+        br#"{"kind":"mod_call","event_sequence_order":1,"mod_name":"m","event_type":"Added","step":0}"#,
+    )
+    .unwrap();
+    let mut back = Action::new(0, ActionType::Backtrack, None);
+    back.details = Some(serde_json::value::to_raw_value(&json!({"backtrack_steps": 2})).unwrap());
+    let mut items = vec![Item::Event(added), Item::Event(forced), call];
+    items.extend(std::iter::repeat_n(Item::Action(back), 10_000));
+    assert!(fold_of(&items).rows().len() <= 60_000 + super::MOST_INVENTED as usize);
 }
 
 #[test]

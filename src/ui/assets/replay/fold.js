@@ -40,34 +40,55 @@ function measuredOf(event) {
   return { ...d, tokens };
 }
 
-/** The part of an action's `details` that our engine writes. */
-function ownDetails(action) {
+/** The part of an action's `details` that the fold needs; details of another shape read as empty. */
+function detailsOf(action) {
   const d = action.details;
-  const none = { tokens: [], texts: [], removed: undefined, superseded: false };
+  const none = { tokens: [], texts: [], removed: undefined, superseded: false, tokens_as_text: [] };
   if (d === undefined || d === null || typeof d !== 'object' || Array.isArray(d)) return none;
-  const { tokens = [], texts = [], removed = undefined, superseded = false } = d;
-  const fits = Array.isArray(tokens) && tokens.every(isId)
-    && Array.isArray(texts) && texts.every((text) => typeof text === 'string')
-    && (removed === undefined || removed === null || (isId(removed) && removed >= 0))
+  const { tokens = [], texts = [], removed, superseded = false, backtrack_steps, token_count, tokens_as_text = [], tool_calls } = d;
+  const areTexts = (list) => Array.isArray(list) && list.every((text) => typeof text === 'string');
+  const isMaybe = (value, fits) => value === undefined || value === null || fits(value);
+  const fits = Array.isArray(tokens) && tokens.every(isId) && areTexts(texts) && areTexts(tokens_as_text)
+    && isMaybe(removed, (n) => isId(n) && n >= 0) && isMaybe(backtrack_steps, isId) && isMaybe(token_count, isId)
     && typeof superseded === 'boolean';
-  return fits ? { tokens, texts, removed: removed ?? undefined, superseded } : none;
+  return fits ? {
+    tokens, texts, removed: removed ?? undefined, superseded,
+    backtrack_steps: backtrack_steps ?? undefined, token_count: token_count ?? undefined, tokens_as_text, tool_calls,
+  } : none;
 }
 
-/** `top_tokens` in the form that the specification shows; anything else is passed over. */
+/** Tells Quote's form of an action from other forms. */
+function isQuote(type, details) {
+  if (type === 'Backtrack') return details.backtrack_steps !== undefined;
+  if (type === 'ToolCalls') return typeof details.tool_calls === 'string';
+  if (!['AdjustedPrefill', 'ForceTokens', 'ForceOutput'].includes(type)) return false;
+  return details.token_count !== undefined || details.tokens_as_text.length > 0;
+}
+
+/** The tokens that an event lists, without those that a Backtrack at the event has queued since. */
+function listedTokens({ added_tokens: tokens, added_token_count: count, forced }) {
+  return tokens && forced === true && count >= 1 && count < tokens.length ? tokens.slice(0, count) : tokens;
+}
+
+/** `top_tokens` in the form of the specification or of Quote; anything else is passed over. */
 function candidatesOf(top) {
-  const fits = Array.isArray(top) && top.every((c) => c && isId(c.token) && isNumber(c.prob));
-  return fits ? top : [];
+  const fits = Array.isArray(top) && top.every((c) => c && isId(c.token) && (isNumber(c.prob) || isNumber(c.logprob)));
+  return fits ? top.map(({ token, prob, logprob }) => (isNumber(prob)
+    ? { token, order: prob, logprob: prob > 0 ? Math.min(0, Math.log(prob)) : undefined }
+    : { token, order: logprob, logprob: Math.min(0, logprob) })) : [];
 }
 
 /** What one step shows before its tokens are appended. */
 class Step {
   pending = 0;
+  forced = false;
   entropy = undefined;
   candidates = [];
   drawn = null;
 
   begin(event, measured) {
     this.pending = 0;
+    this.forced = false;
     this.drawn = null;
     this.entropy = measured.entropy ?? undefined;
     this.candidates = measured.model?.length ? [] : candidatesOf(event.top_tokens);
@@ -76,14 +97,14 @@ class Step {
   sampled(event, measured) {
     const measure = measured.tokens?.[0];
     const token = event.sampled_token ?? measure?.token;
-    const candidate = this.candidates.find((c) => c.token === token && c.prob > 0);
-    const above = (prob) => this.candidates.filter((c) => c.prob > prob).length;
+    const candidate = this.candidates.find((c) => c.token === token && c.logprob !== undefined);
+    const above = (order) => this.candidates.filter((c) => c.order > order).length;
     this.drawn = {
       step: event.step,
       token,
       text: event.token_text ?? (measure && (measure.text ?? '')),
-      logprob: measure?.logprob ?? (candidate && Math.min(0, Math.log(candidate.prob))),
-      rank: measure?.rank ?? (candidate && 1 + above(candidate.prob)),
+      logprob: measure?.logprob ?? candidate?.logprob,
+      rank: measure?.rank ?? (candidate && 1 + above(candidate.order)),
       entropy: measure?.entropy ?? this.entropy,
     };
   }
@@ -100,6 +121,10 @@ export class RunState extends Rows {
   #newest = null;
   #calls = 0;
   #caller = '';
+  #calledAt = null;
+  #queued = false;
+  #texts = new Map();
+  #assumedEnd = null;
   #beganMs = undefined;
   #tokenUs = undefined;
   #invented = 0;
@@ -149,6 +174,7 @@ export class RunState extends Rows {
     this.times[seq] = us === undefined ? 0 : Math.min(NEVER, Math.floor(us / 1000));
     this.eventCount += 1;
     this.#newest = event.event_type;
+    this.#queued = event.event_type === 'Added' && event.forced === true;
     if (measured.evicted) this.#evicted(measured.evicted);
     if (event.event_type === 'Prefilled') {
       this.#step = new Step();
@@ -179,7 +205,7 @@ export class RunState extends Rows {
     const forced = event.forced === true;
     const measures = measured.tokens ?? [];
     const drawn = this.#step.drawn?.step === event.step ? this.#step.drawn : null;
-    let tokens = event.added_tokens;
+    let tokens = listedTokens(event);
     if (!tokens && measures.length) tokens = measures.map((measure) => measure.token);
     if (!tokens) {
       const count = this.#invent(natural(event.added_token_count ?? (drawn ? 1 : 0)));
@@ -193,7 +219,7 @@ export class RunState extends Rows {
       const draw = drawn && (drawn.token === undefined || drawn.token === token) ? drawn : null;
       const measure = measures[index]?.token === token ? measures[index] : null;
       const drawnText = shared || index === 0 ? draw?.text : undefined;
-      const text = measure ? measure.text ?? '' : drawnText ?? nameless(token);
+      const text = measure ? measure.text ?? '' : drawnText ?? this.#texts.get(token) ?? nameless(token);
       const known = forced ? null : draw;
       const logprob = measure?.logprob ?? known?.logprob;
       this.#append(token, text, seq, origin | pending | special(text), index === 0 ? dt : 0, {
@@ -204,12 +230,23 @@ export class RunState extends Rows {
     });
     if (forced) this.#counters.forced += tokens.length;
     if (!tokens.length) return;
+    if (!measures.length) this.#assumeEnd();
     if (measured.ends_generation === true) this.flags[this.count - 1] |= FLAGS.stop | FLAGS.special;
     else if (typeof measured.stopped_by === 'string') this.flags[this.count - 1] |= FLAGS.stop;
   }
 
+  /** Takes a special token for the end of the generation, as long as it is the newest token. */
+  #assumeEnd() {
+    const i = this.count - 1;
+    if (i < 0 || (this.flags[i] & (FLAGS.special | FLAGS.prompt)) !== FLAGS.special) return;
+    this.flags[i] |= FLAGS.stop;
+    this.#assumedEnd = i;
+  }
+
   #append(token, text, seq, flags, dt, { logprob, rank, entropy } = {}) {
     const i = this.count;
+    if (this.#assumedEnd !== null) this.flags[this.#assumedEnd] &= ~FLAGS.stop;
+    this.#assumedEnd = null;
     this.#grow(COLUMNS, i);
     this.textIndex[i] = this.#intern(text);
     this.token[i] = token;
@@ -270,6 +307,7 @@ export class RunState extends Rows {
 
   #call(call) {
     this.#calls += 1;
+    this.#calledAt = call.event_type;
     this.#caller = call.mod_name;
     if (!call.exception_occurred) return;
     this.#counters.errors += 1;
@@ -295,11 +333,15 @@ export class RunState extends Rows {
   #action(action) {
     const type = action.action_type;
     if (type === 'Noop') return;
-    const details = ownDetails(action);
+    const details = detailsOf(action);
     this.#counters.actions += 1;
     const suffix = details.superseded ? ' (superseded)' : '';
     this.#mark('action', label(action, details) + suffix, action.mod_call_sequence);
     if (details.superseded || this.#newest === null) return;
+    if (isQuote(type, details)) {
+      this.#quoteAction(type, details);
+      return;
+    }
     const after = this.eventCount;
     const generated = this.#alive.length - this.#promptRows;
     if (type === 'AdjustedLogits') {
@@ -320,6 +362,96 @@ export class RunState extends Rows {
       this.#counters.errors += 1;
       this.#touchLast(FLAGS.touched | FLAGS.error);
     }
+  }
+
+  /** An action in the form of Quote's traces: see src/trace/fold/quote.rs. */
+  #quoteAction(type, { tokens, tokens_as_text: texts, backtrack_steps: steps, tool_calls: calls }) {
+    tokens.forEach((token, i) => {
+      if (texts[i] !== undefined && cut(texts[i]) === texts[i]) this.#texts.set(token, texts[i]);
+    });
+    const after = this.eventCount;
+    const atPrefilled = this.#calledAt === 'Prefilled';
+    if (type === 'AdjustedPrefill') {
+      if (this.#newest === 'Prefilled') this.#replacePrompt(tokens, texts, after, FLAGS.touched);
+    } else if (type === 'ForceTokens') {
+      if (atPrefilled || this.#step.forced) return;
+      this.#step.forced = true;
+      if (this.#atAdded) this.#forceAfterAdded(tokens, texts, after);
+    } else if (type === 'Backtrack') {
+      if (!atPrefilled) this.#quoteBacktrack(natural(steps), tokens, texts, after);
+    } else if (type === 'ForceOutput') {
+      this.#replaceAnswer(tokens, texts, after);
+    } else {
+      this.#replaceAnswer([-1], [calls], after);
+    }
+  }
+
+  get #atAdded() {
+    return this.#calledAt === 'Added' && this.#newest === 'Added';
+  }
+
+  /** How many of the last rows that stand belong to the newest `Added`. */
+  #addedCount() {
+    let from = this.#alive.length;
+    while (from > this.#promptRows && this.#alive[from - 1] >= this.#addedFrom) from -= 1;
+    return this.#alive.length - from;
+  }
+
+  #forceAfterAdded(tokens, texts, after) {
+    const count = this.#addedCount();
+    const added = count ? this.#alive.slice(-count) : [];
+    const from = tokens.length >= count && added.every((row, i) => this.token[row] === tokens[i]) ? count : 0;
+    this.#appendForced(tokens.slice(from), texts.slice(from), after);
+    this.#queued = true;
+  }
+
+  #quoteBacktrack(steps, tokens, texts, after) {
+    const replaces = tokens.length > 0;
+    if (!this.#atAdded) {
+      const sampled = this.#calledAt === 'Sampled' ? 1 : 0;
+      this.#removeGenerated(replaces ? steps + 1 - sampled : steps - sampled, after);
+      return;
+    }
+    const before = natural(steps - 1);
+    if (this.#queued) this.#removeBeforeQueued(before, after);
+    else this.#removeGenerated(before + (replaces ? 1 : 0), after);
+    if (replaces) this.#appendForced(tokens, texts, after);
+    this.#queued ||= replaces;
+  }
+
+  #removeGenerated(count, after) {
+    const removed = Math.min(natural(count), this.#alive.length - this.#promptRows);
+    this.#end(removed, after);
+    this.#counters.backtracked += removed;
+  }
+
+  #removeBeforeQueued(count, after) {
+    const queued = this.#addedCount();
+    const removed = Math.min(count, this.#alive.length - this.#promptRows - queued);
+    if (removed === 0 || this.#invent(queued) === null) return;
+    const moved = queued ? this.#alive.slice(-queued) : [];
+    const kept = moved.map((i) => [this.token[i], this.text(i), this.flags[i], this.dt[i], this.logprobs[i], this.rank[i], this.entropies[i]]);
+    this.#end(removed + queued, after);
+    for (const [token, text, flags, dt, logprob, rank, entropy] of kept) {
+      this.#append(token, text, after, flags, dt);
+      const i = this.count - 1;
+      [this.logprobs[i], this.rank[i], this.entropies[i]] = [logprob, rank, entropy];
+    }
+    this.#counters.backtracked += removed;
+  }
+
+  #replaceAnswer(tokens, texts, after) {
+    this.#end(this.#alive.length - this.#promptRows, after);
+    this.#appendForced(tokens, texts, after);
+  }
+
+  #appendForced(tokens, texts, after) {
+    tokens.forEach((token, i) => {
+      const text = texts[i] ?? nameless(token);
+      this.#append(token, text, after, FLAGS.forced | FLAGS.touched | special(text), 0);
+    });
+    this.#counters.forced += tokens.length;
+    this.#assumeEnd();
   }
 
   #adjustPrefill(action, details, after) {
@@ -346,7 +478,7 @@ export class RunState extends Rows {
 function label(action, details) {
   const type = action.action_type;
   let count;
-  if (type === 'Backtrack') count = action.backtrack_steps ?? details.removed;
+  if (type === 'Backtrack') count = action.backtrack_steps ?? details.backtrack_steps ?? details.removed;
   else if (type === 'ForceTokens' || type === 'ForceOutput') count = action.token_count ?? details.tokens.length;
   else if (type === 'AdjustedPrefill') count = action.new_length ?? details.tokens.length;
   if (count !== undefined) return `${type} ${count}`;

@@ -199,7 +199,8 @@ export class Panel {
 
   #action(a) {
     const d = a.details ?? {};
-    const texts = Array.isArray(d.texts) ? d.texts.join('') : a.tokens_preview;
+    const pieces = d.texts ?? d.tokens_as_text;
+    const texts = Array.isArray(pieces) ? pieces.join('') : a.tokens_preview;
     const quote = (t) => (t ? [' ', h('code', {}, show(t.slice(0, 300)))] : []);
     const out = [];
     switch (a.action_type) {

@@ -7,8 +7,10 @@ export const measured = (event) => (event && typeof event.details === 'object' &
 export function candidates(list) {
   if (!Array.isArray(list)) return [];
   return list
-    .filter((c) => c && typeof c === 'object' && Number.isFinite(c.prob))
-    .map((c) => ({ token: c.token, text: typeof c.text === 'string' ? c.text : `⟨${c.token}⟩`, unnamed: typeof c.text !== 'string', prob: c.prob }))
+    .filter((c) => c && typeof c === 'object')
+    .map((c) => ({ token: c.token, text: c.text ?? c.token_str, prob: c.prob ?? Math.exp(c.logprob) }))
+    .filter((c) => Number.isFinite(c.prob))
+    .map(({ token, text, prob }) => ({ token, text: typeof text === 'string' ? text : `⟨${token}⟩`, unnamed: typeof text !== 'string', prob }))
     .sort((a, b) => b.prob - a.prob);
 }
 

@@ -1,0 +1,69 @@
+//! What the engine of an ingested run reported about its request.
+
+use super::read::damaged;
+use super::{Error, Store};
+use crate::events::RunId;
+use crate::trace::columns;
+use crate::trace::document::RequestExtras;
+use sqlx::postgres::PgConnection;
+
+/// What the engine of an ingested run reported, compared with what was recorded.
+#[derive(Debug, Clone, Default)]
+pub struct Reported {
+    /// Fields of the document's `request`.
+    pub request: RequestExtras,
+    /// The answer that the events amount to, where it differs from the reported `final_text`.
+    pub replayed_text: Option<String>,
+}
+
+impl Store {
+    /// Returns what the engine of a run reported; empty for a run of our own.
+    ///
+    /// # Errors
+    /// The database failed, or what is stored is damaged.
+    pub async fn reported(&self, run_id: RunId) -> Result<Reported, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        let request = read(&mut connection, run_id).await?;
+        drop(connection);
+        let mut replayed_text = None;
+        if let Some(final_text) = &request.final_text
+            && let Some(columns) = self.columns(run_id).await?
+        {
+            let replayed = columns::decode(&columns).map_err(|error| damaged(run_id, error))?.answer_text();
+            replayed_text = (replayed != *final_text).then_some(replayed);
+        }
+        Ok(Reported { request, replayed_text })
+    }
+}
+
+impl Reported {
+    /// Sentences that a reader of the run must know.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        match self.request.replaced_nul {
+            0 => {}
+            1 => notes.push("1 NUL character of the document was replaced with U+FFFD.".to_owned()),
+            count => notes.push(format!("{count} NUL characters of the document were replaced with U+FFFD.")),
+        }
+        if self.replayed_text.is_some() {
+            notes.push("The events amount to another text than the engine reported as final_text.".to_owned());
+        }
+        notes
+    }
+}
+
+/// The extras as they are stored.
+pub(super) fn to_json(extras: &RequestExtras) -> Option<String> {
+    if extras.is_empty() { None } else { serde_json::to_string(extras).ok() }
+}
+
+/// Reads the extras of a run; empty for a run of our own.
+pub(super) async fn read(connection: &mut PgConnection, run_id: RunId) -> Result<RequestExtras, Error> {
+    let stored: Option<Option<String>> = sqlx::query_scalar("select request_extras::text from runs where run_id = $1")
+        .bind(run_id.0)
+        .fetch_optional(connection)
+        .await?;
+    let Some(json) = stored.flatten() else { return Ok(RequestExtras::default()) };
+    serde_json::from_str(&json).map_err(|error| damaged(run_id, error))
+}

@@ -1,0 +1,160 @@
+//! Actions of Quote's traces, whose fields lie in `details`.
+//!
+//! Quote keeps a queue of tokens for each step. `ForceTokens` and `Backtrack` fill it; the `Added` event that follows in
+//! the same step lists it. Nothing follows an action at `Added`: the tokens it queues are in the answer without an event
+//! of their own. How many tokens a `Backtrack` removes depends on the event and on whether tokens replace them:
+//!
+//! | event | with tokens | without |
+//! |---|---|---|
+//! | `ForwardPass` | n + 1 | n |
+//! | `Sampled` | n | n − 1 |
+//! | `Added` | n, at least the added token | n − 1 |
+//! | `Added`, queue not empty | n − 1 in front of the queued tokens | the same |
+//!
+//! `Prefilled` is offered before every step. Calls after the first are linked to the event before them.
+
+use super::action::Details;
+use super::row::{nameless, special};
+use super::{Fold, MOST_LABEL, NEVER, Row, flags};
+use crate::events::{ActionType, Event, EventType, TokenId};
+
+/// Returns the tokens that an event lists, without those that a `Backtrack` at the event has queued since: Quote adds them
+/// to the list of a forced `Added`, and not to its count.
+pub(super) fn listed_tokens(event: &Event) -> Option<&[TokenId]> {
+    let tokens = event.added_tokens.as_deref()?;
+    let counted = event.added_token_count.and_then(|count| usize::try_from(count).ok());
+    let counted = counted.filter(|&count| event.forced == Some(true) && (1..tokens.len()).contains(&count));
+    Some(&tokens[..counted.unwrap_or(tokens.len())])
+}
+
+impl Details {
+    /// Tells Quote's form of an action from other forms.
+    pub fn is_quote(&self, kind: ActionType) -> bool {
+        match kind {
+            ActionType::Backtrack => self.backtrack_steps.is_some(),
+            ActionType::ToolCalls => self.tool_calls.as_ref().is_some_and(|calls| calls.get().starts_with('"')),
+            ActionType::AdjustedPrefill | ActionType::ForceTokens | ActionType::ForceOutput => {
+                self.token_count.is_some() || !self.tokens_as_text.is_empty()
+            }
+            ActionType::Noop | ActionType::AdjustedLogits | ActionType::EmitError => false,
+        }
+    }
+}
+
+impl Fold {
+    pub(super) fn quote_action(&mut self, kind: ActionType, details: &Details) {
+        for (&token, text) in details.tokens.iter().zip(&details.tokens_as_text) {
+            if text.chars().nth(MOST_LABEL).is_none() {
+                self.texts.insert(token, text.clone());
+            }
+        }
+        let after = self.event_count();
+        let at_prefilled = self.called_at == Some(EventType::Prefilled);
+        match kind {
+            ActionType::AdjustedPrefill if self.newest == Some(EventType::Prefilled) => {
+                self.replace_prompt(&details.tokens, &details.tokens_as_text, after, flags::TOUCHED);
+            }
+            ActionType::ForceTokens if !at_prefilled && !self.step.forced => {
+                self.step.forced = true;
+                if self.at_added() {
+                    self.force_after_added(details, after);
+                }
+            }
+            ActionType::Backtrack if !at_prefilled => self.quote_backtrack(details, after),
+            ActionType::ForceOutput => self.replace_answer(&details.tokens, &details.tokens_as_text, after),
+            ActionType::ToolCalls => {
+                let text = details.tool_calls.as_ref().and_then(|calls| serde_json::from_str(calls.get()).ok());
+                self.replace_answer(&[-1], &[text.unwrap_or_default()], after);
+            }
+            _ => {}
+        }
+    }
+
+    fn at_added(&self) -> bool {
+        self.called_at == Some(EventType::Added) && self.newest == Some(EventType::Added)
+    }
+
+    /// Indexes of the rows since the newest `Added` that are still there.
+    fn added_rows(&self) -> &[u32] {
+        let from = self.alive.partition_point(|&row| (row as usize) < self.added_from);
+        &self.alive[from.max(self.prompt_rows)..]
+    }
+
+    /// Appends what a `ForceTokens` at `Added` forces. Quote lists the added tokens in front of it.
+    fn force_after_added(&mut self, details: &Details, after: u32) {
+        let added = self.added_rows();
+        let listed = details.tokens.len() >= added.len()
+            && added.iter().zip(&details.tokens).all(|(&row, &token)| self.rows[row as usize].token == token);
+        let from = if listed { added.len() } else { 0 };
+        self.append_forced(&details.tokens[from..], details.tokens_as_text.get(from..).unwrap_or_default(), after);
+        self.queued = true;
+    }
+
+    fn quote_backtrack(&mut self, details: &Details, after: u32) {
+        let steps = details.backtrack_steps.unwrap_or(0).max(0) as usize;
+        let replaces = !details.tokens.is_empty();
+        if !self.at_added() {
+            let sampled = self.called_at == Some(EventType::Sampled);
+            let removed = if replaces { steps + usize::from(!sampled) } else { steps.saturating_sub(sampled.into()) };
+            return self.remove_generated(removed, after);
+        }
+        let before = steps.saturating_sub(1);
+        if self.queued {
+            self.remove_before_queued(before, after);
+        } else {
+            self.remove_generated(before + usize::from(replaces), after);
+        }
+        if replaces {
+            self.append_forced(&details.tokens, &details.tokens_as_text, after);
+        }
+        self.queued |= replaces;
+    }
+
+    /// Ends the last `count` generated rows.
+    fn remove_generated(&mut self, count: usize, after: u32) {
+        let removed = count.min(self.alive.len() - self.prompt_rows);
+        self.end_rows(removed, after);
+        self.counters.backtracked += removed as u32;
+    }
+
+    /// Ends the last `count` generated rows in front of the newest `Added`, whose rows end and are appended again. A
+    /// hostile trace may ask for it as often as it likes: what it costs comes out of the allowance for invented rows.
+    fn remove_before_queued(&mut self, count: usize, after: u32) {
+        let queued = self.added_rows().len();
+        let removed = count.min(self.alive.len() - self.prompt_rows - queued);
+        if removed == 0 || self.invent(queued as u32).is_none() {
+            return;
+        }
+        let moved: Vec<Row> = self.added_rows().iter().map(|&row| self.rows[row as usize].clone()).collect();
+        self.end_rows(removed + queued, after);
+        for row in moved {
+            self.append(Row { born: after, ..row });
+        }
+        self.counters.backtracked += removed as u32;
+    }
+
+    fn replace_answer(&mut self, tokens: &[TokenId], texts: &[String], after: u32) {
+        self.end_rows(self.alive.len() - self.prompt_rows, after);
+        self.append_forced(tokens, texts, after);
+    }
+
+    fn append_forced(&mut self, tokens: &[TokenId], texts: &[String], after: u32) {
+        for (index, &token) in tokens.iter().enumerate() {
+            let text = texts.get(index).cloned().unwrap_or_else(|| nameless(token));
+            self.append(Row {
+                token,
+                pos: 0,
+                born: after,
+                died: NEVER,
+                logprob: None,
+                rank: None,
+                entropy: None,
+                flags: flags::FORCED | flags::TOUCHED | special(&text),
+                dt_ms: 0,
+                text,
+            });
+        }
+        self.counters.forced += tokens.len() as u32;
+        self.assume_end();
+    }
+}

@@ -1,0 +1,55 @@
+//! What the engine of an ingested run reported, as pages write it.
+
+use super::error;
+use crate::api::{ApiError, App};
+use crate::store::{Reported, RunSummary};
+
+/// Characters of a text on a page; the export has the rest.
+const MAX_CHARS: usize = 20_000;
+
+/// What the engine reported; everything is ready to print.
+#[derive(Default)]
+pub(super) struct ReportedView {
+    /// Names and values of the fields that the run has.
+    pub(super) fields: Vec<(&'static str, String)>,
+    /// The reported answer and the replayed one, where they differ.
+    pub(super) texts: Option<(String, String)>,
+    /// What a reader must know before anything else.
+    pub(super) notes: Vec<String>,
+}
+
+/// Reads what the engine of the run reported.
+pub(super) async fn find(app: &App, run: &RunSummary) -> Result<ReportedView, ApiError> {
+    Ok(ReportedView::new(&app.store()?.reported(run.run_id).await.map_err(error::failed)?))
+}
+
+impl ReportedView {
+    fn new(reported: &Reported) -> Self {
+        let request = &reported.request;
+        let tokens = |tokens: &Option<Vec<i32>>| tokens.as_ref().map(|tokens| format!("{} tokens", tokens.len()));
+        let text = |text: &Option<String>| text.as_deref().map(shorten);
+        let fields = [
+            ("System prompt", text(&request.system_prompt)),
+            ("System prompt, length", tokens(&request.system_prompt_token_ids)),
+            ("User prompt", text(&request.user_prompt)),
+            ("User prompt, length", tokens(&request.user_prompt_token_ids)),
+            ("Selected mod", text(&request.active_mod_name)),
+            ("Final text", text(&request.final_text)),
+            ("Final text, length", tokens(&request.final_token_ids)),
+            ("Statistics", request.inference_stats.as_ref().map(|stats| shorten(stats.get()))),
+        ];
+        let replayed = reported.replayed_text.as_deref();
+        Self {
+            fields: fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
+            texts: request.final_text.as_deref().zip(replayed).map(|(theirs, ours)| (shorten(theirs), shorten(ours))),
+            notes: reported.notes(),
+        }
+    }
+}
+
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}… ({} more characters)", &text[..end], text[end..].chars().count()),
+        None => text.to_owned(),
+    }
+}
