@@ -28,6 +28,7 @@ mod openai;
 mod openapi;
 mod prefix;
 mod quote;
+mod quote_traces;
 mod recorded_runs;
 mod registry;
 mod regression;

@@ -1,0 +1,110 @@
+//! Traces of Quote, whose accumulator nests the fields of actions in `details` and reports prompts and the final text.
+
+use super::harness::{Server, server};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+/// Documents that Quote's own loop records, one for each kind of action.
+fn traces() -> Vec<Value> {
+    serde_json::from_slice(include_bytes!("../../fixtures/quote_traces.json")).unwrap()
+}
+
+fn trace(request_id: &str) -> Value {
+    traces().into_iter().find(|trace| trace["request"]["request_id"] == request_id).unwrap()
+}
+
+async fn page(server: &Server, path: &str) -> String {
+    let response = server.request(Method::GET, path).header("accept", "text/html").send().await.unwrap();
+    assert_eq!(response.status(), 200, "{path}");
+    response.text().await.unwrap()
+}
+
+#[tokio::test]
+async fn quote_traces_replay_to_their_final_text() {
+    let server = server().await;
+    for trace in traces() {
+        assert_eq!(server.post("/ingest", &trace).await.0, 201);
+        let request = &trace["request"];
+        let id = request["request_id"].as_str().unwrap();
+        let (status, run) = server.get(&format!("/api/v1/runs/{}", id.replace(' ', "%20"))).await;
+        assert_eq!(status, 200, "{id}");
+        assert_eq!(run["run"]["notes"], Value::Null, "{id}");
+        assert_eq!(run["run"]["output_preview"], request["final_text"], "{id}");
+        let mut kept = run["request"].clone();
+        assert!(kept.as_object_mut().unwrap().remove("created_at").is_some());
+        assert_eq!(&kept, request, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn quote_request_fields_are_shown() {
+    let server = server().await;
+    let mut trace = trace("quote Backtrack at Added");
+    trace["request"]["request_id"] = json!("quote-shown");
+    trace["request"]["user_prompt"] = json!("Where do foxes run?");
+    assert_eq!(server.post("/ingest", &trace).await.0, 201);
+    let (_, run) = server.get("/api/v1/runs/quote-shown").await;
+    assert_eq!(run["run"]["prompt_preview"], "Where do foxes run?");
+    assert_eq!(run["actions"][0]["backtrack_steps"], 3);
+    let html = page(server, "/runs/quote-shown").await;
+    assert!(html.contains("<h1 title=\"Where do foxes run?\">"), "{html}");
+    for shown in ["Be brief.", "The[B]x ra", "&quot;generated_tokens&quot;", "Request as the engine reported it"] {
+        assert!(html.contains(shown) || html.contains(&shown.replace("&quot;", "&#34;")), "{shown}: {html}");
+    }
+    assert!(!html.contains("Replayed from the events"), "{html}");
+    let text = page(server, "/runs/quote-shown?view=text").await;
+    assert!(text.contains("<pre class=\"prose\">The[B]x ra</pre>"), "{text}");
+    assert!(text.contains("rewrite: Backtrack 3"), "{text}");
+    let (_, found) = server.get("/api/v1/runs?q=foxes%20request:quote-shown").await;
+    assert_eq!(found["runs"][0]["request_id"], "quote-shown", "the prompt can be searched");
+}
+
+#[tokio::test]
+async fn differing_final_text_is_noted_and_shown() {
+    let server = server().await;
+    let mut trace = trace("quote ForceTokens at Added");
+    trace["request"]["request_id"] = json!("quote-differs");
+    trace["request"]["final_text"] = json!("Another <text>.");
+    assert_eq!(server.post("/ingest", &trace).await.0, 201);
+    let (_, run) = server.get("/api/v1/runs/quote-differs").await;
+    let note = run["run"]["notes"][0].as_str().unwrap();
+    assert!(note.contains("final_text"), "{note}");
+    assert_eq!(run["run"]["output_preview"], "Another <text>.", "the client got this");
+    let html = page(server, "/runs/quote-differs").await;
+    assert!(html.contains("Replayed from the events") && html.contains("The fo[F]an."), "{html}");
+    assert!(html.contains("Reported by the engine") && !html.contains("Another <text>."), "{html}");
+}
+
+#[tokio::test]
+async fn nul_characters_are_replaced_and_noted() {
+    let server = server().await;
+    let mut trace = trace("quote end of generation");
+    trace["request"]["request_id"] = json!("quote-nul");
+    trace["request"]["mod_text"] = json!("a\0b");
+    trace["events"][1]["details"] = json!({"raw": "\0"});
+    assert_eq!(server.post("/ingest", &trace).await.0, 201);
+    assert_eq!(server.post("/ingest", &trace).await.0, 201, "the same document again");
+    let (_, run) = server.get("/api/v1/runs/quote-nul").await;
+    assert_eq!(run["request"]["mod_text"], "a\u{fffd}b");
+    assert_eq!(run["events"][1]["details"]["raw"], "\u{fffd}");
+    let note = run["run"]["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("2 NUL characters"), "{note}");
+    assert!(page(server, "/runs/quote-nul").await.contains(note));
+}
+
+/// As `thunder run` hands over the run of a mod that is a file.
+#[tokio::test]
+async fn handed_over_run_has_message_as_title_and_cli_as_surface() {
+    let server = server().await;
+    let document = json!({
+        "request": {"request_id": "quote-handed", "model": "demo", "mod_text": "stamp", "user_prompt": "Hello!"},
+        "events": [{"event_type": "Prefilled", "step": 0, "sequence_order": 0, "input_text": "<|im_start|>user\nHello!"}],
+        "mod_calls": [{"event_sequence_order": 0, "mod_name": "stamp", "event_type": "Prefilled", "step": 0}],
+    });
+    let request = server.request(Method::POST, "/ingest").header("x-thunder-surface", "cli");
+    assert_eq!(request.body(document.to_string()).send().await.unwrap().status(), 201);
+    let (_, run) = server.get("/api/v1/runs/quote-handed").await;
+    let run = &run["run"];
+    assert_eq!((&run["surface"], &run["prompt_preview"]), (&json!("cli"), &json!("Hello!")));
+    assert_eq!(run["mods"], json!(["stamp"]));
+}
