@@ -1,0 +1,94 @@
+// What the fold reads from items: measurements, an action's details, candidates, a step's draw. Pure.
+
+const isNumber = (value) => typeof value === 'number';
+const isId = (value) => Number.isInteger(value);
+
+/** What our engine measured at an event; empty for the `details` of somebody else's. */
+export function measuredOf(event) {
+  const d = event.details;
+  if (d === null || typeof d !== 'object' || Array.isArray(d)) return {};
+  const tokens = d.tokens === undefined ? [] : d.tokens;
+  if (!Array.isArray(tokens) || !tokens.every((t) => t && isId(t.token))) return {};
+  return { ...d, tokens };
+}
+
+/** The part of an action's `details` that the fold needs; details of another shape read as empty. */
+export function detailsOf(action) {
+  const d = action.details;
+  const none = { tokens: [], texts: [], removed: undefined, superseded: false, tokens_as_text: [] };
+  if (d === undefined || d === null || typeof d !== 'object' || Array.isArray(d)) return none;
+  const { tokens = [], texts = [], removed, superseded = false, backtrack_steps, token_count, tokens_as_text = [], tool_calls } = d;
+  const areTexts = (list) => Array.isArray(list) && list.every((text) => typeof text === 'string');
+  const isMaybe = (value, fits) => value === undefined || value === null || fits(value);
+  const fits = Array.isArray(tokens) && tokens.every(isId) && areTexts(texts) && areTexts(tokens_as_text)
+    && isMaybe(removed, (n) => isId(n) && n >= 0) && isMaybe(backtrack_steps, isId) && isMaybe(token_count, isId)
+    && typeof superseded === 'boolean';
+  return fits ? {
+    tokens, texts, removed: removed ?? undefined, superseded,
+    backtrack_steps: backtrack_steps ?? undefined, token_count: token_count ?? undefined, tokens_as_text, tool_calls,
+  } : none;
+}
+
+/** Tells Quote's form of an action from other forms. */
+export function isQuote(type, details) {
+  if (type === 'Backtrack') return details.backtrack_steps !== undefined;
+  if (type === 'ToolCalls') return typeof details.tool_calls === 'string';
+  if (!['AdjustedPrefill', 'ForceTokens', 'ForceOutput'].includes(type)) return false;
+  return details.token_count !== undefined || details.tokens_as_text.length > 0;
+}
+
+/** The tokens that an event lists, without those that a Backtrack at the event has queued since. */
+export function listedTokens({ added_tokens: tokens, added_token_count: count, forced }) {
+  return tokens && forced === true && count >= 1 && count < tokens.length ? tokens.slice(0, count) : tokens;
+}
+
+/** `top_tokens` in the form of the specification or of Quote; anything else is passed over. */
+function candidatesOf(top) {
+  const fits = Array.isArray(top) && top.every((c) => c && isId(c.token) && (isNumber(c.prob) || isNumber(c.logprob)));
+  return fits ? top.map(({ token, prob, logprob }) => (isNumber(prob)
+    ? { token, order: prob, logprob: prob > 0 ? Math.min(0, Math.log(prob)) : undefined }
+    : { token, order: logprob, logprob: Math.min(0, logprob) })) : [];
+}
+
+/** What one step shows before its tokens are appended. */
+export class Step {
+  pending = 0;
+  forced = false;
+  entropy = undefined;
+  candidates = [];
+  drawn = null;
+
+  begin(event, measured) {
+    this.pending = 0;
+    this.forced = false;
+    this.drawn = null;
+    this.entropy = measured.entropy ?? undefined;
+    this.candidates = measured.model?.length ? [] : candidatesOf(event.top_tokens);
+  }
+
+  sampled(event, measured) {
+    const measure = measured.tokens?.[0];
+    const token = event.sampled_token ?? measure?.token;
+    const candidate = this.candidates.find((c) => c.token === token && c.logprob !== undefined);
+    const above = (order) => this.candidates.filter((c) => c.order > order).length;
+    this.drawn = {
+      step: event.step,
+      token,
+      text: event.token_text ?? (measure && (measure.text ?? '')),
+      logprob: measure?.logprob ?? candidate?.logprob,
+      rank: measure?.rank ?? (candidate && 1 + above(candidate.order)),
+      entropy: measure?.entropy ?? this.entropy,
+    };
+  }
+}
+
+/** What a mark of an action is labelled with. */
+export function labelOf(action, details) {
+  const type = action.action_type;
+  let count;
+  if (type === 'Backtrack') count = action.backtrack_steps ?? details.backtrack_steps ?? details.removed;
+  else if (type === 'ForceTokens' || type === 'ForceOutput') count = action.token_count ?? details.tokens.length;
+  else if (type === 'AdjustedPrefill') count = action.new_length ?? details.tokens.length;
+  if (count !== undefined) return `${type} ${count}`;
+  return action.error_message === undefined ? type : `${type}: ${action.error_message}`;
+}
