@@ -86,11 +86,8 @@ pub(super) async fn page(
     if asked.view == "text" {
         return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
     }
-    let reported = match reported::find(&app, &run).await {
-        Ok(reported) => reported,
-        Err(error) => return error::render(&headers, &error),
-    };
-    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback::given(&app, &run).await, &asked.q, &headers))
+    let (reported, feedback) = (reported::find(&app, &run).await, feedback::given(&app, &run).await);
+    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, &asked.q, &headers))
 }
 
 /// Returns the address of a run's page with that query, and that number of retries.
@@ -103,7 +100,13 @@ fn href(id: &str, query: Option<&str>, retry: u32) -> String {
 }
 
 impl ReplayPage {
-    fn new(run: &RunSummary, reported: ReportedView, feedback: Vec<FeedbackView>, q: &str, headers: &HeaderMap) -> Self {
+    fn new(
+        run: &RunSummary,
+        reported: ReportedView,
+        feedback: Vec<FeedbackView>,
+        q: &str,
+        headers: &HeaderMap,
+    ) -> Self {
         let id = run.run_id;
         let beside = |way: &str| match q {
             "" => format!("/runs/{id}/{way}"),
@@ -205,9 +208,15 @@ mod tests {
 
     #[test]
     fn the_page_names_its_run_and_escapes_it() {
-        let html = ReplayPage::new(&sample(), ReportedView::default(), vec![FeedbackView::new(&thanks())], "status:failed", &HeaderMap::new())
-            .render()
-            .unwrap();
+        let html = ReplayPage::new(
+            &sample(),
+            ReportedView::default(),
+            vec![FeedbackView::new(&thanks())],
+            "status:failed",
+            &HeaderMap::new(),
+        )
+        .render()
+        .unwrap();
         crate::ui::checks::page(&html);
         assert!(
             html.contains("This run failed: Mod &#39;x&#39; raised") || html.contains("This run failed: Mod"),

@@ -78,7 +78,7 @@ async fn read(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Re
     Ok(TextPage {
         shell: Shell::new(headers, "runs"),
         banners: banners(run),
-        reported: reported::find(app, run).await?,
+        reported: reported::find(app, run).await,
         feedback: feedback::given(app, run).await,
         prompt: if prompt.is_empty() { run.prompt_preview.clone() } else { prompt },
         answer: if answer.is_empty() { run.output_preview.clone() } else { answer },

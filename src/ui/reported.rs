@@ -1,7 +1,6 @@
 //! What the engine of an ingested run reported, as pages write it.
 
-use super::error;
-use crate::api::{ApiError, App};
+use crate::api::App;
 use crate::store::{Reported, RunSummary};
 
 /// Characters of a text on a page; the export has the rest.
@@ -18,9 +17,13 @@ pub(super) struct ReportedView {
     pub(super) notes: Vec<String>,
 }
 
-/// Reads what the engine of the run reported.
-pub(super) async fn find(app: &App, run: &RunSummary) -> Result<ReportedView, ApiError> {
-    Ok(ReportedView::new(&app.store()?.reported(run.run_id).await.map_err(error::failed)?))
+/// Reads what the engine of the run reported; empty while the database is away.
+pub(super) async fn find(app: &App, run: &RunSummary) -> ReportedView {
+    let Ok(store) = app.store() else { return ReportedView::default() };
+    let reported = store.reported(run.run_id).await;
+    reported
+        .inspect_err(|error| tracing::warn!(%error, "what an engine reported cannot be read"))
+        .map_or_else(|_| ReportedView::default(), |reported| ReportedView::new(&reported))
 }
 
 impl ReportedView {

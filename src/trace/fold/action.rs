@@ -89,10 +89,9 @@ impl Fold {
 fn label(action: &Action, details: &Details) -> String {
     let name = action.action_type.as_str();
     let count = match action.action_type {
-        ActionType::Backtrack => action
-            .backtrack_steps
-            .or(details.backtrack_steps)
-            .or_else(|| details.removed.map(|removed| removed as i32)),
+        ActionType::Backtrack => {
+            action.backtrack_steps.or(details.backtrack_steps).or_else(|| details.removed.map(|removed| removed as i32))
+        }
         ActionType::ForceTokens | ActionType::ForceOutput => action.token_count.or(Some(details.tokens.len() as i32)),
         ActionType::AdjustedPrefill => action.new_length.or(Some(details.tokens.len() as i32)),
         _ => None,

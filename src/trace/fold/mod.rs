@@ -234,7 +234,9 @@ impl Fold {
     /// not say which of their tokens end it.
     fn assume_end(&mut self) {
         let newest = self.rows.len().checked_sub(1);
-        if let Some(row) = newest.filter(|&row| self.rows[row].flags & (flags::SPECIAL | flags::PROMPT) == flags::SPECIAL) {
+        if let Some(row) =
+            newest.filter(|&row| self.rows[row].flags & (flags::SPECIAL | flags::PROMPT) == flags::SPECIAL)
+        {
             self.rows[row].flags |= flags::STOP;
             self.assumed_end = Some(row);
         }

@@ -136,10 +136,9 @@ fn repeated_backtracks_cannot_claim_billions_of_rows() {
     added.added_tokens = Some(vec![1; 30_000]);
     let mut forced = Event { sequence_order: 1, ..added.clone() };
     forced.forced = Some(true);
-    let call = item_from_json(
-        br#"{"kind":"mod_call","event_sequence_order":1,"mod_name":"m","event_type":"Added","step":0}"#,
-    )
-    .unwrap();
+    let call =
+        item_from_json(br#"{"kind":"mod_call","event_sequence_order":1,"mod_name":"m","event_type":"Added","step":0}"#)
+            .unwrap();
     let mut back = Action::new(0, ActionType::Backtrack, None);
     back.details = Some(serde_json::value::to_raw_value(&json!({"backtrack_steps": 2})).unwrap());
     let mut items = vec![Item::Event(added), Item::Event(forced), call];
