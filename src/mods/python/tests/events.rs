@@ -55,8 +55,14 @@ fn steps_are_those_of_quote_where_its_names_are_imported() {
         ("from thunder_mods import mod", 0),
         ("from quote_mod_sdk import mod", 1),
         ("from thunder_mods import mod\nfrom shared.types import Added", 1),
+        ("from thunder_mods import mod\ndef later():\n    from shared.types import Added", 1),
+        // Without the decorator Quote calls a function with event and tokenizer.
+        (
+            "from shared.types import Noop\ndef mod(function):\n    def steps(event, tokenizer):\n        function(event, tokenizer.eos_token_id)\n        return Noop()\n    return steps",
+            1,
+        ),
     ] {
-        let factory = PythonMods::from_source("steps", &format!("{import}\n{body}"), None).unwrap();
+        let factory = PythonMods::from_source("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
         let seen = [
             scene(&factory).forward(&logits()),
             sampled(&mut scene(&factory), b'b'),

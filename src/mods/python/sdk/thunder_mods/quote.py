@@ -7,7 +7,7 @@ import inspect
 import sys
 from functools import lru_cache
 from types import ModuleType
-from typing import Optional
+from typing import Any, Callable, Optional
 
 #: Packages that only mods written for Quote import.
 PACKAGES = ("quote_mod_sdk", "shared")
@@ -32,6 +32,19 @@ def is_imported_by(module: Optional[ModuleType]) -> bool:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             imported.append(node.module or "")
     return any(name.split(".")[0] in PACKAGES for name in imported)
+
+
+def handler_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The handler of a function without `@mod`, which Quote calls as function(event, tokenizer)."""
+    count = len(inspect.signature(function).parameters)
+    if count > 2:
+        return function
+
+    def handler(event: Any, actions: Any, tokenizer: Any) -> Any:
+        return function(*(event, tokenizer)[:count])
+
+    handler.__name__, handler.__doc__, handler.__module__ = function.__name__, function.__doc__, function.__module__
+    return handler
 
 
 def step_of(step: int) -> int:

@@ -105,8 +105,9 @@ class Worker:
             if "logit" in source or "logprob" in source:
                 numpy()  # its import takes longer than a call may
             self.module = self._execute(name, header["file"], source)
+            # A mod may also import Quote's names within its function.
+            self.is_quote = quote.is_loaded() or quote.is_imported_by(self.module)
             handlers = self._handlers(header["entrypoint"], header["file"])
-            self.is_quote = quote.is_loaded()
         except BaseException as error:  # sys.exit() in a mod is the mod's error too
             self.capture.end_call()
             self.channel.send(dict(self._exception(error), kind="failed"))
@@ -139,7 +140,9 @@ class Worker:
                 raise AttributeError(
                     "%s has no function '%s'; its mods are: %s" % (file, entrypoint, ", ".join(known) or "none")
                 )
-            return [(entrypoint, found if hasattr(found, "__thunder_mod__") else decorate(found))]
+            if not hasattr(found, "__thunder_mod__"):
+                found = decorate(quote.handler_of(found) if self.is_quote else found)
+            return [(entrypoint, found)]
         found = []
         seen = set()
         for attribute, value in vars(self.module).items():
