@@ -50,6 +50,7 @@ pub fn router() -> OpenApiRouter<App> {
     responses(
         (status = 201, description = "Stored, or the same document was stored before; the body is empty"),
         (status = 400, body = Problem, description = "Not JSON, a wrong type or a broken link; `pointer` is its JSON path"),
+        (status = 401, body = Problem, description = "The server has keys, and none of them was sent; see --ingest-key and --ingest-open"),
         (status = 409, body = Problem, description = "Another document has this request_id"),
         (status = 413, body = Problem), (status = 503, body = Problem, description = "The database is away; see Retry-After")))]
 async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<StatusCode, ApiError> {

@@ -35,7 +35,8 @@ pub(super) fn router() -> OpenApiRouter<App> {
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "A chat completion, or server-sent events of its chunks"),
               (status = 400, description = "A field is wrong; `error.param` names it"),
-              (status = 422, description = "A mod ended the run with an error before its first token"),
+              (status = 409, description = "Another run has this `request_id`"),
+              (status = 422, description = "A mod ended the run with an error before its first token; 400 where it was written for Quote"),
               (status = 503, description = "The model is being loaded")))]
 async fn completions(
     State(app): State<App>,
