@@ -6,7 +6,7 @@
 //! with an end-of-generation token.
 
 use crate::events::{Evicted, Span, TokenId};
-use crate::model::{Vocabulary, printable};
+use crate::model::{Vocabulary, common_prefix, printable};
 use std::ops::Range;
 
 /// Characters of a message that the client is told when it goes.
@@ -34,9 +34,9 @@ pub(in crate::engine) fn said(
     ranges: &[Range<usize>],
     vocabulary: &Vocabulary,
 ) -> Vec<Evicted> {
-    let inside = |span: &&Span| ranges.iter().any(|range| range.contains(&(span.start as usize)));
-    let contents = spans.iter().filter(|span| span.role != "template").filter(inside);
-    contents.map(|span| told(&span.role, &tokens[span.start as usize..span.end as usize], vocabulary)).collect()
+    let said: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
+    let parts = ranges.iter().map(|range| part(tokens, range.clone(), &said, vocabulary));
+    parts.flat_map(|part| part.told(tokens, vocabulary)).collect()
 }
 
 fn told(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> Evicted {
@@ -62,7 +62,7 @@ pub(in crate::engine) fn droppable(tokens: &[TokenId], spans: &[Span], vocabular
         let kept =
             |at: usize| Some(at) == last_answer || !matches!(said[at].role.as_str(), "user" | "assistant" | "tool");
         if !(from..to).any(kept) {
-            parts.push(part(said[from].start as usize..said[to].start as usize, &said[from..to]));
+            parts.push(part(tokens, said[from].start as usize..said[to].start as usize, &said[from..to], vocabulary));
         }
     }
     parts.extend(tool_pairs(tokens, &said[last_user..], vocabulary));
@@ -87,54 +87,79 @@ pub(in crate::engine) fn pick(parts: Vec<Part>, len: usize, most: usize, goal: u
 /// Calls and their results in the current turn, whose spans these are, all but the last.
 fn tool_pairs(tokens: &[TokenId], said: &[&Span], vocabulary: &Vocabulary) -> Vec<Part> {
     let Some(user) = said.first() else { return Vec::new() };
-    let messages = messages(tokens, user.start as usize, said, vocabulary);
+    let messages = messages(tokens, user.start as usize..tokens.len(), said, vocabulary);
     // The first message is the user's.
     let calls: Vec<usize> = (1..messages.len())
         .filter(|&at| {
-            let tool = |message: &Part| message.contents.iter().any(|(role, _)| role == "tool");
+            let tool = |message: &Range<usize>| said.iter().any(|span| span.role == "tool" && begins_in(span, message));
             !tool(&messages[at]) && messages.get(at + 1).is_some_and(tool)
         })
         .collect();
     calls
         .windows(2)
-        .map(|pair| {
-            let range = messages[pair[0]].range.start..messages[pair[1]].range.start;
-            let mut contents: Vec<_> =
-                messages[pair[0]..pair[1]].iter().flat_map(|message| message.contents.clone()).collect();
-            if contents.first().is_none_or(|(role, _)| role != "assistant") {
-                contents.insert(0, ("assistant".into(), messages[pair[0]].range.clone()));
-            }
-            Part { range, contents }
-        })
+        .map(|pair| part(tokens, messages[pair[0]].start..messages[pair[1]].start, said, vocabulary))
         .filter(|part| part.contents.iter().all(|(role, _)| role == "assistant" || role == "tool"))
         .collect()
 }
 
-/// The messages from `from` on: each ends with an end-of-generation token of the template and the blanks behind it.
-fn messages(tokens: &[TokenId], from: usize, said: &[&Span], vocabulary: &Vocabulary) -> Vec<Part> {
+/// Returns the messages within a range: each ends with an end-of-generation token of the template and the blanks behind
+/// it.
+fn messages(tokens: &[TokenId], within: Range<usize>, said: &[&Span], vocabulary: &Vocabulary) -> Vec<Range<usize>> {
     let inside = |at: usize| said.iter().any(|span| (span.start as usize..span.end as usize).contains(&at));
-    let blank = |at: usize| {
-        !inside(at) && !vocabulary.is_control(tokens[at]) && vocabulary.piece(tokens[at]).trim_ascii().is_empty()
-    };
-    let (mut messages, mut start, mut at) = (Vec::new(), from, from);
-    while at < tokens.len() {
+    let blank = |at: usize| !inside(at) && is_blank(tokens[at], vocabulary);
+    let (mut messages, mut start, mut at) = (Vec::new(), within.start, within.start);
+    while at < within.end {
         at += 1;
         if vocabulary.is_end_of_generation(tokens[at - 1]) && !inside(at - 1) {
-            while at < tokens.len() && blank(at) {
+            while at < within.end && blank(at) {
                 at += 1;
             }
-            let own: Vec<&Span> =
-                said.iter().copied().filter(|span| (start..at).contains(&(span.start as usize))).collect();
-            messages.push(part(start..at, &own));
+            messages.push(start..at);
             start = at;
         }
     }
     messages
 }
 
-fn part(range: Range<usize>, said: &[&Span]) -> Part {
-    let contents = said.iter().map(|span| (span.role.clone(), span.start as usize..span.end as usize)).collect();
+fn begins_in(span: &Span, range: &Range<usize>) -> bool {
+    range.contains(&(span.start as usize))
+}
+
+fn is_blank(token: TokenId, vocabulary: &Vocabulary) -> bool {
+    !vocabulary.is_control(token) && vocabulary.piece(token).trim_ascii().is_empty()
+}
+
+/// Returns a range with the messages that begin in it. A message without content is an assistant's that only calls tools:
+/// its content is what stands between the template's markers.
+fn part(tokens: &[TokenId], range: Range<usize>, said: &[&Span], vocabulary: &Vocabulary) -> Part {
+    let within: Vec<&Span> = said.iter().copied().filter(|span| begins_in(span, &range)).collect();
+    let mut contents: Vec<(String, Range<usize>)> =
+        within.iter().map(|span| (span.role.clone(), span.start as usize..span.end as usize)).collect();
+    for message in messages(tokens, range.clone(), &within, vocabulary) {
+        if !within.iter().any(|span| begins_in(span, &message)) {
+            contents.extend(call(tokens, message, vocabulary).map(|content| ("assistant".to_owned(), content)));
+        }
+    }
+    contents.sort_by_key(|(_, content)| content.start);
     Part { range, contents }
+}
+
+/// Returns what stands in a message of the assistant between its header and its end; `None` when its header is not the
+/// one with which the prompt asks for an answer.
+fn call(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> Option<Range<usize>> {
+    let ends = |token: &TokenId| vocabulary.is_end_of_generation(*token);
+    let last_end = tokens.iter().rposition(ends)?;
+    let header: Vec<TokenId> =
+        tokens[last_end + 1..].iter().copied().skip_while(|token| is_blank(*token, vocabulary)).collect();
+    let own = &tokens[message.clone()];
+    let same = common_prefix(own, &header);
+    // A marker and the role; some families have a marker alone.
+    if same < header.len().min(2) {
+        return None;
+    }
+    let start = message.start + same;
+    let end = message.start + own.iter().rposition(|token| !ends(token) && !is_blank(*token, vocabulary))? + 1;
+    (same > 0 && start < end).then_some(start..end)
 }
 
 #[cfg(test)]
@@ -260,6 +285,26 @@ mod tests {
         assert_eq!(droppable(&tokens, &spans, &vocabulary()), [], "a turn with a system message stays");
         assert_eq!(droppable(&tokens, &[], &vocabulary()), []);
         assert_eq!(low_water(512), 384);
+    }
+
+    #[test]
+    fn a_call_without_content_is_listed_without_markers() {
+        let messages =
+            [("user", 3), ("assistant", 0), ("tool", 4), ("assistant", 2), ("user", 1), ("assistant", 1), ("user", 1)];
+        let (mut tokens, mut spans) = chat(&messages);
+        // The call stands where the content would.
+        let at = 3 + 3 + 2 + 3;
+        tokens.splice(at..at, [80, 81]);
+        for span in &mut spans {
+            span.start += if span.start as usize >= at { 2 } else { 0 };
+            span.end += if span.end as usize >= at { 2 } else { 0 };
+        }
+        let parts = droppable(&tokens, &spans, &vocabulary());
+        let told = parts[0].told(&tokens, &vocabulary());
+        let listed: Vec<_> = told.iter().map(|one| (one.role.as_str(), one.tokens, one.text.as_str())).collect();
+        assert_eq!(listed, [("user", 3, "222"), ("assistant", 2, "PQ"), ("tool", 4, "4444"), ("assistant", 2, "55")]);
+        let range = [parts[0].range.clone()];
+        assert_eq!(said(&tokens, &spans, &range, &vocabulary()), told, "what is left out again is listed alike");
     }
 
     #[test]
