@@ -91,12 +91,16 @@ impl Conversation {
         Value::Object(body)
     }
 
-    /// Takes the last answer back, with the calls and results that led to it, and says whether there was one.
-    pub fn take_back(&mut self) -> bool {
-        let asked = self.messages.iter().rposition(|message| message.role() == "user");
-        let Some(asked) = asked.filter(|&asked| asked + 1 < self.messages.len()) else { return false };
-        self.messages.truncate(asked + 1);
-        true
+    /// Removes the last answer, and returns whether there was one. Results of tools that it was given stay; results of
+    /// calls that are not all answered yet go with the calls.
+    pub fn remove_answer(&mut self) -> bool {
+        let Some(at) = self.messages.iter().rposition(|message| message.role() == "assistant") else { return false };
+        let is_last = at + 1 == self.messages.len();
+        let removed = at > 0 && (is_last || !self.open_calls().is_empty());
+        if removed {
+            self.messages.truncate(at);
+        }
+        removed
     }
 
     /// Tool calls of the last answer that have no result yet: id, name and arguments.
@@ -186,18 +190,26 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_taken_back_with_its_calls() {
+    fn an_answer_is_removed_and_typed_results_stay() {
         let mut conversation = conversation();
         conversation.messages.push(Message::new("user", "Weather?"));
-        assert!(!conversation.take_back());
+        assert!(!conversation.remove_answer());
         let mut call = Message::new("assistant", "");
-        call.sent.insert("tool_calls".into(), json!([{"id": "a", "function": {"name": "weather", "arguments": "{}"}}]));
-        conversation.messages.push(call);
-        assert_eq!(conversation.open_calls(), [("a".into(), "weather".into(), "{}".into())]);
+        let calls = json!([{"id": "a", "function": {"name": "weather", "arguments": "{}"}},
+                           {"id": "b", "function": {"name": "now", "arguments": "{}"}}]);
+        call.sent.insert("tool_calls".into(), calls);
+        conversation.messages.push(call.clone());
+        assert_eq!(conversation.open_calls()[0], ("a".into(), "weather".into(), "{}".into()));
         conversation.answer_call("a", "weather", "sunny".into());
+        let mut half_answered = conversation.clone();
+        assert!(half_answered.remove_answer());
+        assert_eq!(half_answered.messages.len(), 3, "the calls are made anew");
+        conversation.answer_call("b", "now", "noon".into());
         assert!(conversation.open_calls().is_empty());
+        assert!(!conversation.clone().remove_answer(), "the results wait for an answer");
         conversation.messages.push(Message::new("assistant", "It is sunny."));
-        assert!(conversation.take_back());
-        assert_eq!(conversation.messages.len(), 3);
+        assert!(conversation.remove_answer());
+        assert_eq!(conversation.messages.len(), 6);
+        assert_eq!(conversation.messages[5].sent["content"], "noon");
     }
 }

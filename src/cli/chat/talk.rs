@@ -26,6 +26,8 @@ pub struct Talk {
     context: u64,
     /// Tokens that it has.
     used: u64,
+    /// Tokens that made room in the context so far.
+    evicted: u64,
     /// Where the last answer can be replayed.
     replay: Option<String>,
     /// The slot with the conversation's KV state.
@@ -35,7 +37,8 @@ pub struct Talk {
 impl Talk {
     /// A conversation that begins, or goes on.
     pub fn new(place: Place, conversation: Conversation, reader: Reader, screen: Screen, attention: bool) -> Self {
-        Self { place, conversation, reader, screen, attention, context: 0, used: 0, replay: None, slot: None }
+        let (context, used, evicted) = (0, 0, 0);
+        Self { place, conversation, reader, screen, attention, context, used, evicted, replay: None, slot: None }
     }
 
     /// Turns mods on.
@@ -170,10 +173,12 @@ impl Talk {
     fn report(&mut self, answered: &Answered) {
         let timings = &answered.timings;
         let count = |value: &Value, name: &str| value[name].as_u64();
-        let Some(total) = count(&answered.usage, "total_tokens") else {
+        // What made room while the answer came was counted when it came.
+        let limit = if self.context == 0 { u64::MAX } else { self.context };
+        let Some(total) = count(&answered.usage, "total_tokens").map(|total| total.min(limit)) else {
             let parts = ["cache_n", "prompt_n", "predicted_n"].map(|name| count(timings, name));
             if let [Some(cached), Some(prompt), Some(generated)] = parts {
-                self.used = cached + prompt + generated;
+                self.used = (cached + prompt + generated).min(limit);
                 self.screen.note(&format!("stopped after {generated} tokens"));
             } else {
                 self.screen.note("stopped");
@@ -181,7 +186,9 @@ impl Talk {
             return;
         };
         self.used = total;
-        if let Some(evicted) = count(timings, "evicted_n").filter(|&count| count > 0) {
+        let evicted = count(timings, "evicted_n").unwrap_or(0);
+        // Every answer counts what went before it, too.
+        if evicted > std::mem::replace(&mut self.evicted, evicted) {
             self.screen.note(&format!("the context is full: {evicted} tokens of the oldest messages made room"));
         }
         let generated = count(&answered.usage, "completion_tokens").unwrap_or(0);
@@ -225,7 +232,7 @@ impl Talk {
             Command::Parameter(name, Some(value)) => drop(self.conversation.parameters.insert(name, value)),
             Command::Regenerate => {
                 let asked = self.conversation.messages.last().is_some_and(|message| message.role() != "assistant");
-                if !self.conversation.take_back() && !asked {
+                if !self.conversation.remove_answer() && !asked {
                     bail!("there is no message to answer");
                 }
                 self.answer(interrupts).await?;
@@ -233,7 +240,7 @@ impl Talk {
             Command::Reset => {
                 self.conversation.messages.clear();
                 self.slot = None;
-                self.used = 0;
+                (self.used, self.evicted) = (0, 0);
             }
             Command::Save(path) => {
                 self.conversation.save(&path)?;
@@ -242,7 +249,7 @@ impl Talk {
             }
             Command::Restore(path) => {
                 self.conversation = Conversation::restore(&path)?;
-                self.used = 0;
+                (self.used, self.evicted) = (0, 0);
                 let messages = self.conversation.messages.len();
                 self.introduce().await?;
                 self.screen.note(&format!("{}: {messages} messages", path.display()));
