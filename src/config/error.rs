@@ -89,9 +89,10 @@ pub enum Error {
         "--flash-attn on and --attention on exclude each other: flash attention never holds what could be captured"
     )]
     FlashAttention,
-    /// A name of a template that llama.cpp has built in.
+    /// A name that no chat template has.
     #[error(
-        "--chat-template takes Jinja text or chatml, got '{name}'; give the template's text, or a file with --chat-template-file"
+        "--chat-template takes Jinja text or a name that llama.cpp knows, got '{name}'; the names are: {}",
+        super::chat_templates::CHAT_TEMPLATES.join(", ")
     )]
     ChatTemplate {
         /// What was given.

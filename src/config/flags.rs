@@ -57,7 +57,7 @@ pub struct EngineFlags {
     /// Flash attention: long prompts are faster with it, generation on a CPU is slower [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<Automatic>,
-    /// Chat template as Jinja text, or chatml, instead of the model's own
+    /// Chat template instead of the model's own: Jinja text, or a name that llama.cpp knows, e.g. llama3
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE", value_name = "JINJA", conflicts_with = "chat_template_file")]
     pub chat_template: Option<String>,
     /// File with such a template

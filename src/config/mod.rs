@@ -5,6 +5,7 @@
 
 mod adapters;
 mod cache;
+mod chat_templates;
 mod control;
 mod defaults;
 mod encoder;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 pub use adapters::{AdapterFlags, Scaled};
 pub use cache::{CacheConfig, CacheType, ContextPolicy};
+pub use chat_templates::{CHAT_TEMPLATES, is_chat_template_name};
 pub use control::{ControlConfig, ControlFlags};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
@@ -328,7 +330,9 @@ fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<S
         return read.map(Some).map_err(|source| Error::File { flag, path: path.display().to_string(), source });
     }
     match text {
+        // llama.cpp has it too, but Jinja text can be given tools.
         Some(name) if name.trim() == "chatml" => Ok(Some(CHATML.to_owned())),
+        Some(name) if is_chat_template_name(name.trim()) => Ok(Some(name.trim().to_owned())),
         Some(name) if !name.contains('{') => Err(Error::ChatTemplate { name }),
         text => Ok(text),
     }

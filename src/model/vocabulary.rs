@@ -1,6 +1,8 @@
 use super::llama::Breakers;
 use crate::events::TokenId;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A model's vocabulary, readable from any thread and without the model.
 ///
@@ -11,12 +13,43 @@ pub struct Vocabulary {
     end_of_generation: Vec<TokenId>,
     special: Special,
     tokenize: Box<Tokenize>,
+    literals: OnceLock<ControlLiterals>,
     /// Sequence breakers of DRY that were worked out, the most recently used last.
     breakers: Mutex<Vec<(Vec<String>, Arc<Breakers>)>>,
 }
 
 /// Sets of sequence breakers that are kept.
 const BREAKERS_KEPT: usize = 4;
+
+/// The texts that the tokenizer reads as control tokens.
+struct ControlLiterals {
+    texts: HashSet<Box<[u8]>>,
+    /// Lengths of the texts that begin with a byte, the longest first.
+    lengths: Vec<Vec<usize>>,
+}
+
+impl ControlLiterals {
+    fn of(vocabulary: &Vocabulary) -> Self {
+        let mut lengths = vec![Vec::new(); 256];
+        // A text of one byte has no inside for a mark to be put into.
+        let is_literal = |(piece, control): &(&Box<[u8]>, &bool)| **control && piece.len() > 1;
+        let pieces = vocabulary.pieces.iter().zip(&vocabulary.control).filter(is_literal);
+        let texts: HashSet<Box<[u8]>> = pieces.map(|(piece, _)| piece.clone()).collect();
+        for text in &texts {
+            let lengths: &mut Vec<usize> = &mut lengths[usize::from(text[0])];
+            if let Err(place) = lengths.binary_search_by(|len| text.len().cmp(len)) {
+                lengths.insert(place, text.len());
+            }
+        }
+        Self { texts, lengths }
+    }
+
+    /// Returns the length of the longest literal with which the text begins.
+    fn at(&self, text: &[u8]) -> Option<usize> {
+        let lengths = &self.lengths[usize::from(*text.first()?)];
+        lengths.iter().copied().find(|&len| text.get(..len).is_some_and(|start| self.texts.contains(start)))
+    }
+}
 
 type Tokenize = dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync;
 
@@ -76,7 +109,16 @@ impl Vocabulary {
         special: Special,
         tokenize: impl Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync + 'static,
     ) -> Self {
-        Self { pieces, control, end_of_generation, special, tokenize: Box::new(tokenize), breakers: Mutex::default() }
+        let tokenize = Box::new(tokenize);
+        Self {
+            pieces,
+            control,
+            end_of_generation,
+            special,
+            tokenize,
+            literals: OnceLock::new(),
+            breakers: Mutex::default(),
+        }
     }
 
     /// Number of tokens.
@@ -138,6 +180,14 @@ impl Vocabulary {
     #[must_use]
     pub fn is_control(&self, token: TokenId) -> bool {
         usize::try_from(token).ok().and_then(|index| self.control.get(index)).copied().unwrap_or(false)
+    }
+
+    /// Returns where literals of control tokens stand in a text, in order; one may begin within another.
+    pub(super) fn control_literals<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
+        let literals = self.literals.get_or_init(|| ControlLiterals::of(self));
+        (0..text.len())
+            .filter_map(|start| literals.at(&text.as_bytes()[start..]).map(|len| start..start + len))
+            .filter(|found| text.is_char_boundary(found.start) && text.is_char_boundary(found.end))
     }
 
     /// Whether the token ends a generation.

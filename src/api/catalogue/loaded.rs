@@ -1,4 +1,5 @@
 use crate::api::ApiError;
+use crate::config::is_chat_template_name;
 use crate::engine::encoder::Encoder;
 use crate::engine::{Engine, SubmitError};
 use crate::model::chat::Template;
@@ -127,8 +128,13 @@ impl std::fmt::Debug for Loaded {
 
 fn template_of(engine: &Engine, given: Option<&str>) -> Result<Template, String> {
     let model = engine.model();
-    let (vocabulary, source) = (model.vocabulary(), given.or(model.card().chat_template.as_deref()));
+    let vocabulary = model.vocabulary();
     let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
     let special = vocabulary.special();
-    Template::new(source, &text(special.bos), &text(special.eos)).map_err(|error| error.to_string())
+    let (bos, eos) = (text(special.bos), text(special.eos));
+    let template = match given {
+        Some(name) if is_chat_template_name(name) => Template::of_llama_cpp(name, &bos, &eos),
+        given => Template::new(given.or(model.card().chat_template.as_deref()), &bos, &eos),
+    };
+    template.map(|template| template.guarding(Arc::clone(vocabulary))).map_err(|error| error.to_string())
 }

@@ -164,7 +164,7 @@ impl Conversation {
             end_texts,
             visible: format.markers().into_iter().filter_map(|marker| control(marker, vocabulary)).collect(),
             reading: Arc::new(reading),
-            text: rendered.text,
+            text: rendered.without_bos(vocabulary).to_owned(),
         })
     }
 }

@@ -71,6 +71,13 @@ pub(super) fn adapt(messages: &mut [Value], format: &Format, arguments_as_text: 
     }
 }
 
+/// Puts the first message, the system's, in front of the next, for a template that takes none of the system.
+pub(super) fn merge_system(messages: &mut Vec<Value>) {
+    let system = messages.remove(0);
+    let text = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
+    messages[0]["content"] = format!("{}\n{}", text(&system), text(&messages[0])).into();
+}
+
 /// Mistral's templates take ids of nine letters and digits only.
 fn shorten(id: &mut Value) {
     const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";

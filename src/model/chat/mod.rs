@@ -6,22 +6,26 @@
 
 pub mod answer;
 pub mod family;
+mod mask;
 mod messages;
 mod offer;
 mod probe;
 mod python;
 mod spans;
+mod syntax;
 pub mod tools;
 
 use crate::events::{Span, TokenId};
-use crate::model::Vocabulary;
+use crate::model::{Vocabulary, llama};
 use chrono::{DateTime, Utc};
 use family::Format;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
 use probe::Abilities;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use spans::Marked;
+use std::sync::Arc;
 
 /// The template of a model that has none.
 const CHATML: &str = "{% for message in messages %}\
@@ -33,10 +37,23 @@ const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
 
+/// What writes the text of a conversation.
+#[derive(Debug)]
+enum Renderer {
+    /// A template in Jinja.
+    Jinja(Environment<'static>),
+    /// A template of llama.cpp, by its name.
+    LlamaCpp(String),
+}
+
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct Template {
-    environment: Environment<'static>,
+    renderer: Renderer,
+    /// Texts that the template may look for in a message.
+    literals: Vec<String>,
+    /// The vocabulary whose control tokens a conversation cannot write.
+    vocabulary: Option<Arc<Vocabulary>>,
     bos: String,
     eos: String,
     source: String,
@@ -66,9 +83,11 @@ pub struct Options {
 pub struct Rendered {
     /// The prompt's text.
     pub text: String,
-    /// Which bytes of it each message's content became, in order; empty where the template changed a content
-    /// beyond trimming.
+    /// Which bytes of it each message's content became, in order; empty where that cannot be told.
     pub parts: Vec<Part>,
+    /// The text with marks in what reads like a control token and is not the template's; `None` when there is nothing
+    /// of that kind.
+    masked: Option<String>,
     /// Whether it ends within a thought, so that the answer begins in one.
     pub thinking: bool,
 }
@@ -117,21 +136,54 @@ impl Template {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
         let text = source.unwrap_or(CHATML);
-        environment.add_template_owned(NAME, text.to_owned()).map_err(|error| Error::Template(described(&error)))?;
-        let mut template = Self {
-            environment,
-            bos: bos.to_owned(),
-            eos: eos.to_owned(),
-            source: text.to_owned(),
-            fallback: source.is_none(),
-            format: Format::of(text),
-            abilities: Abilities { tools: true, system: true, arguments_as_text: false },
-        };
+        let translation = syntax::translate(text);
+        environment.add_template_owned(NAME, translation.source).map_err(|error| Error::Template(described(&error)))?;
+        let mut template = Self::with(Renderer::Jinja(environment), text, bos, eos);
+        template.literals = translation.literals;
+        template.fallback = source.is_none();
         template.abilities = Abilities::of(&template, text);
         if !template.abilities.tools {
             template.format = template.format.without_own_tools();
         }
         Ok(template)
+    }
+
+    /// Returns the template that llama.cpp has by this name and renders itself.
+    ///
+    /// # Errors
+    /// [`Error::Template`] when llama.cpp has none of that name.
+    pub fn of_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, Error> {
+        let said = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
+        // What it writes tells the family, as the text of a Jinja template does.
+        let Some(sample) = llama::apply_chat_template(name, &said, true) else {
+            return Err(Error::Template(format!("llama.cpp has no chat template '{name}'")));
+        };
+        let mut template = Self::with(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
+        name.clone_into(&mut template.source);
+        template.abilities = Abilities { tools: false, system: true, arguments_as_text: false };
+        template.format = template.format.without_own_tools();
+        Ok(template)
+    }
+
+    fn with(renderer: Renderer, text: &str, bos: &str, eos: &str) -> Self {
+        Self {
+            renderer,
+            literals: Vec::new(),
+            vocabulary: None,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            source: text.to_owned(),
+            fallback: false,
+            format: Format::of(text),
+            abilities: Abilities { tools: true, system: true, arguments_as_text: false },
+        }
+    }
+
+    /// Reads the literals of this vocabulary's control tokens as text where a conversation has them.
+    #[must_use]
+    pub fn guarding(mut self, vocabulary: Arc<Vocabulary>) -> Self {
+        self.vocabulary = Some(vocabulary);
+        self
     }
 
     /// The template's text.
@@ -164,30 +216,27 @@ impl Template {
     /// [`Error::Message`] and [`Error::Refused`].
     pub fn render(&self, messages: &Value, options: &Options) -> Result<Rendered, Error> {
         let mut messages = messages::normalised(messages)?;
-        let last = if options.continue_final { Some(messages::to_continue(&mut messages)?) } else { None };
-        if !self.abilities.tools {
-            messages = offer::spelt_out(messages);
-            if let Some(tools) = &options.tools {
-                offer::described(&mut messages, tools, self.abilities.system);
-            }
-        }
-        messages::adapt(&mut messages, &self.format, self.abilities.arguments_as_text, &self.source);
+        let mut last = if options.continue_final { Some(messages::to_continue(&mut messages)?) } else { None };
         let mut options = options.clone();
         options.add_generation_prompt |= last.is_some();
-        let text = self.text(&messages, &options)?;
-        let (marked, contents) = spans::mark(&messages);
-        let parts = match self.text(&marked, &options) {
-            Ok(frame) => spans::locate(&text, &frame, &contents).unwrap_or_default(),
-            Err(_) => Vec::new(),
-        };
+        let adapted = self.adapted(messages.clone(), options.tools.as_ref());
+        let mut text = self.text(&adapted, &options)?;
+        let masked = self.masked(&messages, &options, last.as_mut(), &mut text);
+        let mut parts = self.parts(&adapted, &options, &text).unwrap_or_default();
+        if let (Some(system), Some(part)) = (self.merged_system(&messages), parts.first_mut())
+            && text[part.start..part.end].starts_with(system)
+        {
+            // What the system says stays the system's, also where it stands in the user's message.
+            let end = part.start + system.len();
+            let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
+            parts.insert(0, Part { role: "system".into(), start, end });
+        }
         let (open, close) = self.format.thought;
         let thinking = options.add_generation_prompt && text.trim_end().ends_with(open);
-        let mut rendered = Rendered { text, parts, thinking };
+        let mut rendered = Rendered { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
             // The template opens a thought, whatever it is told.
-            rendered.text.push('\n');
-            rendered.text.push_str(close);
-            rendered.text.push_str("\n\n");
+            rendered.push(&format!("\n{close}\n\n"));
             rendered.thinking = false;
         }
         if let Some(last) = last {
@@ -196,10 +245,105 @@ impl Template {
         Ok(rendered)
     }
 
+    /// Fits messages in OpenAI's shape to what the template takes.
+    fn adapted(&self, mut messages: Vec<Value>, tools: Option<&Value>) -> Vec<Value> {
+        if !self.abilities.tools {
+            messages = offer::spelt_out(messages);
+            if let Some(tools) = tools {
+                offer::described(&mut messages, tools, self.abilities.system);
+            }
+        }
+        if self.merged_system(&messages).is_some() {
+            messages::merge_system(&mut messages);
+        }
+        messages::adapt(&mut messages, &self.format, self.abilities.arguments_as_text, &self.source);
+        messages
+    }
+
+    /// Returns the system's text where it is put into the first user's message, for want of a place of its own.
+    fn merged_system<'a>(&self, messages: &'a [Value]) -> Option<&'a str> {
+        let [first, _, ..] = messages else { return None };
+        let is_system = first["role"] == "system" || first["role"] == "developer";
+        first["content"].as_str().filter(|_| is_system && !self.abilities.system)
+    }
+
+    /// Returns `text` with marks in what the conversation has of control tokens' literals, and puts them into `last`,
+    /// too. `None` when there are none.
+    fn masked(
+        &self,
+        messages: &[Value],
+        options: &Options,
+        last: Option<&mut messages::Last>,
+        text: &mut String,
+    ) -> Option<String> {
+        let vocabulary = self.vocabulary.as_deref()?;
+        let attempt = |spared: &[&str]| {
+            let mut conversation = json!({ "messages": messages, "tools": options.tools });
+            let found = mask::mask(&mut conversation, vocabulary, spared);
+            let messages = match conversation["messages"].take() {
+                Value::Array(messages) if found => messages,
+                _ => return None,
+            };
+            let tools = options.tools.is_some().then(|| conversation["tools"].take());
+            let messages = self.adapted(messages, tools.as_ref());
+            self.text(&messages, &Options { tools, ..options.clone() }).ok()
+        };
+        let (open, close) = self.format.thought;
+        let same = |masked: &String| mask::unmasked(masked) == *text;
+        let whole = attempt(&[]);
+        let masked = match whole {
+            // A template that looks for the end of a thought must find it.
+            Some(whole) if !same(&whole) => Some(attempt(&[open, close]).filter(same).unwrap_or(whole)),
+            whole => whole,
+        };
+        let mut continues = false;
+        for said in last.into_iter().flat_map(|last| [&mut last.reasoning, &mut last.content]) {
+            if let Some(masked) = mask::masked(said, vocabulary, &[]) {
+                continues = true;
+                *said = masked;
+            }
+        }
+        if let Some(masked) = &masked {
+            *text = mask::unmasked(masked);
+        }
+        masked.or_else(|| continues.then(|| text.clone()))
+    }
+
+    /// Finds what each message's content became in `text`.
+    fn parts(&self, messages: &[Value], options: &Options, text: &str) -> Option<Vec<Part>> {
+        let whole = Marked::whole(messages);
+        let frame = self.text(&whole.messages, options).ok();
+        let found = frame.as_ref().and_then(|frame| whole.locate(text, frame, false));
+        let in_words = || {
+            let words = Marked::words(messages, &self.literals);
+            let frame = self.text(&words.messages, options).ok()?;
+            words.locate(text, &frame, false).or_else(|| words.locate(text, &frame, true))
+        };
+        found.or_else(in_words).or_else(|| whole.locate(text, &frame?, true))
+    }
+
     fn text(&self, messages: &[Value], options: &Options) -> Result<String, Error> {
+        let environment = match &self.renderer {
+            Renderer::Jinja(environment) => environment,
+            Renderer::LlamaCpp(name) => {
+                let field = |message: &'_ Value, name: &str| message[name].as_str().unwrap_or_default().to_owned();
+                let said: Vec<(String, String)> =
+                    messages.iter().map(|message| (field(message, "role"), field(message, "content"))).collect();
+                let said: Vec<(&str, &str)> =
+                    said.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();
+                return llama::apply_chat_template(name, &said, options.add_generation_prompt)
+                    .ok_or_else(|| Error::Refused(format!("llama.cpp's template '{name}' cannot write them")));
+            }
+        };
         let now = options.now;
+        // What llama.cpp gives to every template.
+        let mut variables = options.variables.clone();
+        variables.entry("enable_thinking").or_insert(true.into());
+        for (name, format) in [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")] {
+            variables.entry(name).or_insert_with(|| now.format(format).to_string().into());
+        }
         let tools = options.tools.as_ref().map_or(Jinja::from(()), |tools| Jinja::from(Serde(tools)));
-        let variables = Jinja::from(Serde(&options.variables));
+        let variables = Jinja::from(Serde(variables));
         let context = context! {
             messages => Jinja::from(Serde(messages)),
             tools,
@@ -209,38 +353,56 @@ impl Template {
             strftime_now => Jinja::from_function(move |format: String| python::strftime(now, &format)),
             ..variables
         };
-        let template = self.environment.get_template(NAME).map_err(|error| Error::Template(described(&error)))?;
+        let template = environment.get_template(NAME).map_err(|error| Error::Template(described(&error)))?;
         template.render(context).map_err(|error| Error::Refused(described(&error)))
     }
 }
 
 impl Rendered {
+    /// Appends a text, which may have marks.
+    fn push(&mut self, text: &str) {
+        if let Some(masked) = &mut self.masked {
+            masked.push_str(text);
+            self.text.push_str(&mask::unmasked(text));
+        } else {
+            self.text.push_str(text);
+        }
+    }
+
     /// Appends what the assistant has said already.
     fn continue_with(&mut self, last: &messages::Last, (open, close): (&str, &str)) {
         if !last.reasoning.is_empty() || self.thinking {
             if !self.thinking {
-                self.text.push_str(open);
-                self.text.push('\n');
+                self.push(&format!("{open}\n"));
             }
-            self.text.push_str(&last.reasoning);
+            self.push(&last.reasoning);
             self.thinking = last.content.is_empty();
             if !self.thinking {
-                self.text.push('\n');
-                self.text.push_str(close);
-                self.text.push_str("\n\n");
+                self.push(&format!("\n{close}\n\n"));
             }
         }
         let start = self.text.len();
-        self.text.push_str(&last.content);
+        self.push(&last.content);
         if !self.parts.is_empty() && !last.content.is_empty() {
             self.parts.push(Part { role: "assistant".into(), start, end: self.text.len() });
         }
     }
 
-    /// The tokens, and which of them came from whom; what belongs to no message is the template's.
+    /// Returns the text without the BOS that the tokenizer adds to every prompt, as llama-server shows it.
+    #[must_use]
+    pub fn without_bos(&self, vocabulary: &Vocabulary) -> &str {
+        let special = vocabulary.special();
+        let bos = special.bos.filter(|_| special.add_bos).map(|bos| vocabulary.decode(&[bos])).unwrap_or_default();
+        self.text.strip_prefix(bos.as_str()).unwrap_or(&self.text)
+    }
+
+    /// Returns the tokens, and which of them came from whom; what belongs to no message is the template's.
     #[must_use]
     pub fn tokenize(&self, vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<Span>) {
-        let mut tokens = vocabulary.encode(&self.text, true, true);
+        let mut tokens = match &self.masked {
+            Some(masked) => mask::tokenize(masked, vocabulary),
+            None => vocabulary.encode(&self.text, true, true),
+        };
         // A template that writes BOS itself would otherwise get two.
         if let Some(bos) = vocabulary.special().bos
             && tokens.starts_with(&[bos, bos])
@@ -261,5 +423,7 @@ fn described(error: &minijinja::Error) -> String {
     }
 }
 
+#[cfg(test)]
+mod comparison;
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,17 @@
-//! What templates expect of Python: methods, `raise_exception`, `tojson` as `json.dumps` writes it, `strftime`.
+//! What templates expect of Python: methods, tests, `raise_exception`, `tojson`, `strftime`, lists that change.
+
+mod json;
+mod list;
+mod methods;
 
 use chrono::{DateTime, Utc};
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, Error, ErrorKind};
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
-use std::io;
+use minijinja::value::{Kwargs, Object, Rest, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Widest indent of `tojson`; a template may not blow up a short conversation by asking for more.
-const WIDEST_INDENT: usize = 16;
+/// Maximum spaces of an indent; a template may not blow up a short conversation by asking for more.
+const MAX_INDENT: usize = 16;
 
 /// How the message of `raise_exception` is told from minijinja's own errors.
 #[derive(Debug, thiserror::Error)]
@@ -16,19 +19,31 @@ const WIDEST_INDENT: usize = 16;
 struct Raised;
 
 pub(super) fn install(environment: &mut Environment<'static>) {
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", tojson);
+    environment.set_unknown_method_callback(methods::call);
+    environment.add_filter("tojson", json::tojson);
+    environment.add_filter("indent", indent);
+    environment.add_test("iterable", is_iterable);
+    environment.add_test("sequence", is_sequence);
+    environment.add_function(super::syntax::LIST, |values: &Value| list::list_of(values));
+    environment.add_function("joiner", |separator: Option<String>| {
+        let separator = separator.unwrap_or_else(|| ", ".to_owned());
+        Value::from_object(Joiner { separator, calls: AtomicUsize::new(0) })
+    });
+    environment.add_function("cycler", |values: Rest<Value>| match values.is_empty() {
+        true => Err(Error::new(ErrorKind::MissingArgument, "cycler needs at least one value")),
+        false => Ok(Value::from_object(Cycler { values: values.0, at: AtomicUsize::new(0) })),
+    });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Raised))
     });
 }
 
-/// Whether the error came from `raise_exception`.
+/// Returns whether the error came from `raise_exception`.
 pub(super) fn is_raised(error: &Error) -> bool {
     std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<Raised>)
 }
 
-/// `datetime.now().strftime(format)`.
+/// Returns `datetime.now().strftime(format)`.
 pub(super) fn strftime(now: DateTime<Utc>, format: &str) -> Result<String, Error> {
     use chrono::format::{Item, StrftimeItems};
     let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
@@ -38,38 +53,100 @@ pub(super) fn strftime(now: DateTime<Utc>, format: &str) -> Result<String, Error
     Ok(now.format_with_items(items.iter()).to_string())
 }
 
-/// `json.dumps`: a space after comma and colon, no HTML escapes. Other keyword arguments change nothing that a model sees.
-#[expect(clippy::needless_pass_by_value, reason = "filters get their keyword arguments so")]
-fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = arguments.get::<Option<usize>>("indent").unwrap_or(None);
-    let failed = |error: serde_json::Error| {
-        Error::new(ErrorKind::InvalidOperation, format!("the value cannot be written as JSON: {error}"))
+/// Puts spaces before every line, or before all but the first; blank lines stay blank unless `blank` says otherwise.
+/// minijinja drops a line break at the end, which Python keeps.
+fn indent(
+    text: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    named: Kwargs,
+) -> Result<String, Error> {
+    let flag = |given: Option<bool>, name: &str| {
+        given.map_or_else(|| named.get::<Option<bool>>(name).map(Option::unwrap_or_default), Ok)
     };
-    let mut out = Vec::new();
-    match indent {
-        Some(width) => {
-            let spaces = vec![b' '; width.min(WIDEST_INDENT)];
-            let formatter = PrettyFormatter::with_indent(&spaces);
-            value.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
+    let (first, blank) = (flag(first, "first")?, flag(blank, "blank")?);
+    let width = width.map_or_else(|| named.get::<Option<Value>>("width"), |width| Ok(Some(width)))?;
+    named.assert_all_used()?;
+    let spaces = match width {
+        Some(width) => match width.as_str() {
+            Some(text) => text.chars().take(MAX_INDENT).collect(),
+            None => " ".repeat(width.as_usize().unwrap_or(0).min(MAX_INDENT)),
+        },
+        None => " ".repeat(4),
+    };
+    let mut result = String::with_capacity(text.len());
+    for (index, line) in text.split('\n').enumerate() {
+        if index > 0 {
+            result.push('\n');
         }
-        None => value.serialize(&mut Serializer::with_formatter(&mut out, Spaced)).map_err(failed)?,
+        if if index == 0 { first } else { blank || !line.is_empty() } {
+            result.push_str(&spaces);
+        }
+        result.push_str(line);
     }
-    Ok(String::from_utf8_lossy(&out).into_owned())
+    Ok(result)
 }
 
-/// `, ` and `: `, as Python separates by default.
-struct Spaced;
+/// Returns whether `iter(value)` works in Python: `None` cannot be iterated, which minijinja does.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
 
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
+/// Returns whether the value has a length and elements, as texts and mappings have, too.
+fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
+}
 
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
+/// `joiner`: nothing at the first call, the separator at every other.
+#[derive(Debug)]
+struct Joiner {
+    separator: String,
+    calls: AtomicUsize,
+}
 
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
+impl Object for Joiner {
+    fn call(self: &Arc<Self>, _state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
+        let () = minijinja::value::from_args(args)?;
+        let is_first = self.calls.fetch_add(1, Ordering::Relaxed) == 0;
+        Ok(Value::from(if is_first { "" } else { &self.separator }))
     }
 }
+
+/// `cycler`: the values in turn.
+#[derive(Debug)]
+struct Cycler {
+    values: Vec<Value>,
+    at: AtomicUsize,
+}
+
+impl Cycler {
+    fn current(&self) -> Value {
+        self.values[self.at.load(Ordering::Relaxed) % self.values.len()].clone()
+    }
+}
+
+impl Object for Cycler {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        (key.as_str()? == "current").then(|| self.current())
+    }
+
+    fn call_method(self: &Arc<Self>, _state: &mut State<'_, '_>, method: &str, args: &[Value]) -> Result<Value, Error> {
+        let () = minijinja::value::from_args(args)?;
+        match method {
+            "next" => {
+                let value = self.current();
+                self.at.fetch_add(1, Ordering::Relaxed);
+                Ok(value)
+            }
+            "reset" => {
+                self.at.store(0, Ordering::Relaxed);
+                Ok(Value::from(()))
+            }
+            _ => Err(Error::from(ErrorKind::UnknownMethod)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

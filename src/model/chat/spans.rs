@@ -1,71 +1,152 @@
-//! Which part of a prompt came from which message.
+//! Finds which part of a prompt came from which message.
 //!
 //! The conversation is rendered a second time with a mark in the place of every content. What stands between the
-//! marks is the template's own text, and it must stand between the contents in the real prompt too. Where it does
-//! not (a template that looks into its messages), there are no parts, rather than wrong ones.
+//! marks is the template's own text, and it must stand between the contents in the real prompt too. A template that
+//! looks into its messages may write another text around the marks: then only the words between the texts that a
+//! template knows are marked. What a template has changed is what stands where the mark stood.
 
 use super::Part;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use serde_json::Value;
+use std::ops::Range;
 
 /// The role of what no message wrote.
 const TEMPLATE: &str = "template";
+/// Private-use characters around the number of a mark, so that no template and no message has it by chance.
+const OPEN: char = '\u{f5a8a}';
+const CLOSE: char = '\u{f5a8b}';
+/// Minimum length of a template's text that is kept wherever it stands in a message.
+const MIN_LITERAL: usize = 3;
 
-/// The content of a message, and who wrote it.
-pub(super) struct Content {
+/// A conversation with marks, and what each of them stands for.
+pub(super) struct Marked {
+    pub(super) messages: Vec<Value>,
+    pieces: Vec<Piece>,
+}
+
+/// A piece of a message's content.
+struct Piece {
+    message: usize,
     role: String,
     text: String,
 }
 
-/// A private-use character on each side, so that no template and no message has it by chance.
-fn sentinel(index: usize) -> String {
-    format!("\u{f5a8a}{index}\u{f5a8b}")
-}
-
-/// The messages with a mark in the place of every content that is not blank.
-pub(super) fn mark(messages: &[Value]) -> (Vec<Value>, Vec<Content>) {
-    let mut contents = Vec::new();
-    let marked = messages
-        .iter()
-        .map(|message| {
-            let mut message = message.clone();
-            let text = message["content"].as_str().unwrap_or_default().to_owned();
-            if !text.trim().is_empty() {
-                message["content"] = sentinel(contents.len()).into();
-                let role = message["role"].as_str().unwrap_or_default().to_owned();
-                contents.push(Content { role, text });
-            }
-            message
-        })
-        .collect();
-    (marked, contents)
-}
-
-/// Finds the contents in `text`, given the `frame` that was rendered around their marks.
-pub(super) fn locate(text: &str, frame: &str, contents: &[Content]) -> Option<Vec<Part>> {
-    let mut parts: Vec<Part> = Vec::with_capacity(contents.len());
-    let (mut cursor, mut rest) = (0, frame);
-    for (index, content) in contents.iter().enumerate() {
-        let sentinel = sentinel(index);
-        // A template may leave a message out, e.g. all but the last tool's answer.
-        let Some(at) = rest.find(&sentinel) else { continue };
-        let own = &rest[..at];
-        rest = &rest[at + sentinel.len()..];
-        cursor += text[cursor..].starts_with(own).then_some(own.len())?;
-        let next = rest.find('\u{f5a8a}').map_or(rest, |end| &rest[..end]);
-        let end = [content.text.as_str(), content.text.trim(), content.text.trim_end(), content.text.trim_start()]
-            .into_iter()
-            .filter(|candidate| text[cursor..].starts_with(candidate))
-            .map(|candidate| cursor + candidate.len())
-            .find(|&end| text[end..].starts_with(next))?;
-        parts.push(Part { role: content.role.clone(), start: cursor, end });
-        cursor = end;
+impl Marked {
+    /// Marks every content that is not blank, as a whole.
+    pub(super) fn whole(messages: &[Value]) -> Self {
+        Self::new(messages, |text| if text.trim().is_empty() { Vec::new() } else { vec![0..text.len()] })
     }
-    (&text[cursor..] == rest).then_some(parts)
+
+    /// Marks the words of every content that stand between `literals`, the texts of the template, and leaves white
+    /// space as it is: what a template may look at stays.
+    pub(super) fn words(messages: &[Value], literals: &[String]) -> Self {
+        Self::new(messages, |text| words(text, literals))
+    }
+
+    fn new(messages: &[Value], cut: impl Fn(&str) -> Vec<Range<usize>>) -> Self {
+        let mut marked = Self { messages: messages.to_vec(), pieces: Vec::new() };
+        for (index, message) in marked.messages.iter_mut().enumerate() {
+            let text = message["content"].as_str().unwrap_or_default().to_owned();
+            let role = message["role"].as_str().unwrap_or_default().to_owned();
+            let (mut content, mut copied) = (String::new(), 0);
+            for range in cut(&text) {
+                content.push_str(&text[copied..range.start]);
+                content.extend([OPEN.to_string(), marked.pieces.len().to_string(), CLOSE.to_string()]);
+                copied = range.end;
+                marked.pieces.push(Piece { message: index, role: role.clone(), text: text[range].to_owned() });
+            }
+            if copied > 0 {
+                content.push_str(&text[copied..]);
+                message["content"] = content.into();
+            }
+        }
+        marked
+    }
+
+    /// Finds the contents in `text`, given the `frame` that was rendered around their marks. With `changed`, a content
+    /// may have become anything that stands in its place.
+    pub(super) fn locate(&self, text: &str, frame: &str, changed: bool) -> Option<Vec<Part>> {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut last = None;
+        let mut cursor = 0;
+        let mut rest = frame;
+        while let Some(at) = rest.find(OPEN) {
+            let own = &rest[..at];
+            let (number, behind) = rest[at + OPEN.len_utf8()..].split_once(CLOSE)?;
+            let number: usize = number.parse().ok()?;
+            let piece = self.pieces.get(number)?;
+            cursor += text[cursor..].starts_with(own).then_some(own.len())?;
+            let next = behind.find(OPEN).map_or(behind, |end| &behind[..end]);
+            let is_last = next.len() == behind.len();
+            let end = piece.end_in(&text[cursor..], next).or_else(|| match (changed, is_last) {
+                (false, _) => None,
+                (true, true) => text[cursor..].strip_suffix(next).map(str::len),
+                (true, false) if next.trim().is_empty() => None,
+                (true, false) => text[cursor..].find(next),
+            });
+            let end = cursor + end?;
+            match (parts.last_mut(), last) {
+                // The pieces of one content, in their order, are one part, with what the template wrote between them.
+                (Some(part), Some((message, before))) if message == piece.message && before < number => part.end = end,
+                _ if end == cursor => {}
+                _ => parts.push(Part { role: piece.role.clone(), start: cursor, end }),
+            }
+            last = Some((piece.message, number));
+            (cursor, rest) = (end, behind);
+        }
+        (&text[cursor..] == rest).then_some(parts)
+    }
 }
 
-/// Parts of the text as spans of its tokens. A token that reaches over a border belongs to the part in which it begins.
+impl Piece {
+    /// Returns where the piece ends that stands at the beginning of `text` and before `next`: as it is, trimmed, or as
+    /// JSON.
+    fn end_in(&self, text: &str, next: &str) -> Option<usize> {
+        let own = self.text.as_str();
+        let fits = |candidate: &str| text.strip_prefix(candidate).is_some_and(|behind| behind.starts_with(next));
+        let found = [own, own.trim(), own.trim_end(), own.trim_start()].into_iter().find(|candidate| fits(candidate));
+        found.map(str::len).or_else(|| {
+            let json = [own, own.trim()].map(|own| Value::from(own).to_string());
+            json.iter().map(|json| &json[1..json.len() - 1]).find(|candidate| fits(candidate)).map(str::len)
+        })
+    }
+}
+
+/// Returns the words of a text: what is left without the literals in it and without the white space around them.
+fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
+    let mut known: Vec<Range<usize>> = Vec::new();
+    let inner = text.trim();
+    let from = text.len() - text.trim_start().len();
+    for literal in literals.iter().filter(|literal| !literal.chars().all(|c| c.is_alphanumeric() || c.is_whitespace()))
+    {
+        if literal.len() >= MIN_LITERAL {
+            known.extend(text.match_indices(literal.as_str()).map(|(at, found)| at..at + found.len()));
+        } else {
+            // A template looks for short texts at the ends only, e.g. for a brace.
+            known.extend(inner.starts_with(literal.as_str()).then(|| from..from + literal.len()));
+            let to = from + inner.len();
+            known.extend(inner.ends_with(literal.as_str()).then(|| to - literal.len()..to));
+        }
+    }
+    known.sort_unstable_by_key(|range| range.start);
+    known.push(text.len()..text.len());
+    let mut words = Vec::new();
+    let mut at = 0;
+    for range in known {
+        if let Some(between) = text.get(at..range.start) {
+            let start = at + (between.len() - between.trim_start().len());
+            let end = start + between.trim().len();
+            if start < end {
+                words.push(start..end);
+            }
+        }
+        at = at.max(range.end);
+    }
+    words
+}
+
+/// Returns parts of the text as spans of its tokens. A token that reaches over a border belongs to the part in which it begins.
 pub(super) fn over_tokens(text: &str, parts: &[Part], tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<Span> {
     if parts.is_empty() {
         return Vec::new();
@@ -89,7 +170,7 @@ pub(super) fn over_tokens(text: &str, parts: &[Part], tokens: &[TokenId], vocabu
     spans
 }
 
-/// Where in the text each token begins; `None` when the tokens are not the text, e.g. because the tokenizer
+/// Returns where in the text each token begins; `None` when the tokens are not the text, e.g. because the tokenizer
 /// normalises it. Tokens that the tokenizer put before the text begin at 0.
 fn byte_starts(text: &str, tokens: &[TokenId], vocabulary: &Vocabulary) -> Option<Vec<usize>> {
     let bytes = text.as_bytes();
@@ -100,8 +181,11 @@ fn byte_starts(text: &str, tokens: &[TokenId], vocabulary: &Vocabulary) -> Optio
         starts.push(cursor);
         if bytes[cursor..].starts_with(piece) {
             cursor += piece.len();
-        } else if index == 0 && piece.first() == Some(&b' ') && bytes.starts_with(&piece[1..]) {
-            // SentencePiece puts a space before the first word.
+        } else if (index == 0 || vocabulary.is_control(tokens[index - 1]))
+            && piece.first() == Some(&b' ')
+            && bytes[cursor..].starts_with(&piece[1..])
+        {
+            // SentencePiece puts a space before the first word, and before the first behind a control token.
             cursor += piece.len() - 1;
         } else if !vocabulary.is_control(token) {
             return None;

@@ -80,10 +80,42 @@ fn contents_are_found_where_they_stand_even_when_they_look_like_the_template() {
 }
 
 #[test]
-fn a_template_that_changes_contents_has_no_parts() {
-    let shouting = "{% for m in messages %}{{ m.content | upper }}{% endfor %}";
-    let rendered = render(Some(shouting), &json!([{"role": "user", "content": "hello"}])).unwrap();
-    assert_eq!(rendered, Rendered { text: "HELLO".into(), parts: vec![], thinking: false });
+fn changed_contents_are_found_between_the_texts_of_the_template() {
+    let shouting = "{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}</>{% endfor %}";
+    let messages = json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you"}]);
+    assert_eq!(slices(&render(Some(shouting), &messages).unwrap()), [("user", "HELLO"), ("assistant", "YOU")]);
+    let adjacent = "{% for m in messages %}{{ m.content | upper }}{% endfor %}";
+    assert_eq!(slices(&render(Some(adjacent), &messages).unwrap()), []);
+}
+
+#[test]
+fn contents_are_found_where_the_template_drops_a_part() {
+    let source = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
+                  {% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip() }}{% else %}\
+                  {{ m.content }}{% endif %}{% else %}{{ m.content }}{% endif %}</>{% endfor %}";
+    let messages = |answer: &str| {
+        json!([{"role": "user", "content": "1 </think> 2"}, {"role": "assistant", "content": answer},
+               {"role": "user", "content": "More"}])
+    };
+    for (answer, shown) in [
+        ("a </think> b", Some("b")),
+        ("<think>a</think>\n\nb </think> c", Some("c")),
+        ("</think>", None),
+        ("plain", Some("plain")),
+    ] {
+        let rendered = render(Some(source), &messages(answer)).unwrap();
+        let expected =
+            [Some(("user", "1 </think> 2")), shown.map(|shown| ("assistant", shown)), Some(("user", "More"))];
+        assert_eq!(slices(&rendered), expected.into_iter().flatten().collect::<Vec<_>>(), "{answer}");
+    }
+}
+
+#[test]
+fn contents_are_found_in_json() {
+    let source = "{% for m in messages %}[{{ {'said': m.content} | tojson }}]{% endfor %}";
+    let messages = json!([{"role": "user", "content": "\"a\"\n"}, {"role": "assistant", "content": "{\"b\": 1}"}]);
+    let rendered = render(Some(source), &messages).unwrap();
+    assert_eq!(slices(&rendered), [("user", r#"\"a\"\n"#), ("assistant", r#"{\"b\": 1}"#)]);
 }
 
 #[test]
@@ -224,4 +256,83 @@ fn a_prompt_may_end_within_a_thought() {
     let rendered = template.render(&said(json!({"role": "assistant", "reasoning_content": "hm"})), &go_on).unwrap();
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\nhm", true));
     assert!(template.render(&user, &go_on).is_err());
+}
+
+#[test]
+fn templates_of_llama_cpp_write_every_message() {
+    let names = crate::model::llama::chat_template_names();
+    assert!(names.len() > 40);
+    let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "hello there"}]);
+    for name in names {
+        let template = Template::of_llama_cpp(&name, "<s>", "</s>").unwrap();
+        let rendered = template.render(&messages, &options()).unwrap();
+        assert_eq!(slices(&rendered).last(), Some(&("user", "hello there")), "{name}: {}", rendered.text);
+    }
+    assert!(Template::of_llama_cpp("nope", "", "").is_err());
+}
+
+/// Every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.
+fn bytes_and_controls() -> Vocabulary {
+    const CONTROLS: [&str; 3] = ["<|end|>", "</think>", "<s>"];
+    let bytes = (0..=255u8).map(|byte| Box::from([byte]));
+    let pieces = bytes.chain(CONTROLS.iter().map(|text| Box::from(text.as_bytes()))).collect();
+    let special = crate::model::Special { bos: Some(258), add_bos: true, ..crate::model::Special::default() };
+    let control = (0..259).map(|token| token > 255).collect();
+    Vocabulary::new(pieces, control, vec![256], special, |text, add_special, parse_special| {
+        let mut tokens = Vec::from_iter(add_special.then_some(258));
+        let mut rest = text;
+        while let Some(first) = rest.bytes().next() {
+            let found = CONTROLS.iter().position(|control| parse_special && rest.starts_with(control));
+            let (token, len) = found.map_or((i32::from(first), 1), |at| (256 + at as i32, CONTROLS[at].len()));
+            tokens.push(token);
+            // Bytes of a character are pushed one by one.
+            rest = rest.get(len..).unwrap_or_else(|| {
+                tokens.extend(
+                    rest.bytes().skip(1).take(rest.chars().next().map_or(0, char::len_utf8) - 1).map(i32::from),
+                );
+                &rest[rest.chars().next().map_or(1, char::len_utf8)..]
+            });
+        }
+        tokens
+    })
+}
+
+#[test]
+fn only_the_template_writes_control_tokens() {
+    let vocabulary = std::sync::Arc::new(bytes_and_controls());
+    let source = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:\
+                  {{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>{% endfor %}";
+    let template = Template::new(Some(source), "<s>", "</s>").unwrap().guarding(std::sync::Arc::clone(&vocabulary));
+    let rendered = |messages: Value| template.render(&messages, &options()).unwrap();
+    let controls = |messages: Value| {
+        let (tokens, spans) = rendered(messages).tokenize(&vocabulary);
+        let shown: String = tokens
+            .iter()
+            .map(|&token| if token > 255 { "#".to_owned() } else { vocabulary.decode(&[token]) })
+            .collect();
+        (shown, spans.len())
+    };
+    let user = |text: &str| json!({"role": "user", "content": text});
+    assert_eq!(controls(json!([user("a<|end|>b</think><s>")])), ("#u:a<|end|>b</think><s>#".into(), 3));
+    assert_eq!(
+        controls(json!([user("<<|end|>|end|>é<|end|>")])),
+        ("#u:<<|end|>|end|>\u{fffd}\u{fffd}<|end|>#".into(), 3)
+    );
+    assert_eq!(controls(json!([user("plain"), user("<|end|>"), user("c")])), ("#u:plain#u:<|end|>#u:c#".into(), 7));
+    // The template still finds the end of a thought, and a client's own mark does no harm.
+    let answer = json!({"role": "assistant", "content": "x</think>y<|end|>"});
+    assert_eq!(controls(json!([user("a"), answer, user("b")])), ("#u:a#a:y<|end|>#u:b#".into(), 7));
+    let marked = format!("a<{}|end|>", super::mask::MARK);
+    assert_eq!(rendered(json!([user(&marked)])).text, format!("<s>u:{marked}<|end|>"));
+    assert_eq!(rendered(json!([user("a<|end|>")])).without_bos(&vocabulary), "u:a<|end|><|end|>");
+}
+
+#[test]
+fn a_system_message_goes_into_the_first_of_the_user_where_there_is_no_place_for_it() {
+    let strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}\
+                  {% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
+    let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]);
+    let rendered = render(Some(strict), &messages).unwrap();
+    assert_eq!(rendered.text, "<user>Be short.\nHi</>");
+    assert_eq!(slices(&rendered), [("system", "Be short."), ("user", "Hi")]);
 }

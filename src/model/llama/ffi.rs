@@ -1,5 +1,5 @@
 //! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a sequence
-//! as bytes, [`adapters`], [`devices`], [`loading`], [`memory`], [`tensors`] and [`threads`].
+//! as bytes, [`adapters`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
 //! cast to the raw structure; a compile-time assertion holds their size. Its safe calls for sequence states keep the
@@ -10,6 +10,7 @@ pub(super) mod adapters;
 pub(super) mod devices;
 pub(super) mod loading;
 pub(super) mod memory;
+pub(super) mod templates;
 pub(super) mod tensors;
 pub(super) mod threads;
 

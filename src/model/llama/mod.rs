@@ -29,6 +29,7 @@ pub use context::{Captured, Context, ContextOptions};
 pub use control::Control;
 pub use devices::{Device, Placement, PlacementError, Room, TensorPlaces, devices, why_no_gpu};
 pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
+pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::Threads;
 pub use gguf::Header;
 pub use head::{Activation, Head, HeadError};

@@ -2,6 +2,7 @@
 //! an answer must be known, a mod forces it.
 
 mod forms;
+mod templates;
 mod thoughts;
 
 use super::harness::{Server, server};

@@ -1,0 +1,68 @@
+//! Methods of Python's texts, lists and dictionaries that minijinja-contrib lacks.
+
+use minijinja::value::{Value, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    match (value.as_str(), method) {
+        (Some(text), _) => match of_text(text, method, args)? {
+            Some(result) => Ok(result),
+            None => unknown_method_callback(state, value, method, args),
+        },
+        (None, "copy") if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => {
+            let () = from_args(args)?;
+            Ok(value.clone())
+        }
+        (None, "index") if value.kind() == ValueKind::Seq => {
+            let (wanted,): (&Value,) = from_args(args)?;
+            let at = value.try_iter()?.position(|item| item == *wanted);
+            at.map(Value::from).ok_or_else(|| invalid(format!("index: {wanted} is not in the list")))
+        }
+        _ => unknown_method_callback(state, value, method, args),
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message)
+}
+
+fn texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
+    texts.into_iter().map(Value::from).collect()
+}
+
+fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
+        "index" => {
+            let (wanted,): (&str,) = from_args(args)?;
+            let at = text.find(wanted).ok_or_else(|| invalid(format!("index: '{wanted}' is not in the text")))?;
+            Value::from(text[..at].chars().count())
+        }
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_prefix(prefix).unwrap_or(text))
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_suffix(suffix).unwrap_or(text))
+        }
+        "partition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let (before, after) = text.split_once(separator).map_or((text, None), |(a, b)| (a, Some(b)));
+            texts([before, after.map_or("", |_| separator), after.unwrap_or("")])
+        }
+        "rpartition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let (before, after) = text.rsplit_once(separator).map_or((None, text), |(a, b)| (Some(a), b));
+            texts([before.unwrap_or(""), before.map_or("", |_| separator), after])
+        }
+        "rsplit" => {
+            let (separator, limit): (Option<&str>, Option<usize>) = from_args(args)?;
+            let (separator, limit) = (separator.unwrap_or(" "), limit.unwrap_or(usize::MAX - 1));
+            let mut parts: Vec<&str> = text.rsplitn(limit + 1, separator).collect();
+            parts.reverse();
+            texts(parts)
+        }
+        _ => return Ok(None),
+    }))
+}

@@ -1,0 +1,88 @@
+use crate::model::chat::{Error, Options, Template};
+use chrono::DateTime;
+use serde_json::{Map, Value, json};
+
+fn options(variables: Value) -> Options {
+    let Value::Object(variables) = variables else { panic!("variables are an object") };
+    Options { tools: None, add_generation_prompt: true, continue_final: false, variables, now: DateTime::UNIX_EPOCH }
+}
+
+fn rendered(source: &str, variables: Value) -> Result<String, Error> {
+    let template = Template::new(Some(source), "<s>", "</s>").unwrap();
+    let user = json!([{"role": "user", "content": "Hi"}]);
+    template.render(&user, &options(variables)).map(|rendered| rendered.text)
+}
+
+#[test]
+fn constructs_of_python_render_as_in_python() {
+    for (source, expected) in [
+        (
+            "{{ none is iterable }} {{ [] is iterable }} {{ 'a' is iterable }} {{ 1 is iterable }}",
+            "False True True False",
+        ),
+        ("{{ 'a' is sequence }} {{ {} is sequence }} {{ none is sequence }}", "True True False"),
+        ("a{% generation %}b{% endgeneration %}c", "abc"),
+        ("{{ '%s and %d' % ('x', 3) }}|{{ '%s' % x }}", "x and 3|[1, 2]"),
+        ("{{ x.index(2) }} {{ 'abc'.index('c') }} {{ x.copy() }} {{ d.copy().b }}", "1 2 [1, 2] 2"),
+        ("{% set j = joiner('; ') %}{% for i in x %}{{ j() }}{{ i }}{% endfor %}", "1; 2"),
+        ("{% set c = cycler('a', 'b') %}{% for i in [1, 2, 3] %}{{ c.next() }}{% endfor %}{{ c.current }}", "abab"),
+        ("{{ d | tojson }}", r#"{"b": 2, "a": [1, "é"]}"#),
+        ("{{ d | tojson(separators=(',', ':'), sort_keys=true) }}", r#"{"a":[1,"é"],"b":2}"#),
+        ("{{ d | tojson(ensure_ascii=true) }}", r#"{"b": 2, "a": [1, "\u00e9"]}"#),
+        ("{{ d | tojson(indent=2) }}", "{\n  \"b\": 2,\n  \"a\": [\n    1,\n    \"é\"\n  ]\n}"),
+        ("{{ [[], {}] | tojson(indent=1) }}", "[\n []\n,\n {}\n]"),
+        ("{{ 'a.b.c'.rsplit('.', 1) | join(' ') }} {{ 'a=b'.partition('=')[2] }}", "a.b c b"),
+        ("{{ 'a\n\nb\n' | indent(2, first=true) }}|{{ 'a\nb' | indent }}", "  a\n\n  b\n|a\n    b"),
+        ("{{ 'abc'.removeprefix('a').removesuffix('c') }}", "b"),
+        ("{{ strftime_now('%d %b %Y') }} {{ date_string }} {{ datetime }}", "01 Jan 1970 01 Jan 1970 Jan 01 1970"),
+        ("{% if enable_thinking is defined and enable_thinking %}on{% endif %}", "on"),
+        ("{{ {'a': {'b': 1}}['a'] | tojson }}", r#"{"b": 1}"#),
+    ] {
+        let expected = expected.replace("]\n,", "],");
+        let text = rendered(source, json!({"x": [1, 2], "d": {"b": 2, "a": [1, "é"]}})).unwrap();
+        assert_eq!(text, expected, "{source}");
+    }
+}
+
+#[test]
+fn methods_change_lists_in_place() {
+    for (source, expected) in [
+        (
+            "{% set ns = namespace(ids=[]) %}{% set _ = ns.ids.append('a') %}{% set _ = ns.ids.append('b') %}\
+          {{ ns.ids.pop(0) }}{{ ns.ids }}{{ ns.ids | length }}",
+            "a['b']1",
+        ),
+        (
+            "{% set a = [1, 2] %}{% set b = a.copy() %}{% set _ = b.append(3) %}{{ a }}{{ b }}{{ a + b }}{{ b[-1] }}{{ b[1:] }}",
+            "[1, 2][1, 2, 3][1, 2, 1, 2, 3]3[2, 3]",
+        ),
+        (
+            "{% set a = [3] %}{% set _ = a.extend(a) %}{% set _ = a.insert(0, 1) %}{% set _ = a.reverse() %}\
+          {% set _ = a.remove(1) %}{% for i in a %}{{ i }},{% endfor %}{{ 3 in a }}{{ a | tojson }}",
+            "3,3,True[3, 3]",
+        ),
+        ("{% set a = [] %}{% set _ = a.append(a) %}{% set _ = a.append([a]) %}{{ a }}", "[[], [[[]]]]"),
+    ] {
+        assert_eq!(rendered(source, json!({})).unwrap(), expected, "{source}");
+    }
+}
+
+#[test]
+fn lists_have_limits() {
+    for source in [
+        "{% set a = [1] %}{% for i in range(60) %}{% set _ = a.extend(a) %}{% endfor %}",
+        "{% set a = [1] %}{% set n = namespace(l=a) %}{% for i in range(60) %}{% set m = [n.l] %}{% set n.l = m %}{% endfor %}{% set _ = a.pop(5) %}",
+        "{% set a = [] %}{{ a.pop() }}",
+        "{% set n = namespace() %}{% set n.n = n %}{% set a = [] %}{% set _ = a.append(n) %}",
+    ] {
+        assert!(matches!(rendered(source, json!({})), Err(Error::Refused(_))), "{source}");
+    }
+}
+
+#[test]
+fn variables_of_the_request_come_before_those_of_the_server() {
+    let given = json!({"enable_thinking": false, "date_string": "today"});
+    let source = "{{ enable_thinking }} {{ date_string }}";
+    assert_eq!(rendered(source, given).unwrap(), "False today");
+    assert_eq!(rendered(source, Value::Object(Map::new())).unwrap(), "True 01 Jan 1970");
+}

@@ -1,0 +1,82 @@
+"""Renders chat templates as transformers does: with Jinja2 and its environment for chat templates.
+
+Reads a JSON list of {"template", "context", "now"} from standard input, and writes a list of {"text"} or {"error"}.
+Used by the check `chat_templates_render_as_in_jinja2`; it needs jinja2.
+"""
+
+import datetime
+import json
+import sys
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+
+class Generation(jinja2.ext.Extension):
+    """`{% generation %}` prints its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller):
+        return caller()
+
+
+class Undefined(jinja2.Undefined):
+    """As in llama.cpp: a text plus what is undefined is the text."""
+
+    def __add__(self, other):
+        return other if isinstance(other, str) else super().__add__(other)
+
+    def __radd__(self, other):
+        return other if isinstance(other, str) else super().__radd__(other)
+
+
+def raise_exception(message):
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    # A template of llama.cpp writes the generator that `map` returns.
+    options = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, default=list, **options)
+
+
+def environment(now):
+    made = jinja2.sandbox.SandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=Undefined,
+        extensions=[Generation, jinja2.ext.loopcontrols],
+    )
+    made.filters["tojson"] = tojson
+    # As in llama.cpp: in Python a safe text escapes what is put into it, also where nothing is escaped.
+    made.filters["safe"] = str
+    made.filters["from_json"] = json.loads
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = now.strftime
+    return made
+
+
+def rendered(case):
+    now = datetime.datetime.fromtimestamp(case["now"], datetime.timezone.utc)
+    try:
+        template = environment(now).from_string(case["template"])
+        try:
+            return {"text": template.render(**case["context"])}
+        except TypeError:
+            # Without tools, transformers has `None` and llama.cpp has nothing; some templates take only one of them.
+            if case["context"]["tools"] is not None:
+                raise
+            del case["context"]["tools"]
+            return {"text": template.render(**case["context"])}
+    except Exception as error:  # A template may fail in any way.
+        return {"error": f"{type(error).__name__}: {error}", "context": case["context"]}
+
+
+json.dump([rendered(case) for case in json.load(sys.stdin)], sys.stdout)
