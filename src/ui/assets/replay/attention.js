@@ -56,7 +56,7 @@ export class Attention {
   #choices = h('div', { class: 'row' }, this.#way, this.#select);
   #n = 0;
 
-  /** `hooks`: `recorded`, `changed()`, `painted()`, `go(n)`, `pick(row)`. */
+  /** `hooks`: `recorded()`, `live()`, `changed()`, `painted()`, `go(n)`, `pick(row)`. */
   constructor(run, id, hooks, signal, view) {
     this.view = view;
     this.#run = run;
@@ -114,23 +114,26 @@ export class Attention {
     if (!this.on || !this.isForth) return this.#hooks.painted();
     const run = this.#run;
     const row = this.#subject;
-    const key = `${row} ${this.view} ${run.eventCount}`;
-    if (this.#looks?.key === key) return this.#hooks.painted();
-    this.#looking.abort();
-    this.#looking = new AbortController();
+    // Steps of a run that goes on may come here before they can be read: at its end all are read again.
+    const key = `${row} ${this.view} ${this.#hooks.live()}`;
+    if (this.#looks?.key !== key) {
+      this.#looking.abort();
+      this.#looking = new AbortController();
+      this.#looks = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.born(row), isReading: false, state: row === null ? 'Choose a token.' : 'reading…' };
+    }
+    const looks = this.#looks;
     const { signal } = this.#looking;
-    const looks = { key, by: new Map(), steps: 0, peak: 0, state: row === null ? 'Choose a token.' : 'reading…' };
-    this.#looks = looks;
     const show = () => { if (this.#looks === looks) { this.#describe(); this.#hooks.painted(); } };
     show();
-    if (row === null) return undefined;
+    if (row === null || looks.isReading) return undefined;
+    looks.isReading = true;
     try {
       // A held key passes many tokens: only where it stops is worth a request.
       await new Promise((resolve) => setTimeout(resolve, 70));
       const [view, layer] = this.view.split(':');
-      const to = Math.min(run.died(row), run.eventCount);
-      for (let from = run.born(row); from !== null && !signal.aborted;) {
-        const query = new URLSearchParams({ from, to, position: run.pos(row), view, ...(layer !== undefined && { layer }) });
+      const end = () => Math.min(run.died(row), run.eventCount);
+      for (let to = end(); looks.next < to && !signal.aborted; to = end()) {
+        const query = new URLSearchParams({ from: looks.next, to, position: run.pos(row), view, ...(layer !== undefined && { layer }) });
         const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
         const { attention } = await response.json();
         for (const { sequence_order: seq, value } of attention.rows) {
@@ -138,14 +141,15 @@ export class Attention {
           looks.peak = Math.max(looks.peak, value);
           for (const later of stepRows(run, seq)) looks.by.set(later, value);
         }
-        from = attention.next ?? null;
-        if (from === null) looks.state = '';
+        looks.next = attention.next ?? to;
         show();
       }
+      looks.state = '';
     } catch (error) {
       looks.state = `could not be read: ${error.message}`;
-      if (!signal.aborted) show();
     }
+    looks.isReading = false;
+    if (!signal.aborted) show();
     return undefined;
   }
 

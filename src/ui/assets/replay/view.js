@@ -120,6 +120,7 @@ export class Replay {
       if (this.#gone.signal.aborted) return;
       const attention = new Attention(this.#run, this.#id, {
         recorded: () => this.#recorded,
+        live: () => this.live,
         changed: () => { this.#state.layer = attention.view; this.#tell(); attention.at(this.n); },
         painted: () => this.#paint(),
         go: (n) => { parts.player.pause(); this.go(n); },
