@@ -129,6 +129,7 @@ impl Store {
             closing: watch::Sender::new(false),
             retention,
             upkeep,
+            write_failed: Mutex::default(),
             embedded: None,
         };
         Ok((inner, server_id))

@@ -21,6 +21,20 @@ pub enum Error {
         /// What the server calls itself.
         found: String,
     },
+    /// A later release has changed the schema.
+    #[error(
+        "the database was changed by a later release of Thunder (its schema has version {found}, this release knows {known}); \
+         start that release, or choose another database"
+    )]
+    NewerSchema {
+        /// Version of the schema.
+        found: i32,
+        /// The last version that this release knows.
+        known: i32,
+    },
+    /// The database takes no writes.
+    #[error("the database takes no writes: {0}")]
+    ReadOnly(&'static str),
     /// The schema could not be brought up to date.
     #[error("the database schema could not be brought up to date: {0}")]
     Migration(String),

@@ -9,8 +9,8 @@ use crate::events::{RunId, RunStatus};
 use crate::trace::document::Document;
 use chrono::Utc;
 use sqlx::Connection;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -44,9 +44,11 @@ impl Store {
                 ..outline(run_id, &document)
             }
         });
-        let ingested = timeout(PATIENCE, self.insert(run_id, &document, prepared))
-            .await
-            .map_err(|_| IngestError::Unavailable { retry_after_s: 30 })??;
+        let ingested = timeout(PATIENCE, self.insert(run_id, &document, prepared)).await;
+        let ingested = ingested.unwrap_or(Err(IngestError::Unavailable { retry_after_s: 30 }));
+        let failed = matches!(ingested, Err(IngestError::Unavailable { .. })).then(Instant::now);
+        *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
+        let ingested = ingested?;
         if ingested.created {
             self.inner.live.changed(run_id, RunStatus::Done);
         }

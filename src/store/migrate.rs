@@ -41,6 +41,7 @@ pub async fn make_partitions(connection: &mut PgConnection, today: NaiveDate) ->
 }
 
 async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
+    check_known(connection).await?;
     let missing = missing(connection).await?;
     if !missing.is_empty() {
         progress(&format!("bringing the database up to date: {}", missing.join(", ")));
@@ -50,13 +51,29 @@ async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Resul
         .map(|(name, sql)| Migration::unapplied(name, sql))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| Error::Migration(error.to_string()))?;
-    // a newer Thunder may have migrated further: its schema still serves us
     Runner::new(&migrations)
-        .set_abort_missing(false)
         .run_async(&mut Connection(connection))
         .await
         .map_err(|error| Error::Migration(describe(&error)))?;
     Ok(())
+}
+
+/// Refuses a schema of a later release, whose rows this one could misread.
+async fn check_known(connection: &mut PgConnection) -> Result<(), Error> {
+    let is_new: bool =
+        sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
+    if is_new {
+        return Ok(());
+    }
+    let found: Option<i32> = sqlx::query_scalar("select max(version)::integer from refinery_schema_history")
+        .fetch_one(&mut *connection)
+        .await?;
+    let versions = MIGRATIONS.iter().filter_map(|(name, _)| name.strip_prefix('V')?.split('_').next()?.parse().ok());
+    let known = versions.max().unwrap_or(0);
+    match found {
+        Some(found) if found > known => Err(Error::NewerSchema { found, known }),
+        _ => Ok(()),
+    }
 }
 
 /// What a database lacks that was made by an earlier Thunder; nothing of a new one.

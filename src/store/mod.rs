@@ -53,7 +53,7 @@ use recorder::Target;
 use spool::Spool;
 use sqlx::PgPool;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -82,6 +82,8 @@ struct Inner {
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,
     upkeep: JoinHandle<()>,
+    /// When a document could not be stored, unless a later one could.
+    write_failed: Mutex<Option<Instant>>,
     embedded: Option<Embedded>,
 }
 
@@ -128,14 +130,23 @@ impl Store {
         self.inner.live.clone()
     }
 
-    /// Whether the database answers.
+    /// Returns normally if a document would be stored now.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The database does not answer or takes no writes, or has failed to take a document a moment ago.
     pub async fn ready(&self) -> Result<(), Error> {
         const PATIENCE: Duration = Duration::from_secs(3);
-        let answer = timeout(PATIENCE, sqlx::query("select 1").execute(&self.inner.pool)).await;
-        answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        const FAILED_LATELY: Duration = Duration::from_secs(5);
+        let ask = sqlx::query_scalar("select current_setting('transaction_read_only') = 'on'");
+        let answer = timeout(PATIENCE, ask.fetch_one(&self.inner.pool)).await;
+        let read_only: bool = answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        if read_only {
+            return Err(Error::ReadOnly("it is a standby, or `default_transaction_read_only` is on"));
+        }
+        let failed = *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.is_some_and(|at| at.elapsed() < FAILED_LATELY) {
+            return Err(Error::ReadOnly("a document could not be stored a moment ago"));
+        }
         Ok(())
     }
 

@@ -83,6 +83,10 @@ pub async fn rewrite(pool: &PgPool, records: &[Record]) -> Result<(), Error> {
 /// Marks a run whose server died, and counts what there is of it, as far as that can be read.
 pub async fn interrupt(pool: &PgPool, run_id: RunId, at: DateTime<Utc>) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
+    // Attention is coded beside the run, and may have been stored before the event that it is of.
+    let orphans = "delete from attention t where t.run_id = $1 and not exists \
+                   (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
+    sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
     let failure = match refold(&mut transaction, run_id, |outline| outline.interrupted(at)).await {
         Ok(()) => return Ok(transaction.commit().await?),
         Err(failure @ Error::Unavailable(_)) => return Err(failure),

@@ -111,6 +111,35 @@ async fn migrations_of_several_starts_at_once_are_applied_once() {
 }
 
 #[tokio::test]
+async fn schema_of_later_release_is_refused() {
+    let data = Data::new();
+    let store = data.open().await;
+    let later = "insert into refinery_schema_history values (9999, 'later', now()::text, '0')";
+    psql(&data.url(), later).await;
+    store.close().await;
+    let error = Store::open(data.database(), |_| {}).await.err().unwrap();
+    assert!(matches!(error, Error::NewerSchema { found: 9999, .. }), "{error}");
+    assert!(error.to_string().contains("later release"), "{error}");
+}
+
+#[tokio::test]
+async fn database_that_takes_no_writes_is_not_ready() {
+    let data = Data::new();
+    let store = data.open().await;
+    store.ready().await.unwrap();
+    let url = data.url();
+    psql(&url, "alter system set default_transaction_read_only = on").await;
+    psql(&url, "select pg_reload_conf()").await;
+    let begin = Instant::now();
+    while store.ready().await.is_ok() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "it counts as ready");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(store.ingest(document("kept", 5)).await.is_err());
+    store.close().await;
+}
+
+#[tokio::test]
 async fn rows_of_a_day_without_partition_are_caught_and_stay() {
     let data = Data::new();
     let store = data.open().await;
@@ -140,6 +169,9 @@ async fn only_runs_of_dead_servers_are_interrupted() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
+    // As when the server dies between storing attention and storing the event that it is of.
+    let attention = format!("insert into attention values ('{}', 999, 1, 1, '{{0}}', '', '')", dead.run_id());
+    psql(&data.url(), &attention).await;
     dying.close().await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     let next = Store::open(url("a"), |_| {}).await.unwrap();
@@ -147,6 +179,7 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     assert_eq!(status("dead").await, RunStatus::Interrupted);
     assert_eq!(status("alive").await, RunStatus::Running);
     assert!(next.columns(dead.run_id()).await.unwrap().is_some());
+    assert_eq!(next.damaged_links().await.unwrap(), Vec::<String>::new());
     next.close().await;
     first.close().await;
 }
