@@ -35,8 +35,12 @@ const ROUTES: [&str; 14] = [
     "/api/v1/reruns",
 ];
 
+/// Logins that one address may try a minute, after as many at once.
+const LOGINS: NonZeroU32 = NonZeroU32::MIN.saturating_add(9);
+
 /// Who has begun how many runs lately.
 pub(super) struct Rates {
+    logins: Rate<IpAddr>,
     keys: Option<Rate<String>>,
     addresses: Option<Rate<IpAddr>>,
 }
@@ -49,6 +53,7 @@ struct Rate<K: Hash + Eq + Clone> {
 impl Rates {
     pub(super) fn new(config: RateConfig) -> Self {
         Self {
+            logins: Rate::new(LOGINS, None),
             keys: config.per_key.map(|rate| Rate::new(rate, config.burst)),
             addresses: config.per_address.map(|rate| Rate::new(rate, config.burst)),
         }
@@ -60,12 +65,20 @@ impl Rates {
     /// 429 when there were too many.
     pub(super) fn check(&self, caller: Option<&Caller>, address: Option<SocketAddr>) -> Result<(), ApiError> {
         if let (Some(rate), Some(caller)) = (&self.keys, caller) {
-            rate.check(&caller.label, "this key")?;
+            rate.check(&caller.label, "this key", "begin", "runs")?;
         }
         if let (Some(rate), Some(address)) = (&self.addresses, address) {
-            rate.check(&network(address.ip()), "this address")?;
+            rate.check(&network(address.ip()), "this address", "begin", "runs")?;
         }
         Ok(())
+    }
+
+    /// Counts a login that this address tries.
+    ///
+    /// # Errors
+    /// 429 when there were too many.
+    pub(super) fn check_login(&self, address: SocketAddr) -> Result<(), ApiError> {
+        self.logins.check(&network(address.ip()), "this address", "try", "logins")
     }
 }
 
@@ -75,14 +88,14 @@ impl<K: Hash + Eq + Clone> Rate<K> {
         Self { per_minute, limiter: RateLimiter::keyed(quota) }
     }
 
-    fn check(&self, key: &K, whose: &str) -> Result<(), ApiError> {
+    fn check(&self, key: &K, whose: &str, act: &str, what: &str) -> Result<(), ApiError> {
         if self.limiter.len() > MANY {
             self.limiter.retain_recent();
         }
         self.limiter.check_key(key).map_err(|until| {
             let wait = until.wait_time_from(DefaultClock::default().now());
             let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
-            let detail = format!("{whose} may begin {} runs a minute; try again in {seconds} s", self.per_minute);
+            let detail = format!("{whose} may {act} {} {what} a minute; try again in {seconds} s", self.per_minute);
             ApiError::new(Kind::Busy, detail).retry_after(seconds).code("rate_limited")
         })
     }

@@ -115,6 +115,9 @@ impl ExtendSome for axum::http::Extensions {
 
 fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, ApiError> {
     let config = app.config();
+    if request.headers().get_all(header::HOST).iter().count() > 1 {
+        return Err(ApiError::bad_request("the request has several Host headers, and must have one"));
+    }
     let host = host(request).ok_or_else(|| ApiError::bad_request("the request has no Host header"))?;
     if !is_ours(&host, config) {
         return Err(ApiError::new(

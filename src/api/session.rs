@@ -6,18 +6,21 @@
 use super::{App, base};
 use crate::config::{KeyHash, Security};
 use axum::Router;
-use axum::extract::{Form, Query, State};
+use axum::extract::{ConnectInfo, Form, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::get;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
+use std::net::SocketAddr;
 use std::sync::LazyLock;
 use subtle::ConstantTimeEq;
 
 pub(super) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
+/// The page has a form and nothing else.
+const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 static SECRET: LazyLock<[u8; 32]> = LazyLock::new(rand::random);
 
@@ -73,9 +76,19 @@ async fn page(State(app): State<App>, Query(Destination { next }): Query<Destina
     form(base(&headers), next, "")
 }
 
-async fn log_in(State(app): State<App>, headers: HeaderMap, Form(login): Form<Login>) -> Response {
+async fn log_in(
+    State(app): State<App>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    Form(login): Form<Login>,
+) -> Response {
     let base = base(&headers);
     let next = local(login.next.as_deref());
+    // Before the key is looked at, so that nothing is learnt from more tries than these.
+    if let Err(error) = app.rates().check_login(peer) {
+        let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
+        return (error.status(), form(base, next, &notice)).into_response();
+    }
     let Some(key) = app.config().server.security.known(login.key.trim()) else {
         let notice = "<p role=\"alert\">This key is not known here.</p>";
         return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
@@ -96,7 +109,8 @@ fn form(base: &str, next: &str, notice: &str) -> Response {
          <button>Log in</button></form></html>"
     ));
     // Without a referrer a browser calls the origin of the form "null", which is nobody's.
-    ([(header::REFERRER_POLICY, "same-origin")], page).into_response()
+    let headers = [(header::REFERRER_POLICY, "same-origin"), (header::CONTENT_SECURITY_POLICY, POLICY)];
+    (headers, page).into_response()
 }
 
 /// The key whose session the request's cookie is.

@@ -153,6 +153,44 @@ async fn login_returns_to_the_page_that_was_asked_for() {
     }
 }
 
+#[tokio::test]
+async fn login_page_runs_no_scripts_and_takes_few_tries() {
+    let server = Server::start(&["--api-key", KEY]);
+    server.wait_ready().await;
+    let page = send(&server, "/login", &[]).await;
+    let policy = page.headers()["content-security-policy"].to_str().unwrap();
+    assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let login = |key: &str| {
+        let request = client.post(format!("{}/login", server.base)).body(format!("key={key}"));
+        request.header("content-type", "application/x-www-form-urlencoded").header("origin", &server.base).send()
+    };
+    let mut refused = None;
+    for _ in 0..40 {
+        let response = login("wrong").await.unwrap();
+        if response.status().as_u16() == 429 {
+            refused = Some(response.text().await.unwrap());
+            break;
+        }
+        assert_eq!(response.status().as_u16(), 401);
+    }
+    assert!(refused.as_ref().is_some_and(|page| page.contains("10 logins a minute")), "{refused:?}");
+    assert_eq!(login(KEY).await.unwrap().status().as_u16(), 429, "the key is not looked at either");
+    assert_eq!(server.get("/v1/models").await.0, 200, "who has the key needs no login");
+}
+
+#[tokio::test]
+async fn request_with_two_host_headers_is_refused() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let address = server().await.base.trim_start_matches("http://").to_owned();
+    let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+    let request = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("several Host headers"), "{answer}");
+}
+
 async fn the_named_origin_may_call(server: &Server) {
     let preflight = reqwest::Client::new()
         .request(Method::OPTIONS, format!("{}/v1/chat/completions", server.base))
