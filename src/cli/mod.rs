@@ -143,8 +143,19 @@ fn said(matches: &clap::ArgMatches, command: &str, id: &str) -> bool {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("thunder: {error:#}");
+    eprintln!("thunder: {}", with_causes(error));
     ExitCode::FAILURE
+}
+
+/// Returns the error and its causes; those that it quotes already are not repeated.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn log(cli: &Cli) -> anyhow::Result<()> {
@@ -181,6 +192,13 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
 mod tests {
     use super::Cli;
     use clap::CommandFactory;
+
+    #[test]
+    fn cause_is_printed_once() {
+        let inner = std::io::Error::other("connection refused");
+        let error = anyhow::Error::new(inner).context("no answer: connection refused").context("cannot start");
+        assert_eq!(super::with_causes(&error), "cannot start: no answer: connection refused");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

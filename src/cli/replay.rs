@@ -58,7 +58,7 @@ pub async fn replay(args: Args, said: impl Fn(&str) -> bool, mut signals: EndSig
             Ok(ExitCode::from(u8::from(!same)))
         }
         Err(error) => {
-            eprintln!("thunder: {error:#}");
+            eprintln!("thunder: {}", super::with_causes(&error));
             Ok(ExitCode::from(2))
         }
     }
