@@ -256,6 +256,7 @@ mod tests {
         let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
         for (config, message) in [
             (json!({"choices": ["a", "a"]}), "'choices': 'a' is there twice"),
+            (json!({"choices": vec!["a"; 100_000]}), "'choices' has 100000 texts, at most 1000 are taken"),
             (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, found \"best\""),
             (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts, at most 64 are taken"),
         ] {

@@ -22,6 +22,9 @@ async fn a_wrong_field_is_named() {
         (json!({"n": 99}), "n"),
         (json!({"logit_bias": {"1": 101}}), "logit_bias"),
         (json!({"logit_bias": {"999999": 1}}), "logit_bias"),
+        (json!({"logit_bias": vec![json!([1, 1]); 40_000]}), "logit_bias"),
+        (json!({"banned_tokens": vec![1; 40_000]}), "banned_tokens"),
+        (json!({"stop_tokens": vec![1; 40_000]}), "stop_tokens"),
         (json!({"banned_tokens": [999_999]}), "banned_tokens"),
         (json!({"stop_tokens": "a"}), "stop_tokens"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
@@ -38,7 +41,7 @@ async fn a_wrong_field_is_named() {
         (json!({"tool_choice": "required"}), "tool_choice"),
     ] {
         let (status, answer) = server.post(CHAT, &chat(further.clone())).await;
-        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{further}: {answer}");
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{param}: {answer}");
         assert_eq!(answer["error"]["type"], "invalid_request_error");
     }
 }
