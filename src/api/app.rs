@@ -98,6 +98,17 @@ impl App {
         self.0.models.loaded(name).await
     }
 
+    /// The model that a request names as for [`App::loaded`], if it is loaded: for requests that only look, which load and
+    /// unload nothing.
+    ///
+    /// # Errors
+    /// As [`App::loaded`].
+    pub fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+        self.ready()?;
+        let entry = self.0.models.meant(name)?;
+        entry.ready().cloned().ok_or_else(|| entry.not_loaded())
+    }
+
     /// Nothing, once the server has started and until it stops.
     ///
     /// # Errors

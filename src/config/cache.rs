@@ -76,7 +76,7 @@ pub struct CacheFlags {
     /// a quarter of the machine's [also: -cram]
     #[arg(long, env = "THUNDER_CACHE_RAM", value_name = "MIB", allow_negative_numbers = true)]
     pub cache_ram: Option<i64>,
-    /// Memory for sessions, which clients keep on the server, e.g. 4G
+    /// Memory for the sessions of all models, which clients keep on the server, e.g. 4G
     #[arg(long, env = "THUNDER_SESSION_MEMORY", value_name = "SIZE", default_value = "4G")]
     pub session_memory: Size,
     /// When the context is full: end the answer, shift tokens out whatever they are, or evict whole messages of the

@@ -18,6 +18,7 @@ mod conversation;
 pub mod encoder;
 mod ending;
 mod host_cache;
+mod identity;
 mod journal;
 mod measure;
 mod output;
@@ -31,7 +32,6 @@ mod rows;
 mod run;
 mod scheduler;
 mod ses1;
-mod sessions;
 mod slots;
 mod status;
 mod steps;
@@ -46,7 +46,6 @@ pub use journal::Clock;
 pub use output::{Delta, Generation, Output, Progress};
 pub use request::{Limits, Overflow, RecordPolicy, Report, Request};
 pub use ses1::Ses1Error;
-pub use sessions::{NoRoom, Session, Sessions};
 pub use slots::{SlotError, SlotState, SlotTokens};
 pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
 pub use submit::SubmitError;
@@ -57,8 +56,10 @@ use crate::model::Model;
 use crate::model::llama::{CacheType, ContextOptions};
 use capture::Capture;
 use host_cache::HostCache;
+use identity::Identification;
 use scheduler::{Command, Scheduler};
 use ses1::Home;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -94,8 +95,8 @@ pub struct Options {
     pub slot_prompt_similarity: f32,
     /// Most bytes of states that no slot has room for; 0 keeps none.
     pub cache_ram_bytes: usize,
-    /// Most bytes of sessions.
-    pub session_memory_bytes: usize,
+    /// Folder in which the hashes of models are kept.
+    pub hash_cache: Option<PathBuf>,
     /// Most tokens that the answer of any run may have; `None` for as many as fit.
     pub max_tokens: Option<u32>,
     /// Codes attention for storage.
@@ -116,9 +117,9 @@ struct Inner {
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
     home: Arc<Home>,
+    identification: Identification,
     /// `None` without capture.
     attends: Option<Result<Attends, Unseen>>,
-    sessions: Sessions,
     status: Arc<Status>,
     /// Cloned into every run.
     counted: Arc<()>,
@@ -151,22 +152,16 @@ impl Engine {
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(Status::new(options.parallel));
-        let sessions = Sessions::new(options.session_memory_bytes);
-        let home = |model: &Model, layout| Home {
-            fingerprint: model.fingerprint(),
-            adapters: model.adapters().list().iter().map(|adapter| adapter.fingerprint).collect(),
-            vocabulary: model.vocabulary().len(),
-            layout,
-        };
+        let home = |model: &Model, layout| Home { vocabulary: model.vocabulary().len(), layout };
         if !model.generates() {
             let inner = Inner {
                 home: Arc::new(home(&model, None)),
+                identification: Identification::start(&model, options.hash_cache.clone()),
                 attends: None,
                 model,
                 options,
                 commands,
                 waiting,
-                sessions,
                 status,
                 counted: Arc::new(()),
                 promises,
@@ -226,6 +221,7 @@ impl Engine {
         let (layout, attends) =
             started.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
         let home = Arc::new(home(&model, layout));
+        let identification = Identification::start(&model, options.hash_cache.clone());
         let thread = Mutex::new(Some(thread));
         let inner = Inner {
             model,
@@ -233,8 +229,8 @@ impl Engine {
             commands,
             waiting,
             home,
+            identification,
             attends,
-            sessions,
             status,
             counted: Arc::new(()),
             promises,
@@ -255,12 +251,6 @@ impl Engine {
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
-    }
-
-    /// States of slots that clients keep here.
-    #[must_use]
-    pub fn sessions(&self) -> &Sessions {
-        &self.inner.sessions
     }
 
     /// Runs that decode at the same time.

@@ -6,6 +6,7 @@
 //! anything: nothing of it reaches llama.cpp before [`read`] has compared every number with the context's own.
 
 use super::conversation::Memory;
+use super::identity::Identity;
 use super::slots::Saved;
 use crate::events::TokenId;
 use crate::model::llama::{AdapterSet, Flaw, Layout, Weighed};
@@ -17,12 +18,13 @@ const MAGIC: &[u8; 4] = b"SES1";
 const HEAD: usize = 8;
 
 const KV_MAGIC: &[u8; 4] = b"THKV";
-/// Of the head of the KV data, and of the layout of llama.cpp's part, which its releases change.
-const KV_VERSION: u32 = 1;
+/// Of the head of the KV data, and of the layout of llama.cpp's part, which its releases change. Versions 1 to 3 named the model
+/// by parts of its file, so that another model's state could pass for this one's.
+const KV_VERSION: u32 = 4;
 /// The same with a list of LoRA adapters before llama.cpp's part: their number, and of each the fingerprint and scale.
-const KV_VERSION_ADAPTED: u32 = 2;
+const KV_VERSION_ADAPTED: u32 = 5;
 /// The same with what is remembered of the conversation behind that list.
-const KV_VERSION_REMEMBERING: u32 = 3;
+const KV_VERSION_REMEMBERING: u32 = 6;
 /// Fingerprint and scale of an adapter.
 const ADAPTER: usize = 16 + 4;
 /// Magic, version, model, types of keys and values, length, checksum.
@@ -106,9 +108,6 @@ pub enum Ses1Error {
 /// What a block must fit.
 #[derive(Debug, Clone)]
 pub(super) struct Home {
-    pub fingerprint: u128,
-    /// Fingerprints of the LoRA adapters, by id.
-    pub adapters: Vec<u128>,
     pub vocabulary: usize,
     pub layout: Option<Layout>,
 }
@@ -122,7 +121,7 @@ impl Home {
 }
 
 /// Writes a block from what llama.cpp wrote of a sequence.
-pub(super) fn write(home: &Home, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
+pub(super) fn write(home: &Home, identity: &Identity, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
     let Saved { tokens, adapters, memory, state } = saved;
     let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     let mut kv = Vec::new();
@@ -134,7 +133,7 @@ pub(super) fn write(home: &Home, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
     if version >= KV_VERSION_ADAPTED {
         kv.extend_from_slice(&(adapters.as_slice().len() as u32).to_le_bytes());
         for weighed in adapters.as_slice() {
-            kv.extend_from_slice(&home.adapters.get(weighed.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
+            kv.extend_from_slice(&identity.adapters.get(weighed.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
             kv.extend_from_slice(&weighed.scale.to_le_bytes());
         }
     }
@@ -153,7 +152,7 @@ pub(super) fn write(home: &Home, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
     let types = layout.types();
     block.extend_from_slice(KV_MAGIC);
     block.extend_from_slice(&version.to_le_bytes());
-    block.extend_from_slice(&home.fingerprint.to_le_bytes());
+    block.extend_from_slice(&identity.model.to_le_bytes());
     block.extend_from_slice(&type_field(&types.0));
     block.extend_from_slice(&type_field(&types.1));
     block.extend_from_slice(&(kv.len() as u64).to_le_bytes());
@@ -164,7 +163,7 @@ pub(super) fn write(home: &Home, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
 }
 
 /// Checks a block and returns its tokens, and what llama.cpp shall read; empty for the state of an empty slot.
-pub(super) fn read(home: &Home, block: &[u8]) -> Result<Saved, Ses1Error> {
+pub(super) fn read(home: &Home, identity: &Identity, block: &[u8]) -> Result<Saved, Ses1Error> {
     let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     if !block.starts_with(MAGIC) {
         return Err(Ses1Error::Magic);
@@ -190,7 +189,7 @@ pub(super) fn read(home: &Home, block: &[u8]) -> Result<Saved, Ses1Error> {
     if !(KV_VERSION..=KV_VERSION_REMEMBERING).contains(&version) {
         return Err(Ses1Error::Version(version));
     }
-    if u128::from_le_bytes(field(head, 8..24)?) != home.fingerprint {
+    if u128::from_le_bytes(field(head, 8..24)?) != identity.model {
         return Err(Ses1Error::Model);
     }
     let types = layout.types();
@@ -211,7 +210,8 @@ pub(super) fn read(home: &Home, block: &[u8]) -> Result<Saved, Ses1Error> {
     if checksum(&block[..needed - 8], kv) != sum {
         return Err(Ses1Error::Checksum);
     }
-    let (adapters, mut kv) = if version == KV_VERSION { (AdapterSet::default(), kv) } else { read_adapters(home, kv)? };
+    let (adapters, mut kv) =
+        if version == KV_VERSION { (AdapterSet::default(), kv) } else { read_adapters(identity, kv)? };
     let memory = if version == KV_VERSION_REMEMBERING {
         Memory::from_bytes(&mut kv, &tokens, home.vocabulary).ok_or(Ses1Error::Memory)?
     } else {
@@ -226,9 +226,9 @@ pub(super) fn read(home: &Home, block: &[u8]) -> Result<Saved, Ses1Error> {
 }
 
 /// The adapters at the beginning of the KV data, and what follows them.
-fn read_adapters<'a>(home: &Home, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
+fn read_adapters<'a>(identity: &Identity, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
     let count = u32::from_le_bytes(field(kv, 0..4)?) as usize;
-    if count > home.adapters.len() {
+    if count > identity.adapters.len() {
         return Err(Ses1Error::Adapter);
     }
     let end = 4 + count * ADAPTER;
@@ -237,7 +237,7 @@ fn read_adapters<'a>(home: &Home, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8])
     let read = |entry: &[u8]| {
         let fingerprint = u128::from_le_bytes(field(entry, 0..16)?);
         let scale = f32::from_le_bytes(field(entry, 16..ADAPTER)?);
-        let id = home.adapters.iter().position(|&known| known == fingerprint).ok_or(Ses1Error::Adapter)?;
+        let id = identity.adapters.iter().position(|&known| known == fingerprint).ok_or(Ses1Error::Adapter)?;
         if scale.is_finite() { Ok(Weighed { id, scale }) } else { Err(Ses1Error::Adapter) }
     };
     let set = list[4..].chunks_exact(ADAPTER).map(read).collect::<Result<Vec<_>, _>>()?;

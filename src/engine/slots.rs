@@ -80,6 +80,20 @@ pub enum SlotError {
     /// llama.cpp failed; the slot is empty.
     #[error("{0}; the slot is empty now")]
     Failed(String),
+    /// It is not known yet whether a state is of this model.
+    #[error(
+        "states cannot be saved or restored yet: the server reads every byte of the model once, to tell its states from those of \
+         other models, and has read {percent} %; try again in {retry_after_s} seconds"
+    )]
+    Hashing {
+        /// How far it is.
+        percent: u64,
+        /// When it may be done.
+        retry_after_s: u64,
+    },
+    /// It cannot be known whether a state is of this model.
+    #[error("states cannot be saved or restored: the model's files cannot be told from others: {0}")]
+    Unidentified(String),
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,
@@ -105,12 +119,14 @@ impl Engine {
     /// Copies a slot's state out.
     ///
     /// # Errors
-    /// [`SlotError::State`] for a model whose state could not be checked when it comes back; [`SlotError::NoSuchSlot`],
-    /// [`SlotError::Stopped`].
+    /// [`SlotError::State`] for a model whose state could not be checked when it comes back; [`SlotError::Hashing`],
+    /// [`SlotError::Unidentified`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn save_slot(&self, slot: u32) -> Result<SlotState, SlotError> {
+        self.check_slot(slot)?;
+        let identity = self.inner.identification.known().await?;
         let saved = self.with_slot(slot, SlotTask::Save).await??;
         let home = Arc::clone(&self.inner.home);
-        let write = move || ses1::write(&home, &saved).map(|block| (saved.tokens.len(), block));
+        let write = move || ses1::write(&home, &identity, &saved).map(|block| (saved.tokens.len(), block));
         let (tokens, block) = tokio::task::spawn_blocking(write).await.map_err(|_| SlotError::Stopped)??;
         Ok(SlotState { tokens, block: block.into() })
     }
@@ -118,12 +134,14 @@ impl Engine {
     /// Replaces a slot's state. The block may come from anywhere. Returns the number of its tokens.
     ///
     /// # Errors
-    /// [`SlotError::State`] and [`SlotError::Refused`] leave the slot as it was; [`SlotError::NoSuchSlot`],
+    /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Refused`] leave the slot as
+    /// it was; [`SlotError::NoSuchSlot`],
     /// [`SlotError::Stopped`].
     pub async fn restore_slot(&self, slot: u32, block: Bytes) -> Result<usize, SlotError> {
         self.check_slot(slot)?;
+        let identity = self.inner.identification.known().await?;
         let home = Arc::clone(&self.inner.home);
-        let read = move || ses1::read(&home, &block);
+        let read = move || ses1::read(&home, &identity, &block);
         let saved = tokio::task::spawn_blocking(read).await.map_err(|_| SlotError::Stopped)??;
         let count = saved.tokens.len();
         self.with_slot(slot, |answer| SlotTask::Restore(saved, answer)).await??;

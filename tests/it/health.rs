@@ -143,6 +143,17 @@ fn what_is_not_a_model_is_an_error_that_names_the_file() {
     assert!(said.contains("not-a-model.gguf") && said.contains("GGUF"), "{said}");
 }
 
+#[test]
+fn context_larger_than_the_machine_is_refused_at_once() {
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut command = thunder();
+    command.args(["serve", "-c", "1000000000", "--listen", &listen, "--data-dir"]).arg(folder()).arg("-m").arg(model());
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("KV cache") && said.contains("smaller --ctx-size"), "{said}");
+}
+
 #[tokio::test]
 async fn two_servers_on_one_folder_are_refused() {
     let server = server().await;

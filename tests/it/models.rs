@@ -83,6 +83,47 @@ async fn a_request_loads_the_model_it_names_in_the_place_of_the_one_used_least_r
     }
 }
 
+/// Two models that differ in one bit, where no sample of the file would show it.
+fn twins() -> PathBuf {
+    let folder = folder();
+    let mut bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/demo.gguf")).unwrap();
+    std::fs::write(folder.join("one.gguf"), &bytes).unwrap();
+    let at = bytes.len() * 53 / 64 + 30_000;
+    bytes[at] ^= 1;
+    std::fs::write(folder.join("two.gguf"), &bytes).unwrap();
+    folder
+}
+
+#[tokio::test]
+async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
+    let dir = twins();
+    let one = dir.join("one.gguf");
+    let further = ["--models-max", "1", "--model", one.to_str().unwrap(), "-np", "1"];
+    let server = start(&dir, &further).await;
+    server.answer("/completion", &json!({"prompt": "Once upon a time", "n_predict": 4, "id_slot": 0})).await;
+    let saved = server.answer("/slots/0?action=save-state", &json!({})).await;
+    server.answer("/sessions/7?action=save&slot=0", &json!({})).await;
+    // To look is not to load, and what is loaded stays.
+    assert_eq!(server.get("/sessions?model=two").await, (200, json!([])));
+    for path in ["/props", "/slots", "/lora-adapters", "/tokenizer_info", "/v1/slots/0/info", "/api/v1/model/info"] {
+        let (code, answer) = server.get(&format!("{path}?model=two")).await;
+        assert_eq!(code, 400, "{path}: {answer}");
+    }
+    assert_eq!(status(&server, "one").await["value"], "loaded");
+    assert_eq!(status(&server, "two").await["value"], "unloaded");
+
+    let body = json!({"state": saved["state"]});
+    let (code, answer) = server.post("/slots/0?action=restore-state&model=two", &body).await;
+    assert!(code == 400 && answer.to_string().contains("saved with another model"), "{code} {answer}");
+    assert_eq!(status(&server, "one").await["value"], "unloaded", "there was room for one");
+    assert_eq!(server.get("/sessions?model=one").await.1[0]["id"], 7, "its sessions stay");
+    assert_eq!(status(&server, "one").await["value"], "unloaded");
+    let (code, answer) = server.post("/sessions/7?action=restore&slot=0&model=two", &json!({})).await;
+    assert_eq!(code, 404, "{answer}");
+    let restored = server.answer("/sessions/7?action=restore&slot=0&model=one", &json!({})).await;
+    assert_eq!(restored["success"], true, "{restored}");
+}
+
 #[tokio::test]
 async fn models_are_loaded_and_unloaded_by_hand() {
     let dir = models(&["apple"]);

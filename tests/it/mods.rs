@@ -43,7 +43,7 @@ impl Lab {
             cache_type_v: CacheType::F16,
             slot_prompt_similarity: 0.1,
             cache_ram_bytes: 0,
-            session_memory_bytes: 0,
+            hash_cache: None,
             max_tokens: None,
             attention_coder: |_, _, _, _| None,
             clock: chrono::Utc::now,

@@ -72,7 +72,7 @@ pub(super) async fn show(
     State(app): State<App>,
     Query(query): Query<ShowModel>,
 ) -> Result<Json<ModelInfo>, AttentionError> {
-    let loaded = app.loaded(query.model.as_deref()).await?;
+    let loaded = app.loaded_now(query.model.as_deref())?;
     Ok(Json(describe(&loaded)))
 }
 

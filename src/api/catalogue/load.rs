@@ -246,7 +246,7 @@ fn tuning(flags: &TuningFlags) -> Tuning {
     }
 }
 
-fn engine_options(Config { engine, server, .. }: &Config, model: &Model, clock: Clock) -> Options {
+fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock: Clock) -> Options {
     Options {
         ctx_size: engine.slot_context(model.card().context_train),
         parallel: engine.parallel,
@@ -259,7 +259,7 @@ fn engine_options(Config { engine, server, .. }: &Config, model: &Model, clock: 
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
         cache_ram_bytes: engine.cache.idle_bytes,
-        session_memory_bytes: engine.cache.session_bytes,
+        hash_cache: Some(data.dir.join("cache").join("weights")),
         max_tokens: server.max_tokens,
         attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock,

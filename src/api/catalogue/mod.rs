@@ -9,12 +9,14 @@ mod folder;
 mod load;
 mod loaded;
 mod names;
+mod sessions;
 mod trial;
 mod unload;
 
 pub use load::Step;
 pub use loaded::Loaded;
 pub(in crate::api) use names::meant;
+pub use sessions::{NoRoom, Sessions};
 
 use super::ApiError;
 use crate::config::Config;
@@ -71,6 +73,7 @@ struct Inner {
     changed: watch::Sender<()>,
     /// Gone when the server has stopped.
     recorder: Mutex<Option<Recorder>>,
+    sessions: Sessions,
     config: Arc<Config>,
     clock: Clock,
     /// The program that tries files.
@@ -101,6 +104,7 @@ impl Catalogue {
             admission: tokio::sync::Mutex::default(),
             changed: watch::Sender::new(()),
             recorder: Mutex::default(),
+            sessions: Sessions::new(config.engine.cache.session_bytes),
             config,
             clock,
             trial: OnceLock::new(),
@@ -121,6 +125,22 @@ impl Catalogue {
         let models = self.lock();
         let found = models.entries.iter().find(|entry| entry.names().any(|own| own == name));
         found.cloned().ok_or_else(|| models.unknown(name))
+    }
+
+    /// The model that a request names as for [`Catalogue::loaded`], whether it is loaded or not.
+    ///
+    /// # Errors
+    /// 404 when there is no such model.
+    pub fn meant(&self, asked: Option<&str>) -> Result<Entry, ApiError> {
+        let models = self.lock();
+        let index = models.find(asked, self.0.config.server.any_model_name)?;
+        Ok(models.entries[index].clone())
+    }
+
+    /// States of slots that clients keep here.
+    #[must_use]
+    pub fn sessions(&self) -> &Sessions {
+        &self.0.sessions
     }
 
     /// The default model, when it is ready.
@@ -247,11 +267,14 @@ impl Entry {
         Self { name, aliases, path, default, state: ModelState::Unloaded, last_used: 0, given_up: Arc::default() }
     }
 
-    fn not_loaded(&self) -> ApiError {
+    pub(in crate::api) fn not_loaded(&self) -> ApiError {
         let name = &self.name;
         match &self.state {
             ModelState::Failed(reason) => {
                 ApiError::unavailable(format!("the model '{name}' could not be loaded: {reason}")).at("model")
+            }
+            ModelState::Loading(_) => {
+                ApiError::unavailable(format!("the model '{name}' is being loaded")).at("model").retry_after(1)
             }
             ModelState::Unloading => {
                 ApiError::unavailable(format!("the model '{name}' is being unloaded")).at("model").retry_after(1)

@@ -36,7 +36,7 @@ async fn slots(State(app): State<App>, Query(query): Query<SlotsQuery>) -> Resul
     if !app.config().server.routes.slots {
         return Err(ApiError::not_supported("GET /slots is off; start the server without --no-slots").into());
     }
-    let loaded = app.loaded(query.model.as_deref()).await?;
+    let loaded = app.loaded_now(query.model.as_deref())?;
     let engine = loaded.engine();
     let slots = engine.status().slots();
     let fails = query.fail_on_no_slot.is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
@@ -76,7 +76,7 @@ async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<R
     if !app.config().server.routes.metrics {
         return Err(ApiError::not_supported("GET /metrics is off; start the server with --metrics").into());
     }
-    let loaded = app.loaded(which.model.as_deref()).await?;
+    let loaded = app.loaded_now(which.model.as_deref())?;
     let text = exposition(loaded.engine().status().counts().plus(loaded.encoder().status().counts()));
     let headers = [
         (header::CONTENT_TYPE, "text/plain; version=0.0.4".to_owned()),

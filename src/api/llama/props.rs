@@ -30,7 +30,7 @@ pub(super) struct Which {
 #[utoipa::path(get, path = "/props", tag = "llama-server",
     responses((status = 200, description = "The properties"), (status = 503, description = "The model is being loaded")))]
 async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded(which.model.as_deref()).await?;
+    let loaded = app.loaded_now(which.model.as_deref())?;
     let (engine, vocabulary, card) = (loaded.engine(), loaded.vocabulary(), loaded.model().card());
     let routes = &app.config().server.routes;
     let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();

@@ -4,7 +4,6 @@ use super::slot_files;
 use super::slots::{slot_number, small_json};
 use crate::api::wire::fields::Fields;
 use crate::api::{ApiError, App, LlamaError};
-use crate::engine::Engine;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -29,7 +28,8 @@ struct Action {
 
 /// Does something with a session, by `?action=`: `save` keeps the state of `&slot=N` under the number, `restore` puts it back into
 /// a slot, or with `{file}` what is in that file below `--slot-save-path`, and `remove` forgets it, with `{file}` after writing it
-/// there. Sessions stay until they are removed or the server ends.
+/// there. Sessions belong to the model they were saved with; they stay until they are removed or the server ends, also while their model
+/// is not loaded.
 #[utoipa::path(post, path = "/sessions/{id_session}", tag = "llama-server",
     params(("id_session" = i64, Path, description = "The session's number"),
            ("action" = String, Query, description = "save, restore or remove"),
@@ -46,8 +46,9 @@ async fn act(
     body: Body,
 ) -> Result<Json<Value>, LlamaError> {
     let query = query?.0;
-    let loaded = app.loaded(query.model.as_deref()).await?;
-    let engine = loaded.engine();
+    app.ready()?;
+    let sessions = app.models().sessions();
+    let model = app.models().meant(query.model.as_deref())?.name;
     let text = id?.0;
     let id: i64 = text
         .parse()
@@ -63,24 +64,26 @@ async fn act(
     let answer = match query.action.as_deref() {
         Some("save") => {
             let slot = slot()?;
-            let state = engine.save_slot(slot).await?;
+            let state = app.loaded(query.model.as_deref()).await?.engine().save_slot(slot).await?;
             let bytes = state.block.len();
-            engine.sessions().put(id, state.block, app.now())?;
+            sessions.put(&model, id, state.block, app.now())?;
             json!({ "id_session": id, "id_slot": slot, "n_tokens": state.tokens, "n_bytes": bytes, "t_ms": ms() })
         }
         Some("restore") => {
             let slot = slot()?;
+            let loaded = app.loaded(query.model.as_deref()).await?;
+            let engine = loaded.engine();
             let block = match file {
                 Some(file) => {
                     slot_files::read(slot_files::path(&app, "file", file)?, file, engine.largest_state()?).await?
                 }
-                None => engine.sessions().get(id).ok_or_else(|| ApiError::not_found("session", id))?.block,
+                None => sessions.get(&model, id).ok_or_else(|| ApiError::not_found("session", id))?.block,
             };
             let bytes = block.len();
             engine.restore_slot(slot, block).await?;
             json!({ "id_session": id, "id_slot": slot, "n_bytes_read": bytes, "success": true, "t_ms": ms() })
         }
-        Some("remove") => remove(&app, engine, id, file).await?,
+        Some("remove") => remove(&app, &model, id, file).await?,
         other => {
             let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is not known"));
             let detail = format!("action {what}; the actions are save, restore and remove");
@@ -90,18 +93,19 @@ async fn act(
     Ok(Json(answer))
 }
 
-async fn remove(app: &App, engine: &Engine, id: i64, file: Option<&str>) -> Result<Value, ApiError> {
+async fn remove(app: &App, model: &str, id: i64, file: Option<&str>) -> Result<Value, ApiError> {
+    let sessions = app.models().sessions();
     let missing = || ApiError::not_found("session", id);
     let Some(file) = file else {
-        engine.sessions().remove(id).ok_or_else(missing)?;
+        sessions.remove(model, id).ok_or_else(missing)?;
         return Ok(json!({ "id_session": id, "removed": true }));
     };
     let path = slot_files::path(app, "file", file)?;
     // Removed only once it is written, so that a full disk loses nothing; written again when it was saved again meanwhile.
     let bytes = loop {
-        let session = engine.sessions().get(id).ok_or_else(missing)?;
+        let session = sessions.get(model, id).ok_or_else(missing)?;
         slot_files::write(path.clone(), session.block.clone()).await?;
-        if engine.sessions().remove_unchanged(id, &session) {
+        if sessions.remove_unchanged(model, id, &session) {
             break session.block.len();
         }
     };
@@ -115,8 +119,9 @@ async fn list(
     State(app): State<App>,
     query: Result<Query<super::props::Which>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded(query?.0.model.as_deref()).await?;
-    let sessions = loaded.engine().sessions().list();
+    app.ready()?;
+    let model = app.models().meant(query?.0.model.as_deref())?.name;
+    let sessions = app.models().sessions().list(&model);
     let shown = sessions.iter().map(|(id, session)| {
         json!({
             "id": id,

@@ -3,10 +3,11 @@
 
 use super::props::Which;
 use super::slot_files;
+use crate::api::catalogue::NoRoom;
 use crate::api::wire;
 use crate::api::wire::fields::Fields;
 use crate::api::{ApiError, App, Kind, LlamaError};
-use crate::engine::{Engine, NoRoom, Ses1Error, SlotError, SlotState, SlotTokens};
+use crate::engine::{Engine, Ses1Error, SlotError, SlotState, SlotTokens};
 use crate::events::TokenId;
 use axum::Json;
 use axum::body::Body;
@@ -136,7 +137,7 @@ async fn info(
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<Which>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded(query?.0.model.as_deref()).await?;
+    let loaded = app.loaded_now(query?.0.model.as_deref())?;
     let slot = slot_number("id_slot", &id?.0)?;
     let tokens = loaded.engine().slot_tokens(slot).await?.tokens;
     let eot = loaded.vocabulary().special().end_of_turn();
@@ -268,7 +269,8 @@ impl From<SlotError> for ApiError {
             SlotError::State(_) | SlotError::Refused => Self::invalid("state", message),
             SlotError::Range { .. } => Self::invalid("n_discard", message),
             SlotError::Failed(_) => Self::internal(message),
-            SlotError::Stopped => Self::unavailable(message),
+            SlotError::Hashing { retry_after_s, .. } => Self::unavailable(message).retry_after(retry_after_s),
+            SlotError::Unidentified(_) | SlotError::Stopped => Self::unavailable(message),
         }
     }
 }

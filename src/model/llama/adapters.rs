@@ -2,7 +2,7 @@
 //! likes. They are loaded with the model, and stay as long as it does.
 
 use super::ffi::adapters::{self as ffi, Handle};
-use super::{Error, Header, fingerprint, gguf, reason};
+use super::{Error, Header, WeightFile, gguf, reason};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use serde::Serialize;
@@ -27,8 +27,8 @@ pub struct Adapter {
     pub task_name: String,
     /// `adapter.lora.prompt_prefix` of the file; mostly empty.
     pub prompt_prefix: String,
-    /// A number that tells this file from others.
-    pub fingerprint: u128,
+    /// The file with its weights.
+    pub weights: WeightFile,
     handle: Handle,
 }
 
@@ -146,6 +146,7 @@ impl Adapter {
         let refused = |reason: String| Error::Adapter { path: shown.clone(), reason };
         let unreadable = |source| Error::Unreadable { path: shown.clone(), source };
         let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
+        let weights = WeightFile::new(path).map_err(unreadable)?;
         let header = Header::read(path).map_err(|error| match error {
             gguf::Error::Io(source) => unreadable(source),
             other => refused(other.to_string()),
@@ -165,7 +166,7 @@ impl Adapter {
         Ok(Self {
             task_name: text("adapter.lora.task_name"),
             prompt_prefix: text("adapter.lora.prompt_prefix"),
-            fingerprint: fingerprint::of(path).map_err(unreadable)?,
+            weights,
             path: path.to_owned(),
             handle,
         })

@@ -4,10 +4,11 @@ mod fit;
 mod tensors;
 
 pub use fit::Room;
+pub(super) use fit::further_files;
 pub use tensors::{Rule, TensorPlaces};
 
 use super::ffi::{devices as ffi, loading::Loading};
-use super::{GpuLayers, Header, ModelOptions, SplitMode};
+use super::{Error, GpuLayers, Header, ModelOptions, SplitMode};
 use fit::{Gpu, Needs};
 use std::path::Path;
 
@@ -123,6 +124,23 @@ pub const fn why_no_gpu() -> &'static str {
     } else {
         "this build has no GPU support; cargo build --release --features cuda (or vulkan, or metal) makes one that has"
     }
+}
+
+/// Refuses a context whose KV cache is larger than all memory of this machine, its GPUs included. llama.cpp would take the
+/// memory page by page until the system ends a process.
+pub(super) fn check_context(options: &ModelOptions, header: &Header) -> Result<(), Error> {
+    let room = &options.room;
+    let memory: u64 = devices().iter().map(|device| device.memory_bytes).sum();
+    let Some(needed) = fit::cache_bytes(header, room).filter(|&needed| memory > 0 && needed > memory) else {
+        return Ok(());
+    };
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let reason = format!(
+        "its KV cache would have {:.1} GiB, and this machine has {:.1} GiB of memory",
+        gib(needed),
+        gib(memory)
+    );
+    Err(Error::Context { ctx_size: room.context_per_sequence.saturating_mul(room.sequences), reason })
 }
 
 /// The options in llama.cpp's terms, and where they put the model.

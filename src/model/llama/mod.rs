@@ -20,6 +20,7 @@ mod sampler;
 mod state;
 mod tuning;
 mod ubatch;
+mod weights;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
 pub use attends::{Attends, Unseen};
@@ -39,6 +40,7 @@ pub(super) use sampler::Breakers;
 pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
 pub use state::{Flaw, Layout};
 pub use tuning::{Numa, Rope, Scaling, Tuning, Value};
+pub use weights::WeightFile;
 
 use super::grammar::Grammars;
 use super::vocabulary::{FillIn, Special};
@@ -67,6 +69,9 @@ pub struct Model {
     grammars: Arc<Grammars>,
     card: Card,
     fingerprint: u128,
+    /// Of what changes the computation beside the weights.
+    settings: u128,
+    weights: Vec<WeightFile>,
     placement: Placement,
     path: PathBuf,
     tuning: Tuning,
@@ -187,6 +192,11 @@ impl Model {
             gguf::Error::Io(source) => Error::Unreadable { path: shown.clone(), source },
             other => refused(other.to_string()),
         })?;
+        devices::check_context(options, &header)?;
+        let unreadable = |source| Error::Unreadable { path: shown.clone(), source };
+        let further = devices::further_files(path, &header);
+        let files = std::iter::once(path).chain(further.iter().map(PathBuf::as_path));
+        let weights = files.map(WeightFile::new).collect::<Result<_, _>>().map_err(unreadable)?;
         let (loading, placement) = devices::loading(options, &header, path)?;
         options.tuning.prepare();
         let failed = |lines: Vec<String>| match reason::reason(&lines) {
@@ -232,9 +242,9 @@ impl Model {
         let control = ControlVector::load(&options.control, &card)?;
         let fingerprint =
             fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
-        let fingerprint = fingerprint
-            ^ fingerprint::of_text(&options.tuning.difference())
-            ^ control.as_ref().map_or(0, ControlVector::fingerprint);
+        let settings =
+            fingerprint::of_text(&options.tuning.difference()) ^ control.as_ref().map_or(0, ControlVector::fingerprint);
+        let fingerprint = fingerprint ^ settings;
         let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
         Ok(Self {
             llama,
@@ -244,6 +254,8 @@ impl Model {
             grammars,
             card,
             fingerprint,
+            settings,
+            weights,
             placement,
             path: path.to_owned(),
             tuning: options.tuning.clone(),
@@ -287,7 +299,20 @@ impl Model {
         &self.placement
     }
 
-    /// A number that tells this model's file, with what of it was overridden and what control vectors add, from others.
+    /// The files with its weights.
+    #[must_use]
+    pub fn weights(&self) -> &[WeightFile] {
+        &self.weights
+    }
+
+    /// A number for what was overridden of the file, and what control vectors add.
+    #[must_use]
+    pub fn settings(&self) -> u128 {
+        self.settings
+    }
+
+    /// A number that tells this model's file, with what of it was overridden and what control vectors add, from others of which
+    /// somebody expects it: parts of the file are looked at. What must not be mistaken needs [`WeightFile::hash`].
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint

@@ -26,7 +26,7 @@ pub async fn engine(
         cache_type_v: CacheType::F16,
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 0,
-        session_memory_bytes: 0,
+        hash_cache: None,
         max_tokens: None,
         attention_coder: |values, layers, heads, row_len| {
             thunder::trace::attention::encode(values, layers, heads, row_len).ok()

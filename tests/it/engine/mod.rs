@@ -68,7 +68,7 @@ pub fn options(parallel: u32, attention: bool) -> Options {
         cache_type_v: CacheType::F16,
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 64 << 20,
-        session_memory_bytes: 64 << 20,
+        hash_cache: None,
         max_tokens: None,
         attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: chrono::Utc::now,

@@ -2,7 +2,7 @@
 
 use super::super::ffi::loading::type_layout;
 use super::super::{CacheType, Header, ModelOptions, SplitMode};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Memory of each GPU that stays free for its driver and for others, in bytes.
 const SPARE: u64 = 512 << 20;
@@ -111,10 +111,38 @@ impl Needs {
 
 /// The headers of the further files that a model is split into; those that cannot be read are left out.
 pub fn further(path: &Path, header: &Header) -> Vec<Header> {
+    further_files(path, header).iter().filter_map(|path| Header::read(path).ok()).collect()
+}
+
+/// The further files that a model is split into.
+pub fn further_files(path: &Path, header: &Header) -> Vec<PathBuf> {
     let files = header.integer("split.count").unwrap_or(1).min(MOST_FILES);
     let stem = path.to_str().and_then(|path| path.strip_suffix(&format!("-00001-of-{files:05}.gguf")));
     let Some(stem) = stem else { return Vec::new() };
-    (2..=files).filter_map(|file| Header::read(format!("{stem}-{file:05}-of-{files:05}.gguf").as_ref()).ok()).collect()
+    (2..=files).map(|file| format!("{stem}-{file:05}-of-{files:05}.gguf").into()).collect()
+}
+
+/// Bytes of the KV cache of that room, at least; `None` for what keeps no keys and values of each token.
+pub fn cache_bytes(header: &Header, room: &Room) -> Option<u64> {
+    let parameter = |key| header.parameter(key);
+    let heads = parameter("attention.head_count").filter(|&heads| heads > 0)?;
+    let width = parameter("attention.key_length").unwrap_or(parameter("embedding_length")? / heads);
+    // Latent attention keeps less than its heads have, and of hybrids only some layers keep anything.
+    let is_plain = ["attention.kv_lora_rank", "ssm.state_size", "full_attention_interval", "wkv.head_size"]
+        .into_iter()
+        .all(|key| parameter(key).is_none());
+    if !is_plain {
+        return None;
+    }
+    let layers = parameter("block_count")?;
+    let key_heads = parameter("attention.head_count_kv").unwrap_or(1);
+    let kept = |kind: CacheType| {
+        let (block, bytes) = type_layout(kind.of_llama().into()).unwrap_or((1, 1));
+        width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
+    };
+    let trained = parameter("context_length").filter(|_| room.as_trained).unwrap_or(u64::MAX);
+    let tokens = u64::from(room.context_per_sequence).min(trained).saturating_mul(room.sequences.into());
+    Some(kept(room.keys).saturating_add(kept(room.values)).saturating_mul(layers).saturating_mul(tokens))
 }
 
 /// How many layers, counted from the last, fit on these GPUs; all and one more when the whole model fits.

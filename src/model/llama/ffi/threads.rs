@@ -48,6 +48,15 @@ pub fn prepare_nodes(numa: Numa) {
     ONCE.call_once(|| unsafe { sys::llama_numa_init(strategy) });
 }
 
+/// Lets this thread compute only where no other wants to. Where threads have no priority of their own nothing changes.
+pub fn lower_priority() {
+    // SAFETY: a plain system call; 0 is the calling thread.
+    #[cfg(target_os = "linux")]
+    unsafe {
+        nix::libc::setpriority(nix::libc::PRIO_PROCESS, 0, 19);
+    }
+}
+
 /// The threads of one context, the one that decodes included.
 #[derive(Debug)]
 pub struct Pool(NonNull<sys::ggml_threadpool>);

@@ -1,11 +1,12 @@
-//! States of slots that clients keep on the server, by number, until they remove them or the server ends.
+//! States of slots that clients keep on the server, by model and number, until they remove them or the server ends. They
+//! outlive the unloading of their model.
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The sessions of one model, in the machine's memory, up to a limit.
+/// The sessions of all models, in the machine's memory, up to a limit.
 #[derive(Debug)]
 pub struct Sessions {
     held: Mutex<Held>,
@@ -14,7 +15,8 @@ pub struct Sessions {
 
 #[derive(Debug, Default)]
 struct Held {
-    sessions: BTreeMap<i64, Session>,
+    /// By model and number.
+    sessions: BTreeMap<(String, i64), Session>,
     bytes: usize,
 }
 
@@ -49,13 +51,14 @@ impl Sessions {
         Self { held: Mutex::new(Held::default()), limit }
     }
 
-    /// Keeps a state under a number, in place of what was there.
+    /// Keeps a state of a model under a number, in place of what was there.
     ///
     /// # Errors
     /// [`NoRoom`]; what was there stays.
-    pub fn put(&self, id: i64, block: Bytes, now: DateTime<Utc>) -> Result<(), NoRoom> {
+    pub fn put(&self, model: &str, id: i64, block: Bytes, now: DateTime<Utc>) -> Result<(), NoRoom> {
         let mut held = self.held();
-        let old = held.sessions.get(&id);
+        let key = (model.to_owned(), id);
+        let old = held.sessions.get(&key);
         let without = held.bytes - old.map_or(0, |old| old.block.len());
         let free = self.limit.saturating_sub(without);
         if block.len() > free {
@@ -63,40 +66,43 @@ impl Sessions {
         }
         let created_at = old.map_or(now, |old| old.created_at);
         held.bytes = without + block.len();
-        held.sessions.insert(id, Session { block, created_at, updated_at: now });
+        held.sessions.insert(key, Session { block, created_at, updated_at: now });
         Ok(())
     }
 
-    /// The session of that number.
+    /// The session of that model and number.
     #[must_use]
-    pub fn get(&self, id: i64) -> Option<Session> {
-        self.held().sessions.get(&id).cloned()
+    pub fn get(&self, model: &str, id: i64) -> Option<Session> {
+        self.held().sessions.get(&(model.to_owned(), id)).cloned()
     }
 
     /// Removes a session.
-    pub fn remove(&self, id: i64) -> Option<Session> {
+    pub fn remove(&self, model: &str, id: i64) -> Option<Session> {
         let mut held = self.held();
-        let removed = held.sessions.remove(&id);
+        let removed = held.sessions.remove(&(model.to_owned(), id));
         held.bytes -= removed.as_ref().map_or(0, |session| session.block.len());
         removed
     }
 
     /// Removes a session that is still this one. `false` when it is gone, or was saved again meanwhile.
-    pub fn remove_unchanged(&self, id: i64, session: &Session) -> bool {
+    pub fn remove_unchanged(&self, model: &str, id: i64, session: &Session) -> bool {
         let mut held = self.held();
+        let key = (model.to_owned(), id);
         let same = |one: &Session| one.updated_at == session.updated_at && one.block.as_ptr() == session.block.as_ptr();
-        if !held.sessions.get(&id).is_some_and(same) {
+        if !held.sessions.get(&key).is_some_and(same) {
             return false;
         }
         held.bytes -= session.block.len();
-        held.sessions.remove(&id);
+        held.sessions.remove(&key);
         true
     }
 
-    /// All sessions, by number.
+    /// All sessions of a model, by number.
     #[must_use]
-    pub fn list(&self) -> Vec<(i64, Session)> {
-        self.held().sessions.iter().map(|(&id, session)| (id, session.clone())).collect()
+    pub fn list(&self, model: &str) -> Vec<(i64, Session)> {
+        let held = self.held();
+        let own = held.sessions.iter().filter(|((of, _), _)| of == model);
+        own.map(|((_, id), session)| (*id, session.clone())).collect()
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -113,27 +119,29 @@ mod tests {
         let sessions = Sessions::new(100);
         let (now, later) = (DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(5));
         let block = |len| Bytes::from(vec![0; len]);
-        sessions.put(7, block(60), now).unwrap();
-        assert_eq!(sessions.put(8, block(41), now), Err(NoRoom { needed: 41, free: 40, limit: 100 }));
-        sessions.put(7, block(100), later).unwrap();
-        let session = sessions.get(7).unwrap();
+        sessions.put("m", 7, block(60), now).unwrap();
+        assert_eq!(sessions.put("m", 8, block(41), now), Err(NoRoom { needed: 41, free: 40, limit: 100 }));
+        sessions.put("m", 7, block(100), later).unwrap();
+        let session = sessions.get("m", 7).unwrap();
         assert_eq!((session.created_at, session.updated_at, session.block.len()), (now, later, 100));
-        assert_eq!(sessions.list().len(), 1);
-        assert!(sessions.remove(7).is_some() && sessions.remove(7).is_none());
-        sessions.put(8, block(100), now).unwrap();
+        assert_eq!(sessions.list("m").len(), 1);
+        assert!(sessions.get("other", 7).is_none() && sessions.list("other").is_empty());
+        assert_eq!(sessions.put("other", 7, block(1), now), Err(NoRoom { needed: 1, free: 0, limit: 100 }));
+        assert!(sessions.remove("m", 7).is_some() && sessions.remove("m", 7).is_none());
+        sessions.put("m", 8, block(100), now).unwrap();
     }
 
     #[test]
     fn a_session_that_was_saved_again_stays() {
         let sessions = Sessions::new(100);
         let block = |byte| Bytes::from(vec![byte; 50]);
-        sessions.put(1, block(1), DateTime::UNIX_EPOCH).unwrap();
-        let old = sessions.get(1).unwrap();
-        sessions.put(1, block(2), DateTime::UNIX_EPOCH).unwrap();
-        assert!(!sessions.remove_unchanged(1, &old) && sessions.get(1).unwrap().block[0] == 2);
-        let new = sessions.get(1).unwrap();
-        assert!(sessions.remove_unchanged(1, &new) && !sessions.remove_unchanged(1, &new));
-        sessions.put(2, block(3), DateTime::UNIX_EPOCH).unwrap();
-        sessions.put(3, block(3), DateTime::UNIX_EPOCH).unwrap();
+        sessions.put("m", 1, block(1), DateTime::UNIX_EPOCH).unwrap();
+        let old = sessions.get("m", 1).unwrap();
+        sessions.put("m", 1, block(2), DateTime::UNIX_EPOCH).unwrap();
+        assert!(!sessions.remove_unchanged("m", 1, &old) && sessions.get("m", 1).unwrap().block[0] == 2);
+        let new = sessions.get("m", 1).unwrap();
+        assert!(sessions.remove_unchanged("m", 1, &new) && !sessions.remove_unchanged("m", 1, &new));
+        sessions.put("m", 2, block(3), DateTime::UNIX_EPOCH).unwrap();
+        sessions.put("m", 3, block(3), DateTime::UNIX_EPOCH).unwrap();
     }
 }

@@ -1,0 +1,172 @@
+//! The files of a model, and a hash over every byte of them: what tells one model's states from another's.
+//!
+//! A large file takes minutes to read, so the hash is computed once, after the load, and kept in a folder under what the system
+//! says of the file: its path, device, inode, length, and the times of its last changes.
+
+use super::ffi::threads::lower_priority;
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+/// Bytes that are read at once.
+const CHUNK: usize = 1 << 20;
+/// A file that changed so recently could change again without its times telling.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// A file as it was when it was loaded.
+#[derive(Debug, Clone)]
+pub struct WeightFile {
+    path: PathBuf,
+    stamp: Stamp,
+}
+
+/// What the system says of a file's content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(found: &Metadata) -> Self {
+        Self {
+            device: found.dev(),
+            inode: found.ino(),
+            bytes: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        let last = self.modified.0.max(self.changed.0);
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(last).unwrap_or(0));
+        at.elapsed().is_ok_and(|age| age > SETTLED)
+    }
+}
+
+impl WeightFile {
+    /// Notes what the file is now.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let path = path.canonicalize()?;
+        let stamp = Stamp::of(&fs::metadata(&path)?);
+        Ok(Self { path, stamp })
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.stamp.bytes
+    }
+
+    /// Returns the hash of its bytes, from `cache` or by reading it at a low priority of this thread. `progress` is told of the
+    /// bytes that were read, and gives up by returning false.
+    ///
+    /// # Errors
+    /// It cannot be read, has changed since it was loaded, or was given up.
+    pub fn hash(&self, cache: Option<&Path>, mut progress: impl FnMut(u64) -> bool) -> io::Result<u128> {
+        let entry = cache.map(|folder| folder.join(format!("{:032x}", xxh3_128(self.key().as_bytes()))));
+        let mut file = File::open(&self.path)?;
+        self.check(&file)?;
+        if let Some(known) = entry.as_deref().and_then(|entry| self.recall(entry)) {
+            return Ok(known);
+        }
+        lower_priority();
+        let mut hash = Xxh3::new();
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let read = file.read(&mut chunk)?;
+            if read == 0 {
+                break;
+            }
+            hash.update(&chunk[..read]);
+            if !progress(read as u64) {
+                return Err(io::Error::other("the model is no longer loaded"));
+            }
+        }
+        self.check(&file)?;
+        let digest = hash.digest128();
+        if let Some(entry) = entry.filter(|_| self.stamp.is_settled())
+            && let Err(error) = self.remember(&entry, digest)
+        {
+            tracing::warn!(%error, file = %entry.display(), "the hash of a model is not kept, and computed again next time");
+        }
+        Ok(digest)
+    }
+
+    fn check(&self, file: &File) -> io::Result<()> {
+        if Stamp::of(&file.metadata()?) == self.stamp {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("{} has changed since it was loaded; load the model again", self.path.display())))
+    }
+
+    fn key(&self) -> String {
+        let Stamp { device, inode, bytes, modified, changed } = &self.stamp;
+        format!("{} {device} {inode} {bytes} {modified:?} {changed:?}", self.path.display())
+    }
+
+    fn recall(&self, entry: &Path) -> Option<u128> {
+        let text = fs::read_to_string(entry).ok()?;
+        let (digest, key) = text.split_once(' ')?;
+        (key == self.key()).then(|| u128::from_str_radix(digest, 16).ok()).flatten()
+    }
+
+    fn remember(&self, entry: &Path, digest: u128) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(entry.parent().unwrap_or(entry))?;
+        let partial = entry.with_extension(std::process::id().to_string());
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+        file.write_all(format!("{digest:032x} {}", self.key()).as_bytes())?;
+        fs::rename(partial, entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WeightFile;
+    use std::fs::{self, File};
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn hash_is_of_every_byte_and_kept_until_the_file_changes() {
+        let folder = std::env::temp_dir().join(format!("thunder-weights-{}", uuid::Uuid::now_v7()));
+        fs::create_dir_all(&folder).unwrap();
+        let (path, cache) = (folder.join("model"), folder.join("cache"));
+        let mut bytes = vec![7u8; 3 << 20];
+        fs::write(&path, &bytes).unwrap();
+        let hash = |file: &WeightFile| {
+            let mut read = 0;
+            let digest = file.hash(Some(&cache), |more| {
+                read += more;
+                true
+            });
+            (digest, read)
+        };
+        let file = WeightFile::new(&path).unwrap();
+        let (first, read) = hash(&file);
+        assert_eq!((read, file.bytes()), (3 << 20, 3 << 20));
+        // It changed a moment ago, so that the hash is not kept.
+        assert_eq!(hash(&file).1, 3 << 20);
+        bytes[(3 << 20) * 83 / 100] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        assert!(hash(&file).0.unwrap_err().to_string().contains("has changed"));
+        let (second, _) = hash(&WeightFile::new(&path).unwrap());
+        assert_ne!(first.unwrap(), second.unwrap());
+        assert!(WeightFile::new(&path).unwrap().hash(None, |_| false).is_err(), "it is given up");
+        // The time of the last change of its attributes cannot be set, so this is the only wait.
+        File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        std::thread::sleep(super::SETTLED + Duration::from_millis(1100));
+        let settled = WeightFile::new(&path).unwrap();
+        assert_eq!((hash(&settled).1, hash(&settled).1), (3 << 20, 0));
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
