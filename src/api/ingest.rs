@@ -34,6 +34,10 @@ pub fn router() -> OpenApiRouter<App> {
 }
 
 /// Takes a whole run of another engine. `/v1/ingest` is the same.
+///
+/// Of `request`, the fields that Quote adds are stored too: `system_prompt`, `user_prompt`, `system_prompt_token_ids`,
+/// `user_prompt_token_ids`, `active_mod_name`, `final_text`, `final_token_ids` and `inference_stats`. NUL characters are
+/// replaced with U+FFFD; `run.notes` of `GET /api/v1/runs/{id}` counts them.
 #[utoipa::path(post, path = "/ingest", tag = "ingest",
     request_body(content = Object, content_type = "application/json",
         description = "`{request, events, mod_calls, mod_logs, actions}`; gzip and zstd by Content-Encoding; at most 64 MiB decompressed",

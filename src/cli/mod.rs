@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
         Err(error) => return failed(&error.into()),
     };
     let result = runtime.block_on(async {
-        let result = execute(cli.command, &matches).await;
+        let result = Box::pin(execute(cli.command, &matches)).await;
         // Whatever ended the command, and at whatever point: no PostgreSQL outlives it.
         Store::stop_servers().await;
         result

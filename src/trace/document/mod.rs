@@ -98,7 +98,7 @@ pub struct RequestExtras {
     pub replaced_nul: u32,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(count: &u32) -> bool {
     *count == 0
 }
