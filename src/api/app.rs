@@ -99,13 +99,16 @@ impl App {
     }
 
     /// The model that a request names as for [`App::loaded`], if it is loaded: for requests that only look, which load and
-    /// unload nothing.
+    /// unload nothing. One that sleeps is woken.
     ///
     /// # Errors
     /// As [`App::loaded`].
-    pub fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+    pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         let entry = self.0.models.meant(name)?;
+        if entry.is_asleep() {
+            return self.0.models.loaded(name).await;
+        }
         entry.ready().cloned().ok_or_else(|| entry.not_loaded())
     }
 

@@ -34,6 +34,11 @@ pub fn router() -> OpenApiRouter<App> {
         .route("/v1/health", axum::routing::get(healthz))
 }
 
+/// The same at another path.
+pub(super) fn router_at(path: &str) -> axum::Router<App> {
+    axum::Router::new().route(path, axum::routing::get(healthz))
+}
+
 /// Says 200 when model and database are ready, 503 with the reason before; `/health` is the same.
 #[utoipa::path(get, path = "/healthz", tag = "health",
     responses((status = 200, body = Health), (status = 503, body = Health)))]

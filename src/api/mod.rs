@@ -23,6 +23,7 @@ mod mods;
 mod native;
 pub mod openai;
 mod openapi;
+mod predict;
 mod prefix;
 mod rates;
 mod responses;
@@ -41,6 +42,7 @@ pub use error::{
 };
 pub use health::Health;
 pub use kobold::KoboldError;
+pub use llama::sleep_when_idle;
 pub use mods::{
     Followed, MOST_BYTES as MOST_UPLOAD_BYTES, keep_used, source_of, take, uploader, used_files, versions_of,
 };
@@ -88,6 +90,8 @@ pub fn router(app: &App) -> Router {
         .merge(stream::router())
         .split_for_parts();
     let server = &app.config().server;
+    let posts = declared.paths.paths.iter().filter(|(path, item)| item.post.is_some() && !path.contains('{'));
+    let posts: Vec<String> = posts.map(|(path, _)| path.clone()).collect();
     let document = openapi::document(declared, &server.prefix);
     let sockets = asyncapi::document(&server.prefix);
     let dashboard = if server.routes.dashboard { ui::router() } else { Router::new() };
@@ -95,7 +99,25 @@ pub fn router(app: &App) -> Router {
         .route(openapi::PATH, get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))))
         .route(asyncapi::PATH, get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], sockets))))
         .merge(session::router())
-        .merge(dashboard)
+        .merge(dashboard);
+    let routes = match &server.vertex {
+        Some(vertex) => {
+            let targets = layered(app, routes.clone()).with_state(app.clone());
+            let routes = routes.merge(predict::router(&vertex.predict, targets, posts.iter().map(String::as_str)));
+            match &vertex.health {
+                Some(path) => routes.merge(health::router_at(path)),
+                None => routes,
+            }
+        }
+        None => routes,
+    };
+    prefix::below(&server.prefix, layered(app, routes).with_state(app.clone()))
+}
+
+/// The routes behind the middleware that all share.
+fn layered(app: &App, routes: Router<App>) -> Router<App> {
+    let server = &app.config().server;
+    routes
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(server.max_body_bytes))
@@ -112,8 +134,6 @@ pub fn router(app: &App) -> Router {
         .layer(SetResponseHeaderLayer::if_not_present(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
         .layer(SetResponseHeaderLayer::if_not_present(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")))
         .layer(from_fn(identify))
-        .with_state(app.clone());
-    prefix::below(&server.prefix, routes)
 }
 
 /// Gives the request an id, the client's own where it sent a usable one, and returns it with the answer.

@@ -126,7 +126,8 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
         ));
     }
     check_origin(request, &host, &config.server)?;
-    if is_public(path) || request.method() == Method::OPTIONS {
+    let is_health = config.server.vertex.as_ref().is_some_and(|vertex| vertex.health.as_deref() == Some(path));
+    if is_health || is_public(path) || request.method() == Method::OPTIONS {
         return Ok(None);
     }
     if socket::is_wanted(path, request.headers()) && !shows_key(request.headers()) {

@@ -1,7 +1,7 @@
 use super::progress::Progress;
 use super::signals::EndSignals;
 use super::startup;
-use crate::api::{App, Followed, Listeners, State, keep_used};
+use crate::api::{App, Followed, Listeners, State, keep_used, sleep_when_idle};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
@@ -101,6 +101,7 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Wat
         Err(error) => tracing::warn!(%error, "files of models cannot be tried in a process of their own"),
     }
     startup::load_default(app, recorder, progress).await?;
+    sleep_when_idle(app);
     Ok(watch)
 }
 

@@ -4,12 +4,14 @@
 use super::cache::CacheFlags;
 use super::gpu::GpuFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
+use super::vertex::VertexFlags;
 use super::{
     AdapterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TlsFlags, TuningFlags,
 };
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The model and how it runs.
 #[derive(Debug, Clone, Default, Args)]
@@ -196,6 +198,10 @@ pub struct ServerFlags {
         require_equals = true
     )]
     pub models_autoload: Switch,
+    /// Seconds without a run after which a model is unloaded until its next request; -1 or 0 for never
+    #[arg(long, env = "THUNDER_SLEEP_IDLE_SECONDS", value_name = "SECONDS", default_value_t = -1,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
+    pub sleep_idle_seconds: i64,
     /// Largest request body, e.g. 256M
     #[arg(long, env = "THUNDER_MAX_BODY", value_name = "SIZE", default_value = "256M")]
     pub max_body: Size,
@@ -211,6 +217,9 @@ pub struct ServerFlags {
     /// Which of llama-server's routes there are.
     #[command(flatten)]
     pub routes: RouteFlags,
+    /// Vertex AI.
+    #[command(flatten)]
+    pub vertex: VertexFlags,
     /// What is logged, and where.
     #[command(flatten)]
     pub log: LogFlags,
@@ -292,8 +301,9 @@ impl ServerFlags {
     pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, super::Error> {
         use std::net::ToSocketAddrs;
         let mut addresses = self.listen.clone();
-        if self.host.is_some() || self.port.is_some() {
-            let port = self.port.unwrap_or(super::DEFAULT_PORT);
+        let port = self.vertex.port().or(self.port);
+        if self.host.is_some() || port.is_some() {
+            let port = port.unwrap_or(super::DEFAULT_PORT);
             for host in self.host.as_deref().unwrap_or("127.0.0.1").split(',').map(str::trim) {
                 let found = (host, port)
                     .to_socket_addrs()
@@ -325,6 +335,7 @@ impl ServerFlags {
             dir: self.models_dir.clone(),
             autoload: self.models_autoload == Switch::On,
             most: (self.models_max > 0).then_some(self.models_max as usize),
+            sleep_after: u64::try_from(self.sleep_idle_seconds).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs),
         })
     }
 

@@ -18,6 +18,7 @@ mod mods;
 mod security;
 mod tls;
 mod tuning;
+mod vertex;
 
 use flags::{Automatic, DataFlags, EngineFlags, ServerFlags, Switch};
 use serde_json::{Map, Value};
@@ -39,6 +40,7 @@ pub use mods::{ModFlags, ModSandbox, ModsConfig};
 pub use security::{KeyHash, LOCALHOST, Security};
 pub use tls::{Tls, TlsError, TlsFlags, certificates};
 pub use tuning::{LoadMode, Numa, OverrideValue, RopeScaling, TuningFlags};
+pub use vertex::VertexConfig;
 
 /// Port of the server.
 pub const DEFAULT_PORT: u16 = 6767;
@@ -161,6 +163,8 @@ pub struct ServerConfig {
     pub request_defaults: Map<String, Value>,
     /// llama-server's routes.
     pub routes: RouteConfig,
+    /// Routes for Vertex AI, where it runs the server.
+    pub vertex: Option<VertexConfig>,
     /// Whether clients with the right may upload mods, and uploaded ones are run.
     pub allow_mod_upload: bool,
 }
@@ -174,6 +178,8 @@ pub struct ModelsConfig {
     pub autoload: bool,
     /// How many may be loaded at once, at least 1; `None` for any number.
     pub most: Option<usize>,
+    /// Idle time after which a model is unloaded until its next request; `None` for never.
+    pub sleep_after: Option<Duration>,
 }
 
 impl std::fmt::Debug for DataConfig {
@@ -252,6 +258,7 @@ impl Config {
                 max_tokens,
                 request_defaults,
                 routes: server.routes.config()?,
+                vertex: server.vertex.config(),
                 allow_mod_upload: server.allow_mod_upload,
             },
         })

@@ -267,7 +267,7 @@ impl Engine {
 
     /// What the decode thread is doing.
     #[must_use]
-    pub fn status(&self) -> &Status {
+    pub fn status(&self) -> &Arc<Status> {
         &self.inner.status
     }
 

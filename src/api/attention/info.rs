@@ -72,7 +72,7 @@ pub(super) async fn show(
     State(app): State<App>,
     Query(query): Query<ShowModel>,
 ) -> Result<Json<ModelInfo>, AttentionError> {
-    let loaded = app.loaded_now(query.model.as_deref())?;
+    let loaded = app.loaded_now(query.model.as_deref()).await?;
     Ok(Json(describe(&loaded)))
 }
 

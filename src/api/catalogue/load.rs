@@ -117,7 +117,10 @@ impl Catalogue {
             Err(error) if given_up => (ModelState::Unloaded, Err(error)),
             Err(error) => (ModelState::Failed(error.to_string()), Err(error)),
         };
-        self.change(&entry.name, |entry| entry.state = state);
+        self.change(&entry.name, |entry| {
+            entry.state = state;
+            entry.asleep = None;
+        });
         result
     }
 

@@ -58,7 +58,13 @@ impl Loaded {
     /// Whether anything waits or runs on it, or is about to: who asks is the only one to hold it otherwise.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        Arc::strong_count(&self.0) > 1 || self.0.engine.runs() > 0 || self.0.encoder.waiting() > 0
+        Arc::strong_count(&self.0) > 1 || !self.is_idle()
+    }
+
+    /// Returns true if nothing waits or runs on it, whoever holds it.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.0.engine.runs() == 0 && self.0.encoder.waiting() == 0
     }
 
     /// Its encoder, for embeddings and scores.

@@ -4,6 +4,7 @@
 //! comes over the network is ever taken for a path. A loaded model is a [`Loaded`]: an engine with its own decode
 //! thread and context, and what belongs to its weights. All engines send their signals to one recorder.
 
+mod asleep;
 mod encoding;
 mod folder;
 mod load;
@@ -13,6 +14,7 @@ mod sessions;
 mod trial;
 mod unload;
 
+pub use asleep::{Asleep, Observed};
 pub use load::Step;
 pub use loaded::Loaded;
 pub(in crate::api) use names::meant;
@@ -57,6 +59,8 @@ pub struct Entry {
     pub state: ModelState,
     /// Counts up with each request to any model; the higher, the later.
     last_used: u64,
+    /// What is told of it while it sleeps; `None` unless it does.
+    asleep: Option<Arc<Asleep>>,
     /// Tells the load that is going on to give up.
     given_up: Arc<AtomicBool>,
 }
@@ -182,7 +186,7 @@ impl Catalogue {
         let now = models.uses;
         let entry = &mut models.entries[index];
         entry.last_used = now;
-        let autoload = self.0.config.server.models.autoload;
+        let autoload = self.0.config.server.models.autoload || entry.is_asleep();
         match &entry.state {
             ModelState::Ready(loaded) => Ok(Look::Ready(loaded.clone())),
             ModelState::Unloaded if autoload => Ok(Look::Unloaded(entry.name.clone())),
@@ -264,7 +268,16 @@ impl Entry {
 
     /// A model that nobody has asked for yet.
     fn new(name: String, aliases: Vec<String>, path: PathBuf, default: bool) -> Self {
-        Self { name, aliases, path, default, state: ModelState::Unloaded, last_used: 0, given_up: Arc::default() }
+        Self {
+            name,
+            aliases,
+            path,
+            default,
+            state: ModelState::Unloaded,
+            last_used: 0,
+            asleep: None,
+            given_up: Arc::default(),
+        }
     }
 
     pub(in crate::api) fn not_loaded(&self) -> ApiError {

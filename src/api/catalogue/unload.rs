@@ -35,6 +35,7 @@ impl Catalogue {
                 Ok(None)
             }
             ModelState::Unloading => Ok(None),
+            ModelState::Unloaded if entry.asleep.take().is_some() => Ok(None),
             ModelState::Unloaded => Err(entry.not_loaded()),
         });
         if let Some(loaded) = taken.transpose()?.flatten() {
@@ -44,7 +45,7 @@ impl Catalogue {
         Ok(())
     }
 
-    async fn unload(&self, name: String, loaded: Loaded) {
+    pub(super) async fn unload(&self, name: String, loaded: Loaded) {
         let began = Instant::now();
         let grace = self.0.config.server.shutdown_grace;
         while loaded.is_busy() && began.elapsed() < grace {

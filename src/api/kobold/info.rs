@@ -38,7 +38,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
                                             bos_token_id, eos_token_id, eot_token_id}`; an id that the model lacks is -1"),
               (status = 503, description = "No model is loaded")))]
 async fn model(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
-    let loaded = app.loaded_now(None)?;
+    let loaded = app.loaded_now(None).await?;
     let (card, special) = (loaded.model().card(), loaded.vocabulary().special());
     let id = |token: Option<TokenId>| token.map_or(-1, i64::from);
     Ok(Json(json!({
@@ -81,7 +81,7 @@ async fn version(State(app): State<App>) -> Json<Value> {
 #[utoipa::path(get, path = "/api/v1/config/max_context_length", tag = "KoboldCPP",
     responses((status = 200, description = "`{value}`"), (status = 503, description = "No model is loaded")))]
 async fn max_context_length(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
-    Ok(Json(json!({ "value": app.loaded_now(None)?.engine().context_per_slot() })))
+    Ok(Json(json!({ "value": app.loaded_now(None).await?.engine().context_per_slot() })))
 }
 
 /// The same.
@@ -107,7 +107,7 @@ async fn api_version() -> Json<Value> {
 #[utoipa::path(get, path = "/api/extra/perf", tag = "KoboldCPP",
     responses((status = 200, description = "`{queue, idle, uptime}`"), (status = 503, description = "No model is loaded")))]
 async fn perf(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
-    let engine = app.loaded_now(None)?.engine().clone();
+    let engine = app.loaded_now(None).await?.engine().clone();
     let under_way = engine.runs();
     let uptime_s = (app.now() - app.started_at()).num_milliseconds() as f64 / 1e3;
     Ok(Json(json!({

@@ -22,7 +22,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
     responses((status = 200, description = "`[{id, path, scale, task_name, prompt_prefix}]`"),
               (status = 503, description = "The model is being loaded")))]
 async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded_now(which.model.as_deref())?;
+    let loaded = app.loaded_now(which.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
     let usual = adapters.usual();
     let shown = adapters.list().iter().enumerate().map(|(id, adapter)| {

@@ -15,6 +15,7 @@ mod props;
 mod rerank;
 mod sessions;
 mod settings;
+mod sleep;
 mod slot_files;
 mod slots;
 mod template;
@@ -24,6 +25,7 @@ pub(super) use ask::Answer;
 pub(super) use infill::{between, tokens_of};
 pub(super) use models::status;
 pub(super) use settings::settings;
+pub use sleep::sleep_when_idle;
 
 use super::App;
 use utoipa_axum::router::OpenApiRouter;

@@ -1,7 +1,7 @@
 //! Loading and unloading at run time, as the router of llama-server has it: by name, and nothing by path.
 
 use crate::api::wire::fields::Fields;
-use crate::api::{ApiError, App, Kind, LlamaError, ModelState, wire};
+use crate::api::{ApiError, App, Entry, Kind, LlamaError, ModelState, wire};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -86,8 +86,9 @@ fn name(body: &[u8]) -> Result<String, ApiError> {
 }
 
 /// A model's state as the list and the events tell it.
-pub(in crate::api) fn status(state: &ModelState) -> Value {
-    match state {
+pub(in crate::api) fn status(entry: &Entry) -> Value {
+    match &entry.state {
+        _ if entry.is_asleep() => json!({ "value": "sleeping" }),
         ModelState::Unloaded => json!({ "value": "unloaded" }),
         ModelState::Loading(done) => json!({ "value": "loading", "progress": done }),
         ModelState::Ready(_) => json!({ "value": "loaded" }),
@@ -107,7 +108,7 @@ fn changes(app: App) -> impl Stream<Item = Result<Event, Infallible>> {
             }
             changed.mark_unchanged();
             for entry in app.models().list() {
-                let mut status = status(&entry.state);
+                let mut status = status(&entry);
                 if told.get(&entry.name) != Some(&status) {
                     told.insert(entry.name.clone(), status.clone());
                     status["status"] = status["value"].take();

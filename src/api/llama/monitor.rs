@@ -3,6 +3,7 @@
 use super::ask::Answer;
 use super::props::Which;
 use super::settings::settings;
+use crate::api::catalogue::Observed;
 use crate::api::{ApiError, App, LlamaError};
 use crate::engine::{Counts, SlotView};
 use axum::Json;
@@ -36,7 +37,7 @@ async fn slots(State(app): State<App>, Query(query): Query<SlotsQuery>) -> Resul
     if !app.config().server.routes.slots {
         return Err(ApiError::not_supported("GET /slots is off; start the server without --no-slots").into());
     }
-    let loaded = app.loaded_now(query.model.as_deref())?;
+    let loaded = app.loaded_now(query.model.as_deref()).await?;
     let engine = loaded.engine();
     let slots = engine.status().slots();
     let fails = query.fail_on_no_slot.is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
@@ -76,8 +77,12 @@ async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<R
     if !app.config().server.routes.metrics {
         return Err(ApiError::not_supported("GET /metrics is off; start the server with --metrics").into());
     }
-    let loaded = app.loaded_now(which.model.as_deref())?;
-    let text = exposition(loaded.engine().status().counts().plus(loaded.encoder().status().counts()));
+    app.ready()?;
+    let counts = match app.models().observed(which.model.as_deref())? {
+        Observed::Awake(loaded) => loaded.engine().status().counts().plus(loaded.encoder().status().counts()),
+        Observed::Asleep(asleep) => asleep.work[0].counts().plus(asleep.work[1].counts()),
+    };
+    let text = exposition(counts);
     let headers = [
         (header::CONTENT_TYPE, "text/plain; version=0.0.4".to_owned()),
         (header::HeaderName::from_static("process-start-time-unix"), app.started_at().timestamp().to_string()),

@@ -2,6 +2,7 @@
 
 use super::ask::Answer;
 use super::settings::settings;
+use crate::api::catalogue::Observed;
 use crate::api::wire::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::config::ModSandbox;
@@ -30,13 +31,21 @@ pub(super) struct Which {
 #[utoipa::path(get, path = "/props", tag = "llama-server",
     responses((status = 200, description = "The properties"), (status = 503, description = "The model is being loaded")))]
 async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded_now(which.model.as_deref())?;
+    app.ready()?;
+    Ok(Json(match app.models().observed(which.model.as_deref())? {
+        Observed::Awake(loaded) => describe(&app, &loaded).await?,
+        Observed::Asleep(asleep) => asleep.props.clone(),
+    }))
+}
+
+/// Returns the properties of the server with this model.
+pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<Value, ApiError> {
     let (engine, vocabulary, card) = (loaded.engine(), loaded.vocabulary(), loaded.model().card());
     let routes = &app.config().server.routes;
     let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
     let path = app.models().named(loaded.name()).map(|entry| entry.path.display().to_string()).unwrap_or_default();
-    Ok(Json(json!({
-        "default_generation_settings": { "params": defaults(&app, &loaded)?, "n_ctx": engine.context_per_slot() },
+    Ok(json!({
+        "default_generation_settings": { "params": defaults(app, loaded)?, "n_ctx": engine.context_per_slot() },
         "total_slots": engine.slots(),
         "model_alias": loaded.name(),
         "model_path": path,
@@ -49,17 +58,17 @@ async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json
         "ui": routes.dashboard,
         "ui_settings": {},
         "chat_template": loaded.template().map(crate::model::chat::Template::source).ok().or(card.chat_template.as_deref()).unwrap_or_default(),
-        "chat_template_caps": loaded.template().map(|template| abilities(template, &app)).unwrap_or_default(),
+        "chat_template_caps": loaded.template().map(|template| abilities(template, app)).unwrap_or_default(),
         "bos_token": text(vocabulary.special().bos),
         "eos_token": text(vocabulary.special().eos),
-        "mod_sandbox": sandbox(&app).await,
+        "mod_sandbox": sandbox(app).await,
         "devices": computing(loaded.model().placement()).await,
         "n_gpu_layers": loaded.model().placement().gpu_layers,
         "n_layers": loaded.model().placement().layers,
         "build_info": concat!("thunder-", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
         "cors_proxy_enabled": false,
-    })))
+    }))
 }
 
 /// Which mods run in a sandbox, and whether this system has one.

@@ -137,7 +137,7 @@ async fn info(
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<Which>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded_now(query?.0.model.as_deref())?;
+    let loaded = app.loaded_now(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let tokens = loaded.engine().slot_tokens(slot).await?.tokens;
     let eot = loaded.vocabulary().special().end_of_turn();

@@ -86,7 +86,7 @@ async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>)
     responses((status = 200, description = "`{tokenizer_class, bos_token, eos_token, pad_token, add_bos_token, model_max_length, \
                                             chat_template}`")))]
 async fn tokenizer_info(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded_now(which.model.as_deref())?;
+    let loaded = app.loaded_now(which.model.as_deref()).await?;
     let (vocabulary, card) = (loaded.vocabulary(), loaded.model().card());
     let special = vocabulary.special();
     let text =

@@ -78,7 +78,7 @@ fn object(app: &App, entry: &Entry) -> Value {
         "object": "model",
         "created": app.started_at().timestamp(),
         "owned_by": "thunder",
-        "status": status(&entry.state),
+        "status": status(entry),
         "capabilities": entry.ready().map(Loaded::capabilities),
         "meta": entry.ready().map(meta),
     })

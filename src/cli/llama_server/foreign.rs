@@ -195,12 +195,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
         NoEffect("thoughts of earlier answers are kept as the chat template says; --chat-template-kwargs can tell it"),
     ),
     foreign(
-        &["--sleep-idle-seconds"],
-        One,
-        &[],
-        NoEffect("an idle server does not use the processor, and keeps its models; POST /models/unload frees one"),
-    ),
-    foreign(
         &["--models-preset"],
         One,
         &["LLAMA_ARG_MODELS_PRESET"],

@@ -3,6 +3,7 @@
 use super::super::harness::{Server, server};
 use super::encoders;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -164,4 +165,94 @@ async fn continued_message_joins_its_parts_with_a_blank_line() {
     assert!(prompt.as_str().unwrap().ends_with("assistant\nWh\n\nill"), "{prompt}");
     let (status, error) = server.post("/apply-template", &asked(&[answer.clone(), answer])).await;
     assert_eq!((status, error["error"]["type"].as_str()), (400, Some("invalid_request_error")), "{error}");
+}
+
+/// Waits until `/props` tells that the model sleeps.
+async fn sleeps(server: &Server) {
+    let begun = Instant::now();
+    while server.get("/props").await.1["is_sleeping"] != true {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the model does not sleep:\n{}", server.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_idle_model_sleeps_until_the_next_request() {
+    let server = Server::start(&["--sleep-idle-seconds", "1", "--metrics"]);
+    server.wait_ready().await;
+    let body = json!({"prompt": "Once", "n_predict": 8, "seed": 1, "ignore_eos": true});
+    let first = server.answer("/completion", &body).await;
+    let (_, awake) = server.get("/props").await;
+    let metrics = counted(&server).await;
+    // These neither keep it awake nor wake it.
+    sleeps(&server).await;
+    let (_, mut asleep) = server.get("/props").await;
+    asleep["is_sleeping"] = false.into();
+    assert_eq!(asleep["default_generation_settings"], awake["default_generation_settings"]);
+    assert_eq!(asleep["chat_template"], awake["chat_template"]);
+    assert_eq!(counted(&server).await, metrics);
+    assert_eq!(server.get("/health").await.0, 200);
+    while server.get("/models").await.1["data"][0]["status"]["value"] != "sleeping" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(server.get("/props").await.1["is_sleeping"], true);
+    // A request wakes it, also one that generates nothing.
+    assert_eq!(server.answer("/completion", &body).await["content"], first["content"]);
+    assert_eq!(server.get("/props").await.1["is_sleeping"], false);
+    sleeps(&server).await;
+    assert!(server.answer("/tokenize", &json!({"content": "Once"})).await["tokens"].is_array());
+    // A run that takes longer than the idle time is not cut off.
+    let long = json!({"prompt": "Once", "n_predict": 1500, "ignore_eos": true});
+    assert_eq!(server.answer("/completion", &long).await["tokens_predicted"], 1500);
+}
+
+#[tokio::test]
+async fn vertex_predictions_are_requests_to_other_routes() {
+    let port = crate::harness::free_port();
+    let folder = crate::harness::folder();
+    let mut command = crate::harness::thunder();
+    command.args(["serve", "--port", "1", "--api-key", "k", "--model"]).arg(crate::harness::model());
+    command.arg("--data-dir").arg(&folder).envs([("AIP_MODE", "PREDICTION"), ("AIP_HEALTH_ROUTE", "/alive")]);
+    let log = std::fs::File::create(folder.join("server.log")).unwrap();
+    let child = command.env("AIP_HTTP_PORT", port.to_string()).stdin(std::process::Stdio::null()).stderr(log).spawn();
+    let _child = Ended(child.unwrap());
+    let client = crate::harness::client().pool_max_idle_per_host(0).build().unwrap();
+    let url = |path: &str| format!("http://127.0.0.1:{port}{path}");
+    let begun = Instant::now();
+    while !client.get(url("/alive")).send().await.is_ok_and(|answer| answer.status().as_u16() == 200) {
+        let log = std::fs::read_to_string(folder.join("server.log")).unwrap();
+        assert!(begun.elapsed() < Duration::from_mins(3), "{log}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let chat = hello(&json!({"@requestFormat": "chatCompletions", "stream": true}));
+    let body = json!({"instances": [
+        chat,
+        {"@requestFormat": "/tokenize", "content": "Once upon"},
+        {"@requestFormat": "nonsense"},
+        {"@requestFormat": "completion", "prompt": 5},
+        7,
+    ]});
+    let predict = || client.post(url("/predict")).json(&body);
+    assert_eq!(predict().send().await.unwrap().status().as_u16(), 401);
+    let answer: Value = predict().bearer_auth("k").send().await.unwrap().json().await.unwrap();
+    let predictions = answer["predictions"].as_array().unwrap();
+    assert_eq!(predictions.len(), 5, "{answer}");
+    assert_eq!(predictions[0]["choices"][0]["message"]["role"], "assistant", "{answer}");
+    assert!(predictions[1]["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{answer}");
+    for (prediction, words) in predictions[2..].iter().zip(["instances[2]", "prompt", "instances[4]"]) {
+        assert!(prediction["error"]["message"].as_str().unwrap().contains(words), "{answer}");
+    }
+    let wrong = client.post(url("/predict")).json(&json!({"instances": {}})).bearer_auth("k").send().await.unwrap();
+    assert_eq!(wrong.status().as_u16(), 400);
+}
+
+/// A process that ends with the test.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // SIGTERM, so that the server stops its database.
+        let _ = std::process::Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
 }

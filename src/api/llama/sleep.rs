@@ -1,0 +1,51 @@
+//! Sleeping: a model that nobody has used for a while is unloaded, and loaded again by the next request.
+
+use super::props;
+use crate::api::catalogue::Asleep;
+use crate::api::{App, Loaded};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at what is idle.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Unloads each model once it was idle for as long as `--sleep-idle-seconds` says, until the server stops.
+pub fn sleep_when_idle(app: &App) {
+    let Some(delay) = app.config().server.models.sleep_after else { return };
+    let app = app.clone();
+    tokio::spawn(async move {
+        // Of each idle model: its last use, and since when it was seen idle.
+        let mut idle: HashMap<String, (u64, Instant)> = HashMap::new();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                () = app.stopping() => return,
+            }
+            let unused = app.models().idle();
+            idle.retain(|name, (used, _)| unused.iter().any(|(other, last)| other == name && last == used));
+            for (name, used) in unused {
+                let since = idle.entry(name.clone()).or_insert_with(|| (used, Instant::now())).1;
+                if since.elapsed() >= delay {
+                    put_to_sleep(&app, &name, used).await;
+                }
+            }
+        }
+    });
+}
+
+async fn put_to_sleep(app: &App, name: &str, used: u64) {
+    let Some(loaded) = app.models().named(name).ok().and_then(|entry| entry.ready().cloned()) else { return };
+    let Some(asleep) = describe(app, &loaded).await else { return };
+    // Whoever holds a model keeps it awake.
+    drop(loaded);
+    app.models().begin_sleep(name, used, asleep);
+}
+
+/// Describes a model for the routes that do not wake it.
+async fn describe(app: &App, loaded: &Loaded) -> Option<Asleep> {
+    let mut props = props::describe(app, loaded).await.ok()?;
+    props["is_sleeping"] = true.into();
+    let work = [Arc::clone(loaded.engine().status()), Arc::clone(loaded.encoder().status())];
+    Some(Asleep { props, work })
+}

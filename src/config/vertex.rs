@@ -1,0 +1,51 @@
+//! What Google's Vertex AI tells a container about itself, by the variables of its contract.
+
+use clap::Args;
+
+/// Variables of Vertex AI.
+#[derive(Debug, Clone, Default, Args)]
+pub struct VertexFlags {
+    /// `PREDICTION` adds the route.
+    #[arg(long, env = "AIP_MODE", hide = true)]
+    aip_mode: Option<String>,
+    /// Path of the route.
+    #[arg(long, env = "AIP_PREDICT_ROUTE", hide = true)]
+    aip_predict_route: Option<String>,
+    /// Path that answers as `/health`.
+    #[arg(long, env = "AIP_HEALTH_ROUTE", hide = true)]
+    aip_health_route: Option<String>,
+    /// Port to listen on, instead of --port.
+    #[arg(long, env = "AIP_HTTP_PORT", hide = true)]
+    aip_http_port: Option<u16>,
+}
+
+/// The routes that Vertex AI calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VertexConfig {
+    /// Path of the predictions.
+    pub predict: String,
+    /// Path that answers as `/health`.
+    pub health: Option<String>,
+}
+
+impl VertexFlags {
+    fn is_on(&self) -> bool {
+        self.aip_mode.as_deref() == Some("PREDICTION")
+    }
+
+    /// Returns the port that Vertex AI connects to.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.aip_http_port.filter(|_| self.is_on())
+    }
+
+    pub(super) fn config(&self) -> Option<VertexConfig> {
+        let path = |given: &Option<String>| {
+            let given = given.as_deref().map(str::trim).filter(|path| !path.is_empty())?;
+            Some(if given.starts_with('/') { given.to_owned() } else { format!("/{given}") })
+        };
+        self.is_on().then(|| VertexConfig {
+            predict: path(&self.aip_predict_route).unwrap_or_else(|| "/predict".to_owned()),
+            health: path(&self.aip_health_route).filter(|health| health != "/health"),
+        })
+    }
+}
