@@ -335,7 +335,10 @@ impl ServerFlags {
             dir: self.models_dir.clone(),
             autoload: self.models_autoload == Switch::On,
             most: (self.models_max > 0).then_some(self.models_max as usize),
-            sleep_after: u64::try_from(self.sleep_idle_seconds).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs),
+            sleep_after: u64::try_from(self.sleep_idle_seconds)
+                .ok()
+                .filter(|&seconds| seconds > 0)
+                .map(Duration::from_secs),
         })
     }
 
