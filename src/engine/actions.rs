@@ -104,7 +104,8 @@ impl Run {
         self.cut_at_end(&mut tokens);
         // What does not fit is cut below.
         let _ = self.make_room(tokens.len());
-        let room = self.max_tokens.saturating_sub(self.generated()).min(self.context - self.sequence.len());
+        let room =
+            self.max_tokens.saturating_sub(self.generated()).min(self.context.saturating_sub(self.sequence.len()));
         let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
         // The end-of-generation token does not count as a token of the answer.
         if tokens.len() - usize::from(ends) > room {

@@ -43,7 +43,8 @@ impl Run {
         }
         self.memory = memory;
         self.prompt_len = self.sequence.len();
-        if self.sequence.len() >= self.context && self.make_room(1).is_err() {
+        let len = self.sequence.len();
+        if len >= self.context && !self.request.fills_context(len, self.context) && self.make_room(1).is_err() {
             // Thinking that came back may be what is too much.
             (self.sequence, self.request.spans) = original;
             self.memory = Memory::default();

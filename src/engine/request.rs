@@ -22,6 +22,8 @@ pub struct Request {
     pub user_label: Option<String>,
     /// The prompt's tokens; at least one, and fewer than the context.
     pub prompt: Vec<TokenId>,
+    /// The prompt may have as many tokens as the context: the answer is then one token, which needs no place.
+    pub may_fill_context: bool,
     /// Which part of the prompt came from whom; may be empty.
     pub spans: Vec<Span>,
     /// What a person would recognise the run by.
@@ -79,6 +81,7 @@ impl Request {
             surface,
             user_label: None,
             prompt,
+            may_fill_context: false,
             spans: Vec::new(),
             prompt_preview: String::new(),
             conversation: None,
@@ -101,6 +104,11 @@ impl Request {
             cache_reuse: 0,
             overflow: Overflow::default(),
         }
+    }
+
+    /// Returns true for a prompt of so many tokens that leaves no place in the context and needs none.
+    pub(super) fn fills_context(&self, tokens: usize, context: usize) -> bool {
+        self.may_fill_context && tokens == context && self.overflow != Overflow::Evict
     }
 
     /// Alternatives that are recorded for each token, unless the answer needs more.

@@ -143,7 +143,7 @@ impl Engine {
             return Err(SubmitError::NoSuchSlot { slot, slots: options.parallel });
         }
         let prompt_tokens = request.prompt.len();
-        if prompt_tokens >= context {
+        if prompt_tokens >= context && !request.fills_context(prompt_tokens, context) {
             if request.overflow != Overflow::Evict {
                 return Err(SubmitError::PromptTooLong { prompt_tokens, context });
             }

@@ -116,7 +116,7 @@ async fn wrong_queries_are_named() {
     /api/v1/runs/queries/events?from=a: 400 from: invalid digit found in string
     /api/v1/runs/queries/attention: 400 either at, an event, or from and to, a range of events, must be given
     /api/v1/runs/queries/attention?at=1: 404 no attention was recorded at event 1 of this run
-    /api/v1/runs/queries/attention?at=1&view=median: 400 view: unknown variant `median`, expected one of `mean`, `max`, `last`, `layer`
+    /api/v1/runs/queries/attention?at=1&view=median: 400 view: unknown variant `median`, expected one of `mean`, `max`, `last`, `weighted_layers`, `layer`
     /api/v1/runs/queries/attention?from=0&bins=0: 400 bins must be 1 to 4096
     "#);
     for (query, pointer) in [("limit=-1", "limit"), ("modle=x", "modle"), ("before=yesterday", "before")] {
@@ -342,6 +342,25 @@ async fn attention_of_a_step_and_of_a_run() {
         assert!((values.iter().sum::<f64>() - 1.0).abs() < 0.05, "{values:?}");
     }
     assert_eq!(server.get(&format!("{path}?at=1&view=layer&layer=99")).await.0, 400);
+    let (status, weighted) = server.get(&format!("{path}?at=1&view=weighted_layers")).await;
+    assert_eq!((status, &weighted["attention"]["quality"]), (200, &json!("u8")), "{weighted}");
+    let mut expected = vec![0.0; values.len()];
+    let mut total = 0.0;
+    for (index, layer) in layers.iter().enumerate() {
+        let weight = 0.5 + index as f64 / layers.len() as f64;
+        total += weight;
+        let (_, row) = server.get(&format!("{path}?at=1&view=layer&layer={layer}")).await;
+        for (sum, value) in expected.iter_mut().zip(row["attention"]["values"].as_array().unwrap()) {
+            *sum += weight * value.as_f64().unwrap();
+        }
+    }
+    let weighted: Vec<f64> = serde_json::from_value(weighted["attention"]["values"].clone()).unwrap();
+    assert_eq!(weighted.len(), expected.len());
+    for (value, expected) in weighted.iter().zip(expected) {
+        assert!((value - expected / total).abs() < 1e-6, "{value} and {}", expected / total);
+    }
+    let (status, map) = server.get(&format!("{path}?from=0&view=weighted_layers")).await;
+    assert_eq!((status, &map["attention"]["quality"]), (200, &json!("u8")), "{map}");
 
     let (status, map) = server.get(&format!("{path}?from=0&bins=4")).await;
     assert_eq!(status, 200, "{map}");

@@ -10,6 +10,7 @@ use crate::engine::{Report, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value};
+use std::time::Instant;
 
 /// Most answers to one request.
 const MOST_SAMPLES: i64 = 64;
@@ -42,6 +43,15 @@ pub(in crate::api) struct Answer {
     pub(super) layers: usize,
     /// Most bytes of attention in an answer at once, or in a message.
     pub(super) most_bytes: usize,
+    /// When the request was taken.
+    pub(super) taken: Instant,
+}
+
+impl Answer {
+    /// Returns the time since the request was taken, in milliseconds.
+    pub(super) fn elapsed_ms(&self) -> u64 {
+        self.taken.elapsed().as_millis() as u64
+    }
 }
 
 /// Whose words a request is written in.
@@ -120,7 +130,7 @@ pub(in crate::api) fn in_their_words(error: ApiError, fields: Fields<'_>) -> Api
     }
 }
 
-/// Reads a body with `input_ids`.
+/// Reads a body with `input_ids`, of a request that was taken at that moment.
 ///
 /// # Errors
 /// 400, with the field that is wrong.
@@ -129,12 +139,19 @@ pub(in crate::api) fn read(
     loaded: &Loaded,
     fields: Fields<'_>,
     dialect: Dialect,
+    taken: Instant,
 ) -> Result<Asked, ApiError> {
     let layer = renamed(app, fields);
-    read_with(app, loaded, fields.or(&layer), dialect).map_err(|error| in_their_words(error, fields))
+    read_with(app, loaded, fields.or(&layer), dialect, taken).map_err(|error| in_their_words(error, fields))
 }
 
-fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>, dialect: Dialect) -> Result<Asked, ApiError> {
+fn read_with(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    dialect: Dialect,
+    taken: Instant,
+) -> Result<Asked, ApiError> {
     let vocabulary = loaded.vocabulary();
     let prompt = token_ids(fields, "input_ids", vocabulary)?
         .ok_or_else(|| ApiError::invalid("input_ids", "input_ids is missing; it takes a list of token ids"))?;
@@ -145,12 +162,11 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>, dialect: Dialect) -
         known_ids(fields, name, vocabulary)?;
     }
     let context = loaded.engine().context_per_slot();
-    if prompt.len() >= context as usize {
-        let message =
-            format!("input_ids has {} tokens, the context holds {context}, the answer included", prompt.len());
+    if prompt.len() > context as usize {
+        let message = format!("input_ids has {} tokens, the context holds {context}", prompt.len());
         return Err(ApiError::invalid("input_ids", message).exceeds_context(prompt.len(), context as usize));
     }
-    let answer = answer(app, loaded, fields, dialect, &prompt)?;
+    let answer = answer(app, loaded, fields, dialect, &prompt, taken)?;
     let placement = parameters::placement(fields)?;
     let room = placement.room(context, prompt.len());
     let shows = answer.attention.is_some() || answer.pruning.is_some();
@@ -172,6 +188,7 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>, dialect: Dialect) -
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,
         overflow: placement.overflow,
+        may_fill_context: true,
         ..Request::new(prompt, Surface::Attention)
     };
     let requests = (0..answer.samples).map(|sample| {
@@ -188,6 +205,7 @@ fn answer(
     fields: Fields<'_>,
     dialect: Dialect,
     prompt: &[TokenId],
+    taken: Instant,
 ) -> Result<Answer, ApiError> {
     let flag = |names: [&str; 2]| match fields.first(&names) {
         Some((name, _)) => fields.flag(name).map(|flag| flag.unwrap_or(false)),
@@ -218,6 +236,7 @@ fn answer(
         prompt_tokens: prompt.len() as u32,
         layers,
         most_bytes: app.config().server.max_attention_bytes,
+        taken,
     })
 }
 

@@ -109,10 +109,18 @@ fn generate() -> Value {
             ),
             false,
         ),
-        ("aggregation_mode", one_of(&["mean", "max", "last_layer", "weighted_layers"], "mean when absent."), false),
+        (
+            "aggregation_mode",
+            one_of(
+                &["mean", "max", "last_layer", "weighted_layers"],
+                "mean when absent. weighted_layers has the weight 0.5 + l / L for layer l = 0 … L - 1 of the L layers that have \
+                 attention, unless layer_weights gives others.",
+            ),
+            false,
+        ),
         (
             "layer_weights",
-            json!({ "type": "array", "items": { "type": "number" }, "description": "One for each layer; rising when absent." }),
+            json!({ "type": "array", "items": { "type": "number" }, "description": "One for each layer; those of aggregation_mode when absent." }),
             false,
         ),
         ("attention_top_k", of("integer", "Positions of the sparse format; 50 when absent."), false),

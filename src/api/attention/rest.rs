@@ -18,6 +18,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
+use std::time::Instant;
 
 /// The media type of `MessagePack`.
 const PACKED: &str = "application/msgpack";
@@ -104,11 +105,12 @@ async fn answer(
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
+    let taken = Instant::now();
     let fields = Fields::new(body)?;
     let packed = names(headers, &header::ACCEPT);
     let loaded = app.loaded(fields.text("model")?).await?;
     let dialect = if packed { Dialect::Packed } else { Dialect::Rest };
-    let mut asked = ask::read(&app, &loaded, fields, dialect)?;
+    let mut asked = ask::read(&app, &loaded, fields, dialect, taken)?;
     for request in &mut asked.requests {
         generation::note_client(request, headers, caller.clone());
     }

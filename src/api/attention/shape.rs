@@ -4,7 +4,7 @@ use crate::api::ApiError;
 use crate::api::wire::Fields;
 use crate::api::wire::fields::wrong;
 use crate::engine::Captured;
-use crate::trace::attention::{Rows, Statistics, Strong};
+use crate::trace::attention::{Rows, Statistics, Strong, layer_weights};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use half::f16;
@@ -48,7 +48,7 @@ enum Mode {
     Mean,
     Max,
     LastLayer,
-    /// `None` for weights that rise with the layer.
+    /// `None` for [`layer_weights`].
     Weighted(Option<Vec<f32>>),
 }
 
@@ -309,7 +309,7 @@ fn weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
 /// The weights of the layers that a row has.
 fn weights_of(given: Option<&[f32]>, layer_ids: &[u16], layers: usize) -> Result<Vec<f32>, ApiError> {
     let weights: Vec<f32> = match given {
-        None => layer_ids.iter().map(|&layer| f32::from(layer) + 1.0).collect(),
+        None => layer_weights(layer_ids.len()),
         Some(given) if given.len() == layers => {
             layer_ids.iter().map(|&layer| given.get(usize::from(layer)).copied().unwrap_or(0.0)).collect()
         }

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -197,11 +198,12 @@ impl Connection {
         mut cancelled: watch::Receiver<bool>,
         no_more: &(dyn Fn() + Sync),
     ) -> Result<(), ApiError> {
+        let taken = Instant::now();
         self.app.rates().check(self.caller.as_ref(), self.address)?;
         let fields = Fields::new(body)?;
         let loaded = self.app.loaded(fields.text("model")?).await?;
         let dialect = if carrier == Carrier::Packed { Dialect::PackedSocket } else { Dialect::Socket };
-        let mut asked = ask::read(&self.app, &loaded, fields, dialect)?;
+        let mut asked = ask::read(&self.app, &loaded, fields, dialect, taken)?;
         for request in &mut asked.requests {
             if let Some(caller) = &self.caller {
                 request.user_label.get_or_insert_with(|| caller.label.clone());
@@ -249,7 +251,7 @@ impl Connection {
         let ends: Vec<_> = going_on
             .map(|sample| match &telling {
                 Some(telling) => telling.cancelled(sample),
-                None => super::telling::Done::before_it_began(sample, writer.answer.prompt_tokens),
+                None => super::telling::Done::before_it_began(sample, &writer.answer),
             })
             .collect();
         // Without anybody who listens, the runs end within a token.

@@ -10,7 +10,6 @@ use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasure};
 use crate::trace::attention::Rows;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Rows of fewer values are put into their shape at once; the way to another thread and back would take longer.
 const SMALL: usize = 1 << 14;
@@ -59,8 +58,14 @@ impl Told {
 
 impl Done {
     /// The end of a sample of which nothing was heard.
-    pub(super) fn before_it_began(sample: usize, prompt_tokens: u32) -> Self {
-        Self { sample, finish_reason: "cancelled", total_tokens: 0, prompt_tokens, generation_time_ms: 0 }
+    pub(super) fn before_it_began(sample: usize, answer: &Answer) -> Self {
+        Self {
+            sample,
+            finish_reason: "cancelled",
+            total_tokens: 0,
+            prompt_tokens: answer.prompt_tokens,
+            generation_time_ms: answer.elapsed_ms(),
+        }
     }
 }
 
@@ -79,7 +84,6 @@ pub(in crate::api) struct Telling {
     runs: Runs,
     pub(in crate::api) answer: Answer,
     history: History,
-    begun: Instant,
     /// Tokens of each sample.
     counts: Vec<usize>,
     watches: Vec<Option<super::pruning::Watch>>,
@@ -96,7 +100,7 @@ impl Telling {
     pub(super) fn with_history(runs: Runs, answer: Answer, history: History) -> Self {
         let samples = answer.samples;
         let watches = vec![answer.pruning.clone(); samples];
-        Self { runs, answer, history, begun: Instant::now(), counts: vec![0; samples], watches, ready: VecDeque::new() }
+        Self { runs, answer, history, counts: vec![0; samples], watches, ready: VecDeque::new() }
     }
 
     /// The first run's id.
@@ -168,7 +172,7 @@ impl Telling {
             finish_reason,
             total_tokens: self.counts[sample],
             prompt_tokens,
-            generation_time_ms: self.begun.elapsed().as_millis() as u64,
+            generation_time_ms: self.answer.elapsed_ms(),
         }
     }
 }

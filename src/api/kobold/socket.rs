@@ -17,6 +17,7 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 /// Opens the WebSocket. In: `{input_ids | prompt, max_length?, temperature?, …, output_attentions? (true), attention_format? ("aggregated" or
 /// "per_layer")}`, one after another. Out: `{type: token, token_id, text}`, a binary frame of its floats, and `{type: done, finish_reason,
@@ -69,12 +70,13 @@ impl Connection {
         let Message::Text(text) = message else {
             return Err(ApiError::bad_request("the message is binary; a request is JSON text").code("invalid_json"));
         };
+        let taken = Instant::now();
         let mut body = wire::json(text.as_bytes())?;
         self.app.rates().check(self.caller.as_ref(), self.address)?;
         let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
         complete(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;
-        let Asked { mut requests, answer } = attention::read(&self.app, &loaded, fields, Dialect::Frames)?;
+        let Asked { mut requests, answer } = attention::read(&self.app, &loaded, fields, Dialect::Frames, taken)?;
         for request in &mut requests {
             if let Some(caller) = &self.caller {
                 request.user_label.get_or_insert_with(|| caller.label.clone());

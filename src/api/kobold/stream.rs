@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use futures::stream::{self, Stream};
 use serde_json::{Value, json};
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// After so much silence a comment is sent, so that proxies keep the connection.
 const PING: Duration = Duration::from_secs(15);
@@ -92,9 +92,10 @@ async fn tokens(
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
+    let taken = Instant::now();
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let Asked { mut requests, answer } = attention::read(&app, &loaded, fields, Dialect::Events)?;
+    let Asked { mut requests, answer } = attention::read(&app, &loaded, fields, Dialect::Events, taken)?;
     for request in &mut requests {
         generation::note_client(request, headers, caller.clone());
     }

@@ -50,8 +50,22 @@ pub enum View {
     Max,
     /// Mean over the heads of the last layer.
     Last,
+    /// Mean over all heads, layer l of L weighted with 0.5 + l / L.
+    WeightedLayers,
     /// Mean over the heads of one layer.
     Layer,
+}
+
+impl View {
+    /// Returns true for views that are made from the layers' own values, which are stored as `u8`.
+    pub(super) const fn reads_layers(self) -> bool {
+        matches!(self, Self::WeightedLayers | Self::Layer)
+    }
+
+    /// Returns how exact the values of the view are.
+    pub(super) const fn quality(self) -> &'static str {
+        if self.reads_layers() { "u8" } else { "f16" }
+    }
 }
 
 /// The attention of one step.
@@ -128,26 +142,24 @@ pub async fn show(
         return Err(ApiError::invalid("bins", format!("bins must be 1 to {}", map::MOST_BINS)));
     }
     if query.view == View::Layer {
-        return Err(ApiError::invalid("view", "a map has the views mean, max and last"));
+        return Err(ApiError::invalid("view", "a map has the views mean, max, last and weighted_layers"));
     }
     Ok(Json(map::read(store, run.run_id, events, query.view, bins).await?).into_response())
 }
 
 async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Result<StepAttention, ApiError> {
-    let with_t1 = query.view == View::Layer;
     let range = at.saturating_sub(EVENTS_BACK).max(0)..at.saturating_add(1);
-    let step = store.attention_range(run_id, range, with_t1).await?.pop();
+    let step = store.attention_range(run_id, range, query.view.reads_layers()).await?.pop();
     let step = step.ok_or_else(|| {
         ApiError::new(crate::api::Kind::NotFound, format!("no attention was recorded at event {at} of this run"))
     })?;
     let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(&step, &error))?;
     let AttentionStep { sequence_order, row_len, layer_ids, heads, .. } = &step;
-    let quality = if with_t1 { "u8" } else { "f16" };
     let values = match query.view {
         View::Mean => overview.mean,
         View::Max => overview.max,
         View::Last => overview.last_layer,
-        View::Layer => layer_values(&step, query.layer)?,
+        View::WeightedLayers | View::Layer => view_values(&step, query.view, query.layer)?,
     };
     let names = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
     let stats =
@@ -158,7 +170,7 @@ async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Re
         layer_ids: layer_ids.to_vec(),
         heads: *heads,
         view: query.view,
-        quality,
+        quality: query.view.quality(),
         values,
         sink: overview.sink,
         stats,
@@ -175,15 +187,16 @@ fn layer_values(step: &AttentionStep, layer: Option<u16>) -> Result<Vec<f32>, Ap
 
 /// Decodes the values of a view, one per position.
 pub(super) fn view_values(step: &AttentionStep, view: View, layer: Option<u16>) -> Result<Vec<f32>, ApiError> {
-    if view == View::Layer {
-        return layer_values(step, layer);
+    let overview = || attention::decode_t0(&step.t0).map_err(|error| damaged(step, &error));
+    match view {
+        View::Mean => Ok(overview()?.mean),
+        View::Max => Ok(overview()?.max),
+        View::Last => Ok(overview()?.last_layer),
+        View::WeightedLayers => {
+            attention::decode_t1_weighted(&step.t1, step.layer_ids.len()).map_err(|error| damaged(step, &error))
+        }
+        View::Layer => layer_values(step, layer),
     }
-    let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(step, &error))?;
-    Ok(match view {
-        View::Max => overview.max,
-        View::Last => overview.last_layer,
-        View::Mean | View::Layer => overview.mean,
-    })
 }
 
 fn damaged(step: &AttentionStep, error: &attention::Error) -> ApiError {

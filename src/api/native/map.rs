@@ -55,7 +55,7 @@ pub(super) async fn read(
     let sampled = events.len() as i64 > i64::from(MOST_ROWS * STEP_EVENTS);
     let mut rows: Vec<MapRow> = Vec::new();
     for window in windows(&events, sampled) {
-        let mut steps = store.attention_range(run_id, window, false).await?;
+        let mut steps = store.attention_range(run_id, window, view.reads_layers()).await?;
         if sampled {
             steps.truncate(1);
         }
@@ -70,7 +70,7 @@ pub(super) async fn read(
     for row in &mut rows {
         row.values = binned(&row.values, row_len, bins);
     }
-    Ok(Answer { attention: Map { row_len, bins, view, quality: "f16", sampled, rows } })
+    Ok(Answer { attention: Map { row_len, bins, view, quality: view.quality(), sampled, rows } })
 }
 
 /// Splits a range of events into windows that are read one after another; where `sampled`, windows of one step each.

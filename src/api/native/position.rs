@@ -45,7 +45,7 @@ pub(super) async fn read(
     let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
     let mut rows = Vec::new();
     for window in windows(&(events.start..end), false) {
-        for step in store.attention_range(run_id, window, view == View::Layer).await? {
+        for step in store.attention_range(run_id, window, view.reads_layers()).await? {
             let values = view_values(&step, view, layer)?;
             if let Some(&value) = values.get(position as usize) {
                 rows.push(PositionRow { sequence_order: step.sequence_order, value });

@@ -159,6 +159,7 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
         visible: parameters::tokens(Fields::new(recorded)?, "visible", vocabulary)?,
         alternatives: alternatives as usize,
         overflow: overflow.unwrap_or_default(),
+        may_fill_context: true,
         // What another request left in a slot was computed in other batches, and differs in its last digits.
         cache_prompt: false,
         ..Request::new(prompt.tokens, Surface::Openai)

@@ -163,6 +163,30 @@ pub fn decode_t1(t1: &[u8], layer: usize) -> Result<Vec<f32>, Error> {
     head_mean(t1, header, layer).ok_or_else(damaged)
 }
 
+/// Returns the weights of `weighted_layers` as Halo Weave has them: 0.5 + l / L for layer l = 0 … L - 1 of the L layers
+/// that have attention.
+#[must_use]
+pub fn layer_weights(layers: usize) -> Vec<f32> {
+    (0..layers).map(|layer| 0.5 + layer as f32 / layers as f32).collect()
+}
+
+/// Reads the mean of the first `layers` layers, weighted with [`layer_weights`], out of tier T1; one value per position.
+///
+/// # Errors
+/// [`Error::Damaged`], [`Error::NoLayer`].
+pub fn decode_t1_weighted(t1: &[u8], layers: usize) -> Result<Vec<f32>, Error> {
+    let weights = layer_weights(layers);
+    let total: f32 = weights.iter().sum();
+    let mut mean = Vec::new();
+    for (layer, weight) in weights.into_iter().enumerate() {
+        let mut values = decode_t1(t1, layer)?;
+        mean.resize(values.len(), 0.0);
+        reduce::scale(&mut values, weight / total);
+        reduce::add(&values, &mut mean);
+    }
+    Ok(mean)
+}
+
 fn head_mean(t1: &[u8], header: &[u8], layer: usize) -> Option<Vec<f32>> {
     let row_len = u32_at(header, 12).map(|len| len as usize).filter(|len| (1..=MOST_POSITIONS).contains(len))?;
     let entry = layer.checked_mul(T1_ENTRY)?.checked_add(T1_HEADER)?;

@@ -48,6 +48,15 @@ async fn every_format_is_the_same_row() {
         );
         near(&serde_json::from_value::<Vec<f32>>(told["attention"]["data"].clone()).unwrap(), &expected, 1e-5);
     }
+    let rising: Vec<f32> = (0..LAYERS).map(|layer| 0.5 + layer as f32 / LAYERS as f32).collect();
+    let of_layer = |layer: usize| mean(&rows[layer * HEADS..(layer + 1) * HEADS]);
+    let expected: Vec<f32> = (0..length)
+        .map(|at| {
+            (0..LAYERS).map(|layer| rising[layer] * of_layer(layer)[at]).sum::<f32>() / rising.iter().sum::<f32>()
+        })
+        .collect();
+    let weighted = json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "attention_encoding": "base64"});
+    near(&base64_floats(&ask(weighted).await.0["attention"]), &expected, 1e-6);
     let weighted = json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [0, 0, 0, 2],
                           "attention_encoding": "base64"});
     near(&base64_floats(&ask(weighted).await.0["attention"]), &last, 1e-5);

@@ -42,3 +42,42 @@ async fn attention_beyond_the_limit_is_out_of_memory_and_ends_its_run() {
         assert_eq!((messages.len(), &messages[300].0["finish_reason"]), (301, &json!("length")));
     }
 }
+
+#[tokio::test]
+async fn prompt_as_long_as_the_context_is_accepted() {
+    const CONTEXT: usize = 256;
+    let server = Server::start(&["--ctx-size", "256", "--parallel", "1"]);
+    server.wait_ready().await;
+    let full = vec![50; CONTEXT];
+    let ask = async |input_ids: &[i64], more: Value| {
+        let mut body = asking(input_ids, &json!({"attention_format": "aggregated"}));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.as_object_mut().unwrap().remove("request_id");
+        server.post("/api/v1/generate", &body).await
+    };
+    let (status, answer) = ask(&full, json!({})).await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!((answer["generated_tokens"].as_array().unwrap().len(), &answer["finish_reason"]), (1, &json!("length")));
+    assert_eq!(answer["attention_data"][0]["attention"]["context_length"], CONTEXT);
+    let (status, answer) = ask(&full, json!({"context_policy": "shift", "max_new_tokens": 20})).await;
+    assert_eq!((status, answer["generated_tokens"].as_array().map(Vec::len)), (200, Some(20)), "{answer}");
+    assert_eq!(answer["attention_data"][0]["attention"]["context_length"], CONTEXT);
+    let forced = json!({"mods": [{"name": "force-prefix", "config": {"text": "one two"}}]});
+    let (status, answer) = ask(&full, forced).await;
+    assert_eq!((status, answer["generated_tokens"].as_array().map(Vec::len)), (200, Some(0)), "{answer}");
+    let (status, error) = ask(&[50; CONTEXT + 1], json!({})).await;
+    assert_eq!((status, &error["error_code"]), (400, &json!("CONTEXT_LENGTH_EXCEEDED")), "{error}");
+    let (status, error) = server.post("/v1/completions", &json!({"prompt": full, "max_tokens": 1})).await;
+    assert_eq!(status, 400, "llama-server refuses it: {error}");
+}
+
+#[tokio::test]
+async fn generation_time_counts_from_the_request() {
+    let server = crate::harness::server().await;
+    let body = asking(&[50; 1000], &json!({"request_id": "timed", "max_new_tokens": 1, "return_attention": false}));
+    let answer = server.answer("/api/v1/generate", &body).await;
+    let first_token_us = server.finished("timed").await["run"]["first_token_us"].as_u64().unwrap();
+    let told_ms = answer["generation_time_ms"].as_u64().unwrap();
+    assert!(told_ms >= first_token_us / 1000, "{told_ms} ms, and the first token came after {first_token_us} us");
+    assert!(first_token_us > 5000, "a prompt that takes no time shows nothing: {first_token_us}");
+}

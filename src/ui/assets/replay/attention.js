@@ -4,7 +4,7 @@ import { percent } from './why.js';
 import { show } from './glyphs.js';
 
 const TOPS = 8;
-const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer']];
+const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
 /**
  * Splits the sink off a row: the one position that draws most of the mass without carrying meaning, found by its mass
