@@ -88,7 +88,7 @@ fn twins() -> PathBuf {
     let folder = folder();
     let mut bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/demo.gguf")).unwrap();
     std::fs::write(folder.join("one.gguf"), &bytes).unwrap();
-    let at = bytes.len() * 53 / 64 + 30_000;
+    let at = bytes.len() * 83 / 100;
     bytes[at] ^= 1;
     std::fs::write(folder.join("two.gguf"), &bytes).unwrap();
     folder
