@@ -108,7 +108,7 @@ pub fn main() -> ExitCode {
 /// Runs a command to its end, or until a signal ends it.
 async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Serve(args) => serve::serve(*args, EndSignals::new()?).await,
+        Command::Serve(args) => Box::pin(serve::serve(*args, EndSignals::new()?)).await,
         Command::Run(args) => Box::pin(run::run(args, |id| said(matches, "run", id), EndSignals::new()?)).await,
         Command::Chat(args) => Box::pin(chat::chat(args, |id| said(matches, "chat", id), EndSignals::new()?)).await,
         Command::Replay(args) => {
