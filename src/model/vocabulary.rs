@@ -140,6 +140,16 @@ impl Vocabulary {
         (self.tokenize)(text, add_special, parse_special)
     }
 
+    /// Returns the control tokens in these texts.
+    #[must_use]
+    pub fn controls_in(&self, texts: &[&str]) -> Vec<TokenId> {
+        let mut tokens: Vec<TokenId> = texts.iter().flat_map(|text| self.encode(text, false, true)).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens.retain(|&token| self.is_control(token));
+        tokens
+    }
+
     /// The bytes of a token, a special token's literal included; empty for an id outside the vocabulary.
     #[must_use]
     pub fn piece(&self, token: TokenId) -> &[u8] {

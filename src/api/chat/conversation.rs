@@ -8,7 +8,6 @@ use crate::engine::ThinkingBudget;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{Reading, Tool};
-use crate::model::chat::family::CallShape;
 use crate::model::chat::tools::{self, Choice};
 use crate::model::chat::{self, Options};
 use crate::model::grammar::Constraint;
@@ -124,7 +123,7 @@ impl Conversation {
         let rendered = template.render(&self.messages, &self.options)?;
         let format = template.format();
         let reading = Reading {
-            format,
+            format: Arc::clone(&format),
             tools: self.offered,
             thoughts: self.thoughts,
             thinking: rendered.thinking,
@@ -132,21 +131,22 @@ impl Conversation {
         };
         let schema = self.form.as_ref().and_then(tools::schema);
         // A model that answers in channels always thinks on one of them first; others may think for ever instead of calling.
-        let may_think = self.may_think.unwrap_or(format.call == CallShape::Channel);
+        let may_think = self.may_think.unwrap_or(format.is_channels());
         let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
         let constraint =
             calls.or_else(|| self.form.map(|form| tools::behind_thought(form, &reading, may_think, vocabulary)));
         let (tokens, spans) = rendered.tokenize(vocabulary);
-        let (open, close) = format.thought;
+        let (open, close) = &format.thought;
         let thinking = self.budget.map(|(tokens, message)| ThinkingBudget {
             tokens,
-            open: open.to_owned(),
-            close: close.to_owned(),
+            open: open.clone(),
+            close: close.clone(),
             last_words: vocabulary.encode(&format!("{message}{close}"), false, true),
             begun: rendered.thinking,
         });
-        let ends: Vec<(&str, Option<TokenId>)> =
-            format.end_of_turn.iter().map(|text| (*text, control(text, vocabulary))).collect();
+        // What ends a thought ends no turn.
+        let ends = format.end_of_turn.iter().filter(|text| **text != format.thought.1);
+        let ends: Vec<(&str, Option<TokenId>)> = ends.map(|text| (*text, control(text, vocabulary))).collect();
         let mut end_texts: Vec<String> = Vec::new();
         // A model without a template of its own never learned our fallback's marker as a token, and may write it out.
         if template.is_fallback() {
@@ -162,7 +162,7 @@ impl Conversation {
             thinking,
             end_tokens: ends.into_iter().filter_map(|(_, token)| token).collect(),
             end_texts,
-            visible: format.markers().into_iter().filter_map(|marker| control(marker, vocabulary)).collect(),
+            visible: vocabulary.controls_in(&format.markers()),
             reading: Arc::new(reading),
             text: rendered.without_bos(vocabulary).to_owned(),
         })

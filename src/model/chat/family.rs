@@ -4,6 +4,8 @@
 //! A family is told by the markers in its chat template, not by the model's name, which anybody can change. A model
 //! whose template knows no tools gets them described by us, and answers as the Hermes family does.
 
+use super::format::{CallForm, CallShape, Format, Keys, Tags};
+use super::pattern::{Hole, Pattern};
 use serde::Serialize;
 
 /// A line of models whose answers look alike.
@@ -36,86 +38,13 @@ pub enum Family {
     Nemotron,
     /// gpt-oss: channels.
     Harmony,
+    /// LFM 2: Python calls in `<|tool_call_start|>`.
+    Lfm2,
     /// Gemma.
     Gemma,
     /// Anything else, `ChatML` and models without a template included.
     Plain,
 }
-
-/// How the family's answers are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Format {
-    /// The family.
-    pub family: Family,
-    /// What opens a block of tool calls; empty when a call stands bare at the beginning of the answer.
-    pub open: &'static [&'static str],
-    /// What closes it.
-    pub close: &'static [&'static str],
-    /// How a call is written within the block.
-    pub call: CallShape,
-    /// What stands around a thought.
-    pub thought: (&'static str, &'static str),
-    /// Markers around ordinary text, which are not part of it.
-    pub silent: &'static [&'static str],
-    /// The role under which the family's template takes a tool's result.
-    pub tool_role: &'static str,
-    /// Tokens that end a turn, besides those that the vocabulary says end a generation.
-    pub end_of_turn: &'static [&'static str],
-}
-
-/// How one call is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallShape {
-    /// An object with the name and the arguments under these keys, or a list of such objects.
-    Json {
-        /// Key of the name, as the model writes it; others are understood too.
-        name: &'static str,
-        /// Key of the arguments.
-        arguments: &'static str,
-    },
-    /// The name, then the arguments as an object.
-    Named {
-        /// Before the name.
-        before: &'static str,
-        /// Between name and arguments.
-        between: &'static str,
-        /// Further texts that may stand before the arguments.
-        also: &'static [&'static str],
-        /// After the arguments.
-        after: &'static [&'static str],
-    },
-    /// The name and each parameter in tags.
-    Tagged(Tags),
-    /// gpt-oss: a message to the function, on its own channel.
-    Channel,
-}
-
-/// Tags around a call's parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tags {
-    /// Before and after the name.
-    pub name: (&'static str, &'static str),
-    /// Before and after a parameter's key.
-    pub key: (&'static str, &'static str),
-    /// Before and after its value, whitespace not counted.
-    pub value: (&'static str, &'static str),
-    /// After the last parameter.
-    pub end: &'static str,
-}
-
-const THINK: (&str, &str) = ("<think>", "</think>");
-const OBJECT: CallShape = CallShape::Json { name: "name", arguments: "arguments" };
-
-const HERMES: Format = Format {
-    family: Family::Hermes,
-    open: &["<tool_call>"],
-    close: &["</tool_call>"],
-    call: OBJECT,
-    thought: THINK,
-    silent: &[],
-    tool_role: "tool",
-    end_of_turn: &["<|im_end|>"],
-};
 
 impl Family {
     /// The family whose markers are in the template.
@@ -123,7 +52,7 @@ impl Family {
     pub fn of(template: &str) -> Self {
         let has = |marker: &str| template.contains(marker);
         // The more special markers first: a template may mention another family's, too.
-        let families: [(bool, Self); 16] = [
+        let families: [(bool, Self); 17] = [
             (has("<|channel|>"), Self::Harmony),
             (has("<|START_ACTION|>"), Self::CommandR),
             (has("<｜tool▁calls▁begin｜>") || has("<｜Assistant｜>"), Self::DeepSeek),
@@ -134,6 +63,7 @@ impl Family {
             (has("<function="), Self::Functionary),
             (has("<TOOLCALL>"), Self::Nemotron),
             (has("<|tool_call|>"), Self::Phi),
+            (has("List of tools: [") || has("List of tools: <|tool_list_start|>["), Self::Lfm2),
             (has("<tool_call>"), Self::Hermes),
             (has("<|observation|>"), Self::Glm4),
             (has("<|start_header_id|>"), Self::Llama3),
@@ -144,173 +74,158 @@ impl Family {
         families.into_iter().find_map(|(found, family)| found.then_some(family)).unwrap_or(Self::Plain)
     }
 
-    /// How its answers are written.
+    /// The form of its answers as far as it is known without a template.
     #[must_use]
-    pub const fn format(self) -> Format {
-        let base = Format { family: self, ..HERMES };
+    pub fn format(self) -> Format {
+        let (open, close) = match self {
+            Self::Mistral => ("[THINK]", "[/THINK]"),
+            Self::CommandR => ("<|START_THINKING|>", "<|END_THINKING|>"),
+            Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
+            _ => ("<think>", "</think>"),
+        };
+        let silent: &[&str] = match self {
+            Self::CommandR => &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
+            _ => &[],
+        };
+        Format {
+            family: self,
+            calls: self.calls(),
+            thought: (open.to_owned(), close.to_owned()),
+            silent: silent.iter().map(|&marker| marker.to_owned()).collect(),
+            lead: None,
+            tool_role: match self {
+                Self::Llama3 => "ipython",
+                Self::Glm4 => "observation",
+                _ => "tool",
+            },
+            end_of_turn: match self {
+                Self::Gemma => &["<end_of_turn>"],
+                Self::Llama3 | Self::Functionary => &["<|eot_id|>", "<|eom_id|>"],
+                Self::Mistral => &["</s>"],
+                Self::Glm4 | Self::Glm45 => &["<|user|>", "<|observation|>"],
+                Self::DeepSeek => &["<｜end▁of▁sentence｜>"],
+                Self::CommandR => &["<|END_OF_TURN_TOKEN|>"],
+                Self::Phi => &["<|end|>", "<|end_of_text|>"],
+                Self::Nemotron => &[],
+                Self::Harmony => &["<|return|>", "<|call|>"],
+                _ => &["<|im_end|>"],
+            },
+        }
+    }
+
+    /// The forms of its calls as far as they are known without a template.
+    fn calls(self) -> Vec<CallForm> {
+        let object = || CallShape::object("name", "arguments");
         match self {
-            Self::Hermes | Self::Plain => base,
-            Self::Gemma => Format { end_of_turn: &["<end_of_turn>"], ..base },
-            Self::QwenCoder => Format {
-                call: CallShape::Tagged(Tags {
-                    name: ("<function=", ">"),
-                    key: ("<parameter=", ">"),
-                    value: ("", "</parameter>"),
-                    end: "</function>",
-                }),
-                ..base
-            },
-            Self::Llama3 => Format {
-                open: &["<|python_tag|>"],
-                close: &[],
-                call: CallShape::Json { name: "name", arguments: "parameters" },
-                tool_role: "ipython",
-                end_of_turn: &["<|eot_id|>", "<|eom_id|>"],
-                ..base
-            },
-            Self::Functionary => Format {
-                open: &["<function="],
-                close: &[],
-                call: CallShape::Named { before: "", between: ">", also: &[], after: &["</function>"] },
-                tool_role: "tool",
-                end_of_turn: &["<|eot_id|>", "<|eom_id|>"],
-                ..base
-            },
-            Self::Mistral => Format {
-                open: &["[TOOL_CALLS]"],
-                close: &[],
-                call: CallShape::Named { before: "", between: "[ARGS]", also: &["[CALL_ID]"], after: &[] },
-                thought: ("[THINK]", "[/THINK]"),
-                end_of_turn: &["</s>"],
-                ..base
-            },
-            Self::Glm4 => Format {
-                open: &[],
-                close: &[],
-                call: CallShape::Named { before: "", between: "\n", also: &[], after: &[] },
-                tool_role: "observation",
-                end_of_turn: &["<|user|>", "<|observation|>"],
-                ..base
-            },
-            Self::Glm45 => Format {
-                call: CallShape::Tagged(Tags {
-                    name: ("", ""),
-                    key: ("<arg_key>", "</arg_key>"),
-                    value: ("<arg_value>", "</arg_value>"),
-                    end: "",
-                }),
-                tool_role: "tool",
-                end_of_turn: &["<|user|>", "<|observation|>"],
-                ..base
-            },
-            Self::DeepSeek => Format {
-                open: &["<｜tool▁calls▁begin｜>"],
-                close: &["<｜tool▁calls▁end｜>"],
-                call: CallShape::Named {
-                    before: "<｜tool▁call▁begin｜>",
-                    between: "<｜tool▁sep｜>",
-                    also: &["function<｜tool▁sep｜>", "```json"],
-                    after: &["```", "<｜tool▁call▁end｜>"],
-                },
-                end_of_turn: &["<｜end▁of▁sentence｜>"],
-                ..base
-            },
-            Self::Kimi => Format {
-                open: &["<|tool_calls_section_begin|>"],
-                close: &["<|tool_calls_section_end|>"],
-                call: CallShape::Named {
-                    before: "<|tool_call_begin|>",
-                    between: "<|tool_call_argument_begin|>",
-                    also: &[],
-                    after: &["<|tool_call_end|>"],
-                },
-                ..base
-            },
-            Self::CommandR => Format {
-                open: &["<|START_ACTION|>"],
-                close: &["<|END_ACTION|>"],
-                call: CallShape::Json { name: "tool_name", arguments: "parameters" },
-                thought: ("<|START_THINKING|>", "<|END_THINKING|>"),
-                silent: &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
-                end_of_turn: &["<|END_OF_TURN_TOKEN|>"],
-                ..base
-            },
-            Self::Phi => Format {
-                open: &["<|tool_call|>"],
-                close: &["<|/tool_call|>"],
-                end_of_turn: &["<|end|>", "<|end_of_text|>"],
-                ..base
-            },
-            Self::Nemotron => Format { open: &["<TOOLCALL>"], close: &["</TOOLCALL>"], end_of_turn: &[], ..base },
-            Self::Harmony => Format {
-                open: &[],
-                close: &[],
-                call: CallShape::Channel,
-                thought: ("<|channel|>analysis<|message|>", "<|end|>"),
-                end_of_turn: &["<|return|>", "<|call|>"],
-                ..base
-            },
+            Self::Hermes | Self::Plain | Self::Gemma => {
+                vec![CallForm::new("<tool_call>\n", object(), "\n</tool_call>", "\n")]
+            }
+            Self::QwenCoder => {
+                let tags = Tags {
+                    after_name: ">".into(),
+                    before_key: "\n<parameter=".into(),
+                    middle: ">\n".into(),
+                    after_value: "</parameter>".into(),
+                    kinds: Vec::new(),
+                    lines: true,
+                };
+                let before = "<tool_call>\n<function=";
+                vec![CallForm::new(before, CallShape::Tagged(tags), "\n</function>\n</tool_call>", "\n")]
+            }
+            Self::Llama3 => vec![
+                CallForm::new("", CallShape::object("name", "parameters"), "", "; "),
+                CallForm::new("<|python_tag|>", CallShape::Code, "", "; "),
+            ],
+            Self::Functionary => vec![CallForm::new("<function=", CallShape::named(">"), "</function>", "")],
+            Self::Mistral => vec![
+                CallForm::new("[TOOL_CALLS]", CallShape::named("[ARGS]"), "", ""),
+                CallForm::new("[TOOL_CALLS]", CallShape::named(&format!("[CALL_ID]{}[ARGS]", Hole::Id.mark())), "", ""),
+                CallForm::new("", object(), "", ", ").in_list("[TOOL_CALLS]", ""),
+            ],
+            Self::Glm4 => vec![CallForm::new("", CallShape::named("\n"), "", "\n")],
+            Self::Glm45 => {
+                let tags = Tags {
+                    after_name: Pattern::default(),
+                    before_key: "\n<arg_key>".into(),
+                    middle: "</arg_key>\n<arg_value>".into(),
+                    after_value: "</arg_value>".into(),
+                    kinds: Vec::new(),
+                    lines: false,
+                };
+                vec![CallForm::new("<tool_call>", CallShape::Tagged(tags), "\n</tool_call>", "\n")]
+            }
+            Self::DeepSeek => {
+                let call = |before: &str, middle: &str, after: &str, separator: &str| {
+                    CallForm::new(before, CallShape::named(middle), after, separator)
+                        .in_block("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+                };
+                let fenced = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>";
+                vec![
+                    call(fenced, "\n```json\n", "\n```<｜tool▁call▁end｜>", "\n"),
+                    call("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", ""),
+                ]
+            }
+            Self::Kimi => {
+                let middle = format!(":{}<|tool_call_argument_begin|>", Hole::Index.mark());
+                let before = "<|tool_call_begin|>functions.";
+                vec![
+                    CallForm::new(before, CallShape::named(&middle), "<|tool_call_end|>", "")
+                        .in_block("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+                ]
+            }
+            Self::CommandR => {
+                let (index, name) = (Hole::Index.mark(), Hole::Name.mark());
+                let head = format!("{{\"tool_call_id\": \"{index}\", \"tool_name\": \"{name}\", \"parameters\": ");
+                let shape = CallShape::Json(Keys {
+                    name: Some("tool_name".into()),
+                    arguments: "parameters".into(),
+                    head: Pattern::new(&head),
+                    tail: "}".into(),
+                });
+                vec![CallForm::new("\n    ", shape, "", ",").in_list("<|START_ACTION|>", "<|END_ACTION|>")]
+            }
+            Self::Phi => vec![CallForm::new("", object(), "", ", ").in_list("<|tool_call|>", "<|/tool_call|>")],
+            Self::Nemotron => vec![CallForm::new("", object(), "", ", ").in_list("<TOOLCALL>", "</TOOLCALL>")],
+            Self::Lfm2 => {
+                let form = CallForm::new("", CallShape::Python, "", ", ");
+                vec![form.in_list("<|tool_call_start|>", "<|tool_call_end|>")]
+            }
+            Self::Harmony => vec![CallForm::new("", CallShape::Channel, "", "")],
         }
     }
 }
 
 impl Format {
-    /// Every text that structures an answer. Where the vocabulary has one as a control token, that token is part of
-    /// the answer's text although control tokens are not.
+    /// The form of answers that a template's markers tell of.
     #[must_use]
-    pub fn markers(&self) -> Vec<&'static str> {
-        let mut markers = Vec::new();
-        markers.extend(self.open);
-        markers.extend(self.close);
-        markers.extend(self.silent);
-        match self.call {
-            CallShape::Json { .. } => markers.extend([self.thought.0, self.thought.1]),
-            CallShape::Named { before, between, also, after } => {
-                markers.extend([self.thought.0, self.thought.1, before, between]);
-                markers.extend(also);
-                markers.extend(after);
-            }
-            CallShape::Tagged(tags) => {
-                markers.extend([self.thought.0, self.thought.1, tags.end]);
-                for (open, close) in [tags.name, tags.key, tags.value] {
-                    markers.extend([open, close]);
-                }
-            }
-            CallShape::Channel => markers.extend(super::answer::CHANNEL_MARKERS),
-        }
-        // `function<｜tool▁sep｜>` is a word and a token.
-        markers
-            .into_iter()
-            .map(|marker| marker.strip_prefix("function").unwrap_or(marker))
-            .filter(|m| !m.is_empty())
-            .collect()
-    }
-
-    /// How the answers of the model with this template are written.
-    #[must_use]
-    pub fn of(template: &str) -> Self {
-        let format = Family::of(template).format();
-        match format.call {
+    pub fn of_markers(template: &str) -> Self {
+        let mut format = Family::of(template).format();
+        if format.family == Family::Mistral && !template.contains("[ARGS]") {
             // Mistral wrote a list before it wrote names and arguments.
-            CallShape::Named { .. } if format.family == Family::Mistral && !template.contains("[ARGS]") => {
-                Self { call: OBJECT, ..format }
-            }
-            // DeepSeek's first models put the arguments in a fence.
-            CallShape::Named { before, between, after, .. }
-                if format.family == Family::DeepSeek && !template.contains("```json") =>
-            {
-                Self {
-                    call: CallShape::Named { before, between, also: &["function<｜tool▁sep｜>"], after }, ..format
-                }
-            }
-            _ => format,
+            format.calls.reverse();
         }
+        if format.family == Family::DeepSeek && !template.contains("```json") {
+            // DeepSeek's first models put the arguments in a fence.
+            format.calls.reverse();
+        }
+        if template.contains("<response>") && template.contains("</response>") {
+            format.silent.extend(["<response>".to_owned(), "</response>".to_owned()]);
+        }
+        if template.contains("[BEGIN FINAL RESPONSE]") {
+            format.thought = ("Here are my reasoning steps:".to_owned(), "[BEGIN FINAL RESPONSE]".to_owned());
+        }
+        format
     }
 
-    /// The same family as a model answers whose template knows no tools, and which was told of them by us.
+    /// The same form for a model whose template describes no tools, so that they are described for it: it answers as
+    /// described, or as it learned.
     #[must_use]
-    pub fn without_own_tools(self) -> Self {
-        Self { family: Family::Hermes, open: HERMES.open, close: HERMES.close, call: HERMES.call, ..self }
+    pub fn without_own_tools(mut self) -> Self {
+        let mut calls = Family::Hermes.calls();
+        self.calls.retain(|form| !form.is_bare() && form.shape != CallShape::Channel && *form != calls[0]);
+        calls.append(&mut self.calls);
+        self.calls = calls;
+        self
     }
 }
 

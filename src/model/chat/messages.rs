@@ -1,7 +1,8 @@
 //! Messages as templates expect them, made of what clients send.
 
 use super::Error;
-use super::family::{Family, Format};
+use super::family::Family;
+use super::format::Format;
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 

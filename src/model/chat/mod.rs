@@ -5,10 +5,13 @@
 //! each message became, so that a replay can show who said what.
 
 pub mod answer;
+mod derive;
 pub mod family;
+pub mod format;
 mod mask;
 mod messages;
 mod offer;
+pub mod pattern;
 mod probe;
 mod python;
 mod spans;
@@ -18,7 +21,7 @@ pub mod tools;
 use crate::events::{Span, TokenId};
 use crate::model::{Vocabulary, llama};
 use chrono::{DateTime, Utc};
-use family::Format;
+use format::Format;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
@@ -59,7 +62,7 @@ pub struct Template {
     source: String,
     /// Whether it is our fallback, because the model has none.
     fallback: bool,
-    format: Format,
+    format: Arc<Format>,
     abilities: Abilities,
 }
 
@@ -142,9 +145,10 @@ impl Template {
         template.literals = translation.literals;
         template.fallback = source.is_none();
         template.abilities = Abilities::of(&template, text);
-        if !template.abilities.tools {
-            template.format = template.format.without_own_tools();
-        }
+        template.set_fuel(derive::FUEL);
+        let format = derive::format(&template);
+        template.set_fuel(FUEL);
+        template.format = Arc::new(if template.abilities.tools { format } else { format.without_own_tools() });
         Ok(template)
     }
 
@@ -161,8 +165,14 @@ impl Template {
         let mut template = Self::with(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
         name.clone_into(&mut template.source);
         template.abilities = Abilities { tools: false, system: true, arguments_as_text: false };
-        template.format = template.format.without_own_tools();
+        template.format = Arc::new(Format::of_markers(&sample).without_own_tools());
         Ok(template)
+    }
+
+    fn set_fuel(&mut self, fuel: u64) {
+        if let Renderer::Jinja(environment) = &mut self.renderer {
+            environment.set_fuel(Some(fuel));
+        }
     }
 
     fn with(renderer: Renderer, text: &str, bos: &str, eos: &str) -> Self {
@@ -174,7 +184,7 @@ impl Template {
             eos: eos.to_owned(),
             source: text.to_owned(),
             fallback: false,
-            format: Format::of(text),
+            format: Arc::new(Format::of_markers(text)),
             abilities: Abilities { tools: true, system: true, arguments_as_text: false },
         }
     }
@@ -194,8 +204,8 @@ impl Template {
 
     /// How the model's answers are written.
     #[must_use]
-    pub fn format(&self) -> Format {
-        self.format
+    pub fn format(&self) -> Arc<Format> {
+        Arc::clone(&self.format)
     }
 
     /// Whether the template describes tools; else they are described in the system message.
@@ -231,8 +241,8 @@ impl Template {
             let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
             parts.insert(0, Part { role: "system".into(), start, end });
         }
-        let (open, close) = self.format.thought;
-        let thinking = options.add_generation_prompt && text.trim_end().ends_with(open);
+        let (open, close) = (self.format.thought.0.as_str(), self.format.thought.1.as_str());
+        let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
         let mut rendered = Rendered { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
             // The template opens a thought, whatever it is told.
@@ -288,7 +298,7 @@ impl Template {
             let messages = self.adapted(messages, tools.as_ref());
             self.text(&messages, &Options { tools, ..options.clone() }).ok()
         };
-        let (open, close) = self.format.thought;
+        let (open, close) = (self.format.thought.0.as_str(), self.format.thought.1.as_str());
         let same = |masked: &String| mask::unmasked(masked) == *text;
         let whole = attempt(&[]);
         let masked = match whole {

@@ -62,7 +62,7 @@ pub fn run() -> Arc<RunView> {
         conversation: None,
         tools: None,
         reading: Arc::new(Reading {
-            format: Family::Hermes.format(),
+            format: Family::Hermes.format().into(),
             tools: Vec::new(),
             thoughts: true,
             thinking: false,

@@ -6,7 +6,6 @@ use super::{
     written::Written,
 };
 use crate::events::{EventType, LogLevel};
-use crate::model::chat::family::CallShape;
 use crate::mods::{
     Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
 };
@@ -82,7 +81,7 @@ impl Budget {
         match &self.markers {
             Some((_, end)) => end.clone(),
             // The next message begins; when it is a thought again, the last channel is the only one left.
-            None if format.call == CallShape::Channel => {
+            None if format.is_channels() => {
                 let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
                 format!("{}<|start|>assistant{last}", format.thought.1)
             }
@@ -160,7 +159,7 @@ mod tests {
         {
             let mut view = (*run()).clone();
             let mut reading = (*view.reading).clone();
-            reading.format = family.format();
+            reading.format = family.format().into();
             reading.thinking = true;
             view.reading = reading.into();
             let play = Play { run: view.into(), script: "abcdef".into(), ..Play::default() };

@@ -2,7 +2,6 @@
 
 use super::trail::Moved;
 use super::written::Written;
-use crate::model::chat::family::CallShape;
 use crate::mods::Call;
 
 /// Where the answer is. A thought stands at its beginning; where a family writes in channels, there may be several.
@@ -41,15 +40,16 @@ impl Thought {
     /// The thought of a run whose answer has not begun. `markers` stand around it; by default those of the model's family.
     pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
         let reading = &call.run.reading;
-        let (open, close) = markers.unwrap_or(reading.format.thought);
+        let (own_open, own_close) = &reading.format.thought;
+        let (open, close) = markers.unwrap_or((own_open, own_close));
         let prompt = &call.sequence[..call.prompt_len];
         let tail = call.run.vocabulary.decode(&prompt[prompt.len().saturating_sub(open.len() + 4)..]);
-        let begun = reading.thinking || tail.trim_end().ends_with(open);
+        let begun = reading.thinking || (!open.is_empty() && tail.trim_end().ends_with(open));
         let state = if begun { State::Within } else { State::Before };
         Self {
             open: open.as_bytes().to_vec(),
             close: close.as_bytes().to_vec(),
-            channels: markers.is_none() && reading.format.call == CallShape::Channel,
+            channels: markers.is_none() && reading.format.is_channels(),
             changes: vec![Change { tokens: 0, from: 0, spent: 0, state }],
             looked: 0,
         }
@@ -176,7 +176,7 @@ mod tests {
     fn channels_may_hold_several_thoughts() {
         let mut view = (*run()).clone();
         let mut reading = (*view.reading).clone();
-        reading.format = Family::Harmony.format();
+        reading.format = Family::Harmony.format().into();
         view.reading = reading.into();
         let run = Arc::new(view);
         let (mut thought, mut written) = begin(&run);

@@ -6,7 +6,6 @@ use super::{
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::answer::{Parser, Piece, Reading, Tool};
-use crate::model::chat::family::CallShape;
 use crate::model::complete_prefix;
 use crate::mods::{
     Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
@@ -172,7 +171,7 @@ impl Guard {
     }
 
     fn judge(&self, pieces: &[Piece], from: usize, unread: bool) -> Option<Wrong> {
-        let from = if self.reading.format.call == CallShape::Channel {
+        let from = if self.reading.format.is_channels() {
             // The parser says the whole channel at once; the call is what its last header began.
             rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
         } else {
@@ -271,9 +270,10 @@ impl Session for Guard {
 
     /// From where a call began, or may have begun.
     fn holdback(&self) -> usize {
-        let from = match self.reading.format.call {
-            CallShape::Channel => rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0),
-            _ => self.parser.unsaid_from(),
+        let from = if self.reading.format.is_channels() {
+            rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0)
+        } else {
+            self.parser.unsaid_from()
         };
         self.written.cut(from).tokens
     }

@@ -2,7 +2,6 @@
 
 use super::trail::Moved;
 use crate::events::TokenId;
-use crate::model::chat::family::Format;
 use crate::model::{Vocabulary, complete_prefix};
 use crate::mods::RunView;
 
@@ -29,7 +28,9 @@ pub struct Cut {
 impl Written {
     /// Nothing yet, in a run.
     pub fn new(run: &RunView) -> Self {
-        Self { bytes: Vec::new(), ends: Vec::new(), visible: markers(&run.reading.format, &run.vocabulary) }
+        let mut visible = run.vocabulary.controls_in(&run.reading.format.markers());
+        visible.retain(|&token| !run.vocabulary.is_end_of_generation(token));
+        Self { bytes: Vec::new(), ends: Vec::new(), visible }
     }
 
     /// Does what was done to the answer. Returns the length to which the text shrank before it grew again.
@@ -88,15 +89,6 @@ impl Written {
             before: String::from_utf8_lossy(&self.bytes[from..at.max(from).min(self.bytes.len())]).into_owned(),
         }
     }
-}
-
-/// Control tokens that structure the answers of a family.
-fn markers(format: &Format, vocabulary: &Vocabulary) -> Vec<TokenId> {
-    let control = |text: &str| match vocabulary.encode(text, false, true)[..] {
-        [token] if vocabulary.is_control(token) && !vocabulary.is_end_of_generation(token) => Some(token),
-        _ => None,
-    };
-    format.markers().into_iter().filter_map(control).collect()
 }
 
 #[cfg(test)]

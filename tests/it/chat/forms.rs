@@ -50,7 +50,8 @@ async fn a_strict_functions_arguments_follow_its_schema() {
     let server = server().await;
     let mut tools = tools();
     tools[1]["function"]["strict"] = true.into();
-    let body = chat(json!({"tools": tools, "temperature": 3.0, "max_tokens": 200, "mods": [{"name": "force-prefix",
+    let body = chat(json!({"tools": tools, "temperature": 3.0, "max_tokens": 200, "parallel_tool_calls": false,
+        "mods": [{"name": "force-prefix",
         "config": {"text": "So: <tool_call>\n{\"name\": \"add\", \"arguments\": "}}]}));
     let answer = server.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];

@@ -1,14 +1,18 @@
 //! One tool call: its name first, then its arguments while they are written.
 
 use super::json::{NotJson, Scanner, Seen};
+use super::loose::Loose;
 use super::object::Object;
 use super::tagged::Tagged;
-use super::{Match, Message, Over, Piece, Reading, literal, say_arguments, say_call, say_called};
-use crate::model::chat::family::{CallShape, Family, Format};
+use super::{Message, Over, Piece, Reading, say_arguments, say_call, say_called};
+use crate::model::chat::format::{CallForm, CallShape};
+use crate::model::chat::pattern::{Fit, Pattern};
 use serde_json::Value;
 
 /// Longest text before the arguments.
-const LONGEST_HEAD: usize = 300;
+const MAX_HEAD: usize = 600;
+/// Longest name of a function or an argument.
+pub(super) const MAX_NAME: usize = 200;
 /// Tools that take Llama's bare code.
 const CODE_TOOLS: &[&str] = &["python", "ipython", "code_interpreter"];
 
@@ -23,95 +27,125 @@ pub(super) enum Step {
     Failed(usize),
 }
 
+/// The result of looking for something in a text that is still written.
+pub(super) enum Look<T> {
+    Found(T),
+    More,
+    No,
+}
+
 /// What follows a marker or a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Between {
     /// That cannot be told yet.
     More,
-    /// A call, here; `list` says whether a list was opened before it.
-    Next { at: usize, list: bool },
-    /// The end of the block, before this byte.
-    Closed(usize),
-    /// Something else, from this byte on.
+    /// A call, here; `list` says whether a list was opened before it, and `kept` is the end of the block without it.
+    Next { at: usize, list: bool, kept: usize },
+    /// The end of the block, or something else, from this byte on.
     Over(usize),
 }
 
-/// Finds what comes next within a block.
-pub(super) fn between(
-    format: &Format,
-    text: &str,
-    mut at: usize,
-    after_call: bool,
-    mut list: bool,
-    over: bool,
-) -> Between {
-    let after: &[&str] = match format.call {
-        CallShape::Named { after, .. } if after_call => after,
-        _ => &[],
+/// Finds what comes next within a block of calls.
+pub(super) fn between(form: &CallForm, text: &str, from: usize, after_call: bool, list: bool, over: bool) -> Between {
+    let mut block = Block {
+        form,
+        after_call,
+        list,
+        opened: false,
+        begun: false,
+        separated: false,
+        closed: false,
+        kept: from,
+        at: from,
     };
-    let before = match format.call {
-        CallShape::Named { before, .. } => before,
-        CallShape::Tagged(tags) => tags.name.0,
-        _ => "",
-    };
-    let mut opened = !after_call;
-    // What belongs to the block even when nothing follows.
-    let mut kept = at;
     loop {
-        at += text[at..].len() - text[at..].trim_start().len();
-        let rest = &text[at..];
-        if rest.is_empty() {
-            return if over { Between::Closed(at) } else { Between::More };
+        if block.closed {
+            return Between::Over(block.kept);
         }
-        let mut begun = false;
-        let mut find = |literals: &[&str]| {
-            literals.iter().filter(|literal| !literal.is_empty()).find_map(|text| match literal(rest, text) {
-                Match::Whole => Some(text.len()),
-                found => {
-                    begun |= found == Match::Begun;
-                    None
+        block.at = skip_space(text, block.at);
+        if block.at == text.len() {
+            return if over { Between::Over(block.kept) } else { Between::More };
+        }
+        match block.take(&text[block.at..], over) {
+            Look::Found(true) => {}
+            Look::Found(false) => return Between::Next { at: block.at, list: block.list, kept: block.kept },
+            Look::More => return Between::More,
+            Look::No => return Between::Over(if after_call { block.kept } else { block.at }),
+        }
+    }
+}
+
+struct Block<'a> {
+    form: &'a CallForm,
+    after_call: bool,
+    list: bool,
+    /// The text before the block's first call was read.
+    opened: bool,
+    /// The text before a call was read.
+    begun: bool,
+    /// The text between two calls was read.
+    separated: bool,
+    /// The text after the block's last call was read.
+    closed: bool,
+    /// The end of what belongs to the block even when nothing follows.
+    kept: usize,
+    at: usize,
+}
+
+impl Block<'_> {
+    /// Takes the next part of the block off; `Found(false)` where a call begins.
+    fn take(&mut self, rest: &str, over: bool) -> Look<bool> {
+        let form = self.form;
+        if !self.begun {
+            let after = self.after_call && !self.opened && !self.separated;
+            let patterns: [(&Pattern, bool); 5] = [
+                (&form.close, after),
+                (&form.after, after),
+                (&form.separator, (self.after_call || form.is_bare()) && !self.separated),
+                (&form.open, !self.opened),
+                (&form.before, true),
+            ];
+            for (role, (pattern, _)) in
+                patterns.iter().enumerate().filter(|(_, (pattern, fits))| *fits && !pattern.is_blank())
+            {
+                let ends = role < 2;
+                match if ends { pattern.fit_beginning(rest) } else { pattern.fit(rest) } {
+                    Fit::Whole(len) => {
+                        self.at += len;
+                        match role {
+                            0 | 1 => {
+                                self.kept = self.at;
+                                self.closed = role == 0;
+                            }
+                            2 => self.separated = true,
+                            3 => self.opened = true,
+                            _ => self.begun = true,
+                        }
+                        return Look::Found(true);
+                    }
+                    Fit::Begun if !over => return Look::More,
+                    _ => {}
                 }
-            })
-        };
-        if let Some(len) = find(format.close) {
-            return Between::Closed(at + len);
-        }
-        if let Some(len) = find(after) {
-            at += len;
-            kept = at;
-            continue;
-        }
-        if let Some(len) = find(format.open) {
-            at += len;
-            opened = true;
-            continue;
-        }
-        if find(&[before]).is_some() {
-            return Between::Next { at, list };
-        }
-        if begun && !over {
-            return Between::More;
-        }
-        let first = rest.as_bytes()[0];
-        match first {
-            b'{' => return Between::Next { at, list },
-            b'[' if opened && !list => {
-                list = true;
-                at += 1;
             }
-            b']' if after_call && list => {
-                list = false;
-                at += 1;
-                kept = at;
-            }
-            b',' | b';' if after_call && !opened => at += 1,
-            _ if opened && before.is_empty() && !list && !matches!(format.call, CallShape::Channel) => {
-                let named = is_name_byte(first) && !matches!(format.call, CallShape::Json { .. });
-                let code = format.family == Family::Llama3;
-                return if named || code { Between::Next { at, list } } else { Between::Over(kept) };
-            }
-            _ => return Between::Over(if after_call { kept } else { at }),
         }
+        let fresh = self.opened || self.begun || self.separated;
+        match rest.as_bytes()[0] {
+            b'{' if fresh || self.list || form.before.is_blank() => return Look::Found(false),
+            b'[' if fresh && !self.list => self.list = true,
+            b']' if self.after_call && self.list && !fresh => {
+                self.list = false;
+                self.kept = self.at + 1;
+            }
+            b',' | b';' if self.after_call && !fresh => self.separated = true,
+            _ if form.shape == CallShape::Code && self.begun => return Look::Found(false),
+            first => {
+                let may = self.begun || (form.before.is_blank() && (fresh || self.list));
+                let named = is_name_byte(first) && !matches!(form.shape, CallShape::Json(_) | CallShape::Code);
+                return if may && named { Look::Found(false) } else { Look::No };
+            }
+        }
+        self.at += 1;
+        Look::Found(true)
     }
 }
 
@@ -119,9 +153,30 @@ fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/')
 }
 
-/// The length of the name that the text begins with.
-pub(super) fn name_len(text: &str) -> usize {
-    text.bytes().position(|byte| !is_name_byte(byte)).unwrap_or(text.len())
+pub(super) fn skip_space(text: &str, at: usize) -> usize {
+    text.len() - text[at..].trim_start().len()
+}
+
+/// Reads the name that stands at `from`, and the pattern after it; returns where that ends.
+pub(super) fn name_before<'t>(pattern: &Pattern, text: &'t str, from: usize, over: bool) -> Look<(&'t str, usize)> {
+    let rest = &text[from..];
+    let run = rest.bytes().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len());
+    if run == 0 || run > MAX_NAME {
+        return if rest.is_empty() && !over { Look::More } else { Look::No };
+    }
+    if run == rest.len() && !over {
+        return Look::More;
+    }
+    // The pattern may begin with a byte that could belong to the name, as Kimi's `:0` does.
+    for len in (1..=run).rev() {
+        match pattern.fit(&rest[len..]) {
+            Fit::Whole(_) if pattern.is_blank() && len < run => break,
+            Fit::Whole(end) => return Look::Found((&rest[..len], from + len + end)),
+            Fit::Begun if !over => return Look::More,
+            _ => {}
+        }
+    }
+    Look::No
 }
 
 /// Reads one call.
@@ -139,6 +194,7 @@ enum Kind {
     Json(Object),
     Named(Option<Arguments>),
     Tagged(Tagged),
+    Loose(Loose),
     Code,
 }
 
@@ -150,22 +206,25 @@ struct Arguments {
 }
 
 impl CallReader {
-    /// A call that begins at `at` with `rest`.
-    pub(super) fn new(reading: &Reading, at: usize, rest: &str, bare: bool) -> Self {
-        let kind = match reading.format.call {
-            _ if rest.starts_with('{') => Kind::Json(Object::new()),
+    /// A call of this form that begins at `at` with `rest`.
+    pub(super) fn new(form: &CallForm, at: usize, rest: &str, bare: bool) -> Self {
+        let kind = match &form.shape {
+            _ if rest.starts_with('{') => Kind::Json(Object::new(&form.shape)),
             CallShape::Named { .. } => Kind::Named(None),
-            CallShape::Tagged(tags) => Kind::Tagged(Tagged::new(tags, at)),
-            CallShape::Json { .. } | CallShape::Channel => Kind::Code,
+            CallShape::Tagged(_) => Kind::Tagged(Tagged::new(at)),
+            CallShape::Braces { quote } => Kind::Loose(Loose::braces(at, quote)),
+            CallShape::Python => Kind::Loose(Loose::python(at)),
+            CallShape::Json(_) | CallShape::Code | CallShape::Channel => Kind::Code,
         };
         Self { from: at, at, bare, said: false, kind }
     }
 
-    /// Whether a text without a marker may begin with a call.
-    pub(super) fn may_stand_bare(reading: &Reading, words: &str) -> bool {
-        match reading.format.call {
-            CallShape::Json { .. } => words.starts_with('{'),
-            _ => !words.is_empty() && bare_name(reading, words),
+    /// Whether a text without a marker may begin with a call of this form.
+    pub(super) fn may_stand_bare(form: &CallForm, reading: &Reading, words: &str) -> bool {
+        match form.shape {
+            CallShape::Json(_) => words.starts_with('{'),
+            CallShape::Named { .. } => !words.is_empty() && bare_name(reading, words),
+            _ => false,
         }
     }
 
@@ -177,7 +236,7 @@ impl CallReader {
     /// Reads on.
     pub(super) fn read(
         &mut self,
-        reading: &Reading,
+        (reading, form): (&Reading, &CallForm),
         text: &str,
         over: Option<Over>,
         pieces: &mut Vec<Piece>,
@@ -185,25 +244,47 @@ impl CallReader {
     ) -> Step {
         let step = match &mut self.kind {
             Kind::Json(object) => object.read(reading, text, &mut self.at, self.bare, &mut self.said, pieces, message),
-            Kind::Named(None) => match head(reading, text, self.from, self.bare) {
-                Head::More => Step::More,
-                Head::Failed => Step::Failed(self.from),
-                Head::Name(name, brace) => {
-                    say_call(pieces, message, &name);
+            Kind::Named(None) => match self.head(reading, form, text, over.is_some()) {
+                Look::More => Step::More,
+                Look::No => Step::Failed(self.from),
+                Look::Found((name, brace)) => {
+                    say_call(pieces, message, name);
                     self.said = true;
                     self.at = brace;
                     self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
-                    return self.read(reading, text, over, pieces, message);
+                    return self.read((reading, form), text, over, pieces, message);
                 }
             },
             Kind::Named(Some(arguments)) => arguments.read(text, &mut self.at, pieces, message),
-            Kind::Tagged(tagged) => tagged.read(reading, text, over, &mut self.said, pieces, message),
+            Kind::Tagged(tagged) => tagged.read((reading, form), text, over, &mut self.said, pieces, message),
+            Kind::Loose(loose) => loose.read(text, over.is_some(), &mut self.said, pieces, message),
             Kind::Code => code(reading, text, self.from, over, &mut self.said, pieces, message),
         };
         match (step, over) {
             (Step::More, Some(over)) if over.cut && self.said => Step::Done(text.len()),
             (Step::More, Some(_)) => Step::Failed(text.len()),
             _ => step,
+        }
+    }
+
+    /// The name, and where the arguments begin.
+    fn head<'t>(&self, reading: &Reading, form: &CallForm, text: &'t str, over: bool) -> Look<(&'t str, usize)> {
+        let CallShape::Named { middle } = &form.shape else { return Look::No };
+        if self.bare && !bare_name(reading, &text[self.from..]) {
+            return Look::No;
+        }
+        match name_before(middle, text, self.from, over) {
+            Look::Found((name, end)) => {
+                let brace = skip_space(text, end);
+                match text.as_bytes().get(brace) {
+                    _ if brace - self.from > MAX_HEAD => Look::No,
+                    None => Look::More,
+                    Some(b'{') => Look::Found((name, brace)),
+                    Some(_) => Look::No,
+                }
+            }
+            Look::More if text.len() - self.from > MAX_HEAD => Look::No,
+            other => other,
         }
     }
 }
@@ -232,52 +313,8 @@ impl Arguments {
     }
 }
 
-enum Head {
-    More,
-    Failed,
-    /// The name, and where the arguments begin.
-    Name(String, usize),
-}
-
-fn head(reading: &Reading, text: &str, from: usize, bare: bool) -> Head {
-    let CallShape::Named { before, between, also, .. } = reading.format.call else { return Head::Failed };
-    let rest = &text[from..];
-    if bare && !bare_name(reading, rest) {
-        return Head::Failed;
-    }
-    let Some(brace) = rest.find('{').filter(|&brace| brace <= LONGEST_HEAD) else {
-        return if rest.len() > LONGEST_HEAD { Head::Failed } else { Head::More };
-    };
-    let mut head = rest[..brace].trim();
-    head = head.strip_prefix(before).unwrap_or(head).trim_start();
-    for literal in also.iter().filter(|literal| literal.starts_with("function")) {
-        head = head.strip_prefix(literal).unwrap_or(head).trim_start();
-    }
-    let (name, mut tail) = head.split_at(name_len(head));
-    while !tail.trim_start().is_empty() {
-        tail = tail.trim_start();
-        let Some(literal) = also.iter().chain([&between]).find(|literal| tail.starts_with(**literal)) else {
-            return Head::Failed;
-        };
-        tail = &tail[literal.len()..];
-        if *literal == "[CALL_ID]" {
-            tail = &tail[name_len(tail)..];
-        }
-        if literal.is_empty() {
-            return Head::Failed;
-        }
-    }
-    // Kimi numbers its calls: functions.name:0.
-    let name = name.strip_prefix("functions.").unwrap_or(name);
-    let name = match name.rsplit_once(':') {
-        Some((name, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => name,
-    };
-    if name.is_empty() { Head::Failed } else { Head::Name(name.to_owned(), from + brace) }
-}
-
 /// Whether the text begins with the name of a tool on a line of its own, then an object; or may still come to it.
-fn bare_name(reading: &Reading, text: &str) -> bool {
+pub(super) fn bare_name(reading: &Reading, text: &str) -> bool {
     reading.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {
             let space = rest.len() - rest.trim_start().len();

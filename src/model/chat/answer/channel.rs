@@ -48,7 +48,12 @@ struct Body {
 enum Kind {
     Thought,
     Text,
-    Call { scanner: Scanner, complete: bool },
+    Call {
+        scanner: Scanner,
+        complete: bool,
+    },
+    /// A call that is one too many.
+    Muted,
 }
 
 impl Channels {
@@ -116,8 +121,9 @@ impl Channels {
         let recipient = header.split("to=").nth(1).map(|rest| rest.split(['<', ' ', '\n']).next().unwrap_or_default());
         let recipient = recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)).filter(|n| !n.is_empty());
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
-        let calls = (!reading.single || message.calls.is_empty()) && !reading.tools.is_empty();
+        let calls = !reading.tools.is_empty();
         let kind = match recipient {
+            Some(_) if calls && reading.single && !message.calls.is_empty() => Kind::Muted,
             Some(name) if calls => {
                 say_call(pieces, message, name);
                 Kind::Call { scanner: Scanner::new(), complete: false }
@@ -158,13 +164,14 @@ impl Channels {
         let upto = match end {
             Some((at, _)) => at,
             None if over.is_some() => rest.len(),
-            None => safe(rest, &ENDS, false),
+            None => safe(rest, &ENDS),
         };
         let part = &rest[..upto];
         let mut void = false;
         match &mut body.kind {
             Kind::Thought => say_reasoning(pieces, message, part),
             Kind::Text => say_content(pieces, message, part),
+            Kind::Muted => {}
             Kind::Call { scanner, complete } => void = !take_arguments(scanner, complete, part, pieces, message),
         }
         self.at += upto;

@@ -7,6 +7,8 @@
 mod call;
 mod channel;
 mod json;
+mod literals;
+mod loose;
 mod object;
 mod parser;
 mod tagged;
@@ -15,14 +17,15 @@ pub use parser::Parser;
 
 pub(super) use channel::MARKERS as CHANNEL_MARKERS;
 
-use super::family::Format;
+use super::format::Format;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// How an answer is to be read.
 #[derive(Debug, Clone)]
 pub struct Reading {
     /// How the model writes.
-    pub format: Format,
+    pub format: Arc<Format>,
     /// The functions that were offered; without any, nothing is a tool call.
     pub tools: Vec<Tool>,
     /// Whether thoughts are told from the text; else they stay in it, with their markers.
@@ -37,7 +40,13 @@ impl Reading {
     /// What continues a plain prompt, of a model with this chat template: no tools are offered.
     #[must_use]
     pub fn plain(template: &str) -> Self {
-        Self { format: Format::of(template), tools: Vec::new(), thoughts: true, thinking: false, single: false }
+        Self {
+            format: super::derive::of_source(template),
+            tools: Vec::new(),
+            thoughts: true,
+            thinking: false,
+            single: false,
+        }
     }
 
     /// What a recording keeps of it, besides the tools as they were sent.
@@ -243,13 +252,12 @@ fn literal(text: &str, literal: &str) -> Match {
     }
 }
 
-/// How much of the text cannot become part of a marker; with `trim`, nor be the whitespace before it.
-fn safe(text: &str, markers: &[&str], trim: bool) -> usize {
+/// How much of the text cannot become part of a marker.
+fn safe(text: &str, markers: &[&str]) -> usize {
     let partial = |marker: &&str| {
         (1..marker.len()).rev().find(|&len| marker.is_char_boundary(len) && text.ends_with(&marker[..len])).unwrap_or(0)
     };
-    let upto = text.len() - markers.iter().map(partial).max().unwrap_or(0);
-    if trim { text[..upto].trim_end().len() } else { upto }
+    text.len() - markers.iter().map(partial).max().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::call::Step;
 use super::json::{Scanner, Seen};
 use super::{Message, Piece, Reading, say_arguments, say_call, say_called};
+use crate::model::chat::format::CallShape;
 use serde_json::Value;
 
 /// What models call the name, and the arguments.
@@ -25,10 +26,14 @@ pub(super) struct Object {
     arguments_end: Option<usize>,
     /// The arguments, where they do not stand there as an object.
     converted: Option<String>,
+    /// Whether the name may be the key of the arguments.
+    by_key: bool,
+    /// What the model's template calls the name and the arguments.
+    own: Option<(String, String)>,
 }
 
 impl Object {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(shape: &CallShape) -> Self {
         Self {
             scanner: Scanner::new(),
             key: String::new(),
@@ -39,6 +44,11 @@ impl Object {
             arguments: None,
             arguments_end: None,
             converted: None,
+            by_key: matches!(shape, CallShape::Json(keys) if keys.name.is_none()),
+            own: match shape {
+                CallShape::Json(keys) => keys.name.clone().map(|name| (name, keys.arguments.clone())),
+                _ => None,
+            },
         }
     }
 
@@ -64,10 +74,10 @@ impl Object {
                     self.key_from = here;
                     Some(())
                 }
-                Seen::Key => self.take_key(&text[self.key_from..*at], bare),
+                Seen::Key => self.take_key(reading, &text[self.key_from..*at], bare),
                 Seen::Value => {
                     self.value_from = Some(here);
-                    if byte == b'{' && ARGUMENTS.contains(&self.key.as_str()) && self.no_arguments() {
+                    if byte == b'{' && self.is_arguments() && self.no_arguments() {
                         self.arguments = Some((here, here));
                     }
                     Some(())
@@ -95,10 +105,30 @@ impl Object {
         self.arguments.is_none() && self.converted.is_none()
     }
 
-    fn take_key(&mut self, quoted: &str, bare: bool) -> Option<()> {
+    fn is_arguments(&self) -> bool {
+        if self.by_key {
+            return self.name.as_ref() == Some(&self.key);
+        }
+        ARGUMENTS.contains(&self.key.as_str()) || self.own.as_ref().is_some_and(|(_, own)| *own == self.key)
+    }
+
+    fn is_name(&self) -> bool {
+        let own = self.own.as_ref().is_some_and(|(own, _)| *own == self.key);
+        !self.by_key && (own || NAMES.contains(&self.key.as_str()))
+    }
+
+    fn take_key(&mut self, reading: &Reading, quoted: &str, bare: bool) -> Option<()> {
         self.key = serde_json::from_str(quoted).ok()?;
+        if self.by_key && self.name.is_none() {
+            self.by_key = reading.tools.iter().any(|tool| tool.name == self.key);
+            if self.by_key {
+                self.name = Some(self.key.clone());
+            }
+            return Some(());
+        }
         let key = self.key.as_str();
-        let expected = [NAMES, ARGUMENTS, OTHER_KEYS, &["function"]].iter().any(|keys| keys.contains(&key));
+        let expected = [OTHER_KEYS, &["function"]].iter().any(|keys| keys.contains(&key));
+        let expected = expected || self.is_name() || self.is_arguments();
         (expected || !bare).then_some(())
     }
 
@@ -106,14 +136,14 @@ impl Object {
         let from = self.value_from.take()?;
         let value = &text[from..end];
         let key = self.key.as_str();
-        if NAMES.contains(&key) {
+        if self.is_name() {
             let name: String = serde_json::from_str(value).ok()?;
             let known = reading.tools.iter().any(|tool| tool.name == name);
             if name.is_empty() || self.name.is_some() || (bare && !known) {
                 return None;
             }
             self.name = Some(name);
-        } else if ARGUMENTS.contains(&key) {
+        } else if self.is_arguments() {
             if let Some((begin, _)) = self.arguments {
                 if begin != from {
                     return None;

@@ -3,7 +3,6 @@ use super::channel::Channels;
 use super::{
     Match, Message, Over, Piece, Reading, Retraction, difference, literal, safe, say_content, say_reasoning, void_calls,
 };
-use crate::model::chat::family::{CallShape, Family, Format};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,8 +10,8 @@ use std::sync::Arc;
 enum State {
     /// A thought may begin.
     Begin,
-    /// In a thought; `from` is where its text begins.
-    Thought,
+    /// In a thought, whose end is looked for from `search` on.
+    Thought { search: usize },
     /// Whitespace after a thought or a call is dropped.
     Gap,
     /// Text. Markers are looked for from `search` on; at the `start` of a text, calls may stand bare.
@@ -25,24 +24,41 @@ enum State {
 
 #[derive(Debug)]
 struct Block {
+    /// Which of the forms the calls have.
+    form: usize,
+    /// A bit for each form that was tried for the next call.
+    tried: u64,
     /// Where text would go on if no call comes.
     from: usize,
-    /// Whether there was no marker.
-    bare: bool,
-    /// The end of the last call.
+    /// The marker; empty for a bare call.
+    marker: Range<usize>,
+    /// The end of the last call, and of what belongs to it.
     last: Option<usize>,
     /// Whether the calls stand in a list.
     list: bool,
     reader: Option<CallReader>,
+    /// Whether the call is one too many, and is read without saying it.
+    muted: bool,
+}
+
+/// A text that structures an answer.
+#[derive(Debug)]
+struct Marker {
+    text: String,
+    /// The form of calls that it announces; without one, it is no part of the text.
+    form: Option<usize>,
 }
 
 /// Reads one answer.
 #[derive(Debug)]
 pub struct Parser {
     reading: Arc<Reading>,
+    markers: Vec<Marker>,
     text: String,
     /// Up to where the text has been said.
     at: usize,
+    /// Up to where there is only white space from `at` on.
+    blank: usize,
     state: State,
     message: Message,
     pieces: Vec<Piece>,
@@ -54,14 +70,31 @@ impl Parser {
     /// Begins an answer.
     #[must_use]
     pub fn new(reading: Arc<Reading>) -> Self {
-        let state = match reading.format.call {
-            CallShape::Channel => State::Channels(Channels::default()),
-            _ if !reading.thoughts => State::Text { search: 0, start: true },
-            _ if reading.thinking => State::Thought,
-            _ => State::Begin,
+        let state = match () {
+            () if reading.format.is_channels() => State::Channels(Channels::default()),
+            () if !reading.thoughts => State::Text { search: 0, start: true },
+            () if reading.thinking => State::Thought { search: 0 },
+            () => State::Begin,
         };
-        let thought = matches!(state, State::Thought).then_some((0, None));
-        Self { reading, text: String::new(), at: 0, state, message: Message::default(), pieces: Vec::new(), thought }
+        let thought = matches!(state, State::Thought { .. }).then_some((0, None));
+        let silent = reading.format.silent.iter().map(|text| Marker { text: text.clone(), form: None });
+        let forms = if reading.tools.is_empty() { &[][..] } else { &reading.format.calls };
+        let calls = forms
+            .iter()
+            .enumerate()
+            .filter_map(|(form, calls)| Some(Marker { text: calls.marker()?.to_owned(), form: Some(form) }));
+        let markers = calls.chain(silent).collect();
+        Self {
+            reading,
+            markers,
+            text: String::new(),
+            at: 0,
+            blank: 0,
+            state,
+            message: Message::default(),
+            pieces: Vec::new(),
+            thought,
+        }
     }
 
     /// Takes further text.
@@ -124,14 +157,14 @@ impl Parser {
     /// Whether a call is being read, or is to follow, that a marker has announced.
     #[must_use]
     pub fn is_in_marked_call(&self) -> bool {
-        matches!(&self.state, State::Block(block) if !block.bare && (block.last.is_none() || block.reader.is_some()))
+        matches!(&self.state, State::Block(block) if !block.marker.is_empty() && (block.last.is_none() || block.reader.is_some()))
     }
 
     fn advance(&mut self, over: Option<Over>) {
         loop {
             let goes_on = match &self.state {
                 State::Begin => self.begin(over),
-                State::Thought => self.thought(over),
+                State::Thought { search } => self.thought(*search, over),
                 State::Gap => self.gap(over),
                 State::Text { search, start } => self.words(*search, *start, over),
                 State::Block(_) => self.block(over),
@@ -144,61 +177,70 @@ impl Parser {
     }
 
     fn begin(&mut self, over: Option<Over>) -> bool {
-        let (open, _) = self.reading.format.thought;
-        let rest = self.text.trim_start();
-        match literal(rest, open) {
-            Match::Whole => {
-                let from = self.text.len() - rest.len();
-                self.at = from + open.len();
-                self.thought = Some((from, None));
-                self.state = State::Thought;
-            }
-            Match::Begun if over.is_none() => return false,
-            _ => self.state = State::Text { search: 0, start: true },
+        let from = self.skip_blank();
+        let reading = Arc::clone(&self.reading);
+        let (open, close) = &reading.format.thought;
+        let rest = &self.text[from..];
+        let (opened, closed) = (literal(rest, open), literal(rest, close));
+        if opened == Match::Whole && !open.is_empty() {
+            self.at = from + open.len();
+            self.thought = Some((from, None));
+            self.state = State::Thought { search: self.at };
+        } else if (opened == Match::Begun || closed == Match::Begun) && over.is_none() {
+            return false;
+        } else if closed == Match::Whole {
+            // The prompt ruled the thought out, and left its end to the model.
+            self.at = from + close.len();
+            self.state = State::Gap;
+        } else {
+            self.state = State::Text { search: 0, start: true };
         }
         true
     }
 
-    fn thought(&mut self, over: Option<Over>) -> bool {
-        let (open, close) = self.reading.format.thought;
+    fn thought(&mut self, search: usize, over: Option<Over>) -> bool {
+        let reading = Arc::clone(&self.reading);
+        let (open, close) = &reading.format.thought;
         if self.message.reasoning.is_empty() {
-            let rest = &self.text[self.at..];
-            self.at += rest.len() - rest.trim_start().len();
+            let from = self.skip_blank();
             // Some models open a thought that the prompt has opened already.
-            match literal(&self.text[self.at..], open) {
-                Match::Whole if self.reading.thinking && self.text[..self.at].trim().is_empty() => {
-                    self.at += open.len();
+            let may_open = reading.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
+            match literal(&self.text[from..], open) {
+                Match::Whole if may_open => {
+                    self.at = from + open.len();
                     return true;
                 }
                 Match::Begun if over.is_none() => return false,
-                _ => {}
+                _ => self.at = from,
             }
         }
-        let rest = &self.text[self.at..];
-        if let Some(found) = rest.find(close) {
-            let thought = rest[..found].trim_end().to_owned();
-            self.at += found + close.len();
+        let search = search.max(self.at);
+        if let Some(found) = self.text[search..].find(close.as_str()) {
+            let end = search + found;
+            let thought = self.text[self.at..end].trim_end().to_owned();
+            self.at = end + close.len();
             self.say_reasoning(&thought);
             self.thought = self.thought.map(|(from, _)| (from, Some(self.at)));
             self.state = State::Gap;
             return true;
         }
-        let upto = if over.is_some() { rest.len() } else { safe(rest, &[close], true) };
-        let thought = rest[..upto].to_owned();
-        self.at += upto;
+        let upto = if over.is_some() { self.text.len() } else { search + safe(&self.text[search..], &[close]) };
+        let said = if over.is_some() { upto } else { self.without_blank(upto) };
+        let thought = self.text[self.at..said].to_owned();
+        self.at = said;
         self.say_reasoning(&thought);
+        self.state = State::Thought { search: upto };
         false
     }
 
     fn gap(&mut self, over: Option<Over>) -> bool {
-        let (_, close) = self.reading.format.thought;
-        let rest = &self.text[self.at..];
-        let words = rest.trim_start();
-        self.at += rest.len() - words.len();
+        self.at = self.skip_blank();
+        let words = &self.text[self.at..];
         if words.is_empty() {
             return false;
         }
         // A model whose thought was ended for it may end it once more.
+        let close = &self.reading.format.thought.1;
         match literal(words, close) {
             Match::Whole if self.reading.thoughts => {
                 self.at += close.len();
@@ -212,111 +254,187 @@ impl Parser {
     }
 
     fn words(&mut self, search: usize, start: bool, over: Option<Over>) -> bool {
-        let format = self.reading.format;
-        let offers = !self.reading.tools.is_empty() && (!self.reading.single || self.message.calls.is_empty());
-        if start && offers && format_takes_bare(&format) {
-            let rest = &self.text[self.at..];
-            let words = rest.trim_start();
-            if words.is_empty() && over.is_none() {
-                return false;
-            }
-            let first = self.text.len() - words.len();
-            if CallReader::may_stand_bare(&self.reading, words) {
-                self.state = State::Block(Block {
-                    from: self.at,
-                    bare: true,
-                    last: None,
-                    list: false,
-                    reader: Some(CallReader::new(&self.reading, first, words, true)),
-                });
-                return true;
-            }
+        if start && let Some(goes_on) = self.lead(over).or_else(|| self.bare(over)) {
+            return goes_on;
         }
         let search = search.max(self.at);
-        let open: &[&str] = if offers { format.open } else { &[] };
-        let found = open
+        let rest = &self.text[search..];
+        let found = self
+            .markers
             .iter()
-            .map(|marker| (*marker, true))
-            .chain(format.silent.iter().map(|marker| (*marker, false)))
-            .filter_map(|(marker, opens)| self.text[search..].find(marker).map(|at| (search + at, marker, opens)))
-            .min_by_key(|&(at, ..)| at);
-        if let Some((at, marker, opens)) = found {
-            if opens {
-                let said = self.text[self.at..at].trim_end().len();
-                let from = self.at + said;
-                self.say_content_upto(from);
-                let after = at + marker.len();
-                self.state = State::Block(Block { from, bare: false, last: None, list: false, reader: None });
-                self.at = after;
-            } else {
-                self.say_content_upto(at);
-                self.at = at + marker.len();
-                self.state = State::Text { search: self.at, start: false };
+            .filter_map(|marker| rest.find(&marker.text).map(|at| (search + at, marker.text.len(), marker.form)))
+            .min_by_key(|&(at, len, form)| (at, std::cmp::Reverse(len), form));
+        let texts: Vec<&str> = self.markers.iter().map(|marker| marker.text.as_str()).collect();
+        let upto = if over.is_some() { self.text.len() } else { search + safe(rest, &texts) };
+        // Another marker may begin before the one that is there, or be longer.
+        if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
+            match form {
+                Some(form) => {
+                    let from = self.without_blank(at);
+                    self.say_content_upto(from);
+                    self.at = at;
+                    self.state = State::Block(Block {
+                        form,
+                        tried: 0,
+                        from,
+                        marker: at..at + len,
+                        last: None,
+                        list: false,
+                        reader: None,
+                        muted: false,
+                    });
+                }
+                None => {
+                    if !start || self.skip_blank() < at {
+                        self.say_content_upto(at);
+                    }
+                    self.at = at + len;
+                    self.state = State::Text { search: self.at, start };
+                }
             }
             return true;
         }
-        let upto = if over.is_some() {
-            self.text.len()
-        } else {
-            let markers: Vec<&str> = open.iter().chain(format.silent).copied().collect();
-            search + safe(&self.text[search..], &markers, false)
-        };
-        // Whitespace before a call is not part of the text.
-        let upto = if over.is_none() && offers && !format.open.is_empty() {
-            self.at + self.text[self.at..upto].trim_end().len()
-        } else {
-            upto
-        };
-        let start = start && self.text[self.at..upto].trim().is_empty();
-        self.say_content_upto(upto);
-        self.state = State::Text { search: search.max(self.at), start };
+        // White space before a marker is not part of the text.
+        let said = if over.is_none() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
+        let start = start && said == self.at;
+        self.say_content_upto(said);
+        self.state = State::Text { search: upto, start };
         false
     }
 
-    /// Reads calls; `at` is behind the marker, or behind the last call.
+    /// Drops the words before an answer's text; `None` where there are none.
+    fn lead(&mut self, over: Option<Over>) -> Option<bool> {
+        let reading = Arc::clone(&self.reading);
+        let fresh = self.message.content.is_empty() && self.message.calls.is_empty();
+        let lead = reading.format.lead.as_ref().filter(|_| fresh)?;
+        let first = self.skip_blank();
+        match literal(&self.text[first..], lead) {
+            Match::Whole => {
+                self.at = first + lead.len();
+                self.state = State::Text { search: self.at, start: false };
+                Some(true)
+            }
+            Match::Begun if over.is_none() => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Looks for a call without a marker; `None` where there is none.
+    fn bare(&mut self, over: Option<Over>) -> Option<bool> {
+        let reading = Arc::clone(&self.reading);
+        let mut forms = reading.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
+        if reading.tools.is_empty() || forms.peek().is_none() {
+            return None;
+        }
+        let first = self.skip_blank();
+        let words = &self.text[first..];
+        if words.is_empty() && over.is_none() {
+            return Some(false);
+        }
+        let (form, shape) = forms.find(|(_, form)| CallReader::may_stand_bare(form, &reading, words))?;
+        self.state = State::Block(Block {
+            form,
+            tried: 0,
+            from: self.at,
+            marker: first..first,
+            last: None,
+            list: false,
+            reader: Some(CallReader::new(shape, first, words, true)),
+            muted: self.is_full(),
+        });
+        Some(true)
+    }
+
+    /// Whether a further call is one too many.
+    fn is_full(&self) -> bool {
+        self.reading.single && !self.message.calls.is_empty()
+    }
+
+    /// Reads calls; `at` is where the marker begins, or behind the last call.
     fn block(&mut self, over: Option<Over>) -> bool {
+        let reading = Arc::clone(&self.reading);
         let State::Block(block) = &mut self.state else { return false };
+        let form = &reading.format.calls[block.form];
         if let Some(reader) = &mut block.reader {
-            let step = reader.read(&self.reading, &self.text, over, &mut self.pieces, &mut self.message);
+            let of = (&*reading, form);
+            let step = if block.muted {
+                reader.read(of, &self.text, over, &mut Vec::new(), &mut Message::default())
+            } else {
+                reader.read(of, &self.text, over, &mut self.pieces, &mut self.message)
+            };
             match step {
                 Step::More => return false,
                 Step::Done(end) => {
                     block.last = Some(end);
                     block.reader = None;
+                    block.tried = 0;
                     self.at = end;
                 }
                 Step::Failed(at) => {
-                    let void = usize::from(reader.is_said());
-                    let from = block.last.unwrap_or(block.from);
+                    let void = usize::from(reader.is_said() && !block.muted);
                     self.void_calls(void);
-                    self.at = from;
-                    self.state = State::Text { search: at.max(from), start: false };
+                    self.no_call(at);
                 }
             }
             return true;
         }
-        let reading = Arc::clone(&self.reading);
-        match call::between(&reading.format, &self.text, self.at, block.last.is_some(), block.list, over.is_some()) {
+        self.at = call::skip_space(&self.text, self.at);
+        match call::between(form, &self.text, self.at, block.last.is_some(), block.list, over.is_some()) {
             Between::More => return false,
-            Between::Next { .. } if reading.single && block.last.is_some() => self.state = State::Gap,
-            Between::Next { at, list } => {
+            Between::Next { at, list, kept } => {
+                block.last = block.last.map(|_| kept);
                 block.list = list;
-                block.reader = Some(CallReader::new(&reading, at, &self.text[at..], block.bare));
-            }
-            Between::Closed(at) if block.last.is_some() => {
-                self.at = at;
-                self.state = State::Gap;
+                block.reader = Some(CallReader::new(form, at, &self.text[at..], block.marker.is_empty()));
+                block.muted = self.reading.single && !self.message.calls.is_empty();
             }
             Between::Over(at) if block.last.is_some() => {
+                block.last = Some(at);
                 self.at = at;
-                self.state = State::Gap;
+                if !self.try_another_form() {
+                    self.state = State::Gap;
+                }
             }
-            Between::Closed(at) | Between::Over(at) => {
-                self.at = block.from;
-                self.state = State::Text { search: at.max(self.at), start: false };
-            }
+            Between::Over(at) => self.no_call(at),
         }
         true
+    }
+
+    /// Goes on behind what looked like a call up to the byte `at`: with another form that has the same marker, or as text.
+    fn no_call(&mut self, at: usize) {
+        if self.try_another_form() {
+            return;
+        }
+        let State::Block(block) = &self.state else { return };
+        self.at = block.last.unwrap_or(block.from);
+        let search = at.max(block.marker.end).max(self.at);
+        self.blank = 0;
+        self.state = State::Text { search, start: false };
+    }
+
+    /// Goes back to where the call began that is none, with the next form that has the same marker, where there is one.
+    fn try_another_form(&mut self) -> bool {
+        let State::Block(block) = &mut self.state else { return false };
+        let text = &self.text[block.marker.clone()];
+        block.tried |= 1 << block.form.min(63);
+        block.reader = None;
+        let other = self.markers.iter().filter(|other| other.text == text).filter_map(|other| other.form);
+        let Some(form) = other.filter(|form| block.tried & (1 << form.min(&63)) == 0).min() else { return false };
+        block.form = form;
+        self.at = block.last.unwrap_or(block.marker.start);
+        true
+    }
+
+    /// The first byte that is not white space, from what was said on.
+    fn skip_blank(&mut self) -> usize {
+        self.blank = call::skip_space(&self.text, self.blank.max(self.at));
+        self.blank
+    }
+
+    /// The end of the text before `upto` without white space at its end.
+    fn without_blank(&mut self, upto: usize) -> usize {
+        let from = self.skip_blank().min(upto);
+        let words = self.text[from..upto].trim_end();
+        if words.is_empty() { self.at.min(upto) } else { from + words.len() }
     }
 
     fn channels(&mut self, over: Option<Over>) -> bool {
@@ -340,8 +458,4 @@ impl Parser {
     fn void_calls(&mut self, count: usize) {
         void_calls(&mut self.pieces, &mut self.message, count);
     }
-}
-
-fn format_takes_bare(format: &Format) -> bool {
-    format.open.is_empty() || format.family == Family::Llama3
 }

@@ -1,197 +1,269 @@
-//! A call whose parameters stand in tags: each becomes a member of the arguments once it is complete.
+//! A call whose arguments stand in tags: each becomes a member of the arguments once it is complete.
 
-use super::call::{Step, name_len};
-use super::{Match, Message, Over, Piece, Reading, literal, say_arguments, say_call, say_called};
-use crate::model::chat::family::Tags;
-use serde_json::Value;
+use super::call::{Look, MAX_NAME, Step, name_before, skip_space};
+use super::literals::{self, say_end, say_member};
+use super::{Match, Message, Over, Piece, Reading, literal, say_arguments, say_call};
+use crate::model::chat::format::{CallForm, CallShape, Tags};
+use crate::model::chat::pattern::{Fit, Hole};
+use serde_json::{Map, Value};
 
-/// Longest name or key.
-const LONGEST_NAME: usize = 200;
+/// Deepest nesting of values that are written in tags, too.
+const MAX_DEPTH: usize = 60;
+
+/// What XML puts around a text that looks like markup.
+const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 /// Reads one call.
 #[derive(Debug)]
 pub(super) struct Tagged {
-    tags: Tags,
     at: usize,
     name: Option<String>,
     count: usize,
+    /// The argument whose value is being written.
+    open: Option<Argument>,
 }
 
-/// What a look at the text gave.
-enum Look<T> {
-    Found(T),
-    More,
-    No,
+#[derive(Debug)]
+struct Argument {
+    key: String,
+    /// What the tag says of the value's type.
+    kind: Option<String>,
+    from: usize,
+    /// The text that ends the value, and the one that begins another value within it that ends so.
+    close: String,
+    nested: Option<String>,
+    depth: usize,
+    /// Up to where the end was looked for.
+    searched: usize,
 }
 
 impl Tagged {
-    pub(super) fn new(tags: Tags, at: usize) -> Self {
-        Self { tags, at, name: None, count: 0 }
+    pub(super) fn new(at: usize) -> Self {
+        Self { at, name: None, count: 0, open: None }
     }
 
     pub(super) fn read(
         &mut self,
-        reading: &Reading,
+        (reading, form): (&Reading, &CallForm),
         text: &str,
         over: Option<Over>,
         said: &mut bool,
         pieces: &mut Vec<Piece>,
         message: &mut Message,
     ) -> Step {
+        let CallShape::Tagged(tags) = &form.shape else { return Step::Failed(self.at) };
         if self.name.is_none() {
-            match self.take_name(text, over.is_some()) {
-                Look::Found(name) => {
-                    say_call(pieces, message, &name);
+            match name_before(&tags.after_name, text, self.at, over.is_some()) {
+                Look::Found((name, end)) => {
+                    say_call(pieces, message, name);
                     *said = true;
-                    self.name = Some(name);
+                    self.name = Some(name.to_owned());
+                    self.at = end;
                 }
                 Look::More => return Step::More,
                 Look::No => return Step::Failed(self.at),
             }
         }
         loop {
-            match self.parameter(text, over.is_some()) {
-                Look::Found(Some((key, value))) => {
-                    let value = self.json(reading, &key, value);
-                    self.say_member(&key, &value, pieces, message);
-                }
-                Look::Found(None) => {
-                    say_arguments(pieces, message, if self.count == 0 { "{}" } else { "}" });
-                    say_called(pieces, message);
-                    return Step::Done(self.at);
-                }
-                Look::More => {
-                    if over.is_some_and(|over| over.cut) {
-                        self.say_cut(reading, text, pieces, message);
+            if self.open.is_none() {
+                match self.next(form, tags, text, over) {
+                    Look::Found(true) => {}
+                    Look::Found(false) => {
+                        say_end(self.count, pieces, message);
+                        return Step::Done(self.at);
                     }
-                    return Step::More;
+                    Look::More => return Step::More,
+                    Look::No => return Step::Failed(self.at),
                 }
-                Look::No => return Step::Failed(self.at),
             }
+            let Some(argument) = &mut self.open else { return Step::More };
+            let Some(end) = argument.find_end(text) else {
+                if over.is_some_and(|over| over.cut) {
+                    self.say_cut(reading, tags, text, pieces, message);
+                }
+                return Step::More;
+            };
+            let written = lines(&text[argument.from..end], tags);
+            let schema = schema(reading, self.name.as_deref(), &argument.key);
+            let value = value(tags, schema, argument.kind.as_deref(), written);
+            say_member(self.count, &argument.key, &value, pieces, message);
+            self.count += 1;
+            self.at = end + argument.close.len();
+            self.open = None;
         }
     }
 
-    fn take_name(&mut self, text: &str, over: bool) -> Look<String> {
-        let rest = &text[self.at..];
-        let (open, close) = self.tags.name;
-        match literal(rest, open) {
-            Match::Begun if !open.is_empty() => return Look::More,
-            Match::No => return Look::No,
-            _ => {}
-        }
-        let rest = &rest[open.len()..];
-        let len = name_len(rest);
-        if len > LONGEST_NAME {
-            return Look::No;
-        }
-        if len == rest.len() && !over {
-            return Look::More;
-        }
-        if len == 0 {
-            return Look::No;
-        }
-        match literal(&rest[len..], close) {
-            Match::Begun if !close.is_empty() => Look::More,
-            Match::No => Look::No,
-            _ => {
-                self.at += open.len() + len + close.len();
-                Look::Found(rest[..len].to_owned())
-            }
-        }
-    }
-
-    /// The next parameter, or `None` at the end of the call.
-    fn parameter<'t>(&mut self, text: &'t str, over: bool) -> Look<Option<(String, &'t str)>> {
-        let (key_open, key_close) = self.tags.key;
-        let (value_open, value_close) = self.tags.value;
-        let start = skip_space(text, self.at);
+    /// Takes the beginning of the next argument; `Found(false)` at the end of the call.
+    fn next(&mut self, form: &CallForm, tags: &Tags, text: &str, over: Option<Over>) -> Look<bool> {
+        self.at = skip_space(text, self.at);
+        let start = self.at;
         let rest = &text[start..];
         if rest.is_empty() {
-            return if over && self.tags.end.is_empty() { Look::Found(None) } else { Look::More };
+            let complete = over.is_some_and(|over| !over.cut) && (self.count > 0 || form.after.is_blank());
+            return if complete { Look::Found(false) } else { Look::More };
         }
-        match literal(rest, key_open) {
-            Match::Whole => {}
-            Match::Begun if !over => return Look::More,
-            _ => {
-                return match (self.tags.end, literal(rest, self.tags.end)) {
-                    ("", _) => Look::Found(None),
-                    (end, Match::Whole) => {
-                        self.at = start + end.len();
-                        Look::Found(None)
-                    }
-                    (_, Match::Begun) => Look::More,
-                    (_, Match::No) => {
-                        self.at = start;
-                        Look::No
-                    }
-                };
-            }
+        // The end first: it may begin as another argument does.
+        let end = form.after.marker().unwrap_or_default();
+        match literal(rest, end) {
+            Match::Whole if !end.is_empty() => return Look::Found(false),
+            Match::Begun if over.is_none() => return Look::More,
+            _ => {}
         }
-        let key_from = start + key_open.len();
-        let Some(key_len) = text[key_from..].find(key_close) else {
-            return if text.len() - key_from > LONGEST_NAME + key_close.len() { Look::No } else { Look::More };
+        let from = match tags.before_key.fit(rest) {
+            Fit::Whole(len) => start + len,
+            Fit::Begun if over.is_none() => return Look::More,
+            _ => return if end.is_empty() { Look::Found(false) } else { Look::No },
         };
-        let key = text[key_from..key_from + key_len].trim();
-        if key.is_empty() || key_len > LONGEST_NAME {
+        let marker = tags.middle.marker().unwrap_or_default();
+        let Some(len) = text[from..].find(marker) else {
+            return if text.len() - from > MAX_NAME + marker.len() { Look::No } else { Look::More };
+        };
+        let key = text[from..from + len].trim();
+        if key.is_empty() || len > MAX_NAME {
             return Look::No;
         }
-        let mut value_from = key_from + key_len + key_close.len();
-        if !value_open.is_empty() {
-            value_from = skip_space(text, value_from);
-            match literal(&text[value_from..], value_open) {
-                Match::Whole => value_from += value_open.len(),
-                Match::Begun => return Look::More,
-                Match::No => return Look::No,
-            }
-        }
-        let Some(len) = text[value_from..].find(value_close) else { return Look::More };
-        self.at = value_from + len + value_close.len();
-        Look::Found(Some((key.to_owned(), bare_lines(&text[value_from..value_from + len]))))
-    }
-
-    fn say_member(&mut self, key: &str, value: &str, pieces: &mut Vec<Piece>, message: &mut Message) {
-        let before = if self.count == 0 { "{" } else { ", " };
-        say_arguments(pieces, message, &format!("{before}{}: {value}", Value::from(key)));
-        self.count += 1;
-    }
-
-    /// The value as JSON: by the schema, or as it looks where the schema says nothing.
-    fn json(&self, reading: &Reading, key: &str, value: &str) -> String {
-        if !self.is_text(reading, key)
-            && let Ok(parsed) = serde_json::from_str::<Value>(value.trim())
-        {
-            return parsed.to_string();
-        }
-        Value::from(value).to_string()
-    }
-
-    fn is_text(&self, reading: &Reading, key: &str) -> bool {
-        let tool = reading.tools.iter().find(|tool| Some(&tool.name) == self.name.as_ref());
-        tool.is_some_and(|tool| tool.parameters["properties"][key]["type"] == "string")
+        let (fit, kind) = tags.middle.fit_hole(&text[from + len..]);
+        let Fit::Whole(middle) = fit else { return if fit == Fit::Begun { Look::More } else { Look::No } };
+        let from = from + len + middle;
+        let close = tags.after_value.replace(Hole::Key.mark(), key);
+        let nested = (close != tags.after_value).then(|| element(tags, key));
+        let kind = kind.map(str::to_owned);
+        self.open = Some(Argument { key: key.to_owned(), kind, from, close, nested, depth: 0, searched: from });
+        Look::Found(true)
     }
 
     /// The answer ended within a value: what there is of it, as a text that is not closed.
-    fn say_cut(&mut self, reading: &Reading, text: &str, pieces: &mut Vec<Piece>, message: &mut Message) {
-        let (key_open, key_close) = self.tags.key;
-        let start = skip_space(text, self.at);
-        let Some((key, value)) = text[start..].strip_prefix(key_open).and_then(|rest| rest.split_once(key_close))
-        else {
-            return;
-        };
-        let value = value.trim_start().strip_prefix(self.tags.value.0).unwrap_or_default();
-        let quoted = Value::from(value.strip_prefix('\n').unwrap_or(value)).to_string();
-        let open = if self.is_text(reading, key.trim()) { quoted.trim_end_matches('"') } else { value.trim() };
-        self.say_member(key.trim(), open, pieces, message);
+    fn say_cut(&mut self, reading: &Reading, tags: &Tags, text: &str, pieces: &mut Vec<Piece>, message: &mut Message) {
+        let Some(argument) = self.open.take() else { return };
+        let written = lines(&text[argument.from..], tags);
+        let quoted = Value::from(written).to_string();
+        let schema = schema(reading, self.name.as_deref(), &argument.key);
+        let is_text = is_text(tags, schema, argument.kind.as_deref()) == Some(true);
+        let begun = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
+        let before = if self.count == 0 { "{" } else { ", " };
+        say_arguments(pieces, message, &format!("{before}{}: {begun}", Value::from(argument.key)));
         self.at = text.len();
     }
 }
 
-fn skip_space(text: &str, at: usize) -> usize {
-    text.len() - text[at..].trim_start().len()
+impl Argument {
+    /// Looks for the end of the value, from where it was looked for before.
+    fn find_end(&mut self, text: &str) -> Option<usize> {
+        loop {
+            let rest = &text[self.searched..];
+            let close = rest.find(&self.close);
+            let open =
+                self.nested.as_ref().and_then(|nested| rest[..close.unwrap_or(rest.len())].find(nested.as_str()));
+            match (open, close) {
+                (Some(at), _) => {
+                    self.depth += 1;
+                    self.searched += at + self.nested.as_ref().map_or(1, String::len);
+                }
+                (None, Some(at)) if self.depth > 0 => {
+                    self.depth -= 1;
+                    self.searched += at + self.close.len();
+                }
+                (None, Some(at)) => {
+                    let end = self.searched + at;
+                    let value = &text[self.from..end];
+                    if !value.starts_with(CDATA.0) || value.ends_with(CDATA.1) {
+                        return Some(end);
+                    }
+                    self.searched = end + self.close.len();
+                }
+                (None, None) => {
+                    let longest = self.close.len().max(self.nested.as_ref().map_or(0, String::len));
+                    let mut upto = text.len().saturating_sub(longest).max(self.searched);
+                    while !text.is_char_boundary(upto) {
+                        upto -= 1;
+                    }
+                    self.searched = upto;
+                    return None;
+                }
+            }
+        }
+    }
 }
 
-/// Models put a value on lines of its own.
-fn bare_lines(value: &str) -> &str {
+/// The tag before a value with this key.
+fn element(tags: &Tags, key: &str) -> String {
+    format!("{}{key}{}", tags.before_key.marker().unwrap_or_default(), tags.middle.marker().unwrap_or_default())
+}
+
+/// The value without the line breaks around it, where it stands on lines of its own.
+fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
+    if !tags.lines {
+        return value;
+    }
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)
+}
+
+fn schema<'r>(reading: &'r Reading, tool: Option<&str>, key: &str) -> &'r Value {
+    let tool = reading.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
+    tool.map_or(&Value::Null, |tool| &tool.parameters["properties"][key])
+}
+
+/// Whether the value is a text, as far as its tag or the schema says so.
+fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
+    let text = tags.kinds.iter().find(|(json, _)| *json == "string");
+    if let (Some(kind), Some((_, text))) = (kind, text) {
+        return Some(kind == text);
+    }
+    schema["type"].as_str().map(|kind| kind == "string")
+}
+
+/// The value: by its tag or the schema, or as it looks where these say nothing.
+fn value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Value {
+    if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
+        return text.into();
+    }
+    if is_text(tags, schema, kind) == Some(true) {
+        return written.into();
+    }
+    if tags.after_value.contains(Hole::Key.mark())
+        && let Some(value) = elements(tags, schema, written, 0)
+    {
+        return value;
+    }
+    literals::read(written.trim()).unwrap_or_else(|| written.into())
+}
+
+/// A value that is written as elements, each with its key: an object, or a list of `item`s.
+fn elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> Option<Value> {
+    let (before, middle) = (tags.before_key.marker()?, tags.middle.marker()?);
+    let mut rest = written.trim();
+    if depth > MAX_DEPTH || !rest.starts_with(before) {
+        return None;
+    }
+    let mut members: Vec<(&str, Value)> = Vec::new();
+    while !rest.is_empty() {
+        let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
+        let from = before.len() + key.len() + middle.len();
+        let close = tags.after_value.replace(Hole::Key.mark(), key);
+        let nested = Some(element(tags, key));
+        let key_owned = key.to_owned();
+        let mut argument = Argument { key: key_owned, kind: None, from, close, nested, depth: 0, searched: from };
+        let end = argument.find_end(rest)?;
+        let of = match (&schema["properties"][key], &schema["items"]) {
+            (Value::Null, items) => items,
+            (property, _) => property,
+        };
+        let inner = &rest[from..end];
+        let value = match elements(tags, of, inner, depth + 1) {
+            Some(value) => value,
+            None => value(tags, of, None, inner),
+        };
+        members.push((key, value));
+        rest = rest[end + argument.close.len()..].trim_start();
+    }
+    let is_list = match schema["type"].as_str() {
+        Some(kind) => kind == "array",
+        None => members.iter().all(|(key, _)| *key == "item"),
+    };
+    Some(if is_list {
+        members.into_iter().map(|(_, value)| value).collect()
+    } else {
+        Value::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
+    })
 }

@@ -1,135 +1,327 @@
-//! Calls from their beginning, as each family writes them.
+//! Calls from their beginning, as the model's template writes them.
 
-use super::grammar::{Grammar, REPEATED, SPACE, laid_out};
+use super::grammar::{Grammar, REPEATED, laid_out};
 use crate::model::chat::answer::Tool;
-use crate::model::chat::family::{CallShape, Family, Tags};
+use crate::model::chat::format::{CallForm, CallShape, Tags};
+use crate::model::chat::pattern::{Hole, Part, Pattern};
 use serde_json::{Map, Value, json};
-use std::fmt::Write;
+
+/// Deepest nesting of values that are not written as JSON.
+const MAX_DEPTH: usize = 12;
+
+/// A value that is not written as JSON.
+#[derive(Clone, Copy)]
+enum Values<'a> {
+    /// With strings in these quotes, and keys in none.
+    Braces(&'a str),
+    /// Each member in tags of its own.
+    Elements(&'a Tags),
+}
 
 impl Grammar<'_> {
-    /// Rules for the calls; the expression that stands for one or several of them. Without `opened` the block's first marker
-    /// was written already.
+    /// Rules for the calls; the expression that stands for one or several of them. Without `opened` the text that announces
+    /// them was written already.
     pub(super) fn calls(&mut self, tools: &[&Tool], several: bool, opened: bool) -> String {
-        let names: Vec<String> = (0..tools.len()).map(|index| format!("call_{index}")).collect();
-        for (name, tool) in names.iter().zip(tools) {
-            let call = self.call(name, tool);
-            self.rule(name, &call);
+        let form = self.reading.format.calls[0].clone();
+        let (_, rest) = announcement(&form);
+        let (mut calls, mut first) = (Vec::new(), Vec::new());
+        for (index, tool) in tools.iter().enumerate() {
+            let (call, body) = (format!("call_{index}"), format!("body_{index}"));
+            let shape = self.shape(&call, tool, &form.shape);
+            let after = self.pattern(form.after.parts(), &tool.name);
+            self.rule(&body, &format!("{shape} {after}"));
+            let before = self.pattern(form.before.parts(), &tool.name);
+            self.rule(&call, &format!("{before} {body}"));
+            if !opened && form.open.is_blank() {
+                let rest = self.pattern(rest, &tool.name);
+                self.rule(&format!("first_{index}"), &format!("{rest} {body}"));
+                first.push(format!("first_{index}"));
+            }
+            calls.push(call);
         }
-        self.rule("call", &names.join(" | "));
-        let format = self.reading.format;
-        let open = self.literal(format.open.first().copied().unwrap_or_default());
-        let close = self.literal(format.close.first().copied().unwrap_or_default());
-        let first = if opened { open.as_str() } else { "" };
-        let (one, more) = match (format.family, format.call) {
-            // A list in one block.
-            (Family::Mistral | Family::Phi | Family::Nemotron | Family::CommandR, CallShape::Json { .. }) => {
-                let more = if several { format!(" (\",\" \" \"? call){REPEATED}") } else { String::new() };
-                (format!("{first} \" \"? \"[\" call{more} \"]\" {close}"), String::new())
-            }
-            // Calls one after another in one block.
-            (Family::DeepSeek | Family::Kimi, _) => {
-                let more = if several { format!(" (\"\\n\"? call){REPEATED}") } else { String::new() };
-                (format!("{first} call{more} {close}"), String::new())
-            }
-            (Family::Llama3, _) if opened => ("call".into(), "/;[ \\n]?/ call".into()),
-            (Family::Glm4, _) => ("call".into(), "\"\\n\" call".into()),
-            (_, CallShape::Channel) => ("call".into(), String::new()),
-            (Family::Mistral | Family::Functionary, _) => (format!("{first} call"), format!("{open} call")),
-            _ => (
-                format!("{first} {SPACE} call {SPACE} {close}"),
-                format!("{SPACE} {open} {SPACE} call {SPACE} {close}"),
-            ),
-        };
-        let more = if several && !more.is_empty() { format!(" ({more}){REPEATED}") } else { String::new() };
-        self.rule("calls", &format!("{one}{more}"));
+        self.rule("call", &calls.join(" | "));
+        let mut one = "call".to_owned();
+        if !first.is_empty() {
+            self.rule("first", &first.join(" | "));
+            "first".clone_into(&mut one);
+        }
+        let open = self.pattern(
+            if opened {
+                form.open.parts()
+            } else if form.open.is_blank() {
+                &[]
+            } else {
+                rest
+            },
+            "",
+        );
+        let close = self.pattern(form.close.parts(), "");
+        let separator = self.pattern(form.separator.parts(), "");
+        let more = if several { format!("({separator} call){REPEATED}") } else { String::new() };
+        let (left, right) = if form.list { ("\"[\"", "\"]\"") } else { ("", "") };
+        self.rule("calls", &format!("{open} {left} {one} {more} {right} {close}"));
         "calls".into()
     }
 
-    fn call(&mut self, rule: &str, tool: &Tool) -> String {
-        let format = self.reading.format;
-        let name = tool.name.as_str();
-        let arguments = format!("{rule}_arguments");
-        if let CallShape::Tagged(tags) = format.call {
-            return self.tagged(rule, tool, tags);
-        }
-        self.rule(&arguments, &format!("%json {}", laid_out(&parameters(tool))));
-        match format.call {
-            CallShape::Json { name: key, arguments: arguments_key } => {
-                let head = format!("\"{key}\": {}, \"{arguments_key}\": ", Value::from(name));
-                if format.family == Family::CommandR {
-                    let head = Value::from(format!("\", {head}")).to_string();
-                    return format!("\"{{\\\"tool_call_id\\\": \\\"\" /[0-9]{{1,2}}/ {head} {arguments} \"}}\"");
-                }
-                format!("{} {arguments} \"}}\"", Value::from(format!("{{{head}")))
+    /// The name and the arguments of a call.
+    fn shape(&mut self, rule: &str, tool: &Tool, shape: &CallShape) -> String {
+        let named = |rest: &Pattern| [&[Part::Hole(Hole::Name)], rest.parts()].concat();
+        let name = Value::from(tool.name.as_str());
+        let schema = parameters(tool);
+        match shape {
+            CallShape::Tagged(tags) => {
+                let name = self.pattern(&named(&tags.after_name), &tool.name);
+                let values = Values::Elements(tags);
+                let members = self.members(rule, &schema, &schema, values, 0);
+                return format!("{name} {members}");
             }
-            CallShape::Named { before, between, also, after } => {
-                let before = self.literal(before);
-                let (head, tail) = match format.family {
-                    Family::Kimi => {
-                        (format!("{} /[0-9]{{1,2}}/", Value::from(format!("functions.{name}:"))), String::new())
-                    }
-                    Family::DeepSeek if also.contains(&"```json") => {
-                        let separator = self.literal(between);
-                        let rest = Value::from(format!("{name}\n```json\n"));
-                        let head = format!("\"function\" {separator} {rest}");
-                        let after = self.literal(after.last().copied().unwrap_or_default());
-                        return format!("{before} {head} {arguments} \"\\n```\" {after}");
-                    }
-                    _ => (Value::from(name).to_string(), String::new()),
-                };
-                let between = self.literal(between);
-                let after = self.literal(after.last().copied().unwrap_or_default());
-                format!("{before} {head}{tail} {between} {arguments} {after}")
+            CallShape::Braces { quote } => {
+                let members = self.members(rule, &schema, &schema, Values::Braces(quote), 0);
+                return format!("{name} \"{{\" {members} \"}}\"");
+            }
+            CallShape::Python => {
+                let members = self.keywords(rule, &schema);
+                return format!("{name} \"(\" {members} \")\"");
+            }
+            _ => {}
+        }
+        let arguments = format!("{rule}_arguments");
+        self.rule(&arguments, &format!("%json {}", laid_out(&schema)));
+        match shape {
+            CallShape::Json(keys) => {
+                let head = self.pattern(keys.head.parts(), &tool.name);
+                let tail = self.pattern(keys.tail.parts(), &tool.name);
+                format!("{head} {arguments} {tail}")
+            }
+            CallShape::Named { middle } => {
+                let name = self.pattern(&named(middle), &tool.name);
+                format!("{name} {arguments}")
             }
             CallShape::Channel => {
                 let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
                 let constrain = self.literal("<|constrain|>");
-                let to = Value::from(format!("commentary to=functions.{name} "));
+                let to = Value::from(format!("commentary to=functions.{} ", tool.name));
                 format!("{channel} {to} {constrain} \"json\" {message} {arguments}")
             }
-            CallShape::Tagged(_) => String::new(),
+            _ => {
+                let head = Value::from(format!("{{\"name\": {name}, \"parameters\": "));
+                format!("{head} {arguments} \"}}\"")
+            }
         }
     }
 
-    fn tagged(&mut self, rule: &str, tool: &Tool, tags: Tags) -> String {
-        let none = Map::new();
-        let schema = &tool.parameters;
-        let properties = schema["properties"].as_object().unwrap_or(&none);
-        let required = |key: &str| schema["required"].as_array().is_some_and(|keys| keys.iter().any(|k| k == key));
-        let mut body = format!(
-            "{} {} {} {SPACE}",
-            self.literal(tags.name.0),
-            Value::from(tool.name.as_str()),
-            self.literal(tags.name.1)
-        );
-        for (index, (key, property)) in properties.iter().enumerate() {
-            let value = format!("{rule}_value_{index}");
-            let close = self.literal(tags.value.1);
-            if property["type"] == "string" && property.get("enum").is_none() {
-                self.until(&value, tags.value.1);
-            } else {
-                let mut schema_of = property.as_object().cloned().unwrap_or_default();
-                for definitions in ["$defs", "definitions"] {
-                    if let Some(found) = schema.get(definitions) {
-                        schema_of.insert(definitions.into(), found.clone());
-                    }
+    /// The texts of a pattern in a call of the function, as few literals as possible.
+    pub(super) fn pattern(&self, parts: &[Part], name: &str) -> String {
+        let mut written: Vec<String> = Vec::new();
+        let mut text = String::new();
+        for part in parts {
+            let word = match part {
+                Part::Text(part) | Part::Space(part) => {
+                    text.push_str(part);
+                    continue;
                 }
-                let json = format!("{value}_json");
-                self.rule(&json, &format!("%json {}", laid_out(&Value::Object(schema_of))));
-                self.rule(&value, &format!("{json} {SPACE} {close}"));
-            }
-            let opened = format!(
-                "{} {} {} {SPACE} {}",
-                self.literal(tags.key.0),
-                Value::from(key.as_str()),
-                self.literal(tags.key.1),
-                self.literal(tags.value.0)
-            );
-            let parameter = format!("{opened} {value} {SPACE}");
-            let _ = if required(key) { write!(body, " {parameter}") } else { write!(body, " ({parameter})?") };
+                Part::Hole(Hole::Name) => {
+                    text.push_str(name);
+                    continue;
+                }
+                Part::Hole(Hole::Index) => "/[0-9]{1,2}/",
+                Part::Hole(Hole::Id | Hole::Kind | Hole::Key) => "/[0-9A-Za-z]{9}/",
+            };
+            written.extend([self.literal(&std::mem::take(&mut text)), word.to_owned()]);
         }
-        format!("{body} {}", self.literal(tags.end))
+        written.push(self.literal(&text));
+        written.join(" ")
     }
+
+    /// The members of an object, those that are not required may be left out.
+    fn members(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
+        let none = Map::new();
+        let properties = schema["properties"].as_object().unwrap_or(&none);
+        let mut members = Vec::new();
+        for (index, (key, property)) in properties.iter().enumerate() {
+            let value = format!("{rule}_{index}");
+            let member = self.member(&value, key, property, root, values, depth);
+            let name = format!("{value}_member");
+            self.rule(&name, &member);
+            members.push((name, is_required(schema, key)));
+        }
+        let comma = if matches!(values, Values::Braces(_)) { "\",\"" } else { "" };
+        self.sequence(rule, &members, comma)
+    }
+
+    /// Members in this order, with a comma between two of them.
+    fn sequence(&mut self, rule: &str, members: &[(String, bool)], comma: &str) -> String {
+        if comma.is_empty() {
+            let members = members.iter().map(|(name, required)| format!("{name}{}", if *required { "" } else { "?" }));
+            return members.collect::<Vec<_>>().join(" ");
+        }
+        // From the last member on: what may follow another member, and what may come first.
+        let (mut later, mut first) = (String::new(), "\"\"".to_owned());
+        for (index, (name, required)) in members.iter().enumerate().rev() {
+            let begin = format!("{name} {later}");
+            let follow = format!("({comma} {name}){} {later}", if *required { "" } else { "?" });
+            let (first_rule, later_rule) = (format!("{rule}_first_{index}"), format!("{rule}_later_{index}"));
+            self.rule(&first_rule, &if *required { begin } else { format!("{begin} | {first}") });
+            self.rule(&later_rule, &follow);
+            (first, later) = (first_rule, later_rule);
+        }
+        if members.is_empty() { String::new() } else { first }
+    }
+
+    /// `key=value`, as Python writes arguments.
+    fn keywords(&mut self, rule: &str, schema: &Value) -> String {
+        let none = Map::new();
+        let mut members = Vec::new();
+        for (index, (key, property)) in schema["properties"].as_object().unwrap_or(&none).iter().enumerate() {
+            let value = format!("{rule}_{index}");
+            self.rule(&value, &format!("%json {}", laid_out(&with_definitions(property, schema))));
+            let name = format!("{value}_member");
+            self.rule(&name, &format!("{} {value}", Value::from(format!("{key}="))));
+            members.push((name, is_required(schema, key)));
+        }
+        self.sequence(rule, &members, "\", \"")
+    }
+
+    fn member(
+        &mut self,
+        rule: &str,
+        key: &str,
+        property: &Value,
+        root: &Value,
+        values: Values<'_>,
+        depth: usize,
+    ) -> String {
+        let key_text = Value::from(key).to_string();
+        match values {
+            Values::Braces(_) => {
+                let value = self.value(rule, property, root, values, depth);
+                format!("{} {value}", Value::from(format!("{key}:")))
+            }
+            Values::Elements(tags) => {
+                let before = self.pattern(tags.before_key.parts(), "");
+                let middle = self.kind_of(tags, property);
+                let close = tags.after_value.replace(Hole::Key.mark(), key);
+                let head = format!("{before} {key_text} {middle}");
+                let literal = self.literal(&close);
+                let line = if tags.lines { "\"\\n\"" } else { "" };
+                if is_text(property) {
+                    self.until(rule, &close);
+                    return format!("{head} {rule}");
+                }
+                let value = self.value(rule, property, root, values, depth);
+                format!("{head} {value} {line} {literal}")
+            }
+        }
+    }
+
+    /// The text between key and value, with the value's type in it.
+    fn kind_of(&self, tags: &Tags, property: &Value) -> String {
+        let json = match property["type"].as_str() {
+            Some("integer") => "number",
+            Some(kind) => kind,
+            None if strings(property).is_some() => "string",
+            None => "object",
+        };
+        let kind = tags.kinds.iter().find(|(kind, _)| *kind == json).or(tags.kinds.last());
+        let mark = Part::Hole(Hole::Kind);
+        let parts = tags.middle.parts().iter().map(|part| match (part, kind) {
+            (part, Some((_, kind))) if *part == mark => Part::Text(kind.clone()),
+            (part, _) => part.clone(),
+        });
+        self.pattern(&parts.collect::<Vec<_>>(), "")
+    }
+
+    /// An expression for a value.
+    fn value(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
+        let deeper = depth < MAX_DEPTH;
+        if let Some(strings) = strings(schema) {
+            let quote = if let Values::Braces(quote) = values { self.literal(quote) } else { String::new() };
+            let texts: Vec<String> =
+                strings.iter().map(|text| format!("{quote} {} {quote}", Value::from(*text))).collect();
+            return format!("({})", texts.join(" | "));
+        }
+        match (values, schema["type"].as_str()) {
+            (Values::Braces(quote), Some("string")) => {
+                self.until(rule, quote);
+                format!("{} {rule}", self.literal(quote))
+            }
+            (Values::Braces(_), Some("object")) if deeper && schema["properties"].is_object() => {
+                let members = self.members(rule, schema, root, values, depth + 1);
+                format!("\"{{\" {members} \"}}\"")
+            }
+            (Values::Braces(_), Some("array")) if deeper && schema["items"].is_object() => {
+                let item = self.value(&format!("{rule}_item"), &schema["items"], root, values, depth + 1);
+                self.rule(&format!("{rule}_each"), &item);
+                format!("\"[\" ({rule}_each (\",\" {rule}_each){{0,99}})? \"]\"")
+            }
+            (Values::Elements(tags), Some("object"))
+                if is_nested(tags) && deeper && schema["properties"].is_object() =>
+            {
+                self.members(rule, schema, root, values, depth + 1)
+            }
+            (Values::Elements(tags), Some("array")) if is_nested(tags) && deeper && schema["items"].is_object() => {
+                let item = self.member(&format!("{rule}_item"), "item", &schema["items"], root, values, depth + 1);
+                self.rule(&format!("{rule}_each"), &item);
+                format!("{rule}_each{{0,99}}")
+            }
+            _ => {
+                let json = format!("{rule}_json");
+                self.rule(&json, &format!("%json {}", laid_out(&with_definitions(schema, root))));
+                json
+            }
+        }
+    }
+}
+
+/// The text that announces calls, and the parts of the same pattern after it.
+pub(super) fn announcement(form: &CallForm) -> (String, &[Part]) {
+    let pattern: &Pattern = if form.open.is_blank() { &form.before } else { &form.open };
+    let parts = pattern.parts();
+    let begin = parts.iter().position(|part| !matches!(part, Part::Space(_))).unwrap_or(parts.len());
+    let hole = parts.iter().position(|part| matches!(part, Part::Hole(_))).unwrap_or(parts.len());
+    let mut end = hole.max(begin);
+    while end > begin && matches!(parts[end - 1], Part::Space(_)) {
+        end -= 1;
+    }
+    let text = parts[begin..end].iter().map(|part| match part {
+        Part::Text(text) | Part::Space(text) => text.as_str(),
+        Part::Hole(_) => "",
+    });
+    (text.collect(), &parts[end..])
+}
+
+/// Whether objects and lists are written in tags, too.
+fn is_nested(tags: &Tags) -> bool {
+    tags.after_value.contains(Hole::Key.mark())
+}
+
+fn is_required(schema: &Value, key: &str) -> bool {
+    schema["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key))
+}
+
+/// Whether a value is any text.
+fn is_text(schema: &Value) -> bool {
+    schema["type"] == "string" && strings(schema).is_none()
+}
+
+/// The texts that a value may be, where these are all.
+fn strings(schema: &Value) -> Option<Vec<&str>> {
+    match (&schema["enum"], &schema["const"]) {
+        (Value::Array(values), _) => values.iter().map(Value::as_str).collect(),
+        (_, Value::String(text)) => Some(vec![text]),
+        _ => None,
+    }
+}
+
+/// A part of a schema, with the definitions that it may refer to.
+fn with_definitions(schema: &Value, root: &Value) -> Value {
+    let mut schema = schema.as_object().cloned().unwrap_or_default();
+    for definitions in ["$defs", "definitions"] {
+        if let Some(found) = root.get(definitions) {
+            schema.insert(definitions.into(), found.clone());
+        }
+    }
+    Value::Object(schema)
 }
 
 /// The schema of a tool's arguments.

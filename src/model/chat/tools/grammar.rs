@@ -3,8 +3,6 @@
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::chat::answer::Reading;
-use crate::model::chat::family::CallShape;
-use crate::model::grammar::token_reference;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -34,23 +32,34 @@ impl<'a> Grammar<'a> {
         format!("start: {start}\n{}", self.rules)
     }
 
-    /// A text in the grammar: the control token that it is, else its characters.
+    /// A text in the grammar: control tokens where the text has some, else its characters.
     pub(super) fn literal(&self, text: &str) -> String {
-        match control(text, self.vocabulary) {
-            Some(_) => token_reference(self.vocabulary, text).unwrap_or_else(|| Value::from(text).to_string()),
-            None if text.is_empty() => String::new(),
-            None => Value::from(text).to_string(),
+        let quoted = |text: &str| Value::from(text).to_string();
+        let mut parts: Vec<String> = Vec::new();
+        let mut rest = text;
+        for token in self.vocabulary.encode(text, false, true) {
+            let piece = std::str::from_utf8(self.vocabulary.piece(token)).unwrap_or_default();
+            if self.vocabulary.is_control(token)
+                && !piece.is_empty()
+                && let Some(at) = rest.find(piece)
+            {
+                parts.extend((at > 0).then(|| quoted(&rest[..at])));
+                parts.push(format!("<[{token}]>"));
+                rest = &rest[at + piece.len()..];
+            }
         }
+        parts.extend((!rest.is_empty()).then(|| quoted(rest)));
+        parts.join(" ")
     }
 
     /// What comes before the calls: the rest of a thought, or a thought that may be.
     pub(super) fn lead(&mut self, may_think: bool) -> String {
-        let format = self.reading.format;
-        let (open, close) = format.thought;
+        let reading = self.reading;
+        let (open, close) = &reading.format.thought;
         if !self.reading.thinking && !may_think {
             return String::new();
         }
-        if format.call == CallShape::Channel {
+        if reading.format.is_channels() {
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let start = self.literal("<|start|>");
             self.until("thought", "<|end|>");
@@ -69,7 +78,7 @@ impl<'a> Grammar<'a> {
 
     /// A rule for an answer without calls, JSON that follows the schema; its name.
     pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
-        if self.reading.format.call == CallShape::Channel {
+        if self.reading.format.is_channels() {
             self.rule("final_json", &format!("%json {}", laid_out(schema)));
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let constrain = self.literal("<|constrain|>");
@@ -83,7 +92,7 @@ impl<'a> Grammar<'a> {
     /// A rule for text up to a marker, the marker included.
     pub(super) fn until(&mut self, name: &str, marker: &str) {
         let literal = self.literal(marker);
-        if control(marker, self.vocabulary).is_some() {
+        if literal != Value::from(marker).to_string() {
             self.rule(name, &format!("/(?s:.+)/? {literal}"));
         } else {
             self.rule(&format!("{name}[suffix={literal}]"), "/(?s:.*)/");

@@ -8,7 +8,6 @@ mod grammar;
 mod own;
 
 use super::answer::{Reading, Tool};
-use super::family::CallShape;
 use crate::model::Vocabulary;
 use crate::model::grammar::{Constraint, Source, Trigger};
 use grammar::{Grammar, control};
@@ -81,13 +80,13 @@ pub fn behind_thought(form: Constraint, reading: &Reading, may_think: bool, voca
     if form.trigger.is_some() {
         return form;
     }
-    if reading.format.call == CallShape::Channel {
+    if reading.format.is_channels() {
         return in_final_channel(form, reading, may_think, vocabulary);
     }
     if !reading.thinking {
         return form;
     }
-    let close = reading.format.thought.1;
+    let close = reading.format.thought.1.as_str();
     let trigger = match control(close, vocabulary) {
         Some(token) => Trigger::token(token),
         None => Trigger::text(close),

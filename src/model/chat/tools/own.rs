@@ -1,9 +1,9 @@
 //! Calls that a model makes by itself: what tells that one begins, and how it goes on from there.
 
-use super::calls::parameters;
+use super::calls::{announcement, parameters};
 use super::grammar::{Grammar, REPEATED, SPACE, control, laid_out};
 use crate::model::chat::answer::Tool;
-use crate::model::chat::family::{CallShape, Family};
+use crate::model::chat::format::CallShape;
 use crate::model::grammar::Trigger;
 use serde_json::{Value, json};
 
@@ -13,24 +13,24 @@ const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 impl Grammar<'_> {
     /// Rules for calls that the model makes by itself, behind what [`Self::trigger`] watches for.
     pub(super) fn own_calls(&mut self, tools: &[&Tool], several: bool) -> String {
-        let format = self.reading.format;
+        let form = self.reading.format.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&Tool)| {
             let rule = format!("call_{index}");
-            let body = match format.call {
+            let body = match form.shape {
                 CallShape::Channel => grammar.addressed(&rule, tool),
-                _ => whole_object(tool, format.call),
+                _ => whole_object(tool, &form.shape),
             };
             grammar.rule(&rule, &body);
             rule
         };
-        match (format.family, format.call) {
-            (Family::Llama3, CallShape::Json { .. }) => {
+        match form.shape {
+            CallShape::Json(_) if form.is_bare() => {
                 let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
                 self.rule("call", &calls.join(" | "));
                 let more = if several { format!(" ({BETWEEN} call){REPEATED}") } else { String::new() };
                 format!("{SPACE} call{more} {SPACE}")
             }
-            (_, CallShape::Channel) => {
+            CallShape::Channel => {
                 let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
                 calls.join(" | ")
             }
@@ -49,37 +49,49 @@ impl Grammar<'_> {
 
     /// What begins a block, or a call where it stands bare.
     pub(super) fn trigger(&self, tools: &[&Tool]) -> Option<Trigger> {
-        let format = self.reading.format;
-        if format.call == CallShape::Channel {
+        let format = &self.reading.format;
+        if format.is_channels() {
             let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
             return Some(Trigger { texts: texts.map(str::to_owned).into(), ..Trigger::default() });
         }
-        let block = format.open.first().map(|open| match control(open, self.vocabulary) {
-            Some(token) => Trigger::token(token),
-            None => Trigger::text(*open),
-        });
+        let form = &format.calls[0];
+        if !form.is_bare() {
+            return Some(self.announced(&announcement(form).0));
+        }
         let names = tools.iter().map(|tool| tool.name.as_str());
-        let openings: Vec<String> = match format.family {
-            Family::Llama3 => names
+        let openings: Vec<String> = match &form.shape {
+            CallShape::Named { middle } => {
+                names.map(|name| format!("{name}{}{{", middle.texts().collect::<String>())).collect()
+            }
+            _ => names
                 .flat_map(|name| {
                     ["{", "{\"type\":\"function\","].map(|before| format!("{before}\"name\":{}", Value::from(name)))
                 })
                 .collect(),
-            Family::Glm4 => names.map(|name| format!("{name}{{")).collect(),
-            _ => return block,
         };
+        let marked = format.calls.iter().find(|form| !form.is_bare());
+        let block = marked.map(|form| self.announced(&announcement(form).0));
         Some(Trigger {
             openings,
-            behind: format.thought.1.to_owned(),
+            behind: format.thought.1.clone(),
             only_behind: self.reading.thinking,
             ..block.unwrap_or_default()
         })
     }
+
+    /// The token or the text that announces calls.
+    fn announced(&self, text: &str) -> Trigger {
+        match control(text, self.vocabulary) {
+            Some(token) => Trigger::token(token),
+            None => Trigger::text(text),
+        }
+    }
 }
 
 /// A call as one object, in whatever white space the model has begun it.
-fn whole_object(tool: &Tool, shape: CallShape) -> String {
-    let CallShape::Json { name, arguments } = shape else { return String::new() };
+fn whole_object(tool: &Tool, shape: &CallShape) -> String {
+    let CallShape::Json(keys) = shape else { return String::new() };
+    let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());
     let mut parameters = parameters(tool);
     let mut schema = json!({
         "type": "object",

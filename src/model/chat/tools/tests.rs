@@ -1,6 +1,7 @@
 use super::{Choice, behind_thought, constraint};
 use crate::model::chat::answer::{Message, Parser, Reading, Tool};
-use crate::model::chat::family::{Family, Format};
+use crate::model::chat::family::Family;
+use crate::model::chat::format::Format;
 use crate::model::grammar::{Constraint, Grammars, Source};
 use crate::model::{Special, Vocabulary};
 use proptest::prelude::*;
@@ -10,8 +11,8 @@ use std::sync::Arc;
 const END: i32 = 256;
 
 /// One token a byte, and one for each of these literals.
-fn vocabulary(literals: &[&'static str]) -> Arc<Vocabulary> {
-    let literals: Vec<&'static str> = std::iter::once("<end>").chain(literals.iter().copied()).collect();
+fn vocabulary(literals: &[&str]) -> Arc<Vocabulary> {
+    let literals: Vec<String> = std::iter::once(&"<end>").chain(literals).map(|text| (*text).to_owned()).collect();
     let bytes = (0..=255u8).map(|byte| Box::from([byte]));
     let pieces = bytes.chain(literals.iter().map(|literal| Box::from(literal.as_bytes()))).collect();
     let control = (0..256 + literals.len()).map(|token| token >= 256).collect();
@@ -22,10 +23,10 @@ fn vocabulary(literals: &[&'static str]) -> Arc<Vocabulary> {
     Arc::new(Vocabulary::new(pieces, control, vec![END], Special::default(), encode))
 }
 
-fn reading(format: Format) -> Reading {
+fn reading(format: &Format) -> Reading {
     let tool = |name: &str, parameters: Value| Tool { name: name.into(), parameters, strict: true };
     Reading {
-        format,
+        format: format.clone().into(),
         tools: vec![
             tool(
                 "weather",
@@ -107,7 +108,8 @@ fn formats() -> Vec<Format> {
         Family::Plain,
     ];
     let mut formats: Vec<Format> = families.iter().map(|family| family.format()).collect();
-    formats.extend([Format::of("[TOOL_CALLS]"), Format::of("<｜tool▁calls▁begin｜>")]);
+    formats.extend([Format::of_markers("[TOOL_CALLS]"), Format::of_markers("<｜tool▁calls▁begin｜>")]);
+    formats.extend(crate::model::chat::derive::tests::formats().into_iter().map(|(_, format)| (*format).clone()));
     formats
 }
 
@@ -119,7 +121,7 @@ proptest! {
     #[test]
     fn what_the_grammar_allows_is_a_call(draws: Vec<u16>, first in any::<bool>()) {
         for format in formats() {
-            let reading = Reading { single: first, ..reading(format) };
+            let reading = Reading { single: first, ..reading(&format) };
             for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
                 let constraint = constraint(&reading, &Choice::Required, None, false, &vocabulary).unwrap();
                 let text = walk(&constraint, &vocabulary, &draws);
@@ -135,7 +137,7 @@ proptest! {
 fn a_named_function_is_the_only_one() {
     for format in formats() {
         let vocabulary = vocabulary(&format.markers());
-        let reading = reading(format);
+        let reading = reading(&format);
         for (name, draw) in [("weather", 0), ("add", 1)] {
             let choice = Choice::Function(name.into());
             let constraint = constraint(&reading, &choice, None, false, &vocabulary).unwrap();
@@ -148,7 +150,7 @@ fn a_named_function_is_the_only_one() {
 #[test]
 fn a_thought_that_has_begun_comes_before_the_call() {
     for vocabulary in [vocabulary(&[]), vocabulary(&["<think>", "</think>"])] {
-        let reading = Reading { thinking: true, ..reading(Family::Hermes.format()) };
+        let reading = Reading { thinking: true, ..reading(&Family::Hermes.format()) };
         let constraint = constraint(&reading, &Choice::Required, None, false, &vocabulary).unwrap();
         let grammars = Grammars::new(Arc::clone(&vocabulary));
         let mut follower = grammars.follow(&constraint).unwrap();
@@ -166,7 +168,7 @@ fn a_thought_that_has_begun_comes_before_the_call() {
 #[test]
 fn the_model_decides_unless_a_function_is_strict() {
     let vocabulary = vocabulary(&["<tool_call>"]);
-    let mut reading = reading(Family::Hermes.format());
+    let mut reading = reading(&Family::Hermes.format());
     let auto = constraint(&reading, &Choice::Auto, None, false, &vocabulary).unwrap();
     assert_eq!(auto.trigger.unwrap().tokens.len(), 1);
     assert_eq!(constraint(&reading, &Choice::None, None, false, &vocabulary), None);
@@ -235,7 +237,7 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
         let mut markers = format.markers();
         markers.retain(|marker| !marker.trim().is_empty());
         for vocabulary in [vocabulary(&[]), vocabulary(&markers)] {
-            let reading = reading(format);
+            let reading = reading(&format);
             let auto = constraint(&reading, &Choice::Auto, None, false, &vocabulary).unwrap();
             for call in &taken {
                 assert_eq!(follow(&auto, &vocabulary, call), (true, true), "{family:?} {call:?}");
@@ -253,7 +255,7 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
 #[test]
 fn a_form_waits_for_the_end_of_a_thought() {
     let vocabulary = vocabulary(&[]);
-    let mut reading = reading(Family::Hermes.format());
+    let mut reading = reading(&Family::Hermes.format());
     let form = Constraint::new("json_schema", Source::JsonObject);
     assert!(behind_thought(form.clone(), &reading, true, &vocabulary).trigger.is_none());
     reading.thinking = true;
@@ -269,7 +271,7 @@ fn a_form_is_about_the_final_channel() {
                         "additionalProperties": false});
     let format = Family::Harmony.format();
     for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
-        let reading = reading(format);
+        let reading = reading(&format);
         let form = Constraint::new("response_format", Source::JsonSchema(schema.clone()));
         let json = behind_thought(form, &reading, true, &vocabulary);
         for answer in [[&analysis[..], &last].concat(), last.to_vec(), announced.to_vec()] {

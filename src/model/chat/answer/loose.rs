@@ -1,0 +1,155 @@
+//! A call as a list of members: `name{key:value}` with strings in a family's own quotes, or Python's `name(key=value)`.
+//! Each member is said once it is complete.
+
+use super::call::{Look, Step, name_before, skip_space};
+use super::literals::{self, say_end, say_member};
+use super::{Match, Message, Piece, literal, say_call};
+use crate::model::chat::pattern::Pattern;
+
+/// Deepest nesting.
+const MAX_DEPTH: usize = 127;
+
+/// Reads one call.
+#[derive(Debug)]
+pub(super) struct Loose {
+    /// The bracket around the members, the one that ends them, and what stands between key and value.
+    open: char,
+    close: u8,
+    assign: char,
+    /// The family's own quote; empty for none.
+    quote: String,
+    at: usize,
+    named: bool,
+    /// Where the member begins that is being read.
+    from: usize,
+    count: usize,
+    /// Brackets that are to be closed.
+    brackets: Vec<u8>,
+    within: Within,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Within {
+    Plain,
+    /// The family's own quotes.
+    Quote,
+    /// A string between these bytes.
+    String(u8),
+    /// The same, behind a backslash.
+    Escape(u8),
+}
+
+impl Loose {
+    /// `name{key:value}`.
+    pub(super) fn braces(at: usize, quote: &str) -> Self {
+        Self::new(at, ('{', b'}', ':'), quote)
+    }
+
+    /// `name(key=value)`.
+    pub(super) fn python(at: usize) -> Self {
+        Self::new(at, ('(', b')', '='), "")
+    }
+
+    fn new(at: usize, (open, close, assign): (char, u8, char), quote: &str) -> Self {
+        Self {
+            open,
+            close,
+            assign,
+            quote: quote.to_owned(),
+            at,
+            named: false,
+            from: at,
+            count: 0,
+            brackets: Vec::new(),
+            within: Within::Plain,
+        }
+    }
+
+    pub(super) fn read(
+        &mut self,
+        text: &str,
+        over: bool,
+        said: &mut bool,
+        pieces: &mut Vec<Piece>,
+        message: &mut Message,
+    ) -> Step {
+        if !self.named {
+            let pattern = Pattern::new(&self.open.to_string());
+            match name_before(&pattern, text, self.at, over) {
+                Look::Found((name, end)) => {
+                    say_call(pieces, message, name);
+                    (*said, self.named) = (true, true);
+                    (self.at, self.from) = (end, end);
+                }
+                Look::More => return Step::More,
+                Look::No => return Step::Failed(self.at),
+            }
+        }
+        while let Some(&byte) = text.as_bytes().get(self.at) {
+            let own_quote = match self.within {
+                Within::Plain | Within::Quote if !self.quote.is_empty() && byte == self.quote.as_bytes()[0] => {
+                    literal(&text[self.at..], &self.quote)
+                }
+                _ => Match::No,
+            };
+            match own_quote {
+                Match::Whole => {
+                    self.at += self.quote.len();
+                    self.within = if self.within == Within::Plain { Within::Quote } else { Within::Plain };
+                    continue;
+                }
+                Match::Begun if !over => return Step::More,
+                _ => {}
+            }
+            let here = self.at;
+            self.at += 1;
+            match self.within {
+                Within::Quote => {}
+                Within::Escape(quote) => self.within = Within::String(quote),
+                Within::String(quote) if byte == quote => self.within = Within::Plain,
+                Within::String(quote) if byte == b'\\' => self.within = Within::Escape(quote),
+                Within::String(_) => {}
+                Within::Plain => match byte {
+                    b'"' => self.within = Within::String(byte),
+                    b'\'' if self.quote.is_empty() => self.within = Within::String(byte),
+                    b'[' | b'(' | b'{' if self.brackets.len() < MAX_DEPTH => {
+                        self.brackets.push(match byte {
+                            b'[' => b']',
+                            b'(' => b')',
+                            _ => b'}',
+                        });
+                    }
+                    b'[' | b'(' | b'{' => return Step::Failed(here),
+                    b']' | b')' | b'}' if self.brackets.last() == Some(&byte) => {
+                        self.brackets.pop();
+                    }
+                    _ if byte == self.close && self.brackets.is_empty() => {
+                        let last = skip_space(text, self.from) < here;
+                        if last && self.say(&text[self.from..here], pieces, message).is_none() {
+                            return Step::Failed(here);
+                        }
+                        say_end(self.count, pieces, message);
+                        return Step::Done(self.at);
+                    }
+                    b']' | b')' | b'}' => return Step::Failed(here),
+                    b',' if self.brackets.is_empty() => {
+                        if self.say(&text[self.from..here], pieces, message).is_none() {
+                            return Step::Failed(here);
+                        }
+                        self.from = self.at;
+                    }
+                    _ => {}
+                },
+            }
+        }
+        Step::More
+    }
+
+    fn say(&mut self, member: &str, pieces: &mut Vec<Piece>, message: &mut Message) -> Option<()> {
+        let (key, value) = literals::read_key(member, &self.quote, self.assign)?;
+        let value = literals::read_quoted(&member[value..], &self.quote)?;
+        say_member(self.count, &key, &value, pieces, message);
+        self.count += 1;
+        Some(())
+    }
+}

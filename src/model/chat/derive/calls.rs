@@ -1,0 +1,288 @@
+//! The form of a call, from renderings of known calls: where each begins and ends, what stands between name and
+//! arguments, and what stands around and between calls.
+
+use super::probe::{IDS, KEYS, Known, NAMES, Probe, VALUES, call, typed, with_arguments};
+use super::segments::{common_end, common_start, segments};
+use crate::model::chat::format::{CallForm, CallShape, Keys, Tags};
+use crate::model::chat::pattern::{Hole, Pattern};
+use serde_json::{Value, json};
+
+/// Most places at which an object is looked for.
+const MAX_TRIES: usize = 64;
+
+/// A call in a rendering.
+struct Located {
+    /// The object or the name.
+    start: usize,
+    end: usize,
+    shape: Shape,
+}
+
+/// Texts around name, keys and values, as they were rendered.
+#[derive(Debug, Clone, PartialEq)]
+enum Shape {
+    Json { name: Option<String>, arguments: String, head: String, tail: String },
+    Named { middle: String },
+    Braces { quote: String },
+    Python,
+    Tagged { to_key: String, middle: String },
+}
+
+/// Derives the form of calls. `rest` returns what follows the beginning of the assistant's message in a rendering, and
+/// `tail` is the text after an answer without calls.
+pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Option<&str>) -> Option<CallForm> {
+    let ended = |text: &str, end: usize| {
+        let after = text[end..].to_owned();
+        let common = tail.map_or(0, |tail| common_end(&after, tail));
+        marked(&after[..after.len() - common])
+    };
+    let one = rest(&probe.calls(&[call(0)])?);
+    let single = locate(&one, 0, 0)?;
+    let two = probe.calls(&[call(0), call(1)]).map(|text| rest(&text));
+    let pair = two.as_ref().and_then(|two| {
+        let first = locate(two, 0, 0)?;
+        let second = locate(two, first.end, 1)?;
+        Some((first, second))
+    });
+    let (before, mut between, mut after) = match (&two, &pair) {
+        (Some(two), Some((first, second))) => {
+            (marked(&two[..first.start]), Some(marked(&two[first.end..second.start])), ended(two, second.end))
+        }
+        _ => (marked(&one[..single.start]), None, ended(&one, single.end)),
+    };
+    let shape = match &pair {
+        Some((first, second)) => merged(&first.shape, &second.shape)?,
+        None => single.shape,
+    };
+    let shape = match shape {
+        Shape::Json { name, arguments, head, tail } => {
+            CallShape::Json(Keys { name, arguments, head: Pattern::new(&head), tail: Pattern::new(&tail) })
+        }
+        Shape::Named { middle } => CallShape::named(&middle),
+        Shape::Braces { quote } => CallShape::Braces { quote },
+        Shape::Python => CallShape::Python,
+        Shape::Tagged { to_key, middle } => {
+            let (tags, ending) = tags(probe, rest, &to_key, &middle, &after)?;
+            after = after.strip_prefix(ending.as_str())?.to_owned();
+            between = match between {
+                Some(between) => Some(between.strip_prefix(ending.as_str())?.to_owned()),
+                None => None,
+            };
+            CallShape::Tagged(tags)
+        }
+    };
+    Some(around(&before, between.as_deref(), &after, shape))
+}
+
+/// Tells the text of a block from that of each call in it.
+fn around(before: &str, between: Option<&str>, after: &str, shape: CallShape) -> CallForm {
+    let (open, each, end, separator, close) = match between {
+        Some(between) => {
+            let (open, each) = before.split_at(before.len() - common_end(before, between));
+            let between = &between[..between.len() - each.len()];
+            let (end, close) = after.split_at(common_start(after, between));
+            (open, each, end, &between[end.len()..], close)
+        }
+        None if before.trim_end().ends_with('[') => (before, "", "", ", ", after),
+        None => ("", before, after, "", ""),
+    };
+    let form = CallForm::new(each, shape, end, separator);
+    match (open.trim_end().strip_suffix('['), close.trim_start().strip_prefix(']')) {
+        (Some(open), Some(close)) => form.in_list(open, close),
+        _ => form.in_block(open, close),
+    }
+}
+
+/// The text with marks for the names and ids of the known calls.
+fn marked(text: &str) -> String {
+    let mut text = text.to_owned();
+    for (words, hole) in [(NAMES, Hole::Name), (IDS, Hole::Id), (KEYS, Hole::Key)] {
+        for word in words {
+            text = text.replace(word, &hole.mark().to_string());
+        }
+    }
+    text
+}
+
+/// The texts of two calls as one: what differs between them is a number.
+fn merged(first: &Shape, second: &Shape) -> Option<Shape> {
+    Some(match (first, second) {
+        (Shape::Json { name, arguments, head, tail }, Shape::Json { head: other, .. }) => Shape::Json {
+            name: name.clone(),
+            arguments: arguments.clone(),
+            head: numbered(head, other)?,
+            tail: tail.clone(),
+        },
+        (Shape::Named { middle }, Shape::Named { middle: other }) => Shape::Named { middle: numbered(middle, other)? },
+        (Shape::Tagged { to_key, middle }, Shape::Tagged { to_key: other, .. }) => {
+            Shape::Tagged { to_key: numbered(to_key, other)?, middle: middle.clone() }
+        }
+        (first, second) if first == second => first.clone(),
+        _ => return None,
+    })
+}
+
+/// A text that differs from another in one number at most, with a mark for it.
+fn numbered(first: &str, second: &str) -> Option<String> {
+    if first == second {
+        return Some(first.to_owned());
+    }
+    let start: usize = first.chars().zip(second.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+    let (first, second) = (first.split_at(start), second.split_at(start));
+    let digits = |text: &str| text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    let (a, b) = (digits(first.1), digits(second.1));
+    let same = a > 0 && b > 0 && first.1[a..] == second.1[b..];
+    same.then(|| format!("{}{}{}", first.0, Hole::Index.mark(), &first.1[a..]))
+}
+
+/// Finds the known call in a rendering, from a byte on.
+fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
+    let (name, key, value) = (NAMES[index], KEYS[index], VALUES[index]);
+    let key_at = from + text[from..].find(key)?;
+    let key_end = key_at + key.len();
+    let name_at = from + text[from..key_at].rfind(name)?;
+    let name_end = name_at + name.len();
+    let value_at = key_end + text[key_end..].find(value)?;
+    let value_end = value_at + value.len();
+    let arguments = json!({ key: value });
+    if let Some((at, len, shape)) = object(text, (from, name_at), &arguments, name) {
+        return Some(Located { start: at, end: at + len, shape });
+    }
+    let to_key = &text[name_end..key_at];
+    let middle = &text[key_end..value_at];
+    let (end, shape) = if let Some(brace) = to_key.rfind('{')
+        && let Some((written, len)) = json_at(&text[name_end + brace..])
+        && written == arguments
+    {
+        (name_end + brace + len, Shape::Named { middle: marked(&to_key[..brace]) })
+    } else if to_key == "(" && middle.starts_with('=') && text[value_end..].find(')')? <= 1 {
+        (value_end + text[value_end..].find(')')? + 1, Shape::Python)
+    } else if to_key == "{" && middle.starts_with(':') {
+        let quote = middle[1..].to_owned();
+        let close = format!("{quote}}}");
+        text[value_end..].strip_prefix(close.as_str())?;
+        (value_end + close.len(), Shape::Braces { quote })
+    } else {
+        (value_end, Shape::Tagged { to_key: marked(to_key), middle: middle.to_owned() })
+    };
+    Some(Located { start: name_at, end, shape })
+}
+
+/// The object that is the call, where there is one: its place, its length and its keys.
+fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: &str) -> Option<(usize, usize, Shape)> {
+    for (at, _) in text[from..name_at].match_indices('{').take(MAX_TRIES) {
+        let at = from + at;
+        let Some((object, len)) = json_at(&text[at..]) else { continue };
+        let inner = object.get("function").filter(|inner| inner.is_object()).unwrap_or(&object);
+        let Some(members) = inner.as_object() else { continue };
+        let key_of =
+            |wanted: &dyn Fn(&Value) -> bool| members.iter().find(|(_, value)| wanted(value)).map(|(key, _)| key);
+        let Some(arguments_key) = key_of(&|value| value == arguments) else { continue };
+        let name_key = key_of(&|value| *value == name);
+        if name_key.is_none() && arguments_key != name {
+            continue;
+        }
+        // The innermost object is that of the arguments.
+        let key = arguments.as_object()?.keys().next()?;
+        let begin = text[at..at + len].find(&format!("\"{key}\"")).and_then(|key| text[at..at + key].rfind('{'))?;
+        let (_, arguments_len) = json_at(&text[at + begin..])?;
+        let shape = Shape::Json {
+            name: name_key.cloned(),
+            arguments: if name_key.is_some() { arguments_key.clone() } else { String::new() },
+            head: marked(&text[at..at + begin]),
+            tail: marked(&text[at + begin + arguments_len..at + len]),
+        };
+        return Some((at, len, shape));
+    }
+    None
+}
+
+/// The JSON value that a text begins with, and its length.
+fn json_at(text: &str) -> Option<(Value, usize)> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let value = values.next()?.ok()?;
+    Some((value, values.byte_offset()))
+}
+
+/// The tags of a call, and the text that ends a value as it was rendered.
+fn tags(
+    probe: &Probe<'_>,
+    rest: &dyn Fn(&str) -> String,
+    to_key: &str,
+    middle: &str,
+    after: &str,
+) -> Option<(Tags, String)> {
+    let both = json!({ KEYS[0]: VALUES[0], KEYS[1]: VALUES[1] });
+    let text = rest(&probe.calls(&[with_arguments(0, both)])?);
+    let first = locate(&text, 0, 0)?;
+    let next = first.end + text[first.end..].find(KEYS[1])?;
+    // A value may end with its own key, which is not the next one's.
+    let between = text[first.end..next].replace(KEYS[0], &Hole::Key.mark().to_string());
+    let mut ending = between[..common_start(&between, after)].to_owned();
+    if let Some(key) = ending.find(Hole::Key.mark()) {
+        let mut end = 0;
+        for segment in segments(&ending) {
+            end += segment.len();
+            if end > key {
+                break;
+            }
+        }
+        ending.truncate(end);
+    }
+    let ending = ending.trim_end().to_owned();
+    let lines = middle.ends_with('\n') && ending.starts_with('\n');
+    let after_value = if lines { ending.trim_start() } else { &ending }.to_owned();
+    let to_next = &between[ending.len()..];
+    let (after_name, before_key) = to_key.split_at(to_key.len() - common_end(to_key, to_next));
+    let (middle, kinds) = kinds(probe, rest, middle);
+    let middle = Pattern::new(&middle);
+    if after_value.is_empty() || middle.marker().is_none() || Pattern::new(before_key).marker().is_none() {
+        return None;
+    }
+    let tags = Tags { after_name: after_name.into(), before_key: before_key.into(), middle, after_value, kinds, lines };
+    Some((tags, ending))
+}
+
+/// What stands between key and value, with a mark where it tells the value's type, and the types.
+fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (String, Vec<(&'static str, String)>) {
+    let none = (middle.to_owned(), Vec::new());
+    let Some(text) = probe.calls(&[with_arguments(0, typed())]).map(|text| rest(&text)) else { return none };
+    let after_key = |key: &str| {
+        let key = text.find(&format!("\"{key}\""))? + key.len() + 1;
+        Some(&text[key..])
+    };
+    let Some(number) = after_key("amount").and_then(|text| text.split_once("7421")).map(|(middle, _)| middle) else {
+        return none;
+    };
+    if number == middle {
+        return none;
+    }
+    // The type stands in quotes.
+    let same: usize = middle.bytes().zip(number.bytes()).take_while(|(a, b)| a == b).count();
+    let Some(begin) = middle.as_bytes()[..same].iter().rposition(|&byte| byte == b'"').map(|at| at + 1) else {
+        return none;
+    };
+    let kind = |text: &str| text.strip_prefix(&middle[..begin])?.split('"').next().map(str::to_owned);
+    let Some(string) = kind(middle) else { return none };
+    let end = begin + string.len();
+    let mut kinds = vec![("string", string)];
+    for (name, key) in [("number", "amount"), ("boolean", "flag"), ("object", "nested"), ("array", "rows")] {
+        if let Some(found) = after_key(key).and_then(kind) {
+            kinds.push((name, found));
+        }
+    }
+    (format!("{}{}{}", &middle[..begin], Hole::Kind.mark(), &middle[end..]), kinds)
+}
+
+/// Known calls in a rendering, and what was known of them, to try a form on.
+pub(super) fn samples(probe: &Probe<'_>) -> Vec<(String, Vec<Known>)> {
+    let both = json!({ KEYS[0]: VALUES[0], KEYS[1]: VALUES[1] });
+    let samples = [
+        vec![call(0)],
+        vec![with_arguments(0, both)],
+        vec![with_arguments(1, typed())],
+        vec![call(0), call(1)],
+        vec![with_arguments(0, json!({}))],
+    ];
+    samples.into_iter().filter_map(|calls| Some((probe.calls(&calls)?, calls))).collect()
+}

@@ -1,0 +1,224 @@
+//! The form of a model's answers, found out by rendering known messages with its template and comparing the texts.
+//!
+//! Templates come from anywhere: a rendering has little fuel and bounded length, the texts are compared in linear time, and
+//! a form counts only when it reads the rendered calls back.
+
+mod calls;
+mod probe;
+mod segments;
+
+use super::Template;
+use super::answer::{Parser, Reading};
+use super::family::Family;
+use super::format::{CallForm, Format};
+use probe::{CONTENT, Known, Probe, THOUGHT};
+use segments::{common_end, common_start, is_marker, segments};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Instructions that one rendering of a known message may take.
+pub(super) const FUEL: u64 = 400_000;
+/// Longest marker of ordinary text.
+const MAX_MARKER: usize = 80;
+/// Formats that are kept for templates that were seen.
+const MAX_KEPT: usize = 16;
+
+/// The fields in which templates look for a thought.
+const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+
+/// The form of the answers of a model with this template.
+#[must_use]
+pub(super) fn of_source(source: &str) -> Arc<Format> {
+    static KEPT: Mutex<VecDeque<(u128, Arc<Format>)>> = Mutex::new(VecDeque::new());
+    let hash = xxh3_128(source.as_bytes());
+    let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, format)) = kept().iter().find(|(of, _)| *of == hash) {
+        return Arc::clone(format);
+    }
+    let format = match Template::new(Some(source).filter(|source| !source.is_empty()), "", "") {
+        Ok(template) => template.format(),
+        Err(_) => Arc::new(Format::of_markers(source)),
+    };
+    let mut kept = kept();
+    kept.truncate(MAX_KEPT - 1);
+    kept.push_front((hash, Arc::clone(&format)));
+    format
+}
+
+/// Derives the form of a template's answers; what cannot be derived is that of the family.
+pub(super) fn format(template: &Template) -> Format {
+    let mut format = Format::of_markers(&template.source);
+    if format.family == Family::Harmony {
+        return format;
+    }
+    let probe = Probe::new(template);
+    let (Some(begun), Some(plain)) = (probe.after_user(None), probe.answer(CONTENT, None, &[])) else {
+        return format;
+    };
+    let turns = Turns { begun, plain };
+    turns.derive_thought(&probe, &mut format);
+    turns.derive_text(&mut format);
+    let tail = turns.plain.split_once(CONTENT).map(|(_, tail)| tail);
+    turns.derive_end(&probe, tail, &mut format);
+    let markers = markers_before(&format);
+    let rest = |text: &str| turns.rest(text, &markers).to_owned();
+    if let Some(form) = calls::derive(&probe, &rest, tail) {
+        let derived = Format { calls: vec![form], ..format.clone() };
+        if reads_back(&derived, &probe, &rest) {
+            format.calls = merged(derived.calls, std::mem::take(&mut format.calls), format.family);
+            if let Some(lead) = &format.lead
+                && let Some(separator) = format.calls[0].separator.marker()
+            {
+                format.silent.push(format!("{separator}{lead}"));
+            }
+        }
+    }
+    format
+}
+
+/// The derived form, and what models of the family are known to write besides.
+fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: Family) -> Vec<CallForm> {
+    if family == Family::Llama3 && derived[0].is_bare() && derived[0].shape == known[0].shape {
+        return known;
+    }
+    if family == Family::Mistral {
+        let other = |form: &CallForm| form.shape != derived[0].shape && form.list != derived[0].list;
+        let others: Vec<CallForm> = known.into_iter().filter(other).collect();
+        derived.extend(others);
+    }
+    derived
+}
+
+/// Whether the form reads the known calls out of their renderings.
+fn reads_back(format: &Format, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
+    let reading = Arc::new(Reading {
+        format: Arc::new(format.clone()),
+        tools: probe::tools(),
+        thoughts: true,
+        thinking: false,
+        single: false,
+    });
+    let samples = calls::samples(probe);
+    let reads = |(text, known): &(String, Vec<Known>)| {
+        let mut parser = Parser::new(Arc::clone(&reading));
+        parser.push(&rest(text));
+        parser.finish(false);
+        let read = &parser.message().calls;
+        // Some templates render one call only, and some no call without arguments.
+        let optional = known.len() > 1 || known[0].arguments.as_object().is_some_and(serde_json::Map::is_empty);
+        let same = read.len() == known.len()
+            && read.iter().zip(known).all(|(read, known)| {
+                read.name == known.name
+                    && serde_json::from_str::<Value>(&read.arguments).is_ok_and(|read| read == known.arguments)
+            });
+        same || optional
+    };
+    !samples.is_empty() && samples.iter().all(reads)
+}
+
+/// Renderings of the beginning of an answer and of a plain one, from the user's message on.
+struct Turns {
+    begun: String,
+    plain: String,
+}
+
+impl Turns {
+    /// Bytes before the answer itself.
+    fn header(&self, text: &str) -> usize {
+        if text.starts_with(&self.begun) { self.begun.len() } else { common_start(&self.begun, text) }
+    }
+
+    /// The answer in a rendering, without an empty thought before it.
+    fn rest<'t>(&self, text: &'t str, markers: &[String]) -> &'t str {
+        let whole = &text[self.header(text)..];
+        let mut rest = whole;
+        loop {
+            let words = rest.trim_start();
+            match markers.iter().find(|marker| words.starts_with(marker.as_str())) {
+                Some(marker) => rest = &words[marker.len()..],
+                None if rest.len() == whole.len() => return whole,
+                None => return words,
+            }
+        }
+    }
+
+    fn derive_thought(&self, probe: &Probe<'_>, format: &mut Format) {
+        let found = THOUGHT_FIELDS.iter().find_map(|field| {
+            let plain = probe.answer(CONTENT, Some(field), &[]);
+            let there = |text: &String| text.contains(THOUGHT);
+            plain.filter(there).or_else(|| probe.answer("", Some(field), &[probe::call(0)]).filter(there))
+        });
+        let Some((before, after)) = found.as_ref().and_then(|text| text.split_once(THOUGHT)) else {
+            return;
+        };
+        let Some(close) =
+            segments(after).into_iter().find(|segment| !segment.trim().is_empty()).filter(|s| is_marker(s))
+        else {
+            return;
+        };
+        let header = self.header(&self.plain).min(self.header(before)).min(common_start(&self.plain, before));
+        let open = before.get(header..).unwrap_or_default().trim();
+        let last = segments(before.trim_end()).last().copied().unwrap_or_default();
+        let directly = self.plain.split_once(CONTENT).is_some_and(|(before, _)| before.trim_end().ends_with(last));
+        let open = if open.is_empty() && is_marker(last) && !directly { last } else { open };
+        // The prompt may begin the thought in its own words.
+        let words = self.begun.get(header..).unwrap_or_default().trim();
+        let open = if open.is_empty() { words } else { open };
+        format.thought = (open.to_owned(), close.to_owned());
+        // A message may follow of its own, whose header is not part of the text.
+        let Some((_, rest)) = after.split_once(close) else { return };
+        let Some((between, _)) = rest.split_once(CONTENT) else { return };
+        let text_open = self.plain.split_once(CONTENT).map_or("", |(before, _)| &before[self.header(before)..]);
+        let between = between.strip_suffix(text_open).unwrap_or(between);
+        silence(format, between);
+    }
+
+    /// Derives the markers before an answer's text.
+    fn derive_text(&self, format: &mut Format) {
+        let Some((before, _)) = self.plain.split_once(CONTENT) else { return };
+        let open = self.rest(before, &markers_before(format));
+        if open.contains('<') || open.contains('[') {
+            silence(format, open);
+        } else if open.ends_with('\n') && !open.trim().is_empty() && open.len() <= MAX_MARKER {
+            format.lead = Some(open.to_owned());
+        }
+    }
+
+    /// Derives the markers after an answer's text: those before the token that ends the turn.
+    fn derive_end(&self, probe: &Probe<'_>, tail: Option<&str>, format: &mut Format) {
+        let (Some(tail), Some(called)) = (tail, probe.calls(&[probe::call(0)])) else { return };
+        let (own, common) = tail.split_at(tail.len() - common_end(tail, &called));
+        let mut ends: Vec<&str> = segments(own).into_iter().filter(|segment| is_marker(segment)).collect();
+        let common: Vec<&str> = segments(common).into_iter().filter(|segment| is_marker(segment)).collect();
+        if common.len() > 1 {
+            ends.push(common[0]);
+        }
+        for end in ends {
+            silence(format, end);
+        }
+    }
+}
+
+/// Texts that may stand before an answer's text or its calls.
+fn markers_before(format: &Format) -> Vec<String> {
+    let thought = [&format.thought.0, &format.thought.1];
+    thought.into_iter().chain(&format.silent).filter(|marker| !marker.is_empty()).cloned().collect()
+}
+
+/// Notes a text that is not part of the answer's.
+fn silence(format: &mut Format, text: &str) {
+    let text = text.trim();
+    let is_short = text.len() > 2 && text.len() <= MAX_MARKER;
+    if is_short
+        && segments(text).into_iter().any(is_marker)
+        && format.thought.0 != text
+        && !format.silent.iter().any(|known| known == text)
+    {
+        format.silent.push(text.to_owned());
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

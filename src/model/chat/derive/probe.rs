@@ -1,0 +1,150 @@
+//! The known messages that a template is made to render.
+
+use crate::model::chat::answer::Tool;
+use crate::model::chat::{Options, Template};
+use chrono::DateTime;
+use serde_json::{Map, Value, json};
+use std::cell::Cell;
+
+/// Words that no template has.
+pub(super) const USER: &str = "QuserQ7";
+pub(super) const CONTENT: &str = "QcontentQ7";
+pub(super) const THOUGHT: &str = "QthoughtQ7";
+
+/// Longest rendering that is looked at.
+const MAX_TEXT: usize = 1 << 18;
+/// Most renderings of one template.
+const MAX_RENDERINGS: u32 = 60;
+/// What a rendering counts for that fails.
+const COST_OF_FAILURE: u32 = 3;
+
+/// A call of which name, id and arguments are known.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Known {
+    pub(super) name: &'static str,
+    pub(super) id: &'static str,
+    pub(super) arguments: Value,
+}
+
+/// The names, ids, keys and values of the two calls that are compared.
+pub(super) const NAMES: [&str; 2] = ["zaphod_x1", "marvin_q22"];
+pub(super) const IDS: [&str; 2] = ["q7Zk2mP4x", "B3tR8wLd1"];
+pub(super) const KEYS: [&str; 2] = ["kexa", "wobby"];
+pub(super) const VALUES: [&str; 2] = ["trillian", "fordprefect"];
+
+/// The first or the second call, with its own argument.
+pub(super) fn call(index: usize) -> Known {
+    with_arguments(index, json!({ KEYS[index]: VALUES[index] }))
+}
+
+/// The first or the second call with other arguments.
+pub(super) fn with_arguments(index: usize, arguments: Value) -> Known {
+    Known { name: NAMES[index], id: IDS[index], arguments }
+}
+
+/// Arguments of each type.
+pub(super) fn typed() -> Value {
+    json!({ KEYS[0]: VALUES[0], "amount": 7421, "flag": true, "nested": { "inner": "deep" }, "rows": ["left", "right"] })
+}
+
+fn parameters() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            KEYS[0]: { "type": "string", "description": "a" },
+            KEYS[1]: { "type": "string", "description": "b" },
+            "amount": { "type": "integer", "description": "c" },
+            "flag": { "type": "boolean", "description": "d" },
+            "nested": { "type": "object", "description": "e", "required": [], "additionalProperties": { "type": "string" },
+                        "properties": { "inner": { "type": "string", "description": "f" } } },
+            "rows": { "type": "array", "description": "g", "items": { "type": "string" } },
+        },
+        "required": [],
+        "additionalProperties": false,
+    })
+}
+
+/// The functions that are called.
+pub(super) fn tools() -> Vec<Tool> {
+    NAMES.iter().map(|name| Tool { name: (*name).to_owned(), parameters: parameters(), strict: false }).collect()
+}
+
+/// Renders conversations of one user message and one answer.
+pub(super) struct Probe<'a> {
+    template: &'a Template,
+    tools: Value,
+    renderings: Cell<u32>,
+    /// Whether a message without text has null as its content.
+    null: Cell<bool>,
+}
+
+impl<'a> Probe<'a> {
+    pub(super) fn new(template: &'a Template) -> Self {
+        let tools = NAMES.map(|name| {
+            json!({ "type": "function", "function": { "name": name, "description": "h", "parameters": parameters() } })
+        });
+        Self { template, tools: tools.to_vec().into(), renderings: Cell::new(0), null: Cell::new(false) }
+    }
+
+    /// What stands after the user's message when this message follows; the beginning of an answer without one.
+    pub(super) fn after_user(&self, message: Option<Value>) -> Option<String> {
+        if self.renderings.replace(self.renderings.get() + 1) >= MAX_RENDERINGS {
+            return None;
+        }
+        let mut variables = Map::new();
+        if message.is_some() {
+            variables.extend([("enable_thinking".to_owned(), true.into()), ("thinking".to_owned(), true.into())]);
+        }
+        let options = Options {
+            tools: Some(self.tools.clone()),
+            add_generation_prompt: message.is_none(),
+            continue_final: false,
+            variables,
+            now: DateTime::UNIX_EPOCH,
+        };
+        let user = json!({ "role": "user", "content": USER });
+        let messages: Vec<Value> = std::iter::once(user).chain(message).collect();
+        let text = self.template.text(&messages, &options).ok().filter(|text| text.len() <= MAX_TEXT);
+        if text.is_none() {
+            // A template that uses its fuel up is not given much more.
+            self.renderings.set(self.renderings.get() + COST_OF_FAILURE);
+        }
+        let text = text?;
+        let at = text.rfind(USER)?;
+        Some(text[at + USER.len()..].to_owned())
+    }
+
+    /// An answer with this text, thought and calls.
+    pub(super) fn answer(&self, content: &str, thought: Option<&str>, calls: &[Known]) -> Option<String> {
+        let content = if content.is_empty() && self.null.get() { Value::Null } else { content.into() };
+        let mut message = json!({ "role": "assistant", "content": content });
+        if let Some(field) = thought {
+            message[field] = THOUGHT.into();
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.iter().map(|call| self.rendered(call)).collect();
+        }
+        self.after_user(Some(message))
+    }
+
+    /// The calls in a rendering; a template may want null where there is no text.
+    pub(super) fn calls(&self, calls: &[Known]) -> Option<String> {
+        let there = |text: &String| calls.iter().all(|call| text.contains(call.name));
+        let first = self.answer("", None, calls).filter(there);
+        if first.is_some() || self.null.get() {
+            return first;
+        }
+        self.null.set(true);
+        let second = self.answer("", None, calls).filter(there);
+        self.null.set(second.is_some());
+        second
+    }
+
+    fn rendered(&self, call: &Known) -> Value {
+        let arguments = match self.template.abilities.arguments_as_text {
+            true => call.arguments.to_string().into(),
+            false => call.arguments.clone(),
+        };
+        json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
+    }
+}

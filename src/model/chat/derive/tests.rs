@@ -1,0 +1,383 @@
+use crate::model::chat::answer::{Message, Parser, Reading, Tool};
+use crate::model::chat::family::Family;
+use crate::model::chat::format::CallShape;
+use crate::model::chat::{Options, Template};
+use chrono::DateTime;
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The templates of a directory that this variable names, e.g. those that come with llama.cpp.
+const DIRECTORY: &str = "THUNDER_CHAT_TEMPLATES";
+
+fn tools() -> Value {
+    let parameters = json!({"type": "object", "required": ["city"], "properties": {
+        "city": {"type": "string", "description": "City."},
+        "days": {"type": "integer", "description": "Days."},
+        "exact": {"type": "boolean", "description": "Exact."},
+        "where": {"type": "object", "description": "Where.", "additionalProperties": {"type": "string"}, "properties": {"zip": {"type": "string", "description": "Zip."}}},
+        "units": {"type": "array", "description": "Units.", "items": {"type": "string"}}}});
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "description": "What it does.", "parameters": parameters}});
+    json!([tool("get_weather"), tool("add")])
+}
+
+fn reading(template: &Template, single: bool) -> Reading {
+    let tools = tools().as_array().unwrap().clone();
+    let tool = |tool: &Value| Tool {
+        name: tool["function"]["name"].as_str().unwrap().to_owned(),
+        parameters: tool["function"]["parameters"].clone(),
+        strict: false,
+    };
+    Reading {
+        format: template.format(),
+        tools: tools.iter().map(tool).collect(),
+        thoughts: true,
+        thinking: false,
+        single,
+    }
+}
+
+fn options(add_generation_prompt: bool) -> Options {
+    let mut variables = Map::new();
+    variables.insert("enable_thinking".into(), true.into());
+    variables.insert("thinking".into(), true.into());
+    variables.insert("reasoning_effort".into(), "high".into());
+    Options { tools: Some(tools()), add_generation_prompt, continue_final: false, variables, now: DateTime::UNIX_EPOCH }
+}
+
+/// What the template makes of an answer: the text that the model would have written.
+fn written(template: &Template, message: &Value) -> Result<(String, bool), String> {
+    let user = json!({"role": "user", "content": "UUU"});
+    let all = template.render(&json!([user, message]), &options(false)).map_err(|error| error.to_string())?.text;
+    let begun = template.render(&json!([user]), &options(true)).map_err(|error| error.to_string())?;
+    let after = |text: &str| text.rfind("UUU").map(|at| text[at + 3..].to_owned()).unwrap_or_default();
+    let (all, prompt) = (after(&all), after(&begun.text));
+    let from = if all.starts_with(&prompt) { prompt.len() } else { super::segments::common_start(&all, &prompt) };
+    // The model's turn ends where the template ends it, whatever it writes after that.
+    let rest = &all[from..];
+    let end = rest.find("<|END_OF_TURN_TOKEN|>").unwrap_or(rest.len());
+    Ok((rest[..end].to_owned(), begun.thinking && rest.contains("RRR")))
+}
+
+fn read(reading: &Reading, parts: &[String]) -> Message {
+    let mut parser = Parser::new(Arc::new(reading.clone()));
+    for part in parts {
+        parser.push(part);
+    }
+    parser.finish(false);
+    parser.message().clone()
+}
+
+fn calls(message: &Message) -> Vec<(String, Value)> {
+    message
+        .calls
+        .iter()
+        .map(|call| (call.name.clone(), serde_json::from_str(&call.arguments).unwrap_or_default()))
+        .collect()
+}
+
+fn message(content: &str, thought: &str, calls: &[(&str, Value)]) -> Value {
+    let mut message = json!({"role": "assistant", "content": content});
+    if !thought.is_empty() {
+        for field in ["reasoning_content", "reasoning", "thinking"] {
+            message[field] = thought.into();
+        }
+    }
+    if !calls.is_empty() {
+        let call = |(index, (name, arguments)): (usize, &(&str, Value))| json!({"id": format!("call0000{index}"), "type": "function", "function": {"name": name, "arguments": arguments}});
+        message["tool_calls"] = calls.iter().enumerate().map(call).collect();
+    }
+    message
+}
+
+/// Calls of models whose templates do not render them.
+const PYTHON: [&str; 2] = [
+    "<|tool_call_start|>[get_weather(city=\"Ulm\", days=3, exact=False, where={\"zip\": \"89073\"}, units=['mm', 'C'])",
+    ", add(city=\"Bern\")]<|tool_call_end|>",
+];
+const OBJECTS: [&str; 2] = [
+    "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ulm\", \"days\": 3, \"exact\": false, \"where\": \
+     {\"zip\": \"89073\"}, \"units\": [\"mm\", \"C\"]}}",
+    ", {\"name\": \"add\", \"arguments\": {\"city\": \"Bern\"}}]",
+];
+
+/// Reads the template's own rendering back, in one piece and byte by byte, and says what is wrong.
+fn problems(source: &str) -> Vec<String> {
+    let mut problems = Vec::new();
+    let template = match Template::new(Some(source), "", "") {
+        Ok(template) => template,
+        Err(error) => return vec![error.to_string()],
+    };
+    let weather = (
+        "get_weather",
+        json!({"city": "Ulm, \"it's\" <b>", "days": 3, "exact": true, "where": {"zip": "89073"},
+                                          "units": ["mm", "C"]}),
+    );
+    let plain = (
+        "get_weather",
+        json!({"city": "Ulm", "days": 3, "exact": false, "where": {"zip": "89073"}, "units": ["mm", "C"]}),
+    );
+    let add = ("add", json!({"city": "Bern"}));
+    for (what, content, thought, known) in [
+        ("one", "", "", vec![plain.clone()]),
+        ("quotes", "", "", vec![weather.clone()]),
+        ("two", "", "", vec![plain.clone(), add.clone()]),
+        ("text and call", "CCC", "", vec![add.clone()]),
+        ("thought and call", "", "RRR", vec![add.clone()]),
+        ("thought and text", "CCC", "RRR", vec![]),
+        ("text", "CCC", "", vec![]),
+    ] {
+        let mut problem =
+            |found: &dyn std::fmt::Display, text: &str| problems.push(format!("{what}: {found} in {text:?}"));
+        let (text, thinking) = match written(&template, &message(content, thought, &known)) {
+            Ok(written) => written,
+            // Some take one call at a time.
+            Err(error) if what == "two" && error.contains("single tool-calls") => continue,
+            Err(error) => {
+                problem(&format!("cannot be rendered: {error}"), "");
+                continue;
+            }
+        };
+        let unrendered = !known.is_empty() && !text.contains(known[0].0);
+        if unrendered && !content.is_empty() {
+            continue;
+        }
+        // A template that renders no calls tells the model how to write them, or leaves that to its training.
+        let text = match template.format().family {
+            Family::Lfm2 if unrendered => PYTHON[..known.len()].concat(),
+            Family::Phi if unrendered => OBJECTS[..known.len()].concat(),
+            _ => text,
+        };
+        let known = match &template.format().family {
+            Family::Lfm2 | Family::Phi if unrendered => vec![plain.clone(), add.clone()][..known.len()].to_vec(),
+            _ => known,
+        };
+        let reading = Reading { thinking, ..reading(&template, false) };
+        let whole = read(&reading, &[text.clone()]);
+        let bytes: Vec<String> = text.chars().map(String::from).collect();
+        if read(&reading, &bytes) != whole {
+            problem(&"streamed differs", &text);
+        }
+        let expected: Vec<(String, Value)> =
+            known.iter().map(|(name, arguments)| ((*name).to_owned(), arguments.clone())).collect();
+        let rendered = expected.iter().filter(|(name, _)| text.contains(name.as_str())).count();
+        if calls(&whole) != expected[..rendered] || (rendered == 0 && !known.is_empty()) {
+            problem(&format!("calls {:?}", calls(&whole)), &text);
+        }
+        let there = |word: &'static str| if text.contains(word) { word } else { "" };
+        if whole.reasoning != there(thought) {
+            problem(&format!("thought {:?}", whole.reasoning), &text);
+        }
+        let said = whole.content.trim();
+        let said = said.trim_end_matches(|c: char| c != 'C');
+        if said != there(content) {
+            problem(&format!("text {:?}", whole.content), &text);
+        }
+        if rendered == 2 {
+            let single = Reading { single: true, ..reading.clone() };
+            if calls(&read(&single, &[text.clone()])) != expected[..1] {
+                problem(&"two calls where one was asked for", &text);
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn calls_of_templates_in_a_directory_are_read_back() {
+    let Ok(directory) = std::env::var(DIRECTORY) else {
+        eprintln!("SKIPPED: {DIRECTORY} names no directory of chat templates");
+        return;
+    };
+    let mut files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "jinja"));
+    files.sort();
+    let mut wrong = 0;
+    for file in &files {
+        let problems = problems(&std::fs::read_to_string(file).unwrap());
+        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+        println!("{} {name}", if problems.is_empty() { "ok  " } else { "FAIL" });
+        wrong += usize::from(!problems.is_empty());
+        for problem in problems {
+            println!("       {problem}");
+        }
+    }
+    println!("{} of {} templates", files.len() - wrong, files.len());
+}
+
+/// Small templates, each with its way to write calls.
+const FORMS: [(&str, &str); 12] = [
+    (
+        "object",
+        "{% for c in m.tool_calls %}{% if not loop.first %}\n{% endif %}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}",
+    ),
+    (
+        "objects in one block",
+        "<calls>\n{% for c in m.tool_calls %}{\"tool\": \"{{ c.function.name }}\", \"input\": {{ c.function.arguments | tojson }}}\n{% endfor %}</calls>",
+    ),
+    (
+        "list",
+        "<calls>[{% for c in m.tool_calls %}{% if not loop.first %}, {% endif %}{\"id\": \"{{ loop.index0 }}\", \"name\": \"{{ c.function.name }}\", \"parameters\": {{ c.function.arguments | tojson }}}{% endfor %}]</calls>",
+    ),
+    (
+        "name as key",
+        "<calls>[{% for c in m.tool_calls %}{% if not loop.first %}, {% endif %}{\"{{ c.function.name }}\": {{ c.function.arguments | tojson }}}{% endfor %}]</calls>",
+    ),
+    (
+        "named",
+        "{% for c in m.tool_calls %}<function={{ c.function.name }}>{{ c.function.arguments | tojson }}</function>{% endfor %}",
+    ),
+    (
+        "named with id",
+        "<calls>{% for c in m.tool_calls %}<begin>{{ c.id }}<name>{{ c.function.name }}<args>{{ c.function.arguments | tojson }}<end>{% endfor %}</calls>",
+    ),
+    (
+        "numbered and fenced",
+        "<calls>{% for c in m.tool_calls %}<begin>functions.{{ c.function.name }}:{{ loop.index0 }}\n```json\n{{ c.function.arguments | tojson }}\n```<end>{% endfor %}</calls>",
+    ),
+    (
+        "tags on lines",
+        "{% for c in m.tool_calls %}\n<call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</call>{% endfor %}",
+    ),
+    (
+        "tags with types",
+        "<calls>{% for c in m.tool_calls %}<invoke name=\"{{ c.function.name }}\" index=\"{{ loop.index }}\">{% for k, v in c.function.arguments.items() %}<arg key=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">{{ v if v is string else v | tojson }}</arg>{% endfor %}</invoke>{% endfor %}</calls>",
+    ),
+    (
+        "elements",
+        "{% macro xml(v) %}{% if v is mapping %}{% for k, w in v.items() %}]<ns>[<{{ k }}>{{ xml(w) }}]<ns>[</{{ k }}>{% endfor %}{% elif v is string %}{{ v }}{% elif v is iterable %}{% for w in v %}]<ns>[<item>{{ xml(w) }}]<ns>[</item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}]<ns>[<calls>\n{% for c in m.tool_calls %}]<ns>[<invoke name=\"{{ c.function.name }}\">{{ xml(c.function.arguments) }}]<ns>[</invoke>\n{% endfor %}]<ns>[</calls>",
+    ),
+    (
+        "braces",
+        "{% macro value(v) %}{% if v is string %}<|'|>{{ v }}<|'|>{% elif v is mapping %}{{ '{' }}{% for k, w in v.items() %}{% if not loop.first %},{% endif %}{{ k }}:{{ value(w) }}{% endfor %}{{ '}' }}{% elif v is iterable %}[{% for w in v %}{% if not loop.first %},{% endif %}{{ value(w) }}{% endfor %}]{% else %}{{ v | tojson }}{% endif %}{% endmacro %}{% for c in m.tool_calls %}<|call>call:{{ c.function.name }}{{ value(c.function.arguments) }}<call|>{% endfor %}",
+    ),
+    (
+        "Python",
+        "{% macro value(v) %}{% if v is string %}{{ v | tojson }}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}<|calls|>[{% for c in m.tool_calls %}{% if not loop.first %}, {% endif %}{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{% if not loop.first %}, {% endif %}{{ k }}={{ value(v) }}{% endfor %}){% endfor %}]<|/calls|>",
+    ),
+];
+
+fn source(calls: &str) -> String {
+    format!(
+        "{{% if tools %}}<|tools|>{{{{ tools | tojson }}}}<|end|>{{% endif %}}{{% for m in messages %}}<|{{{{ m.role }}}}|>\
+         {{% if m.reasoning_content %}}<think>{{{{ m.reasoning_content }}}}</think>{{% endif %}}{{{{ m.content or '' }}}}\
+         {{% if m.tool_calls %}}{calls}{{% endif %}}<|end|>{{% endfor %}}{{% if add_generation_prompt %}}<|assistant|>{{% endif %}}"
+    )
+}
+
+/// The formats of templates with different forms of calls.
+pub(in crate::model::chat) fn formats() -> Vec<(&'static str, Arc<crate::model::chat::format::Format>)> {
+    FORMS.iter().map(|(name, calls)| (*name, Template::new(Some(&source(calls)), "", "").unwrap().format())).collect()
+}
+
+#[test]
+fn calls_of_every_form_are_read_back() {
+    for (name, calls) in FORMS {
+        assert_eq!(problems(&source(calls)), Vec::<String>::new(), "{name}");
+    }
+}
+
+#[test]
+fn form_is_derived_from_the_template() {
+    for (name, format) in formats() {
+        let form = &format.calls[0];
+        let shape = match &form.shape {
+            CallShape::Json(_) => "object",
+            CallShape::Named { .. } => "named",
+            CallShape::Tagged(_) => "tags",
+            CallShape::Braces { .. } => "braces",
+            CallShape::Python => "Python",
+            other => panic!("{name}: {other:?}"),
+        };
+        let expected = match name {
+            "object" | "objects in one block" | "list" | "name as key" => "object",
+            "named" | "named with id" | "numbered and fenced" => "named",
+            "tags on lines" | "tags with types" | "elements" => "tags",
+            other => other,
+        };
+        assert_eq!((shape, format.thought.0.as_str()), (expected, "<think>"), "{name}: {form:?}");
+    }
+}
+
+#[test]
+fn thoughts_of_every_form_are_told_from_text() {
+    for (open, close, text, end) in [
+        ("<seed:think>", "</seed:think>\n", "", ""),
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        ("<|channel>thought\n", "<channel|>", "", ""),
+        ("<|think|>", "<|end|><|assistant|>", "<|content|>", ""),
+        (" to=self<|message|>", "<|eom|><|assistant|>", " to=user<|message|>", ""),
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        ("[THINK]", "[/THINK]", "all\n", ""),
+    ] {
+        let source = format!(
+            "{{{{ tools }}}}{{% for m in messages %}}{{% if m.role == 'user' %}}<|user|>{{{{ m.content }}}}<|end|>{{% else %}}<|assistant|>\
+             {{% if m.reasoning %}}{open}{{{{ m.reasoning }}}}{close}{{% endif %}}{{% if m.content %}}{text}{{{{ m.content }}}}{end}{{% endif %}}\
+             {{% for c in m.tool_calls or [] %}}<call>{{{{ {{'name': c.function.name, 'arguments': c.function.arguments}} | tojson }}}}</call>\
+             {{% endfor %}}<|end|>{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|assistant|>{{% endif %}}"
+        );
+        assert_eq!(problems(&source), Vec::<String>::new(), "{open}");
+    }
+}
+
+#[test]
+fn hostile_templates_are_derived_in_bounded_time() {
+    let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+    let braces = "{% for a in range(90000) %}{{ '{' }}{% endfor %}";
+    let nested = "{% for a in range(20000) %}<{% endfor %}{% for c in m.tool_calls %}{{ c }}{% endfor %}";
+    let echo = "{{ m }}{{ messages }}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.name }}{% endfor %}";
+    let marks =
+        "{% for c in m.tool_calls %}{{ c.function.name }}\u{f5a90}\u{f5a94}{{ c.function.arguments }}{% endfor %}";
+    let keys = "{% for c in m.tool_calls %}{{ c.function.name }}{% for k in c.function.arguments %}{{ k }}{% endfor %}{% endfor %}";
+    for calls in [loops, braces, nested, echo, marks, keys] {
+        let template = Template::new(Some(&source(calls)), "", "").unwrap();
+        assert!(!template.format().calls.is_empty());
+    }
+    for whole in [loops, "{{ messages }}", "{{ messages[1].content }}", "", "{{ tools }}{{ messages[-1] }}"] {
+        assert!(!Template::new(Some(whole), "", "").unwrap().format().calls.is_empty());
+    }
+}
+
+/// A rendered answer of one of the forms, cut and mended with pieces of others.
+fn broken() -> impl Strategy<Value = (usize, String)> {
+    let mut answers = Vec::new();
+    for (_, calls) in FORMS {
+        let template = Template::new(Some(&source(calls)), "", "").unwrap();
+        let weather = ("get_weather", json!({"city": "Zürich", "where": {"zip": "1"}, "units": ["a", "b"]}));
+        let message = message("text ", "hm", &[weather, ("add", json!({"days": 2}))]);
+        answers.push(written(&template, &message).unwrap().0);
+    }
+    let noise = prop::sample::select(vec![
+        "", "<", "]", "}", "\n", "</call>", "<calls>", "\"", "é", "'", "add", "<think>", "{", "[", ",", "x=",
+    ]);
+    let place = any::<prop::sample::Index>();
+    (0..FORMS.len(), place.clone(), place, prop::collection::vec(noise, 0..6)).prop_map(
+        move |(form, from, to, noise)| {
+            let places: Vec<usize> = answers[form].char_indices().map(|(at, _)| at).collect();
+            let (a, b) = (places[from.index(places.len())], places[to.index(places.len())]);
+            let answer = &answers[form];
+            (form, format!("{}{}{}", &answer[..a.min(b)], noise.concat(), &answer[a.max(b)..]))
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    /// However the text comes, the outcome is the same.
+    #[test]
+    fn answer_is_read_alike_in_any_pieces((form, text) in broken(), cuts: Vec<prop::sample::Index>, single: bool) {
+        static FORMATS: std::sync::LazyLock<Vec<Template>> =
+            std::sync::LazyLock::new(|| FORMS.iter().map(|(_, calls)| Template::new(Some(&source(calls)), "", "").unwrap()).collect());
+        let reading = reading(&FORMATS[form], single);
+        let whole = read(&reading, &[text.clone()]);
+        let each: Vec<String> = text.chars().map(String::from).collect();
+        prop_assert_eq!(&read(&reading, &each), &whole);
+        let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        let mut at: Vec<usize> = cuts.iter().filter(|_| !places.is_empty()).map(|cut| places[cut.index(places.len())]).collect();
+        at.extend([0, text.len()]);
+        at.sort_unstable();
+        let parts: Vec<String> = at.windows(2).map(|pair| text[pair[0]..pair[1]].to_owned()).collect();
+        prop_assert_eq!(&read(&reading, &parts), &whole);
+    }
+}

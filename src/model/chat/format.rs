@@ -1,0 +1,195 @@
+//! The written form of a model's answers: the markers of thoughts and text, and the forms of a tool call.
+
+use super::family::Family;
+use super::pattern::{Hole, Pattern};
+
+/// The written form of a model's answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Format {
+    /// The family.
+    pub family: Family,
+    /// Forms of a call. All are read, the first is written where an answer must call.
+    pub calls: Vec<CallForm>,
+    /// The markers before and after a thought.
+    pub thought: (String, String),
+    /// Markers around ordinary text, which are not part of it.
+    pub silent: Vec<String>,
+    /// What begins an answer's text, in words, and is not part of it.
+    pub lead: Option<String>,
+    /// The role under which the template takes a tool's result.
+    pub tool_role: &'static str,
+    /// Tokens that end a turn, besides those that the vocabulary says end a generation.
+    pub end_of_turn: &'static [&'static str],
+}
+
+/// One form of a tool call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallForm {
+    /// Text before the first call of a block.
+    pub open: Pattern,
+    /// Whether a block's calls stand in brackets.
+    pub list: bool,
+    /// Text before each call, up to its name or its object.
+    pub before: Pattern,
+    /// The name and the arguments.
+    pub shape: CallShape,
+    /// Text after each call.
+    pub after: Pattern,
+    /// Text between two calls.
+    pub separator: Pattern,
+    /// Text after the last call of a block.
+    pub close: Pattern,
+}
+
+/// The name and the arguments of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallShape {
+    /// An object with both.
+    Json(Keys),
+    /// The name, this text, then the arguments as an object.
+    Named {
+        /// Between name and arguments.
+        middle: Pattern,
+    },
+    /// The name and each argument in tags.
+    Tagged(Tags),
+    /// `name{key:value}`, with strings in these quotes.
+    Braces {
+        /// Before and after a string.
+        quote: String,
+    },
+    /// `name(key=value)`, as Python writes a call.
+    Python,
+    /// An object, or code for a tool that runs it.
+    Code,
+    /// A message to the function, on its own channel.
+    Channel,
+}
+
+/// The keys of an object that is a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// The name's; without one, the name is itself the key of the arguments.
+    pub name: Option<String>,
+    /// The arguments'.
+    pub arguments: String,
+    /// The object up to the arguments.
+    pub head: Pattern,
+    /// The object after the arguments.
+    pub tail: Pattern,
+}
+
+/// Tags around a call's arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tags {
+    /// After the name.
+    pub after_name: Pattern,
+    /// Before an argument's key.
+    pub before_key: Pattern,
+    /// Between key and value.
+    pub middle: Pattern,
+    /// After the value. The mark of [`Hole::Key`] stands for the key.
+    pub after_value: String,
+    /// What fills the hole in `middle` for each JSON type of the value; empty where it has none.
+    pub kinds: Vec<(&'static str, String)>,
+    /// Whether a value stands on lines of its own.
+    pub lines: bool,
+}
+
+impl Format {
+    /// Returns whether answers are written in channels.
+    #[must_use]
+    pub fn is_channels(&self) -> bool {
+        self.calls.iter().any(|form| form.shape == CallShape::Channel)
+    }
+
+    /// Texts that structure an answer. Where the vocabulary has part of one as a control token, that token is part of the
+    /// answer's text although control tokens are not.
+    #[must_use]
+    pub fn markers(&self) -> Vec<&str> {
+        let mut markers: Vec<&str> = self.silent.iter().map(String::as_str).collect();
+        for form in &self.calls {
+            for pattern in [&form.open, &form.before, &form.after, &form.separator, &form.close] {
+                markers.extend(pattern.texts());
+            }
+            match &form.shape {
+                CallShape::Json(_) | CallShape::Python | CallShape::Code => {}
+                CallShape::Named { middle } => markers.extend(middle.texts()),
+                CallShape::Tagged(tags) => {
+                    markers.extend(
+                        [&tags.after_name, &tags.before_key, &tags.middle].into_iter().flat_map(Pattern::texts),
+                    );
+                    markers.extend(tags.after_value.split(Hole::Key.mark()));
+                }
+                CallShape::Braces { quote } => markers.push(quote),
+                CallShape::Channel => markers.extend(super::answer::CHANNEL_MARKERS),
+            }
+        }
+        if !self.is_channels() {
+            markers.extend([self.thought.0.as_str(), self.thought.1.as_str()]);
+        }
+        markers.retain(|marker| !marker.is_empty());
+        markers
+    }
+}
+
+impl CallForm {
+    /// A form of which a block holds one call after another: text before and after each.
+    #[must_use]
+    pub fn new(before: &str, shape: CallShape, after: &str, separator: &str) -> Self {
+        Self {
+            open: Pattern::default(),
+            list: false,
+            before: before.into(),
+            shape,
+            after: after.into(),
+            separator: separator.into(),
+            close: Pattern::default(),
+        }
+    }
+
+    /// The same form with text before and after the calls of a block.
+    #[must_use]
+    pub fn in_block(self, open: &str, close: &str) -> Self {
+        Self { open: open.into(), close: close.into(), ..self }
+    }
+
+    /// The same form with the calls of a block in brackets.
+    #[must_use]
+    pub fn in_list(self, open: &str, close: &str) -> Self {
+        Self { list: true, ..self.in_block(open, close) }
+    }
+
+    /// Returns whether a call needs no marker at the beginning of an answer.
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        self.open.is_blank() && self.before.is_blank() && !self.list && self.shape != CallShape::Channel
+    }
+
+    /// The text by which a block is found.
+    #[must_use]
+    pub fn marker(&self) -> Option<&str> {
+        let patterns = [&self.open, &self.before, &self.separator];
+        let first = patterns.into_iter().find(|pattern| !pattern.is_blank())?;
+        first.marker().filter(|marker| marker.chars().any(|c| !matches!(c, ',' | ';' | '[')))
+    }
+}
+
+impl CallShape {
+    /// An object with the name and the arguments under these keys, in this order.
+    #[must_use]
+    pub fn object(name: &str, arguments: &str) -> Self {
+        Self::Json(Keys {
+            name: Some(name.to_owned()),
+            arguments: arguments.to_owned(),
+            head: Pattern::new(&format!("{{\"{name}\": \"{}\", \"{arguments}\": ", Hole::Name.mark())),
+            tail: "}".into(),
+        })
+    }
+
+    /// The name, this text, then the arguments as an object.
+    #[must_use]
+    pub fn named(middle: &str) -> Self {
+        Self::Named { middle: middle.into() }
+    }
+}

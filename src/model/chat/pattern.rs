@@ -1,0 +1,192 @@
+//! Texts of an answer's form in which names, numbers and white space may vary.
+
+/// Longest text that fills a hole.
+const MAX_HOLE: usize = 200;
+
+/// A text with holes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pattern(Vec<Part>);
+
+/// A part of a pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// This text.
+    Text(String),
+    /// White space. A reader takes any amount of it, a writer writes this.
+    Space(String),
+    /// A word that differs from call to call.
+    Hole(Hole),
+}
+
+/// A word that differs from call to call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hole {
+    /// The function's name.
+    Name,
+    /// The call's id.
+    Id,
+    /// The call's number in the answer.
+    Index,
+    /// The type of an argument.
+    Kind,
+    /// The name of an argument.
+    Key,
+}
+
+/// How a text begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// With the pattern, which takes so many bytes.
+    Whole(usize),
+    /// The text is a beginning of the pattern, the rest may still come.
+    Begun,
+    /// With something else.
+    No,
+}
+
+impl Hole {
+    const ALL: [Self; 5] = [Self::Name, Self::Id, Self::Index, Self::Kind, Self::Key];
+
+    /// The private-use character that stands for the hole in a marked text.
+    #[must_use]
+    pub const fn mark(self) -> char {
+        match self {
+            Self::Name => '\u{f5a90}',
+            Self::Id => '\u{f5a91}',
+            Self::Index => '\u{f5a92}',
+            Self::Kind => '\u{f5a93}',
+            Self::Key => '\u{f5a94}',
+        }
+    }
+
+    fn of(c: char) -> Option<Self> {
+        Self::ALL.into_iter().find(|hole| hole.mark() == c)
+    }
+}
+
+impl Pattern {
+    /// Reads a text in which [`Hole::mark`] stands for each hole.
+    #[must_use]
+    pub fn new(marked: &str) -> Self {
+        let mut parts: Vec<Part> = Vec::new();
+        for c in marked.chars() {
+            match (Hole::of(c), c.is_whitespace(), parts.last_mut()) {
+                (Some(hole), ..) => parts.push(Part::Hole(hole)),
+                (None, true, Some(Part::Space(space))) => space.push(c),
+                (None, true, _) => parts.push(Part::Space(c.into())),
+                (None, false, Some(Part::Text(text))) => text.push(c),
+                (None, false, _) => parts.push(Part::Text(c.into())),
+            }
+        }
+        Self(parts)
+    }
+
+    /// Its parts in order.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.0
+    }
+
+    /// Returns whether it is nothing but white space.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.0.iter().all(|part| matches!(part, Part::Space(_)))
+    }
+
+    /// The text that it begins with, white space not counted.
+    #[must_use]
+    pub fn marker(&self) -> Option<&str> {
+        match self.0.iter().find(|part| !matches!(part, Part::Space(_))) {
+            Some(Part::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Its texts without what varies.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None })
+    }
+
+    /// Compares the beginning of a text with the pattern.
+    #[must_use]
+    pub fn fit(&self, text: &str) -> Fit {
+        self.compare(text).0
+    }
+
+    /// Compares as [`Self::fit`] does, and returns the word that fills the last hole, too.
+    #[must_use]
+    pub fn fit_hole<'t>(&self, text: &'t str) -> (Fit, Option<&'t str>) {
+        let (fit, hole, _) = self.compare(text);
+        (fit, hole)
+    }
+
+    /// Compares the beginning of a text with the pattern, of which the end may be missing.
+    #[must_use]
+    pub fn fit_beginning(&self, text: &str) -> Fit {
+        match self.compare(text) {
+            (Fit::No, _, upto) if upto > 0 => Fit::Whole(upto),
+            (fit, ..) => fit,
+        }
+    }
+
+    /// The comparison, the word in the last hole, and the end of the last text that was there.
+    fn compare<'t>(&self, text: &'t str) -> (Fit, Option<&'t str>, usize) {
+        let (mut at, mut hole, mut upto) = (0, None, 0);
+        let last = self.0.iter().rposition(|part| !matches!(part, Part::Space(_))).map_or(0, |last| last + 1);
+        for part in &self.0[..last] {
+            let rest = &text[at..];
+            match part {
+                Part::Space(_) => at += rest.len() - rest.trim_start().len(),
+                Part::Text(expected) if rest.starts_with(expected.as_str()) => {
+                    at += expected.len();
+                    upto = at;
+                }
+                Part::Text(expected) if expected.starts_with(rest) => return (Fit::Begun, hole, upto),
+                Part::Text(_) => return (Fit::No, hole, upto),
+                Part::Hole(_) => {
+                    let len = rest.bytes().position(|byte| !is_hole_byte(byte)).unwrap_or(rest.len());
+                    if len > MAX_HOLE || (len == 0 && !rest.is_empty()) {
+                        return (Fit::No, hole, upto);
+                    }
+                    if len == rest.len() {
+                        return (Fit::Begun, hole, upto);
+                    }
+                    hole = Some(&rest[..len]);
+                    at += len;
+                }
+            }
+        }
+        (Fit::Whole(at), hole, upto)
+    }
+}
+
+impl From<&str> for Pattern {
+    fn from(marked: &str) -> Self {
+        Self::new(marked)
+    }
+}
+
+fn is_hole_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fit, Hole, Pattern};
+
+    #[test]
+    fn pattern_takes_any_white_space_and_any_word() {
+        let pattern = Pattern::new(&format!(" <call>\n<id={}> ", Hole::Id.mark()));
+        assert_eq!(pattern.fit("<call><id=a-1>x"), Fit::Whole(14));
+        assert_eq!(pattern.fit("<call> \n <id=b> x"), Fit::Whole(15));
+        for begun in ["", "<ca", "<call> ", "<call><id=ab"] {
+            assert_eq!(pattern.fit(begun), Fit::Begun, "{begun}");
+        }
+        for other in ["x", "<call>x", "<call><id=>", "<call><id=a b>"] {
+            assert_eq!(pattern.fit(other), Fit::No, "{other}");
+        }
+        assert_eq!(pattern.fit_hole("<call><id=ab>").1, Some("ab"));
+        assert_eq!(pattern.fit_beginning("<call> and"), Fit::Whole(6));
+        assert_eq!(pattern.marker(), Some("<call>"));
+    }
+}
