@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// The templates of a directory that this variable names, e.g. those that come with llama.cpp.
 const DIRECTORY: &str = "THUNDER_CHAT_TEMPLATES";
 
+/// Templates that write what no reader can read back: quotes without escapes; text as a thought, or as a message of its own.
+const EXCEPTIONS: [&str; 3] = ["LFM2.5-8B-A1B", "openai-gpt-oss-120b", "NVIDIA-Nemotron-Nano-v2"];
+
 fn tools() -> Value {
     let parameters = json!({"type": "object", "required": ["city"], "properties": {
         "city": {"type": "string", "description": "City."},
@@ -192,17 +195,19 @@ fn calls_of_templates_in_a_directory_are_read_back() {
     let mut files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "jinja"));
     files.sort();
-    let mut wrong = 0;
+    let mut wrong = Vec::new();
     for file in &files {
         let problems = problems(&std::fs::read_to_string(file).unwrap());
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
         println!("{} {name}", if problems.is_empty() { "ok  " } else { "FAIL" });
-        wrong += usize::from(!problems.is_empty());
+        wrong.extend((!problems.is_empty()).then_some(name));
         for problem in problems {
             println!("       {problem}");
         }
     }
-    println!("{} of {} templates", files.len() - wrong, files.len());
+    println!("{} of {} templates", files.len() - wrong.len(), files.len());
+    wrong.retain(|name| !EXCEPTIONS.contains(&name.as_str()));
+    assert_eq!(wrong, Vec::<String>::new());
 }
 
 /// Small templates, each with its way to write calls.
