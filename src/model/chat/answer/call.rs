@@ -75,6 +75,7 @@ pub(super) fn between(form: &CallForm, text: &str, from: usize, after_call: bool
     }
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a part of the block that was read")]
 struct Block<'a> {
     form: &'a CallForm,
     after_call: bool,

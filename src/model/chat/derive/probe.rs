@@ -141,10 +141,8 @@ impl<'a> Probe<'a> {
     }
 
     fn rendered(&self, call: &Known) -> Value {
-        let arguments = match self.template.abilities.arguments_as_text {
-            true => call.arguments.to_string().into(),
-            false => call.arguments.clone(),
-        };
+        let as_text = self.template.abilities.arguments_as_text;
+        let arguments = if as_text { call.arguments.to_string().into() } else { call.arguments.clone() };
         json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
     }
 }
