@@ -86,7 +86,7 @@ impl Budget {
                 format!("{}<|start|>assistant{last}", format.thought.1)
             }
             None if format.thought.1.starts_with("</") => format!("\n{}\n\n", format.thought.1),
-            None => format.thought.1.to_owned(),
+            None => format.thought.1.clone(),
         }
     }
 }
