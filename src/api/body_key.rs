@@ -45,19 +45,15 @@ pub(super) async fn read(request: Request) -> Result<(Request, Option<String>), 
         return Err(ApiError::new(Kind::Busy, detail).retry_after(1));
     };
     let (parts, body) = request.into_parts();
-    match tokio::time::timeout(READ_TIMEOUT, to_bytes(body, MAX_BYTES)).await {
-        Ok(Ok(bytes)) => {
-            let sent = serde_json::from_slice::<Keyed>(&bytes).ok().and_then(|keyed| keyed.user_api_key);
-            Ok((Request::from_parts(parts, Body::from(bytes)), sent))
-        }
-        Ok(Err(_)) | Err(_) => {
-            let detail = format!(
-                "this server needs an API key, and looks for \"user_api_key\" only in bodies of at most {} MiB that arrive within \
-                 {} s; send it as a header: 'X-User-Api-Key: KEY'",
-                MAX_BYTES >> 20,
-                READ_TIMEOUT.as_secs()
-            );
-            Err(ApiError::new(Kind::Unauthorized, detail))
-        }
-    }
+    let Ok(Ok(bytes)) = tokio::time::timeout(READ_TIMEOUT, to_bytes(body, MAX_BYTES)).await else {
+        let detail = format!(
+            "this server needs an API key, and looks for \"user_api_key\" only in bodies of at most {} MiB that arrive within {} s; \
+             send it as a header: 'X-User-Api-Key: KEY'",
+            MAX_BYTES >> 20,
+            READ_TIMEOUT.as_secs()
+        );
+        return Err(ApiError::new(Kind::Unauthorized, detail));
+    };
+    let sent = serde_json::from_slice::<Keyed>(&bytes).ok().and_then(|keyed| keyed.user_api_key);
+    Ok((Request::from_parts(parts, Body::from(bytes)), sent))
 }

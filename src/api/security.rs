@@ -153,7 +153,8 @@ impl Access {
 
     fn needs_key(self, security: &Security) -> bool {
         match self {
-            Self::Ingest => !security.ingest_open && !(security.keys.is_empty() && security.ingest_keys.is_empty()),
+            Self::Ingest if security.ingest_open => false,
+            Self::Ingest => !security.ingest_keys.is_empty() || !security.keys.is_empty(),
             Self::Api => !security.keys.is_empty(),
         }
     }
