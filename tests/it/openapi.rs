@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
 
-/// Second addresses of documented routes, as llama-server, KoboldCPP and older clients write them, and what each stands for.
+/// Second addresses of documented routes, as llama-server, `KoboldCPP` and older clients write them, and what each stands for.
 const ALIASES: [(&str, &str); 21] = [
     ("/api/latest/config/max_context_length", "/api/v1/config/max_context_length"),
     ("/api/latest/config/max_length", "/api/v1/config/max_length"),
