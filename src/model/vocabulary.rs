@@ -32,9 +32,9 @@ impl ControlLiterals {
     fn of(vocabulary: &Vocabulary) -> Self {
         let mut lengths = vec![Vec::new(); 256];
         // A text of one byte has no inside for a mark to be put into.
-        let is_literal = |(piece, control): &(&Box<[u8]>, &bool)| **control && piece.len() > 1;
-        let pieces = vocabulary.pieces.iter().zip(&vocabulary.control).filter(is_literal);
-        let texts: HashSet<Box<[u8]>> = pieces.map(|(piece, _)| piece.clone()).collect();
+        let pieces = vocabulary.pieces.iter().zip(&vocabulary.control);
+        let texts: HashSet<Box<[u8]>> =
+            pieces.filter(|(piece, control)| **control && piece.len() > 1).map(|(piece, _)| piece.clone()).collect();
         for text in &texts {
             let lengths: &mut Vec<usize> = &mut lengths[usize::from(text[0])];
             if let Err(place) = lengths.binary_search_by(|len| text.len().cmp(len)) {

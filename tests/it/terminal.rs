@@ -54,6 +54,27 @@ async fn a_pipe_is_answered_line_by_line() {
 }
 
 #[tokio::test]
+async fn a_full_context_is_noted_once_and_shown_within_its_limit() {
+    let server = Server::start(&["-c", "256", "-np", "1"]);
+    server.wait_ready().await;
+    let long = "word ".repeat(36);
+    let lines =
+        format!("/params ignore_eos true\none {long}\ntwo {long}\nthree {long}\nHi\n/params max_tokens 100\nGo\n");
+    let told = piped(&server, &["-n", "20", "--seed", "4", "--temperature", "0"], &lines).await;
+    let notes = text(&told.stderr);
+    assert!(told.status.success(), "{notes}");
+    let contexts: Vec<u64> = notes
+        .lines()
+        .filter_map(|line| line.split_once("; context ")?.1.split_once(" of 256 ")?.0.parse().ok())
+        .collect();
+    assert_eq!(contexts.len(), 5, "{notes}");
+    assert!(contexts.iter().all(|&tokens| tokens <= 256), "{contexts:?}");
+    let answers: Vec<&str> = notes.split("ended by").collect();
+    let noted: Vec<bool> = answers[..5].iter().map(|answer| answer.contains("made room")).collect();
+    assert_eq!(noted, [false, false, true, false, true], "{notes}");
+}
+
+#[tokio::test]
 async fn a_conversation_is_kept_and_gone_on_with() {
     let server = server().await;
     let folder = folder();

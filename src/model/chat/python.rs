@@ -29,9 +29,11 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         let separator = separator.unwrap_or_else(|| ", ".to_owned());
         Value::from_object(Joiner { separator, calls: AtomicUsize::new(0) })
     });
-    environment.add_function("cycler", |values: Rest<Value>| match values.is_empty() {
-        true => Err(Error::new(ErrorKind::MissingArgument, "cycler needs at least one value")),
-        false => Ok(Value::from_object(Cycler { values: values.0, at: AtomicUsize::new(0) })),
+    environment.add_function("cycler", |values: Rest<Value>| {
+        if values.is_empty() {
+            return Err(Error::new(ErrorKind::MissingArgument, "cycler needs at least one value"));
+        }
+        Ok(Value::from_object(Cycler { values: values.0, at: AtomicUsize::new(0) }))
     });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Raised))
@@ -55,6 +57,7 @@ pub(super) fn strftime(now: DateTime<Utc>, format: &str) -> Result<String, Error
 
 /// Puts spaces before every line, or before all but the first; blank lines stay blank unless `blank` says otherwise.
 /// minijinja drops a line break at the end, which Python keeps.
+#[expect(clippy::needless_pass_by_value, reason = "filters get their keyword arguments so")]
 fn indent(
     text: &str,
     width: Option<Value>,

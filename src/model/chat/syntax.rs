@@ -56,7 +56,7 @@ pub(super) fn translate(source: &str) -> Translation {
     let mut at = 0;
     while let Some(found) = source[at..].find('{') {
         let start = at + found;
-        let close = match source[start..].as_bytes().get(1) {
+        let close = match source.as_bytes().get(start + 1) {
             Some(b'%') => "%}",
             Some(b'{') => "}}",
             Some(b'#') => {

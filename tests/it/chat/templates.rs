@@ -122,12 +122,12 @@ async fn templates_of_llama_cpp_are_known_by_name() {
     let messages = json!([{"role": "system", "content": "Brief."}, {"role": "user", "content": "Hello!"},
                           {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Bye."}]);
     let prompt = server.answer("/apply-template", &json!({"messages": messages})).await["prompt"].clone();
-    let header = |role: &str| format!("<|start_header_id|>{role}<|end_header_id|>\n\n");
-    let expected: String = [("system", "Brief."), ("user", "Hello!"), ("assistant", "Yes?"), ("user", "Bye.")]
-        .iter()
-        .map(|(role, text)| format!("{}{text}<|eot_id|>", header(role)))
-        .collect();
-    assert_eq!(prompt, expected + &header("assistant"));
+    let expected = "<|start_header_id|>system<|end_header_id|>\n\nBrief.<|eot_id|>\
+                    <|start_header_id|>user<|end_header_id|>\n\nHello!<|eot_id|>\
+                    <|start_header_id|>assistant<|end_header_id|>\n\nYes?<|eot_id|>\
+                    <|start_header_id|>user<|end_header_id|>\n\nBye.<|eot_id|>\
+                    <|start_header_id|>assistant<|end_header_id|>\n\n";
+    assert_eq!(prompt, expected);
     let offered = json!({"messages": messages, "tools": tools()});
     let prompt = server.answer("/apply-template", &offered).await["prompt"].as_str().unwrap().to_owned();
     assert!(prompt.contains("Brief.\n\nYou may call these functions."), "{prompt}");

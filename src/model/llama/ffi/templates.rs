@@ -4,6 +4,7 @@ use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char};
 
 /// Returns the names of llama.cpp's chat templates.
+#[must_use]
 pub fn chat_template_names() -> Vec<String> {
     // SAFETY: a null pointer of length 0 asks for the number of names only.
     let count = unsafe { sys::llama_chat_builtin_templates(std::ptr::null_mut(), 0) };
@@ -16,6 +17,7 @@ pub fn chat_template_names() -> Vec<String> {
 }
 
 /// Renders messages, as role and content, by one of llama.cpp's chat templates. `None` when it has none of that name.
+#[must_use]
 pub fn apply_chat_template(name: &str, messages: &[(&str, &str)], add_generation_prompt: bool) -> Option<String> {
     // A text of C ends at its first NUL.
     let text = |text: &str| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();

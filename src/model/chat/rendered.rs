@@ -1,0 +1,86 @@
+//! A conversation as text, and from there to tokens.
+
+use super::{mask, messages, spans};
+use crate::events::{Span, TokenId};
+use crate::model::Vocabulary;
+
+/// A rendered conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    /// The prompt's text.
+    pub text: String,
+    /// Which bytes of it each message's content became, in order; empty where that cannot be told.
+    pub parts: Vec<Part>,
+    /// The text with marks in what reads like a control token and is not the template's; `None` when there is nothing
+    /// of that kind.
+    pub(super) masked: Option<String>,
+    /// Whether it ends within a thought, so that the answer begins in one.
+    pub thinking: bool,
+}
+
+/// What a message's content became.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The message's role.
+    pub role: String,
+    /// First byte.
+    pub start: usize,
+    /// One past the last byte.
+    pub end: usize,
+}
+
+impl Rendered {
+    /// Appends a text, which may have marks.
+    pub(super) fn push(&mut self, text: &str) {
+        if let Some(masked) = &mut self.masked {
+            masked.push_str(text);
+            self.text.push_str(&mask::unmasked(text));
+        } else {
+            self.text.push_str(text);
+        }
+    }
+
+    /// Appends what the assistant has said already.
+    pub(super) fn continue_with(&mut self, last: &messages::Last, (open, close): (&str, &str)) {
+        if !last.reasoning.is_empty() || self.thinking {
+            if !self.thinking {
+                self.push(&format!("{open}\n"));
+            }
+            self.push(&last.reasoning);
+            self.thinking = last.content.is_empty();
+            if !self.thinking {
+                self.push(&format!("\n{close}\n\n"));
+            }
+        }
+        let start = self.text.len();
+        self.push(&last.content);
+        if !self.parts.is_empty() && !last.content.is_empty() {
+            self.parts.push(Part { role: "assistant".into(), start, end: self.text.len() });
+        }
+    }
+
+    /// Returns the text without the BOS that the tokenizer adds to every prompt, as llama-server shows it.
+    #[must_use]
+    pub fn without_bos(&self, vocabulary: &Vocabulary) -> &str {
+        let special = vocabulary.special();
+        let bos = special.bos.filter(|_| special.add_bos).map(|bos| vocabulary.decode(&[bos])).unwrap_or_default();
+        self.text.strip_prefix(bos.as_str()).unwrap_or(&self.text)
+    }
+
+    /// Returns the tokens, and which of them came from whom; what belongs to no message is the template's.
+    #[must_use]
+    pub fn tokenize(&self, vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<Span>) {
+        let mut tokens = match &self.masked {
+            Some(masked) => mask::tokenize(masked, vocabulary),
+            None => vocabulary.encode(&self.text, true, true),
+        };
+        // A template that writes BOS itself would otherwise get two.
+        if let Some(bos) = vocabulary.special().bos
+            && tokens.starts_with(&[bos, bos])
+        {
+            tokens.remove(0);
+        }
+        let spans = spans::over_tokens(&self.text, &self.parts, &tokens, vocabulary);
+        (tokens, spans)
+    }
+}
