@@ -67,7 +67,7 @@ fn wrong_flags_are_refused_with_what_would_be_right() {
         (&["-ctk", "q3"], "is no type of the KV cache"),
         (&["--strict-model-names", "--any-model-name"], "cannot be used with"),
         (&["-sps", "2"], "--slot-prompt-similarity must be between 0 and 1"),
-        (&["--chat-template", "llama3"], "--chat-template-file"),
+        (&["--chat-template", "llama33"], "the names are: bailing"),
         (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),
         (&["--parameter", "xtc"], "behind a name"),
         (&["-hf", "someone/model"], "-hf is a flag of llama-server that is not taken here; nothing is downloaded"),
