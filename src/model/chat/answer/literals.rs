@@ -124,14 +124,13 @@ impl<'t> Reader<'t> {
     /// A key and the character after it.
     fn key(&mut self, end: char) -> Option<String> {
         self.skip();
-        let key = match self.string() {
-            Some(text) => text?,
-            None => {
-                let len = self.rest().find(end)?;
-                let key = self.rest()[..len].trim();
-                self.at += len;
-                key.to_owned()
-            }
+        let key = if let Some(text) = self.string() {
+            text?
+        } else {
+            let len = self.rest().find(end)?;
+            let key = self.rest()[..len].trim();
+            self.at += len;
+            key.to_owned()
         };
         self.skip();
         let ended = self.rest().starts_with(end);

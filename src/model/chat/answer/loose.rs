@@ -104,11 +104,10 @@ impl Loose {
             let here = self.at;
             self.at += 1;
             match self.within {
-                Within::Quote => {}
                 Within::Escape(quote) => self.within = Within::String(quote),
                 Within::String(quote) if byte == quote => self.within = Within::Plain,
                 Within::String(quote) if byte == b'\\' => self.within = Within::Escape(quote),
-                Within::String(_) => {}
+                Within::Quote | Within::String(_) => {}
                 Within::Plain => match byte {
                     b'"' => self.within = Within::String(byte),
                     b'\'' if self.quote.is_empty() => self.within = Within::String(byte),

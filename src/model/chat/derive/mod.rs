@@ -61,7 +61,7 @@ pub(super) fn format(template: &Template) -> Format {
     turns.derive_thought(&probe, &mut format);
     turns.derive_text(&mut format);
     let tail = turns.plain.split_once(CONTENT).map(|(_, tail)| tail);
-    turns.derive_end(&probe, tail, &mut format);
+    Turns::derive_end(&probe, tail, &mut format);
     let markers = markers_before(&format);
     let rest = |text: &str| turns.rest(text, &markers).to_owned();
     if let Some(form) = calls::derive(&probe, &rest, tail) {
@@ -187,7 +187,7 @@ impl Turns {
     }
 
     /// Derives the markers after an answer's text: those before the token that ends the turn.
-    fn derive_end(&self, probe: &Probe<'_>, tail: Option<&str>, format: &mut Format) {
+    fn derive_end(probe: &Probe<'_>, tail: Option<&str>, format: &mut Format) {
         let (Some(tail), Some(called)) = (tail, probe.calls(&[probe::call(0)])) else { return };
         let (own, common) = tail.split_at(tail.len() - common_end(tail, &called));
         let mut ends: Vec<&str> = segments(own).into_iter().filter(|segment| is_marker(segment)).collect();

@@ -156,7 +156,7 @@ fn problems(source: &str) -> Vec<String> {
             _ => known,
         };
         let reading = Reading { thinking, ..reading(&template, false) };
-        let whole = read(&reading, &[text.clone()]);
+        let whole = read(&reading, std::slice::from_ref(&text));
         let bytes: Vec<String> = text.chars().map(String::from).collect();
         if read(&reading, &bytes) != whole {
             problem(&"streamed differs", &text);
@@ -178,7 +178,7 @@ fn problems(source: &str) -> Vec<String> {
         }
         if rendered == 2 {
             let single = Reading { single: true, ..reading.clone() };
-            if calls(&read(&single, &[text.clone()])) != expected[..1] {
+            if calls(&read(&single, std::slice::from_ref(&text))) != expected[..1] {
                 problem(&"two calls where one was asked for", &text);
             }
         }
@@ -375,7 +375,7 @@ proptest! {
         static FORMATS: std::sync::LazyLock<Vec<Template>> =
             std::sync::LazyLock::new(|| FORMS.iter().map(|(_, calls)| Template::new(Some(&source(calls)), "", "").unwrap()).collect());
         let reading = reading(&FORMATS[form], single);
-        let whole = read(&reading, &[text.clone()]);
+        let whole = read(&reading, std::slice::from_ref(&text));
         let each: Vec<String> = text.chars().map(String::from).collect();
         prop_assert_eq!(&read(&reading, &each), &whole);
         let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();

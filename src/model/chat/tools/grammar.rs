@@ -92,10 +92,10 @@ impl<'a> Grammar<'a> {
     /// A rule for text up to a marker, the marker included.
     pub(super) fn until(&mut self, name: &str, marker: &str) {
         let literal = self.literal(marker);
-        if literal != Value::from(marker).to_string() {
-            self.rule(name, &format!("/(?s:.+)/? {literal}"));
-        } else {
+        if Value::from(marker).to_string() == literal {
             self.rule(&format!("{name}[suffix={literal}]"), "/(?s:.*)/");
+        } else {
+            self.rule(name, &format!("/(?s:.+)/? {literal}"));
         }
     }
 }
