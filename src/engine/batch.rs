@@ -127,6 +127,8 @@ impl Scheduler<'_> {
             if first && !live.begun {
                 live.run.reused = live.run.cached;
                 live.run.tell_progress();
+                // A run with an unsent output is left out of the batch.
+                live.pass_on();
             }
         }
         self.slots[index].live = Some(live);
