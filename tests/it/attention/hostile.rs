@@ -105,7 +105,7 @@ async fn no_value_of_any_field_is_the_servers_fault() {
             }
         }
     }
-    for code in ["INVALID_REQUEST", "INVALID_TOKEN", "INVALID_JSON", "MODEL_NOT_FOUND"] {
+    for code in ["INVALID_REQUEST", "INVALID_TOKEN", "INVALID_JSON"] {
         assert!(codes.contains(code), "{code} is missing in {codes:?}");
     }
 }

@@ -40,7 +40,6 @@ async fn wrong_tokens_are_named() {
         ("/detokenize", json!({"tokens": "a"}), "tokens"),
         ("/tokenize", json!({"content": 5}), "content"),
         ("/tokenize", json!({"content": "a", "add_special": 1}), "add_special"),
-        ("/tokenize", json!({"content": "a", "model": "other"}), "other"),
         ("/apply-template", json!({"messages": 5}), "messages"),
         ("/apply-template", json!({}), "messages"),
     ] {
