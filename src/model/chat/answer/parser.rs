@@ -17,7 +17,7 @@ enum State {
     /// Text. Markers are looked for from `search` on; at the `start` of a text, calls may stand bare.
     Text { search: usize, start: bool },
     /// Calls.
-    Block(Block),
+    Block(Box<Block>),
     /// The whole answer is in channels.
     Channels(Channels),
 }
@@ -268,29 +268,26 @@ impl Parser {
         let upto = if over.is_some() { self.text.len() } else { search + safe(rest, &texts) };
         // Another marker may begin before the one that is there, or be longer.
         if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
-            match form {
-                Some(form) => {
-                    let from = self.without_blank(at);
-                    self.say_content_upto(from);
-                    self.at = at;
-                    self.state = State::Block(Block {
-                        form,
-                        tried: 0,
-                        from,
-                        marker: at..at + len,
-                        last: None,
-                        list: false,
-                        reader: None,
-                        muted: false,
-                    });
+            if let Some(form) = form {
+                let from = self.without_blank(at);
+                self.say_content_upto(from);
+                self.at = at;
+                self.state = State::Block(Box::new(Block {
+                    form,
+                    tried: 0,
+                    from,
+                    marker: at..at + len,
+                    last: None,
+                    list: false,
+                    reader: None,
+                    muted: false,
+                }));
+            } else {
+                if !start || self.skip_blank() < at {
+                    self.say_content_upto(at);
                 }
-                None => {
-                    if !start || self.skip_blank() < at {
-                        self.say_content_upto(at);
-                    }
-                    self.at = at + len;
-                    self.state = State::Text { search: self.at, start };
-                }
+                self.at = at + len;
+                self.state = State::Text { search: self.at, start };
             }
             return true;
         }
@@ -332,7 +329,7 @@ impl Parser {
             return Some(false);
         }
         let (form, shape) = forms.find(|(_, form)| CallReader::may_stand_bare(form, &reading, words))?;
-        self.state = State::Block(Block {
+        self.state = State::Block(Box::new(Block {
             form,
             tried: 0,
             from: self.at,
@@ -341,7 +338,7 @@ impl Parser {
             list: false,
             reader: Some(CallReader::new(shape, first, words, true)),
             muted: self.is_full(),
-        });
+        }));
         Some(true)
     }
 

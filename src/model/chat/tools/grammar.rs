@@ -92,7 +92,8 @@ impl<'a> Grammar<'a> {
     /// A rule for text up to a marker, the marker included.
     pub(super) fn until(&mut self, name: &str, marker: &str) {
         let literal = self.literal(marker);
-        if Value::from(marker).to_string() == literal {
+        let quoted = Value::from(marker).to_string();
+        if quoted == literal {
             self.rule(&format!("{name}[suffix={literal}]"), "/(?s:.*)/");
         } else {
             self.rule(name, &format!("/(?s:.+)/? {literal}"));

@@ -55,7 +55,7 @@ pub fn constraint(
             if chosen.iter().all(|tool| !tool.strict) {
                 return None;
             }
-            let trigger = grammar.trigger(&chosen)?;
+            let trigger = grammar.trigger(&chosen);
             let calls = grammar.own_calls(&chosen, several);
             Some(Constraint::new(FIELD, Source::Lark(grammar.finish(&calls))).lazy(trigger))
         }

@@ -48,15 +48,15 @@ impl Grammar<'_> {
     }
 
     /// What begins a block, or a call where it stands bare.
-    pub(super) fn trigger(&self, tools: &[&Tool]) -> Option<Trigger> {
+    pub(super) fn trigger(&self, tools: &[&Tool]) -> Trigger {
         let format = &self.reading.format;
         if format.is_channels() {
             let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
-            return Some(Trigger { texts: texts.map(str::to_owned).into(), ..Trigger::default() });
+            return Trigger { texts: texts.map(str::to_owned).into(), ..Trigger::default() };
         }
         let form = &format.calls[0];
         if !form.is_bare() {
-            return Some(self.announced(&announcement(form).0));
+            return self.announced(&announcement(form).0);
         }
         let names = tools.iter().map(|tool| tool.name.as_str());
         let openings: Vec<String> = match &form.shape {
@@ -71,12 +71,12 @@ impl Grammar<'_> {
         };
         let marked = format.calls.iter().find(|form| !form.is_bare());
         let block = marked.map(|form| self.announced(&announcement(form).0));
-        Some(Trigger {
+        Trigger {
             openings,
             behind: format.thought.1.clone(),
             only_behind: self.reading.thinking,
             ..block.unwrap_or_default()
-        })
+        }
     }
 
     /// The token or the text that announces calls.
