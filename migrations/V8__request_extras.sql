@@ -1,3 +1,3 @@
--- What the request of an ingested document says beyond the columns: prompts, final text and statistics of other engines, and
--- how many characters were replaced. Null for runs of our own.
+-- Fields of an ingested request beyond the columns: prompts, final text and statistics of other engines, and the number of
+-- replaced characters. Null for runs of this program.
 alter table runs add column request_extras json;

@@ -102,7 +102,7 @@ impl App {
     /// unload nothing. One that sleeps is woken.
     ///
     /// # Errors
-    /// As [`App::loaded`].
+    /// The errors of [`App::loaded`].
     pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         let entry = self.0.models.meant(name)?;

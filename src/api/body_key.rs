@@ -25,7 +25,7 @@ struct Keyed {
     user_api_key: Option<String>,
 }
 
-/// Whether the body may hold a key: a POST, neither compressed nor too long.
+/// Returns true if the body may hold a key: a POST, neither compressed nor too long.
 pub(super) fn is_possible(request: &Request) -> bool {
     let headers = request.headers();
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());

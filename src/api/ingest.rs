@@ -35,7 +35,7 @@ pub fn router() -> OpenApiRouter<App> {
 
 /// Takes a whole run of another engine. `/v1/ingest` is the same.
 ///
-/// Of `request`, the fields that Quote adds are stored too: `system_prompt`, `user_prompt`, `system_prompt_token_ids`,
+/// The fields that Quote adds to `request` are stored too: `system_prompt`, `user_prompt`, `system_prompt_token_ids`,
 /// `user_prompt_token_ids`, `active_mod_name`, `final_text`, `final_token_ids` and `inference_stats`. NUL characters are
 /// replaced with U+FFFD; `run.notes` of `GET /api/v1/runs/{id}` counts them.
 #[utoipa::path(post, path = "/ingest", tag = "ingest",

@@ -137,7 +137,7 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
     caller(Access::of(path), &config.server.security, request.headers())
 }
 
-/// Which keys a path takes.
+/// The keys that a path accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
     /// Sending traces.

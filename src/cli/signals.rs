@@ -54,7 +54,7 @@ async fn next(signal: Option<&mut Signal>) {
     }
 }
 
-/// Returns true if whoever started the program had it ignore the signal, as nohup does.
+/// Returns true if the program was started with the signal ignored, as by nohup.
 fn is_ignored(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());

@@ -13,7 +13,7 @@ pub struct Security {
     pub keys: Vec<KeyHash>,
     /// Hashes of keys that are good for sending traces and for nothing else.
     pub ingest_keys: Vec<KeyHash>,
-    /// Whether traces are taken without a key.
+    /// True if traces are accepted without a key.
     pub ingest_open: bool,
     /// Web origins whose pages may call the API; `*` for all, [`LOCALHOST`] for this machine's.
     pub cors_origins: Vec<String>,

@@ -1,4 +1,4 @@
-//! What Google's Vertex AI tells a container about itself, by the variables of its contract.
+//! Settings that Google's Vertex AI passes to a container in environment variables.
 
 use clap::Args;
 

@@ -16,12 +16,12 @@ const WAIT: Duration = Duration::from_secs(5);
 const MIN_RETRY_S: u64 = 1;
 const MAX_RETRY_S: u64 = 600;
 
-/// What a state must have been saved with.
+/// The identity that a saved state must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Of the model and of what changes its computation.
+    /// Hash of the model and of the settings that change its computation.
     pub model: u128,
-    /// Of the LoRA adapters, by id.
+    /// Hashes of the LoRA adapters, by id.
     pub adapters: Vec<u128>,
 }
 

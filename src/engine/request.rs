@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct Request {
     /// The client's id; `None` lets the engine use the run's.
     pub request_id: Option<String>,
-    /// Whether the run begins under an id of its own while another run has the client's; without this it is refused.
+    /// True if the run gets a new id when another run has the client's; otherwise it is refused.
     pub may_drop_request_id: bool,
     /// Where it came from.
     pub surface: Surface,
@@ -140,7 +140,7 @@ pub struct Report {
     /// How probable each token of the prompt was: an [`super::Output::Prompt`]. The whole prompt is decoded for it, whatever
     /// state there was.
     pub prompt_probabilities: bool,
-    /// How far the prompt is: an [`super::Output::Progress`] before its first decode and after each.
+    /// Progress of the prompt: an [`super::Output::Progress`] before its first decode and after each.
     pub progress: bool,
     /// Alternatives as they stood after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,

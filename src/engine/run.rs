@@ -86,7 +86,7 @@ pub(super) struct Run {
     pub meter: Arc<Meter>,
     /// What is said when the thread dies on which the run lives.
     pub last_will: Option<LastWill>,
-    /// Set before the client is told of the end.
+    /// Set before the client receives the end.
     pub is_over: Arc<AtomicBool>,
     pub(super) context: usize,
     pub(super) max_tokens: usize,

@@ -214,7 +214,7 @@ impl<'model> Scheduler<'model> {
             self.let_go();
             let begun = Instant::now();
             self.decode(parts);
-            // Before the clients: who reads the run back finds what it was told of.
+            // Before the clients: a client that reads its run finds every token it received.
             self.record(begun.elapsed() > SLOW_DECODE);
             self.serve_clients();
         }

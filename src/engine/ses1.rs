@@ -18,7 +18,7 @@ const MAGIC: &[u8; 4] = b"SES1";
 const HEAD: usize = 8;
 
 const KV_MAGIC: &[u8; 4] = b"THKV";
-/// Of the head of the KV data, and of the layout of llama.cpp's part, which its releases change. Versions 1 to 3 named the model
+/// Version of the KV data's head and of the layout of llama.cpp's part, which its releases change. Versions 1 to 3 named the model
 /// by parts of its file, so that another model's state could pass for this one's.
 const KV_VERSION: u32 = 4;
 /// The same with a list of LoRA adapters before llama.cpp's part: their number, and of each the fingerprint and scale.

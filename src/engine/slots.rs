@@ -86,9 +86,9 @@ pub enum SlotError {
          other models, and has read {percent} %; try again in {retry_after_s} seconds"
     )]
     Hashing {
-        /// How far it is.
+        /// Hashed part of the model, in percent.
         percent: u64,
-        /// When it may be done.
+        /// Seconds until the hash may be known.
         retry_after_s: u64,
     },
     /// It cannot be known whether a state is of this model.

@@ -11,7 +11,7 @@ pub struct Recorder {
     pub signals: mpsc::Sender<Signal>,
     /// The runs that must be kept, where somebody can promise that.
     pub promises: Option<Promises>,
-    /// Where recorded runs are listed until they are stored; `None` where nobody reads them back.
+    /// List of recorded runs that are not stored yet; `None` if they are never read back.
     pub unstored: Option<UnstoredRuns>,
 }
 
@@ -86,7 +86,7 @@ pub struct UnstoredRun {
 }
 
 impl UnstoredRuns {
-    /// Adds a run. `is_over` is set before its client is told of its end.
+    /// Adds a run. `is_over` is set before its client receives the end.
     pub fn insert(&self, run_id: RunId, request_id: String, is_over: Arc<AtomicBool>) {
         self.lock().insert(run_id, Entry { request_id, is_over, removed: watch::Sender::new(()) });
     }

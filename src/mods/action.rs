@@ -39,7 +39,7 @@ pub enum Action {
     EmitError {
         /// The error's text.
         message: String,
-        /// Whose error the client is told it is.
+        /// The party at fault, which decides the HTTP status.
         fault: Fault,
     },
 }

@@ -1,4 +1,4 @@
-//! What the engine of an ingested run reported about its request.
+//! Fields that the engine of an ingested run reported about its request.
 
 use super::read::damaged;
 use super::{Error, Store};
@@ -7,7 +7,7 @@ use crate::trace::columns;
 use crate::trace::document::RequestExtras;
 use sqlx::postgres::PgConnection;
 
-/// What the engine of an ingested run reported, compared with what was recorded.
+/// Fields reported by the engine of an ingested run, compared with its recording.
 #[derive(Debug, Clone, Default)]
 pub struct Reported {
     /// Fields of the document's `request`.

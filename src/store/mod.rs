@@ -82,7 +82,7 @@ struct Inner {
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,
     upkeep: JoinHandle<()>,
-    /// When a document could not be stored, unless a later one could.
+    /// Time of the last document that could not be stored; `None` once a later one was.
     write_failed: Mutex<Option<Instant>>,
     embedded: Option<Embedded>,
 }

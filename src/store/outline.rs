@@ -26,7 +26,7 @@ pub struct Outline {
     server_id: Option<Uuid>,
     fold: Fold,
     error_text: String,
-    /// What the engine of a foreign run reported, or empty.
+    /// Fields reported by the engine of a foreign run, or empty.
     reported: RequestExtras,
     /// It came as a document.
     ingested: bool,
@@ -50,7 +50,7 @@ pub struct RunRow {
     pub columns: Option<Vec<u8>>,
     /// The fingerprint of the document that it came as.
     pub fingerprint: Option<[u8; 32]>,
-    /// What the document's request says beyond the columns, as JSON.
+    /// Fields of the document's request beyond the columns, as JSON.
     pub request_extras: Option<String>,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct ErrorPage {
     pub(super) detail: String,
     pub(super) recovery_href: String,
     pub(super) recovery_text: String,
-    /// When and where the page looks again by itself, as a refresh header says it; empty where it does not.
+    /// Value of the refresh header that makes the page retry; empty if it does not.
     pub(super) refresh: String,
 }
 

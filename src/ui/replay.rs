@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-/// How often the page of a run that is not there looks again, a second apart.
+/// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
 
 #[derive(Template)]
@@ -58,7 +58,7 @@ pub(super) struct Asked {
     #[serde(default)]
     view: String,
     from: Option<i32>,
-    /// How often the page has looked for its run in vain.
+    /// Number of retries so far.
     #[serde(default)]
     retry: u32,
 }

@@ -1,4 +1,4 @@
-//! What the engine of an ingested run reported, as pages write it.
+//! Fields reported by the engine of an ingested run, formatted for pages.
 
 use crate::api::App;
 use crate::store::{Reported, RunSummary};
@@ -6,14 +6,14 @@ use crate::store::{Reported, RunSummary};
 /// Characters of a text on a page; the export has the rest.
 const MAX_CHARS: usize = 20_000;
 
-/// What the engine reported; everything is ready to print.
+/// Reported fields, ready to print.
 #[derive(Default)]
 pub(super) struct ReportedView {
     /// Names and values of the fields that the run has.
     pub(super) fields: Vec<(&'static str, String)>,
     /// The reported answer and the replayed one, where they differ.
     pub(super) texts: Option<(String, String)>,
-    /// What a reader must know before anything else.
+    /// Notices at the top.
     pub(super) notes: Vec<String>,
 }
 

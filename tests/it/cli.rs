@@ -144,7 +144,7 @@ async fn workers_look_for_libraries_where_the_program_does() {
     }
 }
 
-/// Where every account can reach the interpreter, as that of the system.
+/// A path from which every account can run the interpreter.
 #[tokio::test]
 async fn sandboxed_worker_gives_up_the_user_id_of_root() {
     const PYTHON: &str = "/usr/bin/python3";

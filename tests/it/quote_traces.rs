@@ -92,7 +92,7 @@ async fn nul_characters_are_replaced_and_noted() {
     assert!(page(server, "/runs/quote-nul").await.contains(note));
 }
 
-/// As `thunder run` hands over the run of a mod that is a file.
+/// Sends a run of a mod file as `thunder run` does.
 #[tokio::test]
 async fn handed_over_run_has_message_as_title_and_cli_as_surface() {
     let server = server().await;

@@ -28,7 +28,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Undefined(jinja2.Undefined):
-    """As in llama.cpp: a text plus what is undefined is the text."""
+    """Returns the text for text plus undefined, like llama.cpp."""
 
     def __add__(self, other):
         return other if isinstance(other, str) else super().__add__(other)

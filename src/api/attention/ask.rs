@@ -43,7 +43,7 @@ pub(in crate::api) struct Answer {
     pub(super) layers: usize,
     /// Most bytes of attention in an answer at once, or in a message.
     pub(super) most_bytes: usize,
-    /// When the request was taken.
+    /// Time of the request.
     pub(super) taken: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! Models that sleep: unloaded while nobody needs them, with what is told of them meanwhile.
+//! Sleeping models: unloaded while idle, with the facts that are reported about them meanwhile.
 
 use super::{Catalogue, Entry, Loaded, ModelState};
 use crate::api::ApiError;
@@ -6,7 +6,7 @@ use crate::engine::Status;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// What is told of a model that sleeps.
+/// Facts about a sleeping model that are reported without loading it.
 #[derive(Debug)]
 pub struct Asleep {
     /// The body of `GET /props`.

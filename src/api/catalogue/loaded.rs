@@ -61,7 +61,7 @@ impl Loaded {
         Arc::strong_count(&self.0) > 1 || !self.is_idle()
     }
 
-    /// Returns true if nothing waits or runs on it, whoever holds it.
+    /// Returns true if nothing waits or runs on it.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.0.engine.runs() == 0 && self.0.encoder.waiting() == 0

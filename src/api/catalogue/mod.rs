@@ -59,7 +59,7 @@ pub struct Entry {
     pub state: ModelState,
     /// Counts up with each request to any model; the higher, the later.
     last_used: u64,
-    /// What is told of it while it sleeps; `None` unless it does.
+    /// Facts reported while it sleeps; `None` unless it does.
     asleep: Option<Arc<Asleep>>,
     /// Tells the load that is going on to give up.
     given_up: Arc<AtomicBool>,

@@ -37,7 +37,7 @@ pub fn sleep_when_idle(app: &App) {
 async fn put_to_sleep(app: &App, name: &str, used: u64) {
     let Some(loaded) = app.models().named(name).ok().and_then(|entry| entry.ready().cloned()) else { return };
     let Some(asleep) = describe(app, &loaded).await else { return };
-    // Whoever holds a model keeps it awake.
+    // A held model stays awake.
     drop(loaded);
     app.models().begin_sleep(name, used, asleep);
 }

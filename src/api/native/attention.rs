@@ -35,7 +35,7 @@ pub struct ShowAttention {
     /// Most columns of the map, 1 … 4096; positions beyond it share a column, which shows the largest. 256 when absent.
     bins: Option<usize>,
     /// With `from` and `to`, instead of a map: the exact value of this position at every step, for any view. At most 3072
-    /// events are read; `next` is the event to go on from.
+    /// events are read; `next` is the first event of the next page.
     position: Option<u32>,
 }
 

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How often a run that another server generates is looked at.
 const POLL: Duration = Duration::from_millis(500);
-/// How soon a run that the recorder has not heard of yet is looked at again.
+/// Delay before a run that has not reached the recorder yet is looked up again.
 const START_DELAY: Duration = Duration::from_millis(10);
 /// Events that wait for a slow client; more stay where they are.
 const WAITING: usize = 64;

@@ -1,4 +1,4 @@
-//! How much the steps of a run looked at one position.
+//! Attention of the steps of a run to one position.
 
 use super::attention::{View, view_values};
 use super::map::windows;
@@ -22,7 +22,7 @@ struct Position {
     position: u32,
     view: View,
     layer: Option<u16>,
-    /// The event to go on from; absent when the range was read to its end.
+    /// First event of the next page; absent when the range was read to its end.
     next: Option<i32>,
     /// The steps whose row has the position.
     rows: Vec<PositionRow>,

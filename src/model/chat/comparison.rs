@@ -89,7 +89,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// What became of one conversation in one template.
+/// Result of one conversation in one template.
 enum Outcome {
     Equal { all_found: bool },
     BothRefuse,

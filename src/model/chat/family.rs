@@ -74,7 +74,7 @@ impl Family {
         families.into_iter().find_map(|(found, family)| found.then_some(family)).unwrap_or(Self::Plain)
     }
 
-    /// The form of its answers as far as it is known without a template.
+    /// Returns the form of its answers that is known without a template.
     #[must_use]
     pub fn format(self) -> Format {
         let (open, close) = match self {

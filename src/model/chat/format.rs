@@ -14,7 +14,7 @@ pub struct Format {
     pub thought: (String, String),
     /// Markers around ordinary text, which are not part of it.
     pub silent: Vec<String>,
-    /// What begins an answer's text, in words, and is not part of it.
+    /// Marker at the beginning of an answer's text that is not part of it.
     pub lead: Option<String>,
     /// The role under which the template takes a tool's result.
     pub tool_role: &'static str,
@@ -27,7 +27,7 @@ pub struct Format {
 pub struct CallForm {
     /// Text before the first call of a block.
     pub open: Pattern,
-    /// Whether a block's calls stand in brackets.
+    /// True if the calls of a block are in brackets.
     pub list: bool,
     /// Text before each call, up to its name or its object.
     pub before: Pattern,
@@ -90,9 +90,9 @@ pub struct Tags {
     pub middle: Pattern,
     /// After the value. The mark of [`Hole::Key`] stands for the key.
     pub after_value: String,
-    /// What fills the hole in `middle` for each JSON type of the value; empty where it has none.
+    /// Text for the hole in `middle`, for each JSON type of the value; empty if it has none.
     pub kinds: Vec<(&'static str, String)>,
-    /// Whether a value stands on lines of its own.
+    /// True if a value is on separate lines.
     pub lines: bool,
 }
 

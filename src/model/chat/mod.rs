@@ -42,7 +42,7 @@ const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
 
-/// What writes the text of a conversation.
+/// Renderer of a conversation.
 #[derive(Debug)]
 enum Renderer {
     /// A template in Jinja.

@@ -33,7 +33,7 @@ pub enum Hole {
     Key,
 }
 
-/// How a text begins.
+/// Result of matching the beginning of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
     /// With the pattern, which takes so many bytes.

@@ -1,4 +1,4 @@
-//! What templates expect of Python: methods, tests, `raise_exception`, `tojson`, `strftime`, lists that change.
+//! Features of Python that templates use: methods, tests, `raise_exception`, `tojson`, `strftime`, lists that change.
 
 mod json;
 mod list;

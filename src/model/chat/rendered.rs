@@ -9,16 +9,16 @@ use crate::model::Vocabulary;
 pub struct Rendered {
     /// The prompt's text.
     pub text: String,
-    /// Which bytes of it each message's content became, in order; empty where that cannot be told.
+    /// Byte ranges of the messages' contents, in order; empty if they are unknown.
     pub parts: Vec<Part>,
     /// The text with marks in what reads like a control token and is not the template's; `None` when there is nothing
     /// of that kind.
     pub(super) masked: Option<String>,
-    /// Whether it ends within a thought, so that the answer begins in one.
+    /// True if it ends within a thought, so that the answer begins in one.
     pub thinking: bool,
 }
 
-/// What a message's content became.
+/// Rendering of a message's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// The message's role.
@@ -40,7 +40,7 @@ impl Rendered {
         }
     }
 
-    /// Appends what the assistant has said already.
+    /// Appends the beginning of the assistant's answer.
     pub(super) fn continue_with(&mut self, last: &messages::Last, (open, close): (&str, &str)) {
         if !last.reasoning.is_empty() || self.thinking {
             if !self.thinking {

@@ -69,7 +69,7 @@ pub struct Model {
     grammars: Arc<Grammars>,
     card: Card,
     fingerprint: u128,
-    /// Of what changes the computation beside the weights.
+    /// Hash of the settings that change the computation beside the weights.
     settings: u128,
     weights: Vec<WeightFile>,
     placement: Placement,

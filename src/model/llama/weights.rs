@@ -16,14 +16,14 @@ const CHUNK: usize = 1 << 20;
 /// A file that changed so recently could change again without its times telling.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// A file as it was when it was loaded.
+/// Attributes of a file at the time of loading.
 #[derive(Debug, Clone)]
 pub struct WeightFile {
     path: PathBuf,
     stamp: Stamp,
 }
 
-/// What the system says of a file's content.
+/// Attributes of a file that change with its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -68,7 +68,7 @@ impl WeightFile {
         self.stamp.bytes
     }
 
-    /// Returns the hash of its bytes, from `cache` or by reading it at a low priority of this thread. `progress` is told of the
+    /// Returns the hash of its bytes, from `cache` or by reading it at a low priority of this thread. `progress` gets the
     /// bytes that were read, and gives up by returning false.
     ///
     /// # Errors

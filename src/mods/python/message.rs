@@ -215,7 +215,7 @@ pub enum WireAction {
     },
     EmitError {
         message: String,
-        /// Whether the mod was written for Quote.
+        /// True if the mod was written for Quote.
         #[serde(default)]
         is_quote: bool,
     },

@@ -45,7 +45,7 @@ pub struct Description {
     pub version: String,
     /// The configuration it takes, as an example; `null` when it takes none.
     pub config: Value,
-    /// Whose code it is. Lists show it with the version.
+    /// Author of the code. Lists show it with the version.
     #[serde(default, skip_serializing)]
     pub origin: Origin,
     /// What it does, in a paragraph; empty where nothing is known beyond the sentence.

@@ -251,7 +251,7 @@ impl Server {
         connection.close().await
     }
 
-    /// Returns true if the server was told to stop and takes no new connections.
+    /// Returns true if the server is shutting down and takes no new connections.
     fn is_stopping(&self) -> bool {
         // The eighth line is its state: "starting", "ready", "standby" or "stopping".
         let file = fs::read_to_string(self.processes.data.join("postmaster.pid"));

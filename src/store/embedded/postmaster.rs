@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-/// How often the server's state is read.
+/// Interval between checks of the server's state.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Duration of a fast shutdown before the server is told to exit without a checkpoint, which loses nothing: the next
 /// start replays the log.

@@ -58,7 +58,7 @@ pub struct RequestMeta {
     pub temperature: Option<f64>,
     /// Code or name of the mod in use.
     pub mod_text: Option<String>,
-    /// Where the run came from, if not from another engine. The sender of a document says so, not the document.
+    /// Surface of the run, if it is not another engine's. It comes from the sender of a document, not from the document.
     pub surface: Option<Surface>,
     /// Fields that the specification does not name.
     pub extras: RequestExtras,
@@ -294,7 +294,7 @@ fn read<W: for<'a> Deserialize<'a> + Storable>(payload: &[u8], shape: Shape) -> 
     read_replacing(payload, shape).map(|(wire, _)| wire)
 }
 
-/// The fast pass, and the number of NUL characters it replaced. Whatever it does not take goes through the slow one, which
+/// The fast pass, and the number of NUL characters it replaced. Documents that it does not accept go through the slow one, which
 /// knows the path.
 fn read_replacing<W: for<'a> Deserialize<'a> + Storable>(
     payload: &[u8],

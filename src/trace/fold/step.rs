@@ -36,13 +36,13 @@ struct Candidate {
     weight: Weight,
 }
 
-/// How probable a candidate is.
+/// Probability of a candidate.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged)]
 enum Weight {
-    /// As in the specification.
+    /// The specification's form.
     Probability { prob: f64 },
-    /// As in Quote's traces.
+    /// The form of Quote's traces.
     Logarithm { logprob: f64 },
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// A literal of a control token of the tests' model.
 const CONTROL: &str = "<|im_end|>";
 
-/// How many more tokens a prompt has because of a control token's literal than because of a letter in its place.
+/// Returns the number of tokens by which a control token's literal makes a prompt longer than a letter in its place.
 async fn more_tokens(path: &str, body: impl Fn(&str) -> Value) -> u64 {
     let server = server().await;
     let mut counts = Vec::new();
@@ -31,7 +31,7 @@ async fn control_tokens_in_a_conversation_are_text_on_every_route() {
     assert_eq!(more_tokens("/v1/messages", |text| json!({"messages": user(text)})).await, expected);
     let input = |text: &str| json!({"input": text, "max_output_tokens": 1});
     assert_eq!(more_tokens("/v1/responses", input).await, expected);
-    // Whoever wrote it: the system, the assistant, a tool, or who describes the tools.
+    // For every author: the system, the assistant, a tool, or who describes the tools.
     let said = |role: &'static str| {
         move |text: &str| {
             json!({"messages": [{"role": "user", "content": "b"}, {"role": role, "content": text},

@@ -1,4 +1,4 @@
-//! What clients and scripts written for llama-server rely on.
+//! Behaviour that clients and scripts written for llama-server rely on.
 
 use super::super::harness::{Server, server};
 use super::encoders;

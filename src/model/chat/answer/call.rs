@@ -220,7 +220,7 @@ impl CallReader {
         Self { from: at, at, bare, said: false, kind }
     }
 
-    /// Whether a text without a marker may begin with a call of this form.
+    /// Returns true if a text without a marker may begin with a call of this form.
     pub(super) fn may_stand_bare(form: &CallForm, reading: &Reading, words: &str) -> bool {
         match form.shape {
             CallShape::Json(_) => words.starts_with('{'),

@@ -1,5 +1,5 @@
 //! A call as a list of members: `name{key:value}` with strings in a family's own quotes, or Python's `name(key=value)`.
-//! Each member is said once it is complete.
+//! Each member is sent once it is complete.
 
 use super::call::{Look, Step, name_before, skip_space};
 use super::literals::{self, say_end, say_member};
@@ -20,7 +20,7 @@ pub(super) struct Loose {
     quote: String,
     at: usize,
     named: bool,
-    /// Where the member begins that is being read.
+    /// Start of the member that is being read.
     from: usize,
     count: usize,
     /// Brackets that are to be closed.

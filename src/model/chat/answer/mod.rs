@@ -252,7 +252,7 @@ fn literal(text: &str, literal: &str) -> Match {
     }
 }
 
-/// How much of the text cannot become part of a marker.
+/// Returns the length of the text that cannot become part of a marker.
 fn safe(text: &str, markers: &[&str]) -> usize {
     let partial = |marker: &&str| {
         (1..marker.len()).rev().find(|&len| marker.is_char_boundary(len) && text.ends_with(&marker[..len])).unwrap_or(0)

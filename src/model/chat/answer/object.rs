@@ -26,9 +26,9 @@ pub(super) struct Object {
     arguments_end: Option<usize>,
     /// The arguments, where they do not stand there as an object.
     converted: Option<String>,
-    /// Whether the name may be the key of the arguments.
+    /// True if the name may be the key of the arguments.
     by_key: bool,
-    /// What the model's template calls the name and the arguments.
+    /// Keys of the name and the arguments in the model's template.
     own: Option<(String, String)>,
 }
 

@@ -24,7 +24,7 @@ enum State {
 
 #[derive(Debug)]
 struct Block {
-    /// Which of the forms the calls have.
+    /// Index of the form of the calls.
     form: usize,
     /// A bit for each form that was tried for the next call.
     tried: u64,
@@ -37,7 +37,7 @@ struct Block {
     /// Whether the calls stand in a list.
     list: bool,
     reader: Option<CallReader>,
-    /// Whether the call is one too many, and is read without saying it.
+    /// True if the call is one too many and is read without being sent.
     muted: bool,
 }
 
@@ -316,7 +316,7 @@ impl Parser {
         }
     }
 
-    /// Looks for a call without a marker; `None` where there is none.
+    /// Looks for a call without a marker; `None` if there is no such call.
     fn bare(&mut self, over: Option<Over>) -> Option<bool> {
         let reading = Arc::clone(&self.reading);
         let mut forms = reading.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
@@ -342,7 +342,7 @@ impl Parser {
         Some(true)
     }
 
-    /// Whether a further call is one too many.
+    /// Returns true if a further call is one too many.
     fn is_full(&self) -> bool {
         self.reading.single && !self.message.calls.is_empty()
     }
@@ -396,7 +396,7 @@ impl Parser {
         true
     }
 
-    /// Goes on behind what looked like a call up to the byte `at`: with another form that has the same marker, or as text.
+    /// Continues after the byte `at`, up to which the text looked like a call: with another form that has the same marker, or as text.
     fn no_call(&mut self, at: usize) {
         if self.try_another_form() {
             return;
@@ -421,7 +421,7 @@ impl Parser {
         true
     }
 
-    /// The first byte that is not white space, from what was said on.
+    /// Returns the first byte after the sent text that is not white space.
     fn skip_blank(&mut self) -> usize {
         self.blank = call::skip_space(&self.text, self.blank.max(self.at));
         self.blank

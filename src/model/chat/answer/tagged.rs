@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 /// Deepest nesting of values that are written in tags, too.
 const MAX_DEPTH: usize = 60;
 
-/// What XML puts around a text that looks like markup.
+/// Delimiters that XML puts around text that looks like markup.
 const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 /// Reads one call.
@@ -26,7 +26,7 @@ pub(super) struct Tagged {
 #[derive(Debug)]
 struct Argument {
     key: String,
-    /// What the tag says of the value's type.
+    /// Type of the value according to its tag.
     kind: Option<String>,
     from: usize,
     /// The text that ends the value, and the one that begins another value within it that ends so.
@@ -204,7 +204,7 @@ fn schema<'r>(reading: &'r Reading, tool: Option<&str>, key: &str) -> &'r Value 
     tool.map_or(&Value::Null, |tool| &tool.parameters["properties"][key])
 }
 
-/// Whether the value is a text, as far as its tag or the schema says so.
+/// Returns true if the value is text according to its tag or the schema.
 fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
     let text = tags.kinds.iter().find(|(json, _)| *json == "string");
     if let (Some(kind), Some((_, text))) = (kind, text) {

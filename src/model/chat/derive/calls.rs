@@ -243,7 +243,7 @@ fn tags(
     Some((tags, ending))
 }
 
-/// What stands between key and value, with a mark where it tells the value's type, and the types.
+/// Text between key and value, with a mark at the name of the value's type, and the types.
 fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (String, Vec<(&'static str, String)>) {
     let none = (middle.to_owned(), Vec::new());
     let Some(text) = probe.calls(&[with_arguments(0, typed())]).map(|text| rest(&text)) else { return none };

@@ -91,7 +91,7 @@ fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: Family) -> V
     derived
 }
 
-/// Whether the form reads the known calls out of their renderings.
+/// Returns true if the form reads the known calls from their renderings.
 fn reads_back(format: &Format, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
     let reading = Arc::new(Reading {
         format: Arc::new(format.clone()),

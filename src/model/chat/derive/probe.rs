@@ -15,7 +15,7 @@ pub(super) const THOUGHT: &str = "QthoughtQ7";
 const MAX_TEXT: usize = 1 << 18;
 /// Most renderings of one template.
 const MAX_RENDERINGS: u32 = 60;
-/// What a rendering counts for that fails.
+/// Cost of a rendering that fails.
 const COST_OF_FAILURE: u32 = 3;
 
 /// A call of which name, id and arguments are known.
@@ -74,7 +74,7 @@ pub(super) struct Probe<'a> {
     template: &'a Template,
     tools: Value,
     renderings: Cell<u32>,
-    /// Whether a message without text has null as its content.
+    /// True if a message without text has null as its content.
     null: Cell<bool>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Probe<'a> {
         Self { template, tools: tools.to_vec().into(), renderings: Cell::new(0), null: Cell::new(false) }
     }
 
-    /// What stands after the user's message when this message follows; the beginning of an answer without one.
+    /// Returns the text after the user's message when this message follows; without one, the beginning of an answer.
     pub(super) fn after_user(&self, message: Option<Value>) -> Option<String> {
         if self.renderings.replace(self.renderings.get() + 1) >= MAX_RENDERINGS {
             return None;

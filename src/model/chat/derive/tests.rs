@@ -48,7 +48,7 @@ fn options(add_generation_prompt: bool) -> Options {
     Options { tools: Some(tools()), add_generation_prompt, continue_final: false, variables, now: DateTime::UNIX_EPOCH }
 }
 
-/// What the template makes of an answer: the text that the model would have written.
+/// Renders an answer: the text that the model would have written.
 fn written(template: &Template, message: &Value) -> Result<(String, bool), String> {
     let user = json!({"role": "user", "content": "UUU"});
     let all = template.render(&json!([user, message]), &options(false)).map_err(|error| error.to_string())?.text;

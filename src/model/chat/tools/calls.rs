@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 12;
 enum Values<'a> {
     /// With strings in these quotes, and keys in none.
     Braces(&'a str),
-    /// Each member in tags of its own.
+    /// Each member in separate tags.
     Elements(&'a Tags),
 }
 
@@ -290,7 +290,7 @@ pub(super) fn announcement(form: &CallForm) -> (String, &[Part]) {
     (text.collect(), &parts[end..])
 }
 
-/// Whether objects and lists are written in tags, too.
+/// Returns true if objects and lists are written in tags, too.
 fn is_nested(tags: &Tags) -> bool {
     tags.after_value.contains(Hole::Key.mark())
 }
@@ -299,7 +299,7 @@ fn is_required(schema: &Value, key: &str) -> bool {
     schema["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key))
 }
 
-/// Whether a value is any text.
+/// Returns true if a value may be any text.
 fn is_text(schema: &Value) -> bool {
     schema["type"] == "string" && strings(schema).is_none()
 }

@@ -6,7 +6,7 @@
 //! that has not both has no sandbox: [`Launcher::support`] says why, and uploaded source is refused.
 //!
 //! The worker of a server that runs as root gives up all capabilities, and root's user id where an account without rights
-//! can reach the interpreter: not where it is in a folder of root's alone, such as `/root/.pyenv`.
+//! can reach the interpreter: not where it is in a folder of root's alone, such as a private home.
 //!
 //! Not kept from it: whether a file exists and how large it is, the time, and the processor, of which a call has as
 //! much as its deadline lets it have.

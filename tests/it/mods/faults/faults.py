@@ -127,7 +127,7 @@ def set_buffer(option):
 
 
 def advise(advice):
-    """Says something of a page of its own. Never run this outside the sandbox: it can take memory from the machine."""
+    """Gives advice about its own page. Never run this outside the sandbox: it can take memory from the machine."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     page = library.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))

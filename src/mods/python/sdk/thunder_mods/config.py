@@ -19,7 +19,7 @@ _UNIONS = (Union, getattr(types, "UnionType", Union))
 
 
 class Declared(NamedTuple):
-    """What `@mod(config=…)` declares."""
+    """Declarations of `@mod(config=…)`."""
 
     defaults: Dict[str, Any]
     schema: Schema

@@ -1,4 +1,4 @@
-"""What differs for mods that import the names of Quote's SDK."""
+"""Differences for mods that import the names of Quote's SDK."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PACKAGES = ("quote_mod_sdk", "shared")
 
 
 def is_loaded() -> bool:
-    """Whether this process has imported one of Quote's packages. A worker serves a single mod, so this is about that mod."""
+    """Returns True if this process has imported one of Quote's packages. A worker serves a single mod, so this is about that mod."""
     return any(name in sys.modules for name in PACKAGES)
 
 
 @lru_cache(maxsize=None)
 def is_imported_by(module: Optional[ModuleType]) -> bool:
-    """Whether the source of the module imports one of Quote's packages; False where there is no source."""
+    """Returns True if the source of the module imports one of Quote's packages; False where there is no source."""
     try:
         tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
     except (OSError, TypeError, SyntaxError):
