@@ -51,6 +51,7 @@ pub(in crate::api) struct Wishes {
 /// How an answer came about.
 #[derive(Debug, Clone)]
 pub(in crate::api) struct Verbose {
+    /// Text of the prompt's tokens, with the BOS token where there is one.
     pub(in crate::api) prompt: String,
     /// llama-server's `generation_settings`.
     pub(in crate::api) settings: Value,
@@ -62,7 +63,7 @@ impl Asked {
         let fields = Fields::new(body)?.or(&app.config().server.request_defaults);
         let prepared = Conversation::read(app, fields)?.prepare(loaded)?;
         let stream = fields.flag("stream")?.unwrap_or(false);
-        let verbose = fields.flag("verbose")?.unwrap_or(false).then(|| prepared.text.clone());
+        let verbose = fields.flag("verbose")?.unwrap_or(false);
         let mut wishes = Wishes {
             stream,
             include_usage: match fields.object("stream_options")? {
@@ -83,7 +84,10 @@ impl Asked {
         let answers = fields.integer("n", 1..=MOST_ANSWERS)?.unwrap_or(1);
         let reading = Arc::clone(&prepared.reading);
         let first = request(app, loaded, fields, prepared, &wishes)?;
-        wishes.verbose = verbose.map(|prompt| Verbose { prompt, settings: settings(fields, &first, &wishes) });
+        wishes.verbose = verbose.then(|| Verbose {
+            prompt: loaded.vocabulary().decode(&first.prompt),
+            settings: settings(fields, &first, &wishes),
+        });
         Ok(Self { requests: generation::answers(first, answers as u32).collect(), reading, wishes })
     }
 }

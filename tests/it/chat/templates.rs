@@ -85,8 +85,9 @@ async fn templates_drop_thoughts_and_write_bos() {
     let prompt = server.answer("/apply-template", &chat(json!({}))).await["prompt"].as_str().unwrap().to_owned();
     assert_eq!(prompt, "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n");
     let completed = server.answer("/completion", &json!({"prompt": prompt, "n_predict": 1})).await;
-    let answered = server.answer(CHAT, &chat(json!({"max_tokens": 1}))).await;
+    let answered = server.answer(CHAT, &chat(json!({"max_tokens": 1, "verbose": true}))).await;
     assert_eq!(completed["tokens_evaluated"], answered["usage"]["prompt_tokens"]);
+    assert_eq!(answered["__verbose"]["prompt"], format!("<|endoftext|>{prompt}"));
     let tokens = server.answer("/tokenize", &json!({"content": prompt, "add_special": true})).await;
     assert_eq!(completed["tokens_evaluated"], tokens["tokens"].as_array().unwrap().len());
     let noted = chat(json!({"chat_template_kwargs": {"note": true}}));
