@@ -4,7 +4,7 @@ use super::stream::Streams;
 use super::{ApiError, Catalogue, Loaded};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::mods::Registry;
+use crate::mods::ModRegistry;
 use crate::store::{Live, RunSummary, Store};
 use chrono::{DateTime, Utc};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ struct Inner {
     sockets: Sockets,
     streams: Streams,
     rates: Rates,
-    registry: Arc<Registry>,
+    registry: Arc<ModRegistry>,
     mods_changing: Mutex<()>,
     config: Arc<Config>,
     clock: fn() -> DateTime<Utc>,
@@ -47,7 +47,7 @@ pub enum State {
 impl App {
     /// A server that has loaded nothing yet. `clock` tells the time.
     #[must_use]
-    pub fn new(config: Arc<Config>, registry: Arc<Registry>, clock: fn() -> DateTime<Utc>) -> Self {
+    pub fn new(config: Arc<Config>, registry: Arc<ModRegistry>, clock: fn() -> DateTime<Utc>) -> Self {
         Self(Arc::new(Inner {
             database: OnceLock::new(),
             models: Catalogue::new(Arc::clone(&config), clock),
@@ -172,7 +172,7 @@ impl App {
 
     /// The mods that runs can name.
     #[must_use]
-    pub fn registry(&self) -> &Arc<Registry> {
+    pub fn registry(&self) -> &Arc<ModRegistry> {
         &self.0.registry
     }
 

@@ -9,7 +9,7 @@ use super::startup;
 use crate::api::{App, Listeners, State, keep_used, used_files};
 use crate::config::{Config, KeyHash, Security};
 use crate::events::{Item, RunId, Signal};
-use crate::mods::{Registry, handed};
+use crate::mods::{ModRegistry, source_store};
 use crate::trace::document::{Document, RequestExtras, RequestMeta};
 use chrono::Utc;
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ pub struct Local {
 
 impl Local {
     /// Starts an engine and returns it with the way to reach it.
-    pub async fn start(mut config: Config, registry: Registry, record: Record) -> anyhow::Result<(Self, Server)> {
+    pub async fn start(mut config: Config, registry: ModRegistry, record: Record) -> anyhow::Result<(Self, Server)> {
         let key: [u8; 32] = rand::random();
         let key = key.map(|byte| format!("{byte:02x}")).concat();
         config.server.security = Security { keys: vec![KeyHash::of(&key)], ..Security::default() };
@@ -90,7 +90,7 @@ impl Local {
     pub fn hand_sources(&self, document: &Document) -> Vec<String> {
         let lay = |(name, _): (String, String)| {
             let source = self.app.registry().get(&name)?.source_text()?;
-            let laid = handed::lay(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
+            let laid = source_store::store(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
             laid.inspect_err(|error| tracing::debug!(mod.name = name, "its source is not handed over: {error}")).ok()
         };
         used_files(document).into_iter().filter_map(lay).collect()
@@ -98,7 +98,7 @@ impl Local {
 
     /// Takes away what of them nobody took, and says whether there was any.
     pub fn take_back_sources(&self, hashes: &[String]) -> bool {
-        hashes.iter().filter(|hash| handed::remove(&self.app.config().data.dir, hash)).count() > 0
+        hashes.iter().filter(|hash| source_store::remove(&self.app.config().data.dir, hash)).count() > 0
     }
 
     /// Stops the engine and the database.

@@ -6,7 +6,7 @@ use super::local::{Local, Record};
 use super::startup;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, DEFAULT_ADDRESS, ModsConfig};
-use crate::mods::Registry;
+use crate::mods::ModRegistry;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -44,7 +44,7 @@ impl PlaceArgs {
         if !here && let Some(server) = self.server.find().await? {
             return Ok((Place::on(server), mods.to_vec()));
         }
-        let registry = Registry::with_builtin();
+        let registry = ModRegistry::with_builtin();
         let config = ModsConfig::try_from(self.engine.mods.clone())?;
         let mut names = Vec::new();
         for name in mods {
@@ -85,7 +85,7 @@ impl Place {
         mut engine: EngineFlags,
         data: DataFlags,
         server: &ServerArgs,
-        registry: Registry,
+        registry: ModRegistry,
         own_database: bool,
     ) -> anyhow::Result<Self> {
         // One slot is enough for one person, and its context can be as large as the model's.

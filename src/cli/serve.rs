@@ -5,7 +5,7 @@ use crate::api::{App, Followed, Listeners, State, keep_used, sleep_when_idle};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
-use crate::mods::{Registry, Watch};
+use crate::mods::{FolderWatch, ModRegistry};
 use chrono::Utc;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
-    let app = App::new(Arc::clone(&config), Arc::new(Registry::with_builtin()), Utc::now);
+    let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), Utc::now);
     let server = tokio::spawn(listeners.serve(app.clone()));
     let progress = Arc::new(Progress::new(Some(app.clone())));
     let started = signals.abandon(start(&app, &progress)).await;
@@ -80,7 +80,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
 }
 
 /// Brings everything up; the folder of mods is watched for as long as what it returns is kept.
-async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Watch>> {
+async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
     let config = app.config();
     let store = startup::open_store(&config.data, progress).await?;
     let (recorder, live) = store.recorder();

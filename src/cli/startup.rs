@@ -5,9 +5,9 @@ use crate::api::{App, Step};
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
 use crate::model::llama::{Device, Placement, backend, devices, why_no_gpu};
-use crate::mods::python::sandbox::{self, Policy};
-use crate::mods::python::{Limits, LoadError, PythonMods, read_source};
-use crate::mods::{Folder, Registry, SourceText};
+use crate::mods::python::sandbox::{self, SandboxPolicy};
+use crate::mods::python::{LoadError, PythonMods, WorkerLimits, read_source};
+use crate::mods::{ModFolder, ModRegistry, ModSource};
 use crate::store::{Database, Retention, Store};
 use anyhow::Context;
 use std::path::Path;
@@ -106,7 +106,7 @@ pub fn list_devices() -> anyhow::Result<()> {
 pub fn python_mods(config: &ModsConfig) -> PythonMods {
     let defaults = PythonMods::default();
     PythonMods {
-        limits: Limits {
+        limits: WorkerLimits {
             call: config.timeout,
             idle: config.idle,
             workers: config.workers,
@@ -114,9 +114,9 @@ pub fn python_mods(config: &ModsConfig) -> PythonMods {
             ..defaults.limits
         },
         policy: match config.sandbox {
-            ModSandbox::Uploaded => Policy::Uploaded,
-            ModSandbox::All => Policy::All,
-            ModSandbox::Off => Policy::Off,
+            ModSandbox::Uploaded => SandboxPolicy::Uploaded,
+            ModSandbox::All => SandboxPolicy::All,
+            ModSandbox::Off => SandboxPolicy::Off,
         },
         launcher: std::env::current_exe().ok().map(|program| sandbox::install(program).clone()),
         ..defaults
@@ -124,14 +124,14 @@ pub fn python_mods(config: &ModsConfig) -> PythonMods {
 }
 
 /// Finds out what this system can keep mods in, and says it.
-pub async fn tell_sandbox(registry: &Registry) {
+pub async fn tell_sandbox(registry: &ModRegistry) {
     let mods = registry.python();
     let Some(launcher) = mods.launcher.clone() else {
         return tracing::warn!("there is no sandbox for mods: this program does not know where it is");
     };
     let tried = tokio::task::spawn_blocking(move || launcher.support().map(str::to_owned).map_err(str::to_owned)).await;
     match (mods.policy, tried) {
-        (Policy::Off, _) => {
+        (SandboxPolicy::Off, _) => {
             tracing::warn!("--mod-sandbox off: mods that clients upload run with the rights of the server");
         }
         (_, Ok(Ok(found))) => tracing::info!("mods that clients upload run in a sandbox: {found}"),
@@ -145,23 +145,23 @@ pub async fn tell_sandbox(registry: &Registry) {
 /// Registers the mods of the configured folder, and returns it for who wants to watch it. One that cannot be loaded is
 /// told, and keeps nothing else away.
 pub async fn register_mods(
-    registry: &Arc<Registry>,
+    registry: &Arc<ModRegistry>,
     config: &Config,
     progress: &Progress,
-) -> anyhow::Result<Option<Folder>> {
-    registry.run_python(python_mods(&config.engine.mods));
+) -> anyhow::Result<Option<ModFolder>> {
+    registry.set_python(python_mods(&config.engine.mods));
     let Some(dir) = config.engine.mods.dir.clone() else { return Ok(None) };
     progress.begin("loading mods");
-    let mut folder = Folder::new(dir, registry.python());
+    let mut folder = ModFolder::new(dir, registry.python());
     let registry = Arc::clone(registry);
     let look = move || folder.sync(&registry).map(|()| folder);
     Ok(Some(tokio::task::spawn_blocking(look).await??))
 }
 
 /// Registers the mods of a file and returns their names, in the order of the file.
-pub async fn register_file(registry: &Registry, config: &ModsConfig, file: &Path) -> anyhow::Result<Vec<String>> {
-    registry.run_python(python_mods(config));
-    let source = SourceText::Text(read_source(file).with_context(|| format!("cannot read {}", file.display()))?);
+pub async fn register_file(registry: &ModRegistry, config: &ModsConfig, file: &Path) -> anyhow::Result<Vec<String>> {
+    registry.set_python(python_mods(config));
+    let source = ModSource::Text(read_source(file).with_context(|| format!("cannot read {}", file.display()))?);
     let (python, name) = (registry.python(), file.file_name().unwrap_or_default().to_string_lossy().into_owned());
     let found = tokio::task::spawn_blocking(move || source.mods(&name, None, &python)).await?;
     let found = found.map_err(|error| anyhow::anyhow!(described(&error)))?;

@@ -141,11 +141,11 @@ impl Run {
         }
     }
 
-    /// Takes `count` tokens off the end. Of those that a full context let go, `let_go` stay in the answer.
-    fn take_back(&mut self, count: usize, let_go: usize) {
+    /// Takes `count` tokens off the end. Of those that a full context let go, `stop_polling` stay in the answer.
+    fn take_back(&mut self, count: usize, stop_polling: usize) {
         let before = self.generated();
         self.sequence.truncate(self.sequence.len() - count);
-        self.gone.generated = let_go;
+        self.gone.generated = stop_polling;
         self.cached = self.cached.min(self.sequence.len());
         self.kept_valid = false;
         let generated = self.generated();
@@ -155,7 +155,7 @@ impl Run {
         let tokens = unsent_from.saturating_sub(generated);
         self.tell_taken_back(tokens);
         let chars = self.answer.truncate(generated);
-        if chars > 0 || (tokens > 0 && !self.request.report.each_token) {
+        if chars > 0 || (tokens > 0 && !self.request.report.per_token) {
             self.outbox.push_back(Output::Retract { chars, tokens });
         }
         self.sampler.rewind(generated);
@@ -173,7 +173,7 @@ impl Run {
         self.memory = Memory::default();
         self.sequence = tokens;
         if let Some(max_steps) = max_steps {
-            self.max_tokens = self.request.limits.held(max_steps) as usize;
+            self.max_tokens = self.request.limits.capped(max_steps) as usize;
         }
         // The spans described the prompt that was replaced.
         self.request.spans.clear();

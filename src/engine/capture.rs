@@ -22,7 +22,7 @@ const SUM_TOLERANCE: f32 = 0.02;
 
 /// Codes `[layer][head][row_len]` probabilities as tiers T0 and T1: `(values, layers, heads, row_len)`. `None` for a row that
 /// cannot be coded.
-pub type AttentionCoder = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
+pub type AttentionEncodeFn = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
 
 enum Job {
     Row(RunId, i32, Arc<Captured>),
@@ -39,7 +39,7 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Starts the thread; coded rows go to `recorder`.
-    pub fn start(coder: AttentionCoder, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
+    pub fn start(coder: AttentionEncodeFn, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
@@ -80,7 +80,7 @@ impl Capture {
 
 fn code_rows(
     queue: &Receiver<Job>,
-    coder: AttentionCoder,
+    coder: AttentionEncodeFn,
     recorder: &mpsc::Sender<Signal>,
     waiting: &AtomicUsize,
     waiting_bytes: &AtomicUsize,
@@ -108,7 +108,7 @@ fn code_rows(
     }
 }
 
-fn code(coder: AttentionCoder, sequence_order: i32, captured: &Captured) -> Option<AttentionStep> {
+fn code(coder: AttentionEncodeFn, sequence_order: i32, captured: &Captured) -> Option<AttentionStep> {
     let Captured { row_len, layer_ids, heads, values, .. } = captured;
     let (row_len, heads, layers) = (*row_len as usize, *heads as usize, layer_ids.len());
     if layers == 0 || heads == 0 || values.len() != layers * heads * row_len {

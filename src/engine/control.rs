@@ -26,7 +26,7 @@ const MOST_PARKED: usize = 16;
 
 /// The way to a run that is under way; cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Control {
+pub struct RunControl {
     run: RunId,
     commands: Sender<Command>,
     vocabulary: Arc<Vocabulary>,
@@ -39,39 +39,39 @@ pub struct RunOver;
 
 /// Where a run stands after an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct RunProgress {
     /// Tokens in its answer.
     pub generated: u32,
     /// What it does.
-    pub activity: Activity,
+    pub activity: RunActivity,
     /// How long it has gone on, rests not counted.
     pub worked: Duration,
 }
 
 /// What a run does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activity {
+pub enum RunActivity {
     /// It waits for a slot.
-    Waiting,
+    Queued,
     /// It has a slot and goes on.
     Running,
     /// It has a slot and rests.
-    Resting,
+    Paused,
     /// It rests and has given its slot back.
-    Parked,
+    Preempted,
     /// It is over.
-    Over,
+    Finished,
 }
 
 /// What became of a thought that was to be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Thought {
+pub enum EndThinking {
     /// It ends with the next tokens.
     Ended,
     /// The run is not thinking.
-    None,
+    NotThinking,
     /// The run was begun without a [`super::ThinkingBudget`].
-    Unwatched,
+    NoBudget,
 }
 
 /// An order to a run.
@@ -83,7 +83,7 @@ pub(super) enum Order {
     /// End; what was said is the answer.
     Stop(String),
     /// End the thought that is going on, and tell whether there was one.
-    EndThought(oneshot::Sender<Thought>),
+    EndThought(oneshot::Sender<EndThinking>),
     /// Only say where it stands.
     Look,
 }
@@ -103,7 +103,7 @@ pub(super) struct Rest {
     slot_until: Option<Instant>,
 }
 
-impl Control {
+impl RunControl {
     pub(super) fn new(run: RunId, commands: Sender<Command>, vocabulary: Arc<Vocabulary>) -> Self {
         Self { run, commands, vocabulary }
     }
@@ -112,7 +112,7 @@ impl Control {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn pause(&self, slot_for: Duration) -> Result<Standing, RunOver> {
+    pub async fn pause(&self, slot_for: Duration) -> Result<RunProgress, RunOver> {
         self.order(Order::Pause(slot_for)).await
     }
 
@@ -120,7 +120,7 @@ impl Control {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn resume(&self) -> Result<Standing, RunOver> {
+    pub async fn resume(&self) -> Result<RunProgress, RunOver> {
         self.order(Order::Resume).await
     }
 
@@ -129,7 +129,7 @@ impl Control {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn modify(&self, mut sampling: Sampling, limits: Limits, note: String) -> Result<Standing, RunOver> {
+    pub async fn modify(&self, mut sampling: Sampling, limits: Limits, note: String) -> Result<RunProgress, RunOver> {
         super::submit::ban_ends(&mut sampling, &limits, &self.vocabulary);
         let vocabulary = Arc::clone(&self.vocabulary);
         let make = move || {
@@ -144,7 +144,7 @@ impl Control {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn stop(&self, why: impl Into<String>) -> Result<Standing, RunOver> {
+    pub async fn stop(&self, why: impl Into<String>) -> Result<RunProgress, RunOver> {
         self.order(Order::Stop(why.into())).await
     }
 
@@ -152,7 +152,7 @@ impl Control {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn end_thought(&self) -> Result<Thought, RunOver> {
+    pub async fn end_thinking(&self) -> Result<EndThinking, RunOver> {
         let (answer, answered) = oneshot::channel();
         self.order(Order::EndThought(answer)).await?;
         answered.await.map_err(|_| RunOver)
@@ -162,11 +162,11 @@ impl Control {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn look(&self) -> Result<Standing, RunOver> {
+    pub async fn progress(&self) -> Result<RunProgress, RunOver> {
         self.order(Order::Look).await
     }
 
-    async fn order(&self, order: Order) -> Result<Standing, RunOver> {
+    async fn order(&self, order: Order) -> Result<RunProgress, RunOver> {
         let (answer, answered) = oneshot::channel();
         self.commands.send(Command::Control(self.run, order, answer)).map_err(|_| RunOver)?;
         answered.await.map_err(|_| RunOver)
@@ -204,17 +204,17 @@ impl Live {
         self.run.abort(reason, message.into());
     }
 
-    fn standing(&self, activity: Activity) -> Standing {
-        let activity = if self.run.end.is_some() { Activity::Over } else { activity };
+    fn standing(&self, activity: RunActivity) -> RunProgress {
+        let activity = if self.run.end.is_some() { RunActivity::Finished } else { activity };
         let rest = self.rest.map_or(Duration::ZERO, |rest| rest.since.elapsed());
         let worked = Duration::from_micros(self.run.elapsed_us()).saturating_sub(rest);
-        Standing { generated: self.run.generated() as u32, activity, worked }
+        RunProgress { generated: self.run.generated() as u32, activity, worked }
     }
 }
 
 impl Scheduler<'_> {
     /// Does what a run is told. A run that is over does not answer.
-    pub(super) fn control(&mut self, id: RunId, order: Order, answer: oneshot::Sender<Standing>) {
+    pub(super) fn control(&mut self, id: RunId, order: Order, answer: oneshot::Sender<RunProgress>) {
         let standing = if let Some(at) = self.slots.iter().position(|slot| is(slot.live.as_ref(), id)) {
             self.control_in_slot(at, order)
         } else if let Some(at) = self.queue.iter().position(|live| live.run.id == id) {
@@ -229,7 +229,7 @@ impl Scheduler<'_> {
         }
     }
 
-    fn control_in_slot(&mut self, at: usize, order: Order) -> Option<Standing> {
+    fn control_in_slot(&mut self, at: usize, order: Order) -> Option<RunProgress> {
         let live = self.slots[at].live.as_mut()?;
         match order {
             Order::Pause(slot_for) => {
@@ -239,26 +239,26 @@ impl Scheduler<'_> {
             Order::Resume => live.wake(),
             other => live.obey(other),
         }
-        Some(live.standing(if live.rest.is_some() { Activity::Resting } else { Activity::Running }))
+        Some(live.standing(if live.rest.is_some() { RunActivity::Paused } else { RunActivity::Running }))
     }
 
-    fn control_in_queue(&mut self, at: usize, order: Order) -> Option<Standing> {
+    fn control_in_queue(&mut self, at: usize, order: Order) -> Option<RunProgress> {
         if matches!(order, Order::Pause(_) | Order::Stop(_)) {
             // Without a slot it rests where those are that have none.
             let mut live = self.queue.remove(at)?;
             self.waiting.fetch_sub(1, Ordering::AcqRel);
             live.rest = Some(Rest { since: Instant::now(), slot_until: None });
             live.obey(order);
-            let standing = live.standing(Activity::Parked);
+            let standing = live.standing(RunActivity::Preempted);
             self.parked.push(live);
             return Some(standing);
         }
         let live = self.queue.get_mut(at)?;
         live.obey(order);
-        Some(live.standing(Activity::Waiting))
+        Some(live.standing(RunActivity::Queued))
     }
 
-    fn control_parked(&mut self, at: usize, order: Order) -> Standing {
+    fn control_parked(&mut self, at: usize, order: Order) -> RunProgress {
         let live = &mut self.parked[at];
         match order {
             Order::Pause(_) => {
@@ -272,13 +272,13 @@ impl Scheduler<'_> {
             }
             order => live.obey(order),
         }
-        live.standing(Activity::Parked)
+        live.standing(RunActivity::Preempted)
     }
 
     /// Lets a run without a slot wait for one, before others that came later.
-    fn queue_again(&mut self, at: usize) -> Standing {
+    fn queue_again(&mut self, at: usize) -> RunProgress {
         let live = self.parked.swap_remove(at);
-        let standing = live.standing(Activity::Waiting);
+        let standing = live.standing(RunActivity::Queued);
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let turn = self.queue.partition_point(|other| other.arrival < live.arrival);
         self.queue.insert(turn, live);
@@ -352,9 +352,9 @@ impl Live {
             }
             Order::EndThought(answer) => {
                 let thought = match self.run.thinking.as_mut().map(Thinking::end) {
-                    Some(true) => Thought::Ended,
-                    Some(false) => Thought::None,
-                    None => Thought::Unwatched,
+                    Some(true) => EndThinking::Ended,
+                    Some(false) => EndThinking::NotThinking,
+                    None => EndThinking::NoBudget,
                 };
                 // Who has gone meanwhile needs no answer.
                 let _ = answer.send(thought);

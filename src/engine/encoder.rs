@@ -4,7 +4,7 @@
 //! Nothing waits for company: what arrives during a decode goes into the next. A request whose client has gone is
 //! dropped before its next input.
 
-use super::status::Status;
+use super::status::EngineStatus;
 use crate::events::TokenId;
 use crate::model::llama::{Activation, Declared, EncoderContext, EncoderOptions, Head, HeadError, Pooling, Wanted};
 use crate::model::{Error, Model};
@@ -36,13 +36,13 @@ pub struct EncoderSettings {
 
 /// Why something is not encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Off {
+pub enum EncoderUnavailable {
     /// Nobody asked for embeddings.
     #[error("this server does not give embeddings; start it with --embedding")]
     Embeddings,
     /// Nobody asked for scores.
     #[error("this server does not score texts; start it with --reranking")]
-    Scores,
+    ScoreInfo,
     /// The user asked for what is no embedding.
     #[error("--pooling rank gives scores and no embeddings; start the server with --pooling mean, cls, last or none")]
     Ranked,
@@ -94,7 +94,7 @@ pub enum EncodeError {
 
 /// What the scores of a model are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scores {
+pub struct ScoreInfo {
     /// Name of each, in the order in which they come.
     pub labels: Vec<String>,
     /// Whether the relevance of a document is the first one's share after softmax.
@@ -107,12 +107,12 @@ pub struct Encoder(Arc<Inner>);
 
 struct Inner {
     model: Arc<Model>,
-    embeddings: Result<Pooling, Off>,
-    scores: Result<Scores, Off>,
+    embeddings: Result<Pooling, EncoderUnavailable>,
+    scores: Result<ScoreInfo, EncoderUnavailable>,
     longest: usize,
     commands: Option<Sender<Command>>,
     waiting: Arc<AtomicUsize>,
-    status: Arc<Status>,
+    status: Arc<EngineStatus>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -155,10 +155,10 @@ impl Encoder {
         }
         let longest = context.longest as usize;
         let waiting = Arc::new(AtomicUsize::new(0));
-        let scores = plan.scores.as_ref().map(|head| Scores { labels: head.labels.clone(), softmax: head.softmax });
+        let scores = plan.scores.as_ref().map(|head| ScoreInfo { labels: head.labels.clone(), softmax: head.softmax });
         let (scores, head) = (scores.map_err(Clone::clone), plan.scores.ok());
         let is_off = plan.embeddings.is_err() && head.is_none();
-        let status = Arc::new(Status::new(0));
+        let status = Arc::new(EngineStatus::new(0));
         let started =
             if is_off { None } else { Some(spawn(Arc::clone(&model), context, head, Arc::clone(&status)).await?) };
         let (commands, thread) = started.unzip();
@@ -171,7 +171,7 @@ impl Encoder {
     ///
     /// # Errors
     /// Why there are none.
-    pub fn embeddings(&self) -> Result<Pooling, &Off> {
+    pub fn embeddings(&self) -> Result<Pooling, &EncoderUnavailable> {
         self.0.embeddings.as_ref().copied()
     }
 
@@ -179,13 +179,13 @@ impl Encoder {
     ///
     /// # Errors
     /// Why there are none.
-    pub fn scores(&self) -> Result<&Scores, &Off> {
+    pub fn scores(&self) -> Result<&ScoreInfo, &EncoderUnavailable> {
         self.0.scores.as_ref()
     }
 
     /// Most tokens of an input.
     #[must_use]
-    pub fn longest(&self) -> usize {
+    pub fn max_input_tokens(&self) -> usize {
         self.0.longest
     }
 
@@ -228,7 +228,7 @@ impl Encoder {
 
     /// Returns the counters of its work.
     #[must_use]
-    pub fn status(&self) -> &Arc<Status> {
+    pub fn status(&self) -> &Arc<EngineStatus> {
         &self.0.status
     }
 
@@ -255,8 +255,8 @@ impl Encoder {
 
 /// What a model gives, and why not.
 struct Plan {
-    embeddings: Result<Pooling, Off>,
-    scores: Result<Head, Off>,
+    embeddings: Result<Pooling, EncoderUnavailable>,
+    scores: Result<Head, EncoderUnavailable>,
 }
 
 impl Plan {
@@ -265,21 +265,21 @@ impl Plan {
         let nothing_said = !settings.embeddings && !settings.reranking;
         let scores = if settings.reranking || nothing_said && (declared == Some(Declared::Ranks) || !model.generates())
         {
-            model.head(settings.head).map_err(Off::Head)
+            model.head(settings.head).map_err(EncoderUnavailable::Head)
         } else {
-            Err(Off::Scores)
+            Err(EncoderUnavailable::ScoreInfo)
         };
         let is_made_for_it = !model.generates() || matches!(declared, Some(Declared::Embeds(_)));
         let embeddings = if settings.embeddings || nothing_said && is_made_for_it {
             match (declared, settings.pooling) {
-                (_, Some(Declared::Ranks)) => Err(Off::Ranked),
+                (_, Some(Declared::Ranks)) => Err(EncoderUnavailable::Ranked),
                 (Some(Declared::Embeds(pooling)), _) => Ok(pooling),
                 // What its head reads is what it was trained to say something with.
                 (Some(Declared::Ranks), _) => Ok(model.ranked_pooling()),
                 (None, _) => Ok(Pooling::Mean),
             }
         } else {
-            Err(Off::Embeddings)
+            Err(EncoderUnavailable::Embeddings)
         };
         Self { embeddings, scores }
     }
@@ -310,8 +310,8 @@ impl Plan {
                 pooling = ?head.pooling,
                 "scores are on"
             ),
-            Err(Off::Head(HeadError::None)) if !settings.reranking => {}
-            Err(reason @ Off::Head(_)) => tracing::warn!(model = name, "no scores: {reason}"),
+            Err(EncoderUnavailable::Head(HeadError::None)) if !settings.reranking => {}
+            Err(reason @ EncoderUnavailable::Head(_)) => tracing::warn!(model = name, "no scores: {reason}"),
             Err(_) => {}
         }
     }
@@ -321,7 +321,7 @@ async fn spawn(
     model: Arc<Model>,
     options: EncoderOptions,
     head: Option<Head>,
-    status: Arc<Status>,
+    status: Arc<EngineStatus>,
 ) -> Result<(Sender<Command>, JoinHandle<()>), Error> {
     let (commands, inbox) = channel();
     let (ready, started) = oneshot::channel();
@@ -342,7 +342,7 @@ async fn spawn(
     Ok((commands, thread))
 }
 
-fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>, status: &Status) {
+fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>, status: &EngineStatus) {
     let mut jobs = VecDeque::new();
     loop {
         if jobs.is_empty() {
@@ -363,7 +363,7 @@ fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>, status: &Stat
 }
 
 /// One decode: the next inputs of the jobs in turn, as many as fit.
-fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, status: &Status) {
+fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, status: &EngineStatus) {
     let rounds = jobs.iter().map(|job| job.inputs.len() - job.done.len()).max().unwrap_or(0);
     let in_turn = (0..rounds).flat_map(|round| {
         jobs.iter().enumerate().filter_map(move |(index, job)| Some((index, job.inputs.get(job.done.len() + round)?)))

@@ -40,7 +40,7 @@ impl Run {
         message: Option<String>,
         tool_calls: Option<serde_json::Value>,
     ) {
-        if self.request.report.each_token {
+        if self.request.report.per_token {
             self.send_last_tokens();
         } else {
             let rest = self.answer.take_rest();
@@ -52,7 +52,7 @@ impl Run {
         let message = message.into_iter().chain(switched_off).reduce(|all, next| all + "; " + &next);
         // Without a slot it has only waited.
         let worked_us =
-            if self.meter.slot.get().is_some() { self.elapsed_us().saturating_sub(self.begun_us) } else { 0 };
+            if self.metrics.slot.get().is_some() { self.elapsed_us().saturating_sub(self.begun_us) } else { 0 };
         let prompt_us = self.prompt_us.unwrap_or(worked_us);
         let end = Arc::new(RunEnd {
             completed_at: self.journal.now(),

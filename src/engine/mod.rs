@@ -40,14 +40,14 @@ mod thinking;
 
 pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{Attends, Captured, Sampling, Stage, Unseen};
-pub use capture::AttentionCoder;
-pub use control::{Activity, Control, RunOver, Standing, Thought};
+pub use capture::AttentionEncodeFn;
+pub use control::{EndThinking, RunActivity, RunControl, RunOver, RunProgress};
 pub use journal::Clock;
-pub use output::{Delta, Generation, Output, Progress};
-pub use request::{Limits, Overflow, RecordPolicy, Report, Request};
+pub use output::{Generation, Output, PromptProgress, TextDelta};
+pub use request::{Limits, Overflow, RecordPolicy, ReportOptions, Request};
 pub use ses1::Ses1Error;
-pub use slots::{SlotError, SlotState, SlotTokens};
-pub use status::{Counts, Meter, Occupant, PromptDone, SlotView, Status, Totals};
+pub use slots::{SlotError, SlotSnapshot, SlotTokens};
+pub use status::{EngineCounts, EngineStatus, PromptTiming, RunMetrics, SlotRun, SlotView, TokenTotals};
 pub use submit::SubmitError;
 pub use thinking::ThinkingBudget;
 
@@ -100,7 +100,7 @@ pub struct Options {
     /// Most tokens that the answer of any run may have; `None` for as many as fit.
     pub max_tokens: Option<u32>,
     /// Codes attention for storage.
-    pub attention_coder: AttentionCoder,
+    pub encode_attention: AttentionEncodeFn,
     /// Tells the time of day.
     pub clock: Clock,
 }
@@ -120,7 +120,7 @@ struct Inner {
     identification: Identification,
     /// `None` without capture.
     attends: Option<Result<Attends, Unseen>>,
-    status: Arc<Status>,
+    status: Arc<EngineStatus>,
     /// Cloned into every run.
     counted: Arc<()>,
     promises: Option<Promises>,
@@ -133,8 +133,8 @@ struct Inner {
 impl Engine {
     /// The way to a run of this engine; what is said to one that is not under way comes back as [`RunOver`].
     #[must_use]
-    pub fn control(&self, run: crate::events::RunId) -> Control {
-        Control::new(run, self.inner.commands.clone(), Arc::clone(self.inner.model.vocabulary()))
+    pub fn control(&self, run: crate::events::RunId) -> RunControl {
+        RunControl::new(run, self.inner.commands.clone(), Arc::clone(self.inner.model.vocabulary()))
     }
 
     /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is one. For a
@@ -151,7 +151,7 @@ impl Engine {
         let weak = recorder.downgrade();
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
-        let status = Arc::new(Status::new(options.parallel));
+        let status = Arc::new(EngineStatus::new(options.parallel));
         let home = |model: &Model, layout| Home { vocabulary: model.vocabulary().len(), layout };
         if !model.generates() {
             let inner = Inner {
@@ -192,7 +192,7 @@ impl Engine {
                     let layout = context.learn_layout()?;
                     let capture = options
                         .attention
-                        .then(|| Capture::start(options.attention_coder, recorder.clone()))
+                        .then(|| Capture::start(options.encode_attention, recorder.clone()))
                         .transpose()
                         .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
                     Ok((context, capture, layout))
@@ -267,7 +267,7 @@ impl Engine {
 
     /// What the decode thread is doing.
     #[must_use]
-    pub fn status(&self) -> &Arc<Status> {
+    pub fn status(&self) -> &Arc<EngineStatus> {
         &self.inner.status
     }
 
@@ -280,7 +280,7 @@ impl Engine {
             None => Err(SubmitError::AttentionOff),
             Some(Ok(attends)) => Ok(attends),
             Some(Err(why)) => {
-                Err(SubmitError::AttentionUnseen { model: self.inner.model.name().to_owned(), why: *why })
+                Err(SubmitError::AttentionUnsupported { model: self.inner.model.name().to_owned(), why: *why })
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What a surface gets of its run.
 
-use super::control::Control;
-use super::status::Meter;
+use super::control::RunControl;
+use super::status::RunMetrics;
 use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasure};
 use crate::model::llama::Captured;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone)]
 pub enum Output {
     /// Text was appended to the answer, and will not be taken back unless a `Retract` says so.
-    Text(Delta),
+    Text(TextDelta),
     /// A mod took back more than the stream had held back: the last characters of the answer are gone, and the last tokens.
     Retract {
         /// Unicode scalar values to remove from the end. There may be more of them than of the tokens, since what could now become
@@ -23,14 +23,14 @@ pub enum Output {
     /// How probable the tokens of the prompt were, where it was asked for; before any text.
     Prompt(Vec<(TokenMeasure, Vec<Alternative>)>),
     /// How far the prompt is, where it was asked for.
-    Progress(Progress),
+    Progress(PromptProgress),
     /// The run is over; always the last output.
     Ended(Arc<RunEnd>),
 }
 
 /// Text, with the tokens it came from.
 #[derive(Debug, Clone, Default)]
-pub struct Delta {
+pub struct TextDelta {
     /// Complete UTF-8; may be empty when a token only began a character.
     pub text: String,
     /// The tokens, with the most probable alternatives of the model for each; the list is empty for forced tokens.
@@ -40,14 +40,14 @@ pub struct Delta {
     pub rows: Vec<Option<Arc<Captured>>>,
     /// Tokens of earlier deltas that a mod took back, the newest first, where each token was asked for; they went before
     /// `tokens` came.
-    pub taken_back: usize,
+    pub retracted: usize,
     /// Why the run ends with this, where that is known already.
     pub last: Option<FinishReason>,
 }
 
 /// How far a prompt is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct PromptProgress {
     /// Tokens of the prompt.
     pub total: u32,
     /// Tokens whose state was there already.
@@ -66,9 +66,9 @@ pub struct Generation {
     /// The client's id, or ours as text.
     pub request_id: String,
     /// What becomes known of it before it ends.
-    pub meter: Arc<Meter>,
+    pub metrics: Arc<RunMetrics>,
     /// What happens to it.
     pub output: mpsc::Receiver<Output>,
     /// The way to it.
-    pub control: Control,
+    pub control: RunControl,
 }

@@ -4,7 +4,7 @@ use super::journal::Journal;
 use super::measure::Distribution;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
-use crate::mods::{Action, Call, Done, Exception, Log, LogitEdit, Pending, Reply, Session};
+use crate::mods::{Action, Call, LogitEdit, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) struct ActiveMod {
     /// Whether its plain Noops are worth recording: a built-in's are not.
     pub records_noop: bool,
     /// Its part in this run.
-    pub session: Box<dyn Session>,
+    pub session: Box<dyn ModInstance>,
     /// How it fares.
     pub health: Health,
 }
@@ -89,7 +89,7 @@ impl Passage {
     }
 
     /// Calls the mod; `None` says that its answer will come through `done`.
-    pub fn call(&mut self, session: &mut dyn Session, call: &Call<'_>, done: Done) -> Option<Reply> {
+    pub fn call(&mut self, session: &mut dyn ModInstance, call: &Call<'_>, done: ReplySender) -> Option<Reply> {
         let begun = Instant::now();
         self.called_at = Some(begun);
         match session.call(call, done) {
@@ -126,7 +126,7 @@ impl Passage {
             } else {
                 Some(format!("{} is not permitted on {}", action.kind().as_str(), self.event.as_str()))
             };
-            exception = wrong.map(|message| Exception { message, traceback: None });
+            exception = wrong.map(|message| ModException { message, traceback: None });
         }
         if exception.is_some() {
             action = Action::Noop;
@@ -134,7 +134,7 @@ impl Passage {
         let failure = exception.as_ref().map(|exception| exception.message.as_str());
         let switched_off = active.health.note(&active.name, self.event, self.step, failure).map(|message| {
             tracing::warn!(mod.name = active.name, "{message}");
-            Log { level: LogLevel::Error, message: message.to_owned() }
+            ModLogLine { level: LogLevel::Error, message: message.to_owned() }
         });
         let (failed, message, traceback) = match exception {
             Some(exception) => (true, Some(exception.message), exception.traceback),

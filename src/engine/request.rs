@@ -3,7 +3,7 @@ use crate::events::{Span, Surface, TokenId};
 use crate::model::chat::answer::Reading;
 use crate::model::grammar::Constraint;
 use crate::model::llama::{AdapterSet, Sampling};
-use crate::mods::Chosen;
+use crate::mods::SelectedMod;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub struct Request {
     /// Control tokens that are part of the answer's text, e.g. those that begin a tool call; others are not.
     pub visible: Vec<TokenId>,
     /// Mods in order.
-    pub mods: Vec<Chosen>,
+    pub mods: Vec<SelectedMod>,
     /// Whether attention is captured and recorded.
     pub attention: bool,
     /// How many alternatives are recorded per token.
@@ -67,7 +67,7 @@ pub struct Request {
     /// What happens when the context is full.
     pub overflow: Overflow,
     /// What the surface wants to hear of besides the answer.
-    pub report: Report,
+    pub report: ReportOptions,
 }
 
 impl Request {
@@ -98,7 +98,7 @@ impl Request {
             attention: false,
             alternatives: Self::ALTERNATIVES,
             record: RecordPolicy::default(),
-            report: Report::default(),
+            report: ReportOptions::default(),
             slot: None,
             cache_prompt: true,
             cache_reuse: 0,
@@ -136,7 +136,7 @@ pub enum Overflow {
 
 /// What a surface wants to hear of besides the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Report {
+pub struct ReportOptions {
     /// How probable each token of the prompt was: an [`super::Output::Prompt`]. The whole prompt is decoded for it, whatever
     /// state there was.
     pub prompt_probabilities: bool,
@@ -145,9 +145,9 @@ pub struct Report {
     /// Alternatives as they stood after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,
     /// Every token as soon as it stands, those of a stop string included, instead of the text of the answer. What a mod
-    /// takes back is told as [`super::Delta::taken_back`].
-    pub each_token: bool,
-    /// With each token the attention that it was drawn with, in [`super::Delta::rows`]. Needs `attention` and `each_token`.
+    /// takes back is told as [`super::TextDelta::taken_back`].
+    pub per_token: bool,
+    /// With each token the attention that it was drawn with, in [`super::TextDelta::rows`]. Needs `attention` and `per_token`.
     pub attention_rows: bool,
 }
 
@@ -172,10 +172,10 @@ pub struct Limits {
     pub max_time: Option<Duration>,
     /// What the client asked for as `max_tokens`; `None` where it left that to the server.
     #[serde(skip)]
-    pub asked: Option<u32>,
-    /// Most tokens that the server lets any run have; `None` for any number. [`Limits::hold_to`] sets it.
+    pub requested_max_tokens: Option<u32>,
+    /// Most tokens that the server lets any run have; `None` for any number. [`Limits::apply_server_limit`] sets it.
     #[serde(skip)]
-    pub most: Option<u32>,
+    pub server_max_tokens: Option<u32>,
 }
 
 impl Limits {
@@ -190,8 +190,8 @@ impl Limits {
             ignore_eos: false,
             min_indent: 0,
             max_time: None,
-            asked: None,
-            most: None,
+            requested_max_tokens: None,
+            server_max_tokens: None,
         }
     }
 
@@ -199,12 +199,12 @@ impl Limits {
     ///
     /// # Errors
     /// The client asked for more.
-    pub fn hold_to(&mut self, most: Option<u32>) -> Result<(), SubmitError> {
-        let Some(limit) = most else { return Ok(()) };
-        if let Some(asked) = self.asked.filter(|&asked| asked > limit) {
-            return Err(SubmitError::TooManyTokens { asked, limit });
+    pub fn apply_server_limit(&mut self, max: Option<u32>) -> Result<(), SubmitError> {
+        let Some(limit) = max else { return Ok(()) };
+        if let Some(requested) = self.requested_max_tokens.filter(|&requested| requested > limit) {
+            return Err(SubmitError::TooManyTokens { requested, limit });
         }
-        self.most = most;
+        self.server_max_tokens = max;
         self.max_tokens = self.max_tokens.min(limit);
         self.max_steps = self.max_steps.min(Self::new(limit).max_steps);
         Ok(())
@@ -212,8 +212,8 @@ impl Limits {
 
     /// As many tokens, or as many as the server lets any run have.
     #[must_use]
-    pub fn held(&self, tokens: u32) -> u32 {
-        self.most.map_or(tokens, |most| tokens.min(most))
+    pub fn capped(&self, tokens: u32) -> u32 {
+        self.server_max_tokens.map_or(tokens, |max| tokens.min(max))
     }
 }
 
@@ -248,12 +248,12 @@ mod tests {
 
     #[test]
     fn nothing_is_longer_than_the_server_lets_it_be() {
-        let mut open = Limits { asked: None, ..Limits::new(4000) };
-        open.hold_to(Some(100)).unwrap();
-        assert_eq!((open.max_tokens, open.max_steps, open.held(500), open.held(50)), (100, 656, 100, 50));
-        let mut asked = Limits { asked: Some(101), ..Limits::new(101) };
-        let refused = asked.hold_to(Some(100)).unwrap_err();
+        let mut open = Limits { requested_max_tokens: None, ..Limits::new(4000) };
+        open.apply_server_limit(Some(100)).unwrap();
+        assert_eq!((open.max_tokens, open.max_steps, open.capped(500), open.capped(50)), (100, 656, 100, 50));
+        let mut asked = Limits { requested_max_tokens: Some(101), ..Limits::new(101) };
+        let refused = asked.apply_server_limit(Some(100)).unwrap_err();
         assert!(refused.to_string().contains("max_tokens is 101"), "{refused}");
-        assert_eq!((asked.hold_to(None).is_ok(), asked.held(500)), (true, 500));
+        assert_eq!((asked.apply_server_limit(None).is_ok(), asked.capped(500)), (true, 500));
     }
 }

@@ -3,7 +3,7 @@
 //! A row waits with its token: through a mod's calls, through what a mod holds back, and until the client reads.
 
 use super::run::Run;
-use super::{CLIENT_CHANNEL, Delta, Output, Report};
+use super::{CLIENT_CHANNEL, Output, ReportOptions, TextDelta};
 use crate::model::Model;
 use crate::model::llama::Captured;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 const WAITING_BYTES: usize = 64 << 20;
 
 /// Outputs that may wait for the client of such a run.
-pub(super) fn places(report: Report, model: &Model, context: u32) -> usize {
+pub(super) fn places(report: ReportOptions, model: &Model, context: u32) -> usize {
     if !report.attention_rows {
         return CLIENT_CHANNEL;
     }
@@ -33,7 +33,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub fn new(report: Report) -> Self {
+    pub fn new(report: ReportOptions) -> Self {
         Self { wanted: report.attention_rows, ..Self::default() }
     }
 
@@ -95,13 +95,13 @@ impl Run {
         let tokens: Vec<_> = self.unsent.drain(..count).collect();
         let text = tokens.iter().map(|(measure, _)| measure.text.as_str()).collect();
         let rows = self.rows.take(count);
-        self.outbox.push_back(Output::Text(Delta { text, tokens, rows, ..Delta::default() }));
+        self.outbox.push_back(Output::Text(TextDelta { text, tokens, rows, ..TextDelta::default() }));
     }
 
     /// Tells a client that wants each token that the last `count` it was told of are gone.
     pub(super) fn tell_taken_back(&mut self, count: usize) {
-        if self.request.report.each_token && count > 0 {
-            self.outbox.push_back(Output::Text(Delta { taken_back: count, ..Delta::default() }));
+        if self.request.report.per_token && count > 0 {
+            self.outbox.push_back(Output::Text(TextDelta { retracted: count, ..TextDelta::default() }));
         }
     }
 }

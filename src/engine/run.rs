@@ -11,22 +11,22 @@ use super::pipeline::{ActiveMod, Passage};
 use super::promise::LastWill;
 use super::request_ids::ActiveRequestId;
 use super::rows::Rows;
-use super::status::{Meter, PromptDone};
+use super::status::{PromptTiming, RunMetrics};
 use super::thinking::Thinking;
-use super::{Output, Progress, Request};
+use super::{Output, PromptProgress, Request};
 use crate::events::{
     Alternative, EventType, Fault, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure,
 };
 use crate::model::grammar::Follower;
 use crate::model::llama::{Candidates, Captured, Sampler};
-use crate::mods::{Action, Call, CallEvent, Done, Reply, RunView, Session};
+use crate::mods::{Action, Call, CallEvent, ModInstance, Reply, ReplySender, RunView};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Makes the way back for the answer to one call: the run, and the number of the call.
-pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> Done + 'a;
+pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> ReplySender + 'a;
 
 /// Where a run stands.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub(super) struct Run {
     pub(super) fault: Option<Fault>,
     pub end: Option<Arc<RunEnd>>,
     /// Shared with the surface.
-    pub meter: Arc<Meter>,
+    pub metrics: Arc<RunMetrics>,
     /// What is said when the thread dies on which the run lives.
     pub last_will: Option<LastWill>,
     /// Set before the client receives the end.
@@ -166,7 +166,7 @@ impl Run {
             awaited_call: 0,
             outbox: VecDeque::new(),
             end: None,
-            meter: Arc::default(),
+            metrics: Arc::default(),
             last_will: None,
             is_over: Arc::default(),
             context,
@@ -258,7 +258,7 @@ impl Run {
             let elapsed_us = self.elapsed_us().saturating_sub(self.begun_us);
             self.prompt_us = Some(elapsed_us);
             // The first of several prompts, when a mod goes back to it.
-            let _ = self.meter.prompt.set(PromptDone {
+            let _ = self.metrics.prompt.set(PromptTiming {
                 tokens: self.prompt_len as u32,
                 cached: self.reused as u32,
                 elapsed_us,
@@ -305,7 +305,7 @@ impl Run {
     pub fn placed_in(&mut self, slot: u32) {
         self.begun_us = self.elapsed_us();
         // A run is placed once.
-        let _ = self.meter.slot.set(slot);
+        let _ = self.metrics.slot.set(slot);
     }
 
     /// Tokens of the prompt that were decoded, not found.
@@ -317,7 +317,7 @@ impl Run {
     /// Tells the client how far the prompt is, where it asked for that.
     pub fn tell_progress(&mut self) {
         if self.request.report.progress && self.prompt_us.is_none() && self.end.is_none() {
-            self.outbox.push_back(Output::Progress(Progress {
+            self.outbox.push_back(Output::Progress(PromptProgress {
                 total: self.prompt_len as u32,
                 cached: self.reused as u32,
                 processed: self.cached.min(self.prompt_len) as u32,
@@ -387,7 +387,7 @@ impl Run {
     }
 
     /// The mod whose answer the run waits for.
-    pub(super) fn awaited(&mut self) -> Option<&mut dyn Session> {
+    pub(super) fn awaited(&mut self) -> Option<&mut dyn ModInstance> {
         let State::Waiting(_, index) = self.state else { return None };
         Some(self.mods.get_mut(index)?.session.as_mut())
     }
@@ -423,7 +423,7 @@ impl Run {
             step: passage.step,
             sequence: &self.sequence,
             prompt_len: self.prompt_len,
-            let_go: self.gone.generated,
+            evicted: self.gone.generated,
             max_steps: self.max_tokens as u32,
             event,
         };

@@ -1,17 +1,17 @@
 //! The decode thread: admits runs to slots, puts batches together, decodes, hands logits to runs.
 
 use super::capture::Capture;
-use super::control::{Order, Rest, Standing};
+use super::control::{Order, Rest, RunProgress};
 use super::conversation::Memory;
 use super::host_cache::HostCache;
 use super::recording::Unrecorded;
 use super::run::Run;
 use super::slots::{SlotTask, Waiting};
-use super::status::Status;
+use super::status::EngineStatus;
 use super::{Options, Output, RecordPolicy};
 use crate::events::{FinishReason, RunId, Signal, TokenId};
 use crate::model::llama::{AdapterSet, Candidates, Context};
-use crate::mods::{Done, Reply, Session};
+use crate::mods::{ModInstance, Reply, ReplySender};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +35,7 @@ pub(super) enum Command {
     /// A mod's answer to the call of that number.
     Reply(RunId, u64, Reply),
     /// An order to a run.
-    Control(RunId, Order, oneshot::Sender<Standing>),
+    Control(RunId, Order, oneshot::Sender<RunProgress>),
     /// Something to do with that slot, as soon as it is free.
     Slot(usize, SlotTask),
     /// End all runs and the thread.
@@ -100,7 +100,7 @@ impl Live {
     }
 
     /// Adds a run that has ended to the counters, once. Before the client hears of the end, so that it finds its run counted.
-    pub(super) fn count_end(&mut self, status: &Status) {
+    pub(super) fn count_end(&mut self, status: &EngineStatus) {
         if self.run.end.is_some() && !std::mem::replace(&mut self.counted, true) {
             status.ended(&self.run);
         }
@@ -147,7 +147,7 @@ pub(super) struct Scheduler<'model> {
     /// Tokens of prompts that were decoded since runs that generate had their turn.
     pub(super) read_since_turn: usize,
     pub(super) waiting: Arc<AtomicUsize>,
-    pub(super) status: Arc<Status>,
+    pub(super) status: Arc<EngineStatus>,
 }
 
 impl<'model> Scheduler<'model> {
@@ -160,7 +160,7 @@ impl<'model> Scheduler<'model> {
         recorder: mpsc::Sender<Signal>,
         capture: Option<Capture>,
         waiting: Arc<AtomicUsize>,
-        status: Arc<Status>,
+        status: Arc<EngineStatus>,
         idle: HostCache,
     ) -> Self {
         Self {
@@ -211,7 +211,7 @@ impl<'model> Scheduler<'model> {
                 }
                 continue;
             }
-            self.let_go();
+            self.stop_polling();
             let begun = Instant::now();
             self.decode(parts);
             // Before the clients: a client that reads its run finds every token it received.
@@ -274,22 +274,22 @@ impl<'model> Scheduler<'model> {
             if let Ok(command) = self.inbox.try_recv() {
                 return Some(command);
             }
-            self.awaiting().for_each(Session::look_for_answer);
+            self.awaiting().for_each(ModInstance::poll_reply);
             // Whoever shares the core goes first.
             std::thread::yield_now();
         }
-        self.let_go();
+        self.stop_polling();
         None
     }
 
     /// The mods that are asked for an answer at this moment.
-    fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn Session> {
+    fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
         self.slots.iter_mut().filter_map(|slot| slot.live.as_mut()?.run.awaited())
     }
 
     /// Nobody looks for mods' answers for a while.
-    fn let_go(&mut self) {
-        self.awaiting().for_each(Session::let_go);
+    fn stop_polling(&mut self) {
+        self.awaiting().for_each(ModInstance::stop_polling);
     }
 
     fn obey(&mut self, command: Command) -> bool {
@@ -388,11 +388,11 @@ impl<'model> Scheduler<'model> {
     }
 }
 
-pub(super) fn done(commands: &Sender<Command>, id: RunId, call: u64) -> Done {
+pub(super) fn done(commands: &Sender<Command>, id: RunId, call: u64) -> ReplySender {
     let commands = commands.clone();
-    let done = Done::new(move |reply| {
+    let done = ReplySender::new(move |reply| {
         // The decode thread is gone only when its runs are.
         let _ = commands.send(Command::Reply(id, call, reply));
     });
-    done.watched()
+    done.polled()
 }

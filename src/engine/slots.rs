@@ -37,7 +37,7 @@ pub struct SlotTokens {
 
 /// The state of a slot as a block of bytes.
 #[derive(Debug, Clone)]
-pub struct SlotState {
+pub struct SlotSnapshot {
     /// Number of its tokens.
     pub tokens: usize,
     /// SES1.
@@ -121,14 +121,14 @@ impl Engine {
     /// # Errors
     /// [`SlotError::State`] for a model whose state could not be checked when it comes back; [`SlotError::Hashing`],
     /// [`SlotError::Unidentified`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
-    pub async fn save_slot(&self, slot: u32) -> Result<SlotState, SlotError> {
+    pub async fn save_slot(&self, slot: u32) -> Result<SlotSnapshot, SlotError> {
         self.check_slot(slot)?;
         let identity = self.inner.identification.known().await?;
         let saved = self.with_slot(slot, SlotTask::Save).await??;
         let home = Arc::clone(&self.inner.home);
         let write = move || ses1::write(&home, &identity, &saved).map(|block| (saved.tokens.len(), block));
         let (tokens, block) = tokio::task::spawn_blocking(write).await.map_err(|_| SlotError::Stopped)??;
-        Ok(SlotState { tokens, block: block.into() })
+        Ok(SlotSnapshot { tokens, block: block.into() })
     }
 
     /// Replaces a slot's state. The block may come from anywhere. Returns the number of its tokens.
@@ -160,7 +160,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`SlotError::State`] for a model whose states cannot be checked.
-    pub fn largest_state(&self) -> Result<usize, SlotError> {
+    pub fn max_snapshot_bytes(&self) -> Result<usize, SlotError> {
         self.check_slot(0)?;
         Ok(self.inner.home.largest()?)
     }

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Seconds over which the rates of [`Totals`] look back.
+/// Seconds over which the rates of [`TokenTotals`] look back.
 const WINDOW: u64 = 60;
 
 /// What the decode thread is doing.
 #[derive(Debug)]
-pub struct Status {
+pub struct EngineStatus {
     started: Instant,
     counters: Counters,
     recent: Vec<Bucket>,
@@ -58,12 +58,12 @@ struct SlotStatus {
     cached: AtomicU32,
     generated: AtomicU32,
     new_line: AtomicBool,
-    occupant: Mutex<Option<Arc<Occupant>>>,
+    occupant: Mutex<Option<Arc<SlotRun>>>,
 }
 
 /// What a run in a slot asked for.
 #[derive(Debug)]
-pub struct Occupant {
+pub struct SlotRun {
     /// The run.
     pub run_id: RunId,
     /// How its tokens are drawn.
@@ -92,12 +92,12 @@ pub struct SlotView {
     /// Whether the answer has a line break.
     pub new_line: bool,
     /// What the run asked for; `None` before the first.
-    pub occupant: Option<Arc<Occupant>>,
+    pub occupant: Option<Arc<SlotRun>>,
 }
 
 /// Tokens of finished runs, and the time they took, summed over runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct TokenTotals {
     /// Prompt tokens that were decoded.
     pub prompt_tokens: u64,
     /// Prompt tokens whose state was there already.
@@ -112,7 +112,7 @@ pub struct Totals {
 
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counts {
+pub struct EngineCounts {
     /// Calls of the model.
     pub decodes: u64,
     /// Slots that had a run, summed over those calls.
@@ -120,16 +120,16 @@ pub struct Counts {
     /// The longest sequence that was decoded, in tokens.
     pub longest: u64,
     /// Everything since the start.
-    pub total: Totals,
+    pub total: TokenTotals,
     /// The last minute.
-    pub recent: Totals,
+    pub recent: TokenTotals,
     /// Runs in slots.
     pub running: u32,
     /// Runs that wait for a slot.
     pub queued: u32,
 }
 
-impl Status {
+impl EngineStatus {
     pub(super) fn new(slots: u32) -> Self {
         Self {
             started: Instant::now(),
@@ -148,14 +148,14 @@ impl Status {
 
     /// Counters since the start.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> EngineCounts {
         let now = self.second();
         let recent = self
             .recent
             .iter()
             .filter(|bucket| now.saturating_sub(bucket.second.load(Relaxed)) < WINDOW)
-            .fold(Totals::default(), |sum, bucket| sum.plus(bucket.work.totals()));
-        Counts {
+            .fold(TokenTotals::default(), |sum, bucket| sum.plus(bucket.work.totals()));
+        EngineCounts {
             decodes: self.counters.decodes.load(Relaxed),
             busy_slots: self.counters.busy_slots.load(Relaxed),
             longest: self.counters.longest.load(Relaxed),
@@ -172,12 +172,12 @@ impl Status {
 
     /// A run is over.
     pub(super) fn ended(&self, run: &Run) {
-        if let Some(slot) = run.meter.slot.get().and_then(|&slot| self.slots.get(slot as usize)) {
+        if let Some(slot) = run.metrics.slot.get().and_then(|&slot| self.slots.get(slot as usize)) {
             slot.count(run);
         }
         let Some(end) = &run.end else { return };
         let (finish, usage) = (&end.finish, end.finish.usage);
-        let done = Totals {
+        let done = TokenTotals {
             prompt_tokens: u64::from(finish.prompt_decoded),
             cached_tokens: u64::from(usage.cached_tokens),
             prompt_us: finish.prompt_us,
@@ -187,15 +187,15 @@ impl Status {
         self.add(done);
     }
 
-    /// Counts a call of the model that encoded so many inputs; `tokens` are those of all, `longest` those of the longest.
+    /// EngineCounts a call of the model that encoded so many inputs; `tokens` are those of all, `longest` those of the longest.
     pub(super) fn encoded(&self, inputs: usize, tokens: usize, longest: usize, elapsed_us: u64) {
         self.counters.decodes.fetch_add(1, Relaxed);
         self.counters.busy_slots.fetch_add(inputs as u64, Relaxed);
         self.counters.longest.fetch_max(longest as u64, Relaxed);
-        self.add(Totals { prompt_tokens: tokens as u64, prompt_us: elapsed_us, ..Totals::default() });
+        self.add(TokenTotals { prompt_tokens: tokens as u64, prompt_us: elapsed_us, ..TokenTotals::default() });
     }
 
-    fn add(&self, done: Totals) {
+    fn add(&self, done: TokenTotals) {
         self.counters.work.add(done);
         let second = self.second();
         let bucket = &self.recent[(second % WINDOW) as usize];
@@ -207,7 +207,7 @@ impl Status {
     }
 }
 
-impl Counts {
+impl EngineCounts {
     /// Adds what another thread did for the same model.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -223,7 +223,7 @@ impl Counts {
     }
 }
 
-impl Totals {
+impl TokenTotals {
     fn plus(self, other: Self) -> Self {
         Self {
             prompt_tokens: self.prompt_tokens + other.prompt_tokens,
@@ -236,7 +236,7 @@ impl Totals {
 }
 
 impl Work {
-    fn add(&self, done: Totals) {
+    fn add(&self, done: TokenTotals) {
         self.prompt_tokens.fetch_add(done.prompt_tokens, Relaxed);
         self.cached_tokens.fetch_add(done.cached_tokens, Relaxed);
         self.prompt_us.fetch_add(done.prompt_us, Relaxed);
@@ -252,8 +252,8 @@ impl Work {
         }
     }
 
-    fn totals(&self) -> Totals {
-        Totals {
+    fn totals(&self) -> TokenTotals {
+        TokenTotals {
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             cached_tokens: self.cached_tokens.load(Relaxed),
             prompt_us: self.prompt_us.load(Relaxed),
@@ -279,7 +279,7 @@ impl SlotStatus {
 
     fn show(&self, task: u64, run: &Run) {
         if self.task.swap(task, Relaxed) != task {
-            let occupant = Occupant {
+            let occupant = SlotRun {
                 run_id: run.id,
                 sampling: run.request.sampling.clone(),
                 limits: run.request.limits.clone(),
@@ -313,7 +313,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Counts a call of the model.
+    /// EngineCounts a call of the model.
     pub(super) fn count_decode(&self) {
         let counters = &self.status.counters;
         let (mut busy, mut longest) = (0, 0);
@@ -329,16 +329,16 @@ impl Scheduler<'_> {
 
 /// What becomes known of a run before it ends.
 #[derive(Debug, Default)]
-pub struct Meter {
+pub struct RunMetrics {
     /// The slot it was given.
     pub slot: OnceLock<u32>,
     /// What its prompt took, once it is decoded.
-    pub prompt: OnceLock<PromptDone>,
+    pub prompt: OnceLock<PromptTiming>,
 }
 
 /// What a prompt took.
 #[derive(Debug, Clone, Copy)]
-pub struct PromptDone {
+pub struct PromptTiming {
     /// Tokens of the prompt.
     pub tokens: u32,
     /// Tokens whose state was there already.

@@ -4,7 +4,7 @@ use super::measure::{self, Distribution};
 use super::pipeline::Passage;
 use super::run::{Run, State};
 use super::thinking::Thinking;
-use super::{Delta, Output};
+use super::{Output, TextDelta};
 use crate::events::{Alternative, EventType, Fault, FinishReason, Measured, Stage, TokenId, TokenMeasure};
 use crate::model::grammar::{Accepted, Mask};
 use crate::model::llama::{Candidates, Draft, Draw};
@@ -27,10 +27,10 @@ impl Run {
             EventType::Sampled => self.append_drawn(),
             EventType::Added => {
                 self.send_text();
-                let last_words = self.thinking.as_ref().and_then(Thinking::last_words).map(<[TokenId]>::to_vec);
-                match (self.reason_to_end(), last_words) {
+                let closing_tokens = self.thinking.as_ref().and_then(Thinking::closing_tokens).map(<[TokenId]>::to_vec);
+                match (self.reason_to_end(), closing_tokens) {
                     (Some((reason, message)), _) => self.finish(reason, message, None),
-                    (None, Some(last_words)) => self.force(last_words, self.step + 1),
+                    (None, Some(closing_tokens)) => self.force(closing_tokens, self.step + 1),
                     (None, None) => match self.make_room(1) {
                         Ok(()) => self.continue_from_end(),
                         Err(message) => self.finish(FinishReason::Length, Some(message), None),
@@ -248,7 +248,7 @@ impl Run {
     /// Tells the thoughts of the tokens that now end the sequence. A note when these end a thought whose budget is used up.
     fn think(&mut self, tokens: &[TokenMeasure], forced: bool) -> Option<String> {
         let thinking = self.thinking.as_mut()?;
-        let note = (forced && thinking.last_words().is_some()).then(|| thinking.note());
+        let note = (forced && thinking.closing_tokens().is_some()).then(|| thinking.note());
         for measured in tokens {
             thinking.push(self.view.vocabulary.piece(measured.token));
         }
@@ -259,7 +259,7 @@ impl Run {
     pub(super) fn send_text(&mut self) {
         // Asked each time: a mod may know that what it watches for can no longer begin in what was said.
         let holdback = self.mods.iter().map(|active| active.session.holdback()).max().unwrap_or(0);
-        if self.request.report.each_token {
+        if self.request.report.per_token {
             return self.send_tokens(holdback);
         }
         let text = self.answer.take_sendable(holdback);
@@ -271,7 +271,7 @@ impl Run {
         let count = self.answer.sent_tokens().saturating_sub(unsent_from);
         let tokens: Vec<_> = self.unsent.drain(..count.min(self.unsent.len())).collect();
         if !text.is_empty() || !tokens.is_empty() {
-            self.outbox.push_back(Output::Text(Delta { text, tokens, ..Delta::default() }));
+            self.outbox.push_back(Output::Text(TextDelta { text, tokens, ..TextDelta::default() }));
         }
     }
 

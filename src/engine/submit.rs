@@ -8,14 +8,14 @@ use super::request_ids::ActiveRequestId;
 use super::run::Run;
 use super::scheduler::Command;
 use super::{
-    Control, Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, Sampling, conversation, rows,
+    Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, RunControl, Sampling, conversation, rows,
 };
 use crate::events::{RunId, RunStart, Signal};
 use crate::model::chat::answer::Reading;
 use crate::model::grammar::{self, Follower};
 use crate::model::llama::{Sampler, Unseen};
 use crate::model::{Model, Vocabulary};
-use crate::mods::{Chosen, RunView};
+use crate::mods::{RunView, SelectedMod};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,11 +40,11 @@ pub enum SubmitError {
     },
     /// More tokens were asked for than the server lets any run have.
     #[error(
-        "max_tokens is {asked}, and an answer of this server may have at most {limit} tokens; ask for fewer, or leave it out"
+        "max_tokens is {requested}, and an answer of this server may have at most {limit} tokens; ask for fewer, or leave it out"
     )]
     TooManyTokens {
         /// Asked for.
-        asked: u32,
+        requested: u32,
         /// The server's limit.
         limit: u32,
     },
@@ -75,7 +75,7 @@ pub enum SubmitError {
     AttentionOff,
     /// The model's attention cannot be captured.
     #[error("attention was asked for, but that of the model '{model}' cannot be captured: {why}")]
-    AttentionUnseen {
+    AttentionUnsupported {
         /// Its name.
         model: String,
         /// Why.
@@ -156,11 +156,13 @@ impl Engine {
             match self.attention() {
                 Ok(_) => {}
                 // Who only wants it recorded gets the run without.
-                Err(SubmitError::AttentionUnseen { .. }) if !request.report.attention_rows => request.attention = false,
+                Err(SubmitError::AttentionUnsupported { .. }) if !request.report.attention_rows => {
+                    request.attention = false
+                }
                 Err(refused) => return Err(refused),
             }
         }
-        request.limits.hold_to(options.max_tokens)?;
+        request.limits.apply_server_limit(options.max_tokens)?;
         let queued = waiting.load(Ordering::Acquire);
         if queued >= QUEUE {
             return Err(SubmitError::Busy { waiting: queued });
@@ -173,7 +175,7 @@ impl Engine {
             "sampling": request.sampling,
             "constraint": request.constraint,
             "limits": request.limits,
-            "mods": request.mods.iter().map(Chosen::recorded).collect::<Vec<_>>(),
+            "mods": request.mods.iter().map(SelectedMod::to_record).collect::<Vec<_>>(),
             "attention": request.attention,
             "visible": request.visible,
             "overflow": request.overflow,
@@ -242,7 +244,7 @@ impl Engine {
         run.last_will = Some(last_will);
         run.counted = Some(Arc::clone(&self.inner.counted));
         run.active_id = Some(active_id);
-        let meter = Arc::clone(&run.meter);
+        let metrics = Arc::clone(&run.metrics);
         let unstored = unstored.as_ref().filter(|_| recorder.is_some());
         if let Some(unstored) = unstored {
             unstored.insert(id, request_id.clone(), Arc::clone(&run.is_over));
@@ -261,8 +263,8 @@ impl Engine {
             Some(promise) => promise::keep(output, promise, blank, places),
             None => output,
         };
-        let control = Control::new(id, commands.clone(), Arc::clone(model.vocabulary()));
-        Ok(Generation { run_id: id, request_id, meter, output, control })
+        let control = RunControl::new(id, commands.clone(), Arc::clone(model.vocabulary()));
+        Ok(Generation { run_id: id, request_id, metrics, output, control })
     }
 }
 

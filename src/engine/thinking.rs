@@ -13,7 +13,8 @@ pub struct ThinkingBudget {
     /// What ends it.
     pub close: String,
     /// What is appended when the budget is used up; it ends with `close`.
-    pub last_words: Vec<TokenId>,
+    #[serde(alias = "last_words")]
+    pub closing_tokens: Vec<TokenId>,
     /// Whether the answer begins within a thought.
     pub begun: bool,
 }
@@ -79,9 +80,9 @@ impl Thinking {
     }
 
     /// What must come now, since the budget is used up within a thought, or somebody has ended it.
-    pub fn last_words(&self) -> Option<&[TokenId]> {
+    pub fn closing_tokens(&self) -> Option<&[TokenId]> {
         let over = self.within() && (self.ended || self.spent >= self.budget.tokens as usize);
-        (over && !self.budget.last_words.is_empty()).then_some(&self.budget.last_words)
+        (over && !self.budget.closing_tokens.is_empty()).then_some(&self.budget.closing_tokens)
     }
 
     /// For the trace.
@@ -107,7 +108,7 @@ mod tests {
 
     fn thinking(tokens: u32, begun: bool) -> Thinking {
         let (open, close) = ("<think>".into(), "</think>".into());
-        Thinking::new(ThinkingBudget { tokens, open, close, last_words: vec![7], begun })
+        Thinking::new(ThinkingBudget { tokens, open, close, closing_tokens: vec![7], begun })
     }
 
     fn pushed(thinking: &mut Thinking, pieces: &[&str]) -> Vec<bool> {
@@ -115,7 +116,7 @@ mod tests {
             .iter()
             .map(|piece| {
                 thinking.push(piece.as_bytes());
-                thinking.last_words().is_some()
+                thinking.closing_tokens().is_some()
             })
             .collect()
     }
@@ -137,9 +138,9 @@ mod tests {
             [false, false, true, false, false, false]
         );
         let mut none = thinking(0, true);
-        assert!(none.last_words().is_some());
+        assert!(none.closing_tokens().is_some());
         none.push(b"x</think>");
-        assert!(none.last_words().is_none());
+        assert!(none.closing_tokens().is_none());
     }
 
     #[test]
@@ -148,7 +149,7 @@ mod tests {
         assert!(!thought.end(), "there is none");
         assert_eq!(pushed(&mut thought, &["<think>", "a"]), [false; 2]);
         assert!(thought.end());
-        assert!(thought.last_words().is_some() && thought.note().contains("client"));
+        assert!(thought.closing_tokens().is_some() && thought.note().contains("client"));
         assert_eq!(pushed(&mut thought, &["</think>", "b", "<think>", "c"]), [false; 4]);
     }
 
@@ -157,7 +158,7 @@ mod tests {
         let mut thought = thinking(2, true);
         assert_eq!(pushed(&mut thought, &["a", "b"]), [false, true]);
         thought.pop(1);
-        assert!(thought.last_words().is_none());
+        assert!(thought.closing_tokens().is_none());
         assert_eq!(pushed(&mut thought, &["</think>"]), [false]);
         thought.pop(9);
         assert_eq!(pushed(&mut thought, &["x", "y"]), [false, true]);

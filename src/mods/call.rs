@@ -44,7 +44,7 @@ pub struct Call<'a> {
     /// How many of them are the prompt.
     pub prompt_len: usize,
     /// Generated tokens that a full context has let go: they stand in the answer, and not in `sequence`.
-    pub let_go: usize,
+    pub evicted: usize,
     /// Limit of generated tokens.
     pub max_steps: u32,
     /// What happened.
@@ -102,7 +102,7 @@ impl Call<'_> {
     /// How many tokens the answer has, those included that a full context has let go.
     #[must_use]
     pub fn length(&self) -> usize {
-        self.generated().len() + self.let_go
+        self.generated().len() + self.evicted
     }
 }
 
@@ -112,9 +112,9 @@ pub struct Reply {
     /// The action, or what went wrong; an exception counts as Noop.
     pub action: Option<Action>,
     /// Set when the mod raised, overran its deadline or died.
-    pub exception: Option<Exception>,
+    pub exception: Option<ModException>,
     /// What it printed and logged, in order.
-    pub logs: Vec<Log>,
+    pub logs: Vec<ModLogLine>,
     /// How long the mod itself took. The engine measures a reply that leaves this at zero.
     pub elapsed: Duration,
 }
@@ -135,7 +135,7 @@ impl From<Action> for Reply {
 
 /// A failed call.
 #[derive(Debug, Clone)]
-pub struct Exception {
+pub struct ModException {
     /// One line.
     pub message: String,
     /// Where it was raised.
@@ -144,7 +144,7 @@ pub struct Exception {
 
 /// A line that a mod wrote.
 #[derive(Debug, Clone)]
-pub struct Log {
+pub struct ModLogLine {
     /// Its level.
     pub level: LogLevel,
     /// The line.
@@ -153,27 +153,27 @@ pub struct Log {
 
 /// Takes the reply to a call that was answered with `Pending`. Dropped without a reply, it reports an exception,
 /// so that a run never waits for a mod that is gone.
-pub struct Done {
+pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
     watched: bool,
 }
 
-impl Done {
+impl ReplySender {
     /// Delivers to `deliver`.
     pub fn new(deliver: impl FnOnce(Reply) + Send + 'static) -> Self {
         Self { deliver: Some(Box::new(deliver)), watched: false }
     }
 
-    /// The same for a caller that [looks](super::Session::look_for_answer) for the answer until it [lets go](super::Session::let_go).
+    /// The same for a caller that [looks](super::ModInstance::poll_reply) for the answer until it [lets go](super::ModInstance::stop_polling).
     #[must_use]
-    pub fn watched(mut self) -> Self {
+    pub fn polled(mut self) -> Self {
         self.watched = true;
         self
     }
 
     /// Whether the caller looks for the answer.
     #[must_use]
-    pub fn is_watched(&self) -> bool {
+    pub fn is_polled(&self) -> bool {
         self.watched
     }
 
@@ -186,7 +186,7 @@ impl Done {
 
     /// The same duty; `look` sees the reply on its way.
     #[must_use]
-    pub fn observed(mut self, look: impl FnOnce(&Reply) + Send + 'static) -> Self {
+    pub fn inspected_by(mut self, look: impl FnOnce(&Reply) + Send + 'static) -> Self {
         match self.deliver.take() {
             Some(deliver) => {
                 let mut observed = Self::new(move |reply| {
@@ -206,11 +206,11 @@ impl Done {
     }
 }
 
-impl Drop for Done {
+impl Drop for ReplySender {
     fn drop(&mut self) {
         if let Some(deliver) = self.deliver.take() {
             deliver(Reply {
-                exception: Some(Exception { message: "the mod ended without an answer".into(), traceback: None }),
+                exception: Some(ModException { message: "the mod ended without an answer".into(), traceback: None }),
                 ..Reply::default()
             });
         }

@@ -1,8 +1,8 @@
 //! Mods: code that steps into every token of a run.
 //!
-//! A [`Factory`] is a mod as the registry knows it; [`Factory::start`] makes a [`Session`], the mod within one
+//! A [`ModFactory`] is a mod as the registry knows it; [`ModFactory::start`] makes a [`ModInstance`], the mod within one
 //! run. The engine calls the session for the events it handles and applies the [`Action`] it answers with. A
-//! session answers at once (built-in mods, on the decode thread) or later through [`Done`] (Python mods, in
+//! session answers at once (built-in mods, on the decode thread) or later through [`ReplySender`] (Python mods, in
 //! their worker process); while an answer is out, the scheduler leaves that run out of the batch.
 //!
 //! Mods never touch engine state: they see a [`Call`] and return a [`Reply`]. What an action does to sequence,
@@ -16,19 +16,20 @@ mod registry;
 mod schema_check;
 
 pub use action::{Action, LogitEdit};
-pub use call::{Call, CallEvent, Done, EventSet, Exception, Log, Reply, RunView};
+pub use call::{Call, CallEvent, EventSet, ModException, ModLogLine, Reply, ReplySender, RunView};
 pub use registry::{
-    Chosen, Description, Failure, Folder, ModRef, Origin, Problem, Record, Registry, Shown, SourceText, Sourced, Taken,
-    UnknownMod, Upload, Use, Version, Watch, WrongUpload, handed, version_of,
+    CallFailure, CallStats, FolderWatch, InvalidUpload, ModDescription, ModFolder, ModInfo, ModOrigin, ModProblem,
+    ModRef, ModRegistry, ModSource, ModUpload, ModUse, NameTaken, RegisteredVersion, SelectedMod, UnknownMod,
+    WithSource, source_store, version_of,
 };
 
 use serde_json::Value;
 use std::sync::Arc;
 
 /// A mod as the registry knows it.
-pub trait Factory: Send + Sync {
+pub trait ModFactory: Send + Sync {
     /// Name, description, language, version.
-    fn describe(&self) -> Description;
+    fn describe(&self) -> ModDescription;
 
     /// SHA-256 of its source in hexadecimal, where it has one that can be shown.
     fn source_hash(&self) -> Option<String> {
@@ -44,11 +45,11 @@ pub trait Factory: Send + Sync {
     ///
     /// # Errors
     /// A message for the person who sent `config`: which field was wrong, and what would be right.
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String>;
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String>;
 }
 
 /// A mod within one run.
-pub trait Session: Send {
+pub trait ModInstance: Send {
     /// The events it wants to be called for.
     fn handles(&self) -> EventSet;
 
@@ -62,19 +63,19 @@ pub trait Session: Send {
     ///
     /// # Errors
     /// [`Pending`] is not a failure: it hands the duty to answer over to whoever holds `done`.
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending>;
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending>;
 
-    /// Looks whether the answer to a call with a [watched](Done::watched) `done` has come, and delivers it if so. Costs a
+    /// Looks whether the answer to a call with a [watched](ReplySender::watched) `done` has come, and delivers it if so. Costs a
     /// microsecond, where the thread that would deliver it later has to wake up first.
-    fn look_for_answer(&mut self) {}
+    fn poll_reply(&mut self) {}
 
     /// The caller looks no longer; the answer comes by itself.
-    fn let_go(&mut self) {}
+    fn stop_polling(&mut self) {}
 
     /// The run is over, for whatever reason; per-run state can be dropped.
     fn finished(&mut self) {}
 }
 
-/// The answer comes later, through [`Done`].
+/// The answer comes later, through [`ReplySender`].
 #[derive(Debug)]
 pub struct Pending;

@@ -3,7 +3,7 @@
 use crate::api::App;
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::mods::Registry;
+use crate::mods::ModRegistry;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use chrono::Utc;
@@ -25,7 +25,7 @@ struct Line {
 pub(super) fn app() -> App {
     let line = Line::parse_from(["thunder", "--data-dir", "/tmp/thunder-ui-checks"]);
     let config = Config::new(line.engine, line.data, &line.server).unwrap();
-    App::new(Arc::new(config), Arc::new(Registry::with_builtin()), Utc::now)
+    App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), Utc::now)
 }
 
 /// What the dashboard alone answers to an address.

@@ -8,7 +8,7 @@ use super::mods::{Field, fields};
 use super::shell::{Shell, encoded, machine_time, runs_href};
 use crate::api::{ApiError, App, Caller, Kind, source_of, take, uploader, versions_of};
 use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
-use crate::mods::{Origin, SourceText, Upload, Version};
+use crate::mods::{ModOrigin, ModSource, ModUpload, RegisteredVersion};
 use askama::Template;
 use axum::Extension;
 use axum::extract::rejection::FormRejection;
@@ -218,13 +218,13 @@ async fn save_as(
 }
 
 /// A new text for a mod; everything else stays as its last version was sent.
-async fn upload_of(app: &App, name: &str, source: String) -> Result<Upload, ApiError> {
+async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, ApiError> {
     let last = app.store()?.uploaded_mod(name).await.map_err(error::failed)?;
-    let kept = last.and_then(|version| serde_json::from_value::<Upload>(version.upload).ok());
-    let source = SourceText::Text(source);
+    let kept = last.and_then(|version| serde_json::from_value::<ModUpload>(version.upload).ok());
+    let source = ModSource::Text(source);
     Ok(match kept {
-        Some(kept) => Upload { source, ..kept },
-        None => Upload {
+        Some(kept) => ModUpload { source, ..kept },
+        None => ModUpload {
             name: Some(name.to_owned()),
             description: None,
             language: Some("python".to_owned()),
@@ -245,7 +245,7 @@ impl EditorPage {
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
         let list = versions_of(app, name.to_owned()).await?;
-        let shown = app.registry().show(name);
+        let shown = app.registry().info(name);
         let asked = version.clone().or(shown.is_none().then(|| list.versions[0].hash.clone()));
         let source = match source_of(app, name, asked).await {
             Ok(source) => Some(source),
@@ -253,7 +253,7 @@ impl EditorPage {
             Err(error) if version.is_none() && error.kind() == Kind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let hash = source.as_ref().map(SourceText::hash).unwrap_or_default();
+        let hash = source.as_ref().map(ModSource::hash).unwrap_or_default();
         let origin = shown.as_ref().map(|shown| shown.current.origin);
         let mut page = Self::empty(app, caller, headers);
         let current = list.current;
@@ -262,20 +262,20 @@ impl EditorPage {
             list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
         page.has_source = source.is_some();
         match source {
-            Some(SourceText::Text(text)) => page.source = text,
-            Some(SourceText::Files(files)) => {
+            Some(ModSource::Text(text)) => page.source = text,
+            Some(ModSource::Files(files)) => {
                 page.files = files.into_iter().map(|(path, text)| FileView { path, text }).collect();
                 page.forbid("A mod of several files is changed with `thunder mods push`.");
             }
             None => page.forbid("A built-in mod is a part of Thunder and has no source to change."),
         }
         page.origin = match origin {
-            Some(Origin::Builtin) => "built in",
-            Some(Origin::File) => "a file",
-            Some(Origin::Uploaded) => "uploaded",
+            Some(ModOrigin::Builtin) => "built in",
+            Some(ModOrigin::File) => "a file",
+            Some(ModOrigin::Uploaded) => "uploaded",
             None => "removed",
         };
-        if origin == Some(Origin::File) {
+        if origin == Some(ModOrigin::File) {
             page.new_name = format!("{name}-2");
         }
         page.enabled = shown.as_ref().is_none_or(|shown| shown.enabled);
@@ -283,7 +283,7 @@ impl EditorPage {
             page.fields = fields(&known.schema);
             (page.description, page.documentation) = (known.description, known.documentation);
         }
-        if origin == Some(Origin::Uploaded)
+        if origin == Some(ModOrigin::Uploaded)
             && let Some(mut last) = app.store()?.uploaded_mod(name).await.map_err(error::failed)?
         {
             last.upload["source"].take();
@@ -368,7 +368,7 @@ impl EditorPage {
 }
 
 impl VersionView {
-    fn new(version: Version, name: &str, shown: &str, current: Option<&str>) -> Self {
+    fn new(version: RegisteredVersion, name: &str, shown: &str, current: Option<&str>) -> Self {
         let current = current == Some(version.hash.as_str());
         Self {
             short: version.hash.chars().take(SHORT).collect(),

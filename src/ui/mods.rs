@@ -3,7 +3,7 @@
 use super::error::show;
 use super::shell::{Shell, encoded, machine_time, runs_href};
 use crate::api::App;
-use crate::mods::{Origin, Problem, Shown};
+use crate::mods::{ModInfo, ModOrigin, ModProblem};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -85,11 +85,11 @@ impl Moment {
 
 /// `GET /mods`.
 pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
-    show(StatusCode::OK, &ModsPage::new(&headers, app.registry().shown(), app.registry().problems()))
+    show(StatusCode::OK, &ModsPage::new(&headers, app.registry().list_info(), app.registry().problems()))
 }
 
 impl ModsPage {
-    fn new(headers: &HeaderMap, mods: Vec<Shown>, problems: Vec<Problem>) -> Self {
+    fn new(headers: &HeaderMap, mods: Vec<ModInfo>, problems: Vec<ModProblem>) -> Self {
         Self {
             shell: Shell::new(headers, "mods"),
             mods: mods.into_iter().map(ModRow::from).collect(),
@@ -98,9 +98,9 @@ impl ModsPage {
     }
 }
 
-impl From<Shown> for ModRow {
-    fn from(shown: Shown) -> Self {
-        let Shown { description, current, enabled, earlier, record, .. } = shown;
+impl From<ModInfo> for ModRow {
+    fn from(shown: ModInfo) -> Self {
+        let ModInfo { description, current, enabled, earlier, record, .. } = shown;
         let by = current.registered_by.unwrap_or_default();
         let failure = record.last_failure;
         Self {
@@ -110,11 +110,11 @@ impl From<Shown> for ModRow {
             fields: fields(&description.schema),
             documentation: description.documentation,
             from: match current.origin {
-                Origin::Builtin => "built in".to_owned(),
-                Origin::File if by.is_empty() => "a file".to_owned(),
-                Origin::File => by,
-                Origin::Uploaded if by.is_empty() => "uploaded".to_owned(),
-                Origin::Uploaded => format!("uploaded by {by}"),
+                ModOrigin::Builtin => "built in".to_owned(),
+                ModOrigin::File if by.is_empty() => "a file".to_owned(),
+                ModOrigin::File => by,
+                ModOrigin::Uploaded if by.is_empty() => "uploaded".to_owned(),
+                ModOrigin::Uploaded => format!("uploaded by {by}"),
             },
             at: current.registered_at.map(Moment::new),
             name: description.name,
@@ -132,8 +132,8 @@ impl From<Shown> for ModRow {
     }
 }
 
-impl From<Problem> for ProblemView {
-    fn from(problem: Problem) -> Self {
+impl From<ModProblem> for ProblemView {
+    fn from(problem: ModProblem) -> Self {
         Self {
             file: problem.file,
             message: problem.message,
@@ -156,21 +156,21 @@ fn cost(us: f64) -> String {
 mod tests {
     use super::*;
     use crate::events::RunId;
-    use crate::mods::{Failure, Record, Registry};
+    use crate::mods::{CallFailure, CallStats, ModRegistry};
 
     #[test]
     fn every_mod_has_a_row_and_every_problem_a_word() {
-        let mut shown = Registry::with_builtin().shown();
+        let mut shown = ModRegistry::with_builtin().list_info();
         let last = shown.len() - 1;
         shown[last].description.name = "<i>".into();
-        shown[last].record = Record {
+        shown[last].record = CallStats {
             calls: 7,
             failures: 1,
             mean_us: Some(1500.0),
-            last_failure: Some(Failure { message: "<b>boom".into(), at: Utc::now(), run_id: RunId::now() }),
+            last_failure: Some(CallFailure { message: "<b>boom".into(), at: Utc::now(), run_id: RunId::now() }),
         };
         let problem =
-            Problem { file: "x.py".into(), message: "<u>".into(), traceback: Some("line 3".into()), at: Utc::now() };
+            ModProblem { file: "x.py".into(), message: "<u>".into(), traceback: Some("line 3".into()), at: Utc::now() };
         let count = shown.len();
         let html = ModsPage::new(&HeaderMap::new(), shown, vec![problem]).render().unwrap();
         crate::ui::checks::page(&html);

@@ -4,7 +4,7 @@ use super::error::show;
 use super::replay::Pane;
 use super::shell::{Shell, curl_chat};
 use crate::api::App;
-use crate::mods::Description;
+use crate::mods::ModDescription;
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -33,8 +33,8 @@ struct ModView {
     schema: String,
 }
 
-impl From<Description> for ModView {
-    fn from(known: Description) -> Self {
+impl From<ModDescription> for ModView {
+    fn from(known: ModDescription) -> Self {
         Self {
             name: known.name,
             description: known.description,
@@ -76,15 +76,15 @@ mod tests {
 
     #[test]
     fn the_form_offers_what_the_server_has() {
-        let known = Description {
+        let known = ModDescription {
             name: "ban".into(),
             description: "Takes \"it\" back.".into(),
             language: "rust".into(),
             version: "1".into(),
             config: json!({"phrase": "<x>"}),
-            origin: crate::mods::Origin::Builtin,
+            origin: crate::mods::ModOrigin::Builtin,
             schema: json!({"properties": {"phrase": {"type": "string", "description": "<x>"}}}),
-            ..Description::default()
+            ..ModDescription::default()
         };
         let page = PlaygroundPage {
             shell: Shell::new(&HeaderMap::new(), "playground"),

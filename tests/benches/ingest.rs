@@ -21,7 +21,7 @@ use thunder::api::{App, Listeners, State};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use thunder::events::RunId;
-use thunder::mods::Registry;
+use thunder::mods::ModRegistry;
 use thunder::store::{Database, Store};
 use thunder::trace::columns;
 use thunder::trace::document::Document;
@@ -83,7 +83,7 @@ async fn serve(store: &Store) -> (App, String) {
     let config = Arc::new(Config::new(line.engine, line.data, &line.server).expect("a configuration"));
     let listeners = Listeners::bind(&config.server.listen).await.expect("a free port");
     let url = format!("http://{}/ingest", listeners.addresses()[0]);
-    let app = App::new(config, Arc::new(Registry::with_builtin()), Utc::now);
+    let app = App::new(config, Arc::new(ModRegistry::with_builtin()), Utc::now);
     app.set_database(store.clone(), store.live());
     app.set_state(State::Ready);
     tokio::spawn(listeners.serve(app.clone()));

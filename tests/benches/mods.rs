@@ -17,7 +17,8 @@ use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, Sampling};
 use thunder::events::{EventType, Surface, TokenId};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{
-    Call, Description, Done, EventSet, Factory, ModRef, Origin, Pending, Registry, Reply, RunView, Session,
+    Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, ModRegistry, Pending, Reply,
+    ReplySender, RunView,
 };
 use tokio::sync::mpsc;
 
@@ -47,28 +48,28 @@ def sleeps(event, actions):
 /// The cheapest mod in Rust.
 struct Nothing;
 
-impl Factory for Nothing {
-    fn describe(&self) -> Description {
-        Description {
+impl ModFactory for Nothing {
+    fn describe(&self) -> ModDescription {
+        ModDescription {
             name: "built-in nothing".into(),
             language: "rust".into(),
             version: "1".into(),
-            origin: Origin::Builtin,
-            ..Description::default()
+            origin: ModOrigin::Builtin,
+            ..ModDescription::default()
         }
     }
 
-    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         Ok(Box::new(Self))
     }
 }
 
-impl Session for Nothing {
+impl ModInstance for Nothing {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
 
-    fn call(&mut self, _: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         Ok(Reply::noop())
     }
@@ -99,7 +100,7 @@ fn setup() -> Setup {
 
 struct Lab {
     engine: Engine,
-    registry: Registry,
+    registry: ModRegistry,
     tokens: u32,
 }
 
@@ -107,7 +108,7 @@ impl Lab {
     async fn new(model: &Path, tokens: u32) -> Self {
         let (recorder, mut signals) = mpsc::channel(1000);
         tokio::spawn(async move { while signals.recv().await.is_some() {} });
-        let registry = Registry::default();
+        let registry = ModRegistry::default();
         registry.insert(Arc::new(Nothing));
         let path = std::env::temp_dir().join(format!("thunder-bench-mods-{}.py", std::process::id()));
         std::fs::write(&path, PYTHON).expect("a temporary file");
@@ -125,7 +126,7 @@ impl Lab {
         let request = Request {
             sampling: Sampling { seed: 7, ..Sampling::default() },
             limits: Limits { max_steps: tokens * 2, ignore_eos: true, ..Limits::new(tokens) },
-            mods: self.registry.choose(refs).expect("known mods"),
+            mods: self.registry.select(refs).expect("known mods"),
             record: RecordPolicy::BestEffort,
             ..Request::new(prompt, Surface::Cli)
         };

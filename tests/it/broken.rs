@@ -11,7 +11,7 @@ use thunder::api::{App, Listeners, State};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use thunder::events::{RunStatus, Signal};
-use thunder::mods::Registry;
+use thunder::mods::ModRegistry;
 use thunder::store::{Database, Store};
 use tokio::sync::mpsc;
 
@@ -49,7 +49,7 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
     let (recorder, mut signals) = mpsc::channel(1000);
     let listeners = Listeners::bind(&config.server.listen).await.unwrap();
     let base = format!("http://{}", listeners.addresses()[0]);
-    let app = App::new(config, Arc::new(Registry::with_builtin()), deadly_clock);
+    let app = App::new(config, Arc::new(ModRegistry::with_builtin()), deadly_clock);
     app.set_database(store.clone(), live);
     app.models().open(recorder.into()).await.unwrap();
     app.models().load_default(|_, _| ()).await.unwrap();

@@ -330,7 +330,7 @@ async fn the_list_tells_what_a_mod_does_and_takes() {
 #[test]
 fn the_readme_lists_every_built_in_mod() {
     let mut table = String::from("| Mod | What it does | Configuration |\n|---|---|---|\n");
-    for known in thunder::mods::Registry::with_builtin().list() {
+    for known in thunder::mods::ModRegistry::with_builtin().list() {
         let required = known.schema["required"].as_array().cloned().unwrap_or_default();
         let fields =
             known.schema["properties"].as_object().unwrap().iter().map(|(field, schema)| match schema.get("default") {

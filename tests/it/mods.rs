@@ -8,13 +8,13 @@ use thunder::events::{ActionType, FinishReason, Item, RunEnd, Signal, Surface};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
-use thunder::mods::{ModRef, Registry};
+use thunder::mods::{ModRef, ModRegistry};
 use tokio::sync::mpsc;
 
 struct Lab {
     engine: Engine,
     signals: mpsc::Receiver<Signal>,
-    registry: Registry,
+    registry: ModRegistry,
 }
 
 struct Told {
@@ -45,10 +45,10 @@ impl Lab {
             cache_ram_bytes: 0,
             hash_cache: None,
             max_tokens: None,
-            attention_coder: |_, _, _, _| None,
+            encode_attention: |_, _, _, _| None,
             clock: chrono::Utc::now,
         };
-        let registry = Registry::with_builtin();
+        let registry = ModRegistry::with_builtin();
         for folder in ["fixtures/mods", "tests/it/mods"] {
             let loaded = PythonMods::load_dir(root.join(folder)).unwrap();
             assert!(loaded.failed.is_empty(), "{:?}", loaded.failed);
@@ -69,7 +69,7 @@ impl Lab {
         let request = Request {
             sampling,
             limits: Limits { max_steps: 500, ignore_eos, ..Limits::new(max_tokens) },
-            mods: self.registry.choose(refs).unwrap(),
+            mods: self.registry.select(refs).unwrap(),
             alternatives: 0,
             ..Request::new(vocabulary.encode("Once upon a time", false, true), Surface::Cli)
         };

@@ -6,7 +6,7 @@ use crate::api::generation::is_known;
 use crate::api::wire::fields::{integer, shown, wrong};
 use crate::api::wire::{Fields, constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Report, Request};
+use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value};
@@ -183,7 +183,7 @@ fn read_with(
         attention: shows,
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
         record: parameters::record(fields)?,
-        report: Report { each_token: true, attention_rows: shows, ..Report::default() },
+        report: ReportOptions { per_token: true, attention_rows: shows, ..ReportOptions::default() },
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,

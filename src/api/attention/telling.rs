@@ -120,9 +120,9 @@ impl Telling {
             let Some((sample, output)) = self.runs.next().await? else { return Ok(None) };
             match output {
                 Output::Text(delta) => {
-                    if delta.taken_back > 0 {
-                        self.counts[sample] = self.counts[sample].saturating_sub(delta.taken_back);
-                        self.ready.push_back(Said::TakenBack { sample, tokens: delta.taken_back });
+                    if delta.retracted > 0 {
+                        self.counts[sample] = self.counts[sample].saturating_sub(delta.retracted);
+                        self.ready.push_back(Said::TakenBack { sample, tokens: delta.retracted });
                     }
                     self.counts[sample] += delta.tokens.len();
                     let mut rows = delta.rows.into_iter();

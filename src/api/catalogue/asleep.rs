@@ -2,7 +2,7 @@
 
 use super::{Catalogue, Entry, Loaded, ModelState};
 use crate::api::ApiError;
-use crate::engine::Status;
+use crate::engine::EngineStatus;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub struct Asleep {
     /// The body of `GET /props`.
     pub props: Value,
     /// The counters of its engine and of its encoder.
-    pub work: [Arc<Status>; 2],
+    pub work: [Arc<EngineStatus>; 2],
 }
 
 /// A model as a route finds it that does not wake it.

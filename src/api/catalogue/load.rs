@@ -264,7 +264,7 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         cache_ram_bytes: engine.cache.idle_bytes,
         hash_cache: Some(data.dir.join("cache").join("weights")),
         max_tokens: server.max_tokens,
-        attention_coder: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
+        encode_attention: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock,
     }
 }

@@ -5,7 +5,7 @@ use crate::api::generation;
 use crate::api::llama;
 use crate::api::wire::{self, Fields, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Report, Request};
+use crate::engine::{ReportOptions, Request};
 use crate::events::Surface;
 use crate::model::chat::answer::Reading;
 use serde_json::Value;
@@ -114,10 +114,10 @@ fn request(
         thinking: prepared.thinking,
         visible: prepared.visible,
         alternatives: Request::ALTERNATIVES.max(wishes.logprobs.unwrap_or(0)),
-        report: Report {
+        report: ReportOptions {
             progress: wishes.stream && fields.flag("return_progress")?.unwrap_or(false),
             after_sampler: wishes.after_sampler && wishes.logprobs.is_some(),
-            ..Report::default()
+            ..ReportOptions::default()
         },
         ..request
     })

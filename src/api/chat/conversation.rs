@@ -141,7 +141,7 @@ impl Conversation {
             tokens,
             open: open.clone(),
             close: close.clone(),
-            last_words: vocabulary.encode(&format!("{message}{close}"), false, true),
+            closing_tokens: vocabulary.encode(&format!("{message}{close}"), false, true),
             begun: rendered.thinking,
         });
         // What ends a thought ends no turn.

@@ -3,7 +3,7 @@
 use super::ask::{Asked, Wishes};
 use crate::api::generation::{self, Runs};
 use crate::api::{ApiError, App, Caller, Loaded};
-use crate::engine::{Output, Progress};
+use crate::engine::{Output, PromptProgress};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasure, Usage};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{Message, Parser, Piece, Reading, Retraction};
@@ -52,7 +52,7 @@ pub(in crate::api) struct Heard {
     pub(in crate::api) tokens: Tokens,
     /// Tokens that a mod took back, whatever they were read as; those before `tokens`.
     pub(in crate::api) taken_back: usize,
-    pub(in crate::api) progress: Option<Progress>,
+    pub(in crate::api) progress: Option<PromptProgress>,
     /// The answer is over.
     pub(in crate::api) end: Option<Arc<RunEnd>>,
 }
@@ -159,17 +159,17 @@ impl Talk {
 
     /// The slot of an answer.
     pub(in crate::api) fn slot(&self, answer: usize) -> Option<u32> {
-        self.runs.begun[answer].meter.slot.get().copied()
+        self.runs.begun[answer].metrics.slot.get().copied()
     }
 
     /// Tokens of an answer's prompt whose state was there already; 0 until the prompt is evaluated.
     pub(in crate::api) fn cached_tokens(&self, answer: usize) -> u32 {
-        self.runs.begun[answer].meter.prompt.get().map_or(0, |prompt| prompt.cached)
+        self.runs.begun[answer].metrics.prompt.get().map_or(0, |prompt| prompt.cached)
     }
 
     /// Where the time of an answer went so far.
     pub(in crate::api) fn timings_so_far(&self, answer: usize) -> Option<Value> {
-        let prompt = self.runs.begun[answer].meter.prompt.get()?;
+        let prompt = self.runs.begun[answer].metrics.prompt.get()?;
         Some(generation::timings_so_far(prompt, self.answers[answer].tokens.len() as u32))
     }
 

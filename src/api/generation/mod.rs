@@ -8,7 +8,7 @@ pub(in crate::api) use probabilities::Probabilities;
 pub(in crate::api) use runs::{Runs, Told, answers};
 
 use super::{ApiError, App, Caller, Kind};
-use crate::engine::{OUT_OF_MEMORY, Progress, PromptDone, Request, SubmitError};
+use crate::engine::{OUT_OF_MEMORY, PromptProgress, PromptTiming, Request, SubmitError};
 use crate::events::{Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
 use axum::Extension;
@@ -103,14 +103,14 @@ fn timings_of(usage: Usage, prompt: u32, prompt_us: u64, generation_us: u64) -> 
 }
 
 /// The same of a run that goes on, `generated` tokens behind its prompt.
-pub(in crate::api) fn timings_so_far(prompt: &PromptDone, generated: u32) -> Value {
+pub(in crate::api) fn timings_so_far(prompt: &PromptTiming, generated: u32) -> Value {
     let usage = Usage { prompt_tokens: prompt.tokens, cached_tokens: prompt.cached, completion_tokens: generated };
     let decoded = prompt.tokens.saturating_sub(prompt.cached);
     timings_of(usage, decoded, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
 }
 
 /// The progress of a prompt as llama-server's `prompt_progress`.
-pub(in crate::api) fn prompt_progress(progress: Progress) -> Value {
+pub(in crate::api) fn prompt_progress(progress: PromptProgress) -> Value {
     json!({
         "total": progress.total,
         "cache": progress.cached,
@@ -120,7 +120,7 @@ pub(in crate::api) fn prompt_progress(progress: Progress) -> Value {
 }
 
 /// The timings of a run whose prompt is being decoded: all 0 before the first decode.
-pub(in crate::api) fn prompt_timings(progress: Progress) -> Value {
+pub(in crate::api) fn prompt_timings(progress: PromptProgress) -> Value {
     let usage = Usage { prompt_tokens: progress.total, cached_tokens: progress.cached, completion_tokens: 0 };
     let decoded = progress.processed.saturating_sub(progress.cached);
     timings_of(usage, decoded, if decoded > 0 { progress.elapsed_us } else { 0 }, 0)
@@ -162,7 +162,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::TooManyTokens { .. } => Self::invalid("max_tokens", message),
             SubmitError::EmptyPrompt => Self::invalid("prompt", message),
-            SubmitError::AttentionOff | SubmitError::AttentionUnseen { .. } => {
+            SubmitError::AttentionOff | SubmitError::AttentionUnsupported { .. } => {
                 Self::invalid("attention", message).code("attention_unavailable")
             }
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),

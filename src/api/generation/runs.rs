@@ -2,7 +2,7 @@
 
 use super::{failure, refuse_known_id};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Delta, Meter, Output, Request};
+use crate::engine::{Output, Request, RunMetrics, TextDelta};
 use crate::events::{Alternative, RunId, TokenMeasure};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
@@ -37,7 +37,7 @@ pub(in crate::api) struct Runs {
 #[derive(Debug, Clone)]
 pub(in crate::api) struct BegunRun {
     pub(in crate::api) id: RunId,
-    pub(in crate::api) meter: Arc<Meter>,
+    pub(in crate::api) metrics: Arc<RunMetrics>,
 }
 
 impl Runs {
@@ -60,7 +60,7 @@ impl Runs {
         for (index, request) in requests.into_iter().enumerate() {
             refuse_known_id(&app, request.request_id.as_deref()).await?;
             let generation = loaded.engine().submit(request).await?;
-            begun.push(BegunRun { id: generation.run_id, meter: generation.meter });
+            begun.push(BegunRun { id: generation.run_id, metrics: generation.metrics });
             outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
         }
         let mut runs = Self { app, begun, first: None, outputs, going_on };
@@ -110,7 +110,7 @@ pub(in crate::api) struct Told {
 
 impl Told {
     /// Adds what was appended.
-    pub(in crate::api) fn add(&mut self, delta: Delta) {
+    pub(in crate::api) fn add(&mut self, delta: TextDelta) {
         self.tokens.extend(delta.tokens);
     }
 

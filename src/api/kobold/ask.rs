@@ -3,7 +3,7 @@
 use crate::api::attention::{in_their_words, renamed};
 use crate::api::wire::{Fields, constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Report, Request};
+use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, Ap
         attention: fields.flag("attention")?.unwrap_or(false),
         record: parameters::record(fields)?,
         // The stop string is part of the text, unless it is to be trimmed.
-        report: Report { each_token: !trims, ..Report::default() },
+        report: ReportOptions { per_token: !trims, ..ReportOptions::default() },
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,

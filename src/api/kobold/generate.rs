@@ -7,7 +7,7 @@ use super::logprobs;
 use crate::api::generation::{self, Runs, Told};
 use crate::api::wire::{self, Fields};
 use crate::api::{ApiError, App, Caller};
-use crate::engine::{Delta, Output};
+use crate::engine::{Output, TextDelta};
 use crate::events::{FinishReason, RunEnd, Usage};
 use crate::model::Vocabulary;
 use axum::body::Bytes;
@@ -66,7 +66,7 @@ pub(super) struct Generation {
     vocabulary: Arc<Vocabulary>,
     render_special: bool,
     /// Whether each token is told, or only text behind which no stop string can begin.
-    each_token: bool,
+    per_token: bool,
     /// Characters of each token that was told of, where each is.
     told: Vec<usize>,
     /// Its tokens, where their log-probabilities were asked for.
@@ -95,14 +95,14 @@ pub(super) async fn begin(
     let Asked { mut request, genkey, render_special, logprobs } = ask::read(&app, &loaded, fields)?;
     generation::note_client(&mut request, headers, caller);
     let entry = genkeys.enter(&genkey);
-    let each_token = request.report.each_token;
+    let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
     let runs = Runs::begin(app, &loaded, vec![request]).await?;
     if let Some(error) = runs.failed_at_once() {
         return Err(error);
     }
     let tokens = logprobs.then(Told::default);
-    Ok(Generation { runs, entry, vocabulary, render_special, each_token, told: Vec::new(), tokens })
+    Ok(Generation { runs, entry, vocabulary, render_special, per_token, told: Vec::new(), tokens })
 }
 
 impl Generation {
@@ -147,16 +147,16 @@ impl Generation {
         self.tokens.as_ref().map_or(Value::Null, |told| logprobs::of(told, &self.vocabulary))
     }
 
-    fn of(&mut self, delta: Delta) -> Piece {
+    fn of(&mut self, delta: TextDelta) -> Piece {
         if let Some(known) = &mut self.tokens {
-            known.retract(delta.taken_back);
+            known.retract(delta.retracted);
             known.tokens.extend(delta.tokens.iter().cloned());
         }
-        if delta.taken_back > 0 {
-            let gone = self.told.split_off(self.told.len().saturating_sub(delta.taken_back));
+        if delta.retracted > 0 {
+            let gone = self.told.split_off(self.told.len().saturating_sub(delta.retracted));
             return Piece::Retract(gone.iter().sum());
         }
-        if !self.each_token {
+        if !self.per_token {
             return Piece::Text(delta.text);
         }
         let mut text = String::new();

@@ -4,7 +4,7 @@ use super::ask::Answer;
 use super::settings::settings;
 use crate::api::generation::runs::BegunRun;
 use crate::api::generation::{self, Probabilities, Told};
-use crate::engine::{Limits, Progress, Request, Sampling};
+use crate::engine::{Limits, PromptProgress, Request, Sampling};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasure};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
@@ -63,7 +63,7 @@ impl Line {
     }
 
     /// Takes what was appended.
-    pub(super) fn add(&mut self, delta: crate::engine::Delta) {
+    pub(super) fn add(&mut self, delta: crate::engine::TextDelta) {
         self.generated += delta.tokens.len();
         self.told.add(delta);
     }
@@ -75,7 +75,7 @@ impl Line {
     }
 
     /// The piece of a stream that these tokens are.
-    pub(super) fn piece(&mut self, delta: crate::engine::Delta) -> Value {
+    pub(super) fn piece(&mut self, delta: crate::engine::TextDelta) -> Value {
         let tokens: Vec<_> = delta.tokens.iter().map(|(measure, _)| measure.token).collect();
         self.generated += tokens.len();
         let mut piece = self.partial(&delta.text, json!(tokens));
@@ -92,7 +92,7 @@ impl Line {
     }
 
     /// The piece of a stream that says how far the prompt is.
-    pub(super) fn progress(&self, progress: Progress) -> Value {
+    pub(super) fn progress(&self, progress: PromptProgress) -> Value {
         let mut piece = self.partial("", json!([]));
         piece.insert("prompt_progress".into(), generation::prompt_progress(progress));
         if self.answer.timings_per_token {
@@ -109,7 +109,7 @@ impl Line {
     }
 
     fn partial(&self, content: &str, tokens: Value) -> Map<String, Value> {
-        let prompt = self.run.meter.prompt.get();
+        let prompt = self.run.metrics.prompt.get();
         let mut piece = Map::new();
         piece.insert("index".into(), self.index.into());
         piece.insert("content".into(), content.into());
@@ -125,7 +125,7 @@ impl Line {
     }
 
     fn slot(&self) -> Value {
-        self.run.meter.slot.get().map_or(json!(-1), |slot| json!(slot))
+        self.run.metrics.slot.get().map_or(json!(-1), |slot| json!(slot))
     }
 
     /// The end of a stream, or, where nothing was streamed, the whole answer.

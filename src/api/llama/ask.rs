@@ -5,7 +5,7 @@ use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, shown, wrong};
 use crate::api::wire::{self, lora, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Report, Request};
+use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -129,10 +129,10 @@ fn request(
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         constraint: constraint(fields, false)?,
         alternatives: Request::ALTERNATIVES.max(answer.n_probs),
-        report: Report {
+        report: ReportOptions {
             progress: answer.return_progress && answer.stream,
             after_sampler: answer.post_sampling && answer.n_probs > 0,
-            ..Report::default()
+            ..ReportOptions::default()
         },
         ..wire::request(app, loaded, fields, prompt, Surface::LlamaServer)?
     })

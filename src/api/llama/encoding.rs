@@ -2,7 +2,7 @@
 
 use crate::api::wire::Fields;
 use crate::api::{ApiError, App, Kind, Loaded, wire};
-use crate::engine::encoder::{EncodeError, Off};
+use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::Wanted;
@@ -75,7 +75,7 @@ pub(super) fn text<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiErro
 }
 
 /// 501 with what would be needed.
-pub(super) fn off(reason: &Off) -> ApiError {
+pub(super) fn off(reason: &EncoderUnavailable) -> ApiError {
     ApiError::not_supported(reason.to_string())
 }
 

@@ -5,7 +5,7 @@ use super::props::Which;
 use super::settings::settings;
 use crate::api::catalogue::Observed;
 use crate::api::{ApiError, App, LlamaError};
-use crate::engine::{Counts, SlotView};
+use crate::engine::{EngineCounts, SlotView};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::header;
@@ -90,7 +90,7 @@ async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<R
     Ok((headers, text).into_response())
 }
 
-fn exposition(counts: Counts) -> String {
+fn exposition(counts: EngineCounts) -> String {
     let (total, recent) = (counts.total, counts.recent);
     let seconds = |us: u64| us as f64 / 1e6;
     let rate = |tokens: u64, us: u64| if us > 0 { tokens as f64 / seconds(us) } else { 0.0 };

@@ -9,7 +9,7 @@ use crate::config::ModSandbox;
 use crate::engine::Limits;
 use crate::model::chat::{Options, Template};
 use crate::model::llama::{Device, Placement, devices};
-use crate::mods::python::sandbox::{self, Launcher};
+use crate::mods::python::sandbox::{self, SandboxLauncher};
 use axum::Json;
 use axum::extract::{Query, State};
 use serde::Deserialize;
@@ -79,7 +79,7 @@ async fn sandbox(app: &App) -> Value {
         ModSandbox::Off => "off",
     };
     // It is tried once, in a process of its own.
-    let tried = tokio::task::spawn_blocking(|| match sandbox::installed().map(Launcher::support) {
+    let tried = tokio::task::spawn_blocking(|| match sandbox::installed().map(SandboxLauncher::support) {
         Some(Ok(how)) => json!({ "available": true, "how": how }),
         Some(Err(reason)) => json!({ "available": false, "reason": reason }),
         None => json!({ "available": false, "reason": "this program cannot start one" }),

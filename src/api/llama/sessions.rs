@@ -75,7 +75,7 @@ async fn act(
             let engine = loaded.engine();
             let block = match file {
                 Some(file) => {
-                    slot_files::read(slot_files::path(&app, "file", file)?, file, engine.largest_state()?).await?
+                    slot_files::read(slot_files::path(&app, "file", file)?, file, engine.max_snapshot_bytes()?).await?
                 }
                 None => sessions.get(&model, id).ok_or_else(|| ApiError::not_found("session", id))?.block,
             };

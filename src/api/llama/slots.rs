@@ -7,7 +7,7 @@ use crate::api::catalogue::NoRoom;
 use crate::api::wire;
 use crate::api::wire::fields::Fields;
 use crate::api::{ApiError, App, Kind, LlamaError};
-use crate::engine::{Engine, Ses1Error, SlotError, SlotState, SlotTokens};
+use crate::engine::{Engine, Ses1Error, SlotError, SlotSnapshot, SlotTokens};
 use crate::events::TokenId;
 use axum::Json;
 use axum::body::Body;
@@ -68,7 +68,7 @@ async fn act(
     let ms = move || begun.elapsed().as_secs_f64() * 1e3;
     let answer = match query.action.as_deref() {
         Some("save-state") => {
-            let SlotState { tokens, block } = engine.save_slot(slot).await?;
+            let SlotSnapshot { tokens, block } = engine.save_slot(slot).await?;
             if accepts(&headers, OCTETS) {
                 return Ok(([(header::CONTENT_TYPE, OCTETS)], block).into_response());
             }
@@ -101,14 +101,14 @@ async fn act(
         }
         Some("save") => {
             let (name, path) = named_file(&app, &small_json(body).await?)?;
-            let SlotState { tokens, block } = engine.save_slot(slot).await?;
+            let SlotSnapshot { tokens, block } = engine.save_slot(slot).await?;
             let bytes = block.len();
             slot_files::write(path, block).await?;
             json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": bytes, "timings": { "save_ms": ms() } })
         }
         Some("restore") => {
             let (name, path) = named_file(&app, &small_json(body).await?)?;
-            let block = slot_files::read(path, &name, engine.largest_state()?).await?;
+            let block = slot_files::read(path, &name, engine.max_snapshot_bytes()?).await?;
             let bytes = block.len();
             let tokens = engine.restore_slot(slot, block).await?;
             json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": bytes, "timings": { "restore_ms": ms() } })
@@ -212,7 +212,7 @@ fn named_file(app: &App, body: &Value) -> Result<(String, std::path::PathBuf), A
 
 /// The state in a body: as it is, or as base64 in JSON.
 async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    let most = engine.largest_state()?;
+    let most = engine.max_snapshot_bytes()?;
     let too_long = || {
         let detail = format!("the state is too long: no state of this server's slots has more than {most} bytes");
         ApiError::invalid("state", detail)

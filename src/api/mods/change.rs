@@ -1,7 +1,7 @@
 use super::{changer, unknown};
 use crate::api::extract::Path;
 use crate::api::{ApiError, App, Caller, Problem};
-use crate::mods::{Origin, Shown};
+use crate::mods::{ModInfo, ModOrigin};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
@@ -14,7 +14,7 @@ pub async fn enable(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     Path(name): Path<String>,
-) -> Result<Json<Shown>, ApiError> {
+) -> Result<Json<ModInfo>, ApiError> {
     switch(&app, caller, &name, true).await
 }
 
@@ -26,7 +26,7 @@ pub async fn disable(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     Path(name): Path<String>,
-) -> Result<Json<Shown>, ApiError> {
+) -> Result<Json<ModInfo>, ApiError> {
     switch(&app, caller, &name, false).await
 }
 
@@ -35,9 +35,9 @@ async fn switch(
     caller: Option<Extension<Caller>>,
     name: &str,
     enabled: bool,
-) -> Result<Json<Shown>, ApiError> {
+) -> Result<Json<ModInfo>, ApiError> {
     let by = changer(app, caller)?;
-    if app.registry().show(name).is_none() {
+    if app.registry().info(name).is_none() {
         return Err(unknown(app, name));
     }
     // A mod that does harm is off at once, whether the database is there or not.
@@ -47,7 +47,7 @@ async fn switch(
     app.store()?.enable_mod(name, enabled, app.now(), by.as_deref()).await?;
     app.registry().enable(name, enabled);
     tracing::info!(mod.name = name, by = by.as_deref(), "the mod is switched {}", if enabled { "on" } else { "off" });
-    app.registry().show(name).map(Json).ok_or_else(|| unknown(app, name))
+    app.registry().info(name).map(Json).ok_or_else(|| unknown(app, name))
 }
 
 /// Removes an uploaded mod. Its versions are kept for the runs that ran with them.
@@ -60,18 +60,18 @@ pub async fn remove(
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let by = changer(&app, caller)?;
-    let shown = app.registry().show(&name).ok_or_else(|| unknown(&app, &name))?;
+    let shown = app.registry().info(&name).ok_or_else(|| unknown(&app, &name))?;
     let where_it_is = match shown.current.origin {
-        Origin::Uploaded => {
+        ModOrigin::Uploaded => {
             let _changing = app.mods_changing().await;
             app.store()?.remove_mod(&name).await?;
             app.registry().remove(&name);
-            app.registry().note(&name, None);
+            app.registry().set_problem(&name, None);
             tracing::info!(mod.name = name, by, "the mod is removed");
             return Ok(StatusCode::NO_CONTENT);
         }
-        Origin::Builtin => "built in".to_owned(),
-        Origin::File => format!("the server's own file {}", shown.current.registered_by.as_deref().unwrap_or("")),
+        ModOrigin::Builtin => "built in".to_owned(),
+        ModOrigin::File => format!("the server's own file {}", shown.current.registered_by.as_deref().unwrap_or("")),
     };
     Err(ApiError::conflict(format!(
         "'{name}' is {where_it_is} and cannot be removed; POST /v1/mods/{name}/disable switches it off"

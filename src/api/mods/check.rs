@@ -3,7 +3,7 @@ use super::uploader;
 use crate::api::extract::Json;
 use crate::api::{ApiError, App, Caller, Kind, Problem};
 use crate::mods::python::{LoadError, PythonMods};
-use crate::mods::{Origin, Upload};
+use crate::mods::{ModOrigin, ModUpload};
 use axum::Extension;
 use axum::extract::State;
 use serde::Serialize;
@@ -41,7 +41,7 @@ pub struct Found {
 pub async fn check(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
-    body: Result<Json<Upload>, ApiError>,
+    body: Result<Json<ModUpload>, ApiError>,
 ) -> Result<axum::Json<Checked>, ApiError> {
     uploader(&app, caller)?;
     let Json(upload) = body?;
@@ -55,7 +55,7 @@ pub async fn check(
             _ => Err(error),
         };
     }
-    let python = PythonMods { origin: Origin::Uploaded, ..app.registry().python() };
+    let python = PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() };
     match try_import(upload, python).await? {
         Ok(factory) => {
             let description = Some(factory.describe().description);

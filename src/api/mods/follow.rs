@@ -4,7 +4,7 @@
 use super::import;
 use super::upload::as_version;
 use crate::api::{ApiError, App, Kind};
-use crate::mods::{Origin, Problem, Registry, Upload, version_of};
+use crate::mods::{ModOrigin, ModProblem, ModRegistry, ModUpload, version_of};
 use crate::store::{Error, ModState, Store};
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ impl Followed {
         let imported = match newest {
             None => None,
             Some(version) => {
-                let upload: Result<Upload, _> = serde_json::from_value(version.upload.clone());
+                let upload: Result<ModUpload, _> = serde_json::from_value(version.upload.clone());
                 let factory = match upload {
                     Ok(upload) => import(app, upload).await,
                     Err(error) => Err(ApiError::internal(error)),
@@ -87,13 +87,13 @@ impl Followed {
                 });
                 let problem = registered.err().map(|message| {
                     tracing::error!(mod.name = name, "an uploaded mod is not there: {message}");
-                    Problem { file: name.to_owned(), message, traceback: None, at: app.now() }
+                    ModProblem { file: name.to_owned(), message, traceback: None, at: app.now() }
                 });
-                registry.note(name, problem);
+                registry.set_problem(name, problem);
             }
-            _ if hash.is_none() && origin(registry, name) == Some(Origin::Uploaded) => {
+            _ if hash.is_none() && origin(registry, name) == Some(ModOrigin::Uploaded) => {
                 registry.remove(name);
-                registry.note(name, None);
+                registry.set_problem(name, None);
                 tracing::info!(mod.name = name, "the mod is removed");
             }
             _ => {}
@@ -113,12 +113,12 @@ impl Followed {
     }
 }
 
-fn origin(registry: &Registry, name: &str) -> Option<Origin> {
-    registry.show(name).map(|shown| shown.current.origin)
+fn origin(registry: &ModRegistry, name: &str) -> Option<ModOrigin> {
+    registry.info(name).map(|shown| shown.current.origin)
 }
 
 /// Whether runs take that uploaded version.
-fn has(registry: &Registry, name: &str, hash: &str) -> bool {
-    origin(registry, name) == Some(Origin::Uploaded)
+fn has(registry: &ModRegistry, name: &str, hash: &str) -> bool {
+    origin(registry, name) == Some(ModOrigin::Uploaded)
         && registry.get(name).is_some_and(|factory| version_of(&*factory) == hash)
 }

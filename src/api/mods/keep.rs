@@ -4,8 +4,8 @@
 use super::upload::import_as;
 use crate::api::{ApiError, App};
 use crate::mods::python::PythonMods;
-use crate::mods::python::sandbox::Policy;
-use crate::mods::{Chosen, ModRef, Origin, Upload, Use, handed};
+use crate::mods::python::sandbox::SandboxPolicy;
+use crate::mods::{ModOrigin, ModRef, ModUpload, ModUse, SelectedMod, source_store};
 use crate::store::ModVersion;
 use crate::trace::document::Document;
 use serde_json::json;
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 /// Keeps the versions of files that runs use, from now on until the server stops.
 pub fn keep_used(app: &App) {
-    let (app, mut uses) = (app.clone(), app.registry().uses());
+    let (app, mut uses) = (app.clone(), app.registry().subscribe_uses());
     tokio::spawn(async move {
         loop {
             let used = tokio::select! {
@@ -43,7 +43,7 @@ pub fn used_files(document: &Document) -> Vec<(String, String)> {
     let first = document.events.first().and_then(|event| event.measured.as_ref());
     let parameters = first.and_then(|measured| measured.prompt.as_ref()?.parameters.as_ref());
     let mods = parameters.and_then(|parameters| parameters["mods"].as_array()).into_iter().flatten();
-    let files = mods.filter(|used| used["origin"] == Origin::File.as_str());
+    let files = mods.filter(|used| used["origin"] == ModOrigin::File.as_str());
     files.filter_map(|used| Some((used["name"].as_str()?.to_owned(), used["version"].as_str()?.to_owned()))).collect()
 }
 
@@ -51,7 +51,7 @@ pub fn used_files(document: &Document) -> Vec<(String, String)> {
 pub(in crate::api) async fn keep_handed(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
     for (name, hash) in files.iter().take(MOST_HANDED) {
         let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());
-        let look = move || handed::look(&data_dir, &wanted);
+        let look = move || source_store::load(&data_dir, &wanted);
         let Some(source) = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)? else { continue };
         let version = ModVersion {
             name: name.clone(),
@@ -65,12 +65,12 @@ pub(in crate::api) async fn keep_handed(app: &App, files: Vec<(String, String)>)
     }
     // No more than were looked for: a document may name any number.
     for (_, hash) in files.iter().take(MOST_HANDED) {
-        let _ = handed::remove(&app.config().data.dir, hash);
+        let _ = source_store::remove(&app.config().data.dir, hash);
     }
     Ok(())
 }
 
-async fn keep(app: &App, used: &Use) -> Result<(), ApiError> {
+async fn keep(app: &App, used: &ModUse) -> Result<(), ApiError> {
     let version = ModVersion {
         name: used.name.clone(),
         hash: used.version.hash.clone(),
@@ -90,14 +90,14 @@ pub(in crate::api) async fn stored(app: &App, name: &str, hash: &str) -> Result<
 }
 
 /// The version, for a run. What comes out of the database runs in the sandbox, also where it was a file once.
-pub(in crate::api) async fn used(app: &App, version: ModVersion, mod_ref: ModRef) -> Result<Chosen, ApiError> {
-    let upload: Upload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
+pub(in crate::api) async fn used(app: &App, version: ModVersion, mod_ref: ModRef) -> Result<SelectedMod, ApiError> {
+    let upload: ModUpload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
     if version.from_file {
         app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
     }
     let python = app.registry().python();
-    let policy = if python.policy == Policy::Off { Policy::Off } else { Policy::All };
-    let origin = if version.from_file { Origin::File } else { Origin::Uploaded };
+    let policy = if python.policy == SandboxPolicy::Off { SandboxPolicy::Off } else { SandboxPolicy::All };
+    let origin = if version.from_file { ModOrigin::File } else { ModOrigin::Uploaded };
     let factory = import_as(upload, PythonMods { origin, policy, ..python }).await?;
-    Ok(Chosen { mod_ref, factory })
+    Ok(SelectedMod { mod_ref, factory })
 }

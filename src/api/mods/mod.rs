@@ -65,7 +65,7 @@ pub fn uploader(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<S
 
 /// There is no such mod.
 fn unknown(app: &App, name: &str) -> ApiError {
-    let known: Vec<String> = app.registry().shown().into_iter().map(|shown| shown.description.name).collect();
+    let known: Vec<String> = app.registry().list_info().into_iter().map(|shown| shown.description.name).collect();
     let name: String = name.chars().take(100).collect();
     ApiError::new(Kind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
 }

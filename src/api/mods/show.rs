@@ -1,7 +1,7 @@
 use super::unknown;
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Kind, Problem};
-use crate::mods::{self, Origin, Shown, SourceText, Version};
+use crate::mods::{self, ModInfo, ModOrigin, ModSource, RegisteredVersion};
 use axum::Json;
 use axum::extract::State;
 use axum::http::header;
@@ -15,10 +15,10 @@ pub struct ModList {
     /// By name: `name`, `description`, `language`, `version`, `hash`, `config`, `origin` (`builtin`, `file`, `uploaded`),
     /// `enabled`, `registered_at`, `registered_by`, `earlier`, `calls`, `failures`, `mean_us`, `last_failure`, `problem`.
     #[schema(value_type = Vec<Object>)]
-    mods: Vec<Shown>,
+    mods: Vec<ModInfo>,
     /// Sources that are not registered: `file`, `message`, `traceback`, `at`.
     #[schema(value_type = Vec<Object>)]
-    problems: Vec<mods::Problem>,
+    problems: Vec<mods::ModProblem>,
 }
 
 /// The versions of a mod.
@@ -30,7 +30,7 @@ pub struct VersionList {
     pub current: Option<String>,
     /// Newest first.
     #[schema(value_type = Vec<Object>)]
-    pub versions: Vec<Version>,
+    pub versions: Vec<RegisteredVersion>,
 }
 
 /// Which source to show.
@@ -43,7 +43,7 @@ pub struct WhichSource {
 }
 
 fn all(app: &App) -> ModList {
-    ModList { mods: app.registry().shown(), problems: app.registry().problems() }
+    ModList { mods: app.registry().list_info(), problems: app.registry().problems() }
 }
 
 /// Lists the mods.
@@ -61,8 +61,8 @@ pub async fn list_native(State(app): State<App>) -> Json<ModList> {
 /// Shows one mod.
 #[utoipa::path(get, path = "/v1/mods/{name}", tag = "mods", params(("name" = String, Path, description = "Its name")),
     responses((status = 200, description = "As in the list", body = Object), (status = 404, body = Problem)))]
-pub async fn show(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Shown>, ApiError> {
-    app.registry().show(&name).map(Json).ok_or_else(|| unknown(&app, &name))
+pub async fn show(State(app): State<App>, Path(name): Path<String>) -> Result<Json<ModInfo>, ApiError> {
+    app.registry().info(&name).map(Json).ok_or_else(|| unknown(&app, &name))
 }
 
 /// Lists the versions of a mod: those that were uploaded, those of a file that runs have used, and those of a file since
@@ -79,18 +79,18 @@ pub async fn versions(State(app): State<App>, Path(name): Path<String>) -> Resul
 /// # Errors
 /// There is no such mod and never was, or the database failed.
 pub async fn versions_of(app: &App, name: String) -> Result<VersionList, ApiError> {
-    let shown = app.registry().show(&name);
+    let shown = app.registry().info(&name);
     let current = shown.as_ref().map(|shown| shown.current.hash.clone());
-    let mut versions: Vec<Version> = Vec::new();
+    let mut versions: Vec<RegisteredVersion> = Vec::new();
     if let Some(mut shown) = shown {
         versions.append(&mut shown.earlier);
         versions.push(shown.current);
     }
     for stored in app.store()?.mod_versions(&name).await? {
         if versions.iter().all(|known| known.hash != stored.hash) {
-            versions.push(Version {
+            versions.push(RegisteredVersion {
                 hash: stored.hash,
-                origin: if stored.from_file { Origin::File } else { Origin::Uploaded },
+                origin: if stored.from_file { ModOrigin::File } else { ModOrigin::Uploaded },
                 registered_at: Some(stored.created_at),
                 registered_by: stored.created_by,
             });
@@ -116,8 +116,8 @@ pub async fn source(
 ) -> Result<Response, ApiError> {
     Ok(match source_of(&app, &name, which.version).await? {
         // Never as a page: a browser shows it and runs nothing.
-        SourceText::Text(text) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
-        SourceText::Files(files) => Json(files).into_response(),
+        ModSource::Text(text) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
+        ModSource::Files(files) => Json(files).into_response(),
     })
 }
 
@@ -125,7 +125,7 @@ pub async fn source(
 ///
 /// # Errors
 /// No such mod or version, several versions that begin like that, a mod without source, or the database failed.
-pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result<SourceText, ApiError> {
+pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result<ModSource, ApiError> {
     let current = app.registry().get(name);
     let Some(wanted) = version else {
         let factory = current.ok_or_else(|| unknown(app, name))?;

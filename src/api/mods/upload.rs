@@ -2,7 +2,7 @@ use super::uploader;
 use crate::api::extract::Json;
 use crate::api::{ApiError, App, Caller, Kind, Problem};
 use crate::mods::python::LoadError;
-use crate::mods::{self, Factory, Origin, Upload, Version};
+use crate::mods::{self, ModFactory, ModOrigin, ModUpload, RegisteredVersion};
 use crate::store::ModVersion;
 use axum::Extension;
 use axum::extract::State;
@@ -47,7 +47,7 @@ pub struct Registered {
 pub async fn register(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
-    body: Result<Json<Upload>, ApiError>,
+    body: Result<Json<ModUpload>, ApiError>,
 ) -> Result<axum::Json<Registered>, ApiError> {
     let by = uploader(&app, caller)?;
     let Json(upload) = body?;
@@ -58,7 +58,7 @@ pub async fn register(
 ///
 /// # Errors
 /// What [`register`] answers.
-pub async fn take(app: &App, by: Option<String>, upload: Upload) -> Result<Registered, ApiError> {
+pub async fn take(app: &App, by: Option<String>, upload: ModUpload) -> Result<Registered, ApiError> {
     let name = look_at(app, &upload)?;
     let store = app.store()?;
     let factory = import(app, upload.clone()).await?;
@@ -74,44 +74,48 @@ pub async fn take(app: &App, by: Option<String>, upload: Upload) -> Result<Regis
     let changing = app.mods_changing().await;
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
-    let unchanged = app.registry().show(&name).is_some_and(|shown| shown.current.hash == hash);
+    let unchanged = app.registry().info(&name).is_some_and(|shown| shown.current.hash == hash);
     let current = as_version(version.hash, version.created_at, by);
     let replaced = app.registry().register(factory, current).map_err(|error| is_taken(&error))?;
     drop(changing);
-    app.registry().note(&name, None);
+    app.registry().set_problem(&name, None);
     tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "a mod was uploaded");
-    let enabled = app.registry().show(&name).is_some_and(|shown| shown.enabled);
+    let enabled = app.registry().info(&name).is_some_and(|shown| shown.enabled);
     Ok(Registered { name, replaced, unchanged, description: described.description, hash, enabled })
 }
 
 /// Everything about an upload that can be known without running it; its name.
-pub(super) fn look_at(app: &App, upload: &Upload) -> Result<String, ApiError> {
+pub(super) fn look_at(app: &App, upload: &ModUpload) -> Result<String, ApiError> {
     upload.check().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?;
     let name = upload.name().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?.to_owned();
-    app.registry().may_take(&name, Origin::Uploaded, None).map_err(|error| is_taken(&error))?;
-    let uploaded = app.registry().shown().iter().filter(|shown| shown.current.origin == Origin::Uploaded).count();
-    if uploaded >= MOST_MODS && app.registry().show(&name).is_none() {
+    app.registry().check_name(&name, ModOrigin::Uploaded, None).map_err(|error| is_taken(&error))?;
+    let uploaded =
+        app.registry().list_info().iter().filter(|shown| shown.current.origin == ModOrigin::Uploaded).count();
+    if uploaded >= MOST_MODS && app.registry().info(&name).is_none() {
         let detail = format!("{uploaded} mods are uploaded, and there may be no more; remove one first");
         return Err(ApiError::new(Kind::NoRoom, detail));
     }
     Ok(name)
 }
 
-fn is_taken(error: &mods::Taken) -> ApiError {
+fn is_taken(error: &mods::NameTaken) -> ApiError {
     ApiError::conflict(error.to_string()).at("name")
 }
 
-pub(super) fn as_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> Version {
-    Version { hash, origin: Origin::Uploaded, registered_at: Some(at), registered_by: by }
+pub(super) fn as_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> RegisteredVersion {
+    RegisteredVersion { hash, origin: ModOrigin::Uploaded, registered_at: Some(at), registered_by: by }
 }
 
 /// Imports a source in a worker, as somebody else's.
-pub(super) async fn import(app: &App, upload: Upload) -> Result<Arc<dyn Factory>, ApiError> {
-    import_as(upload, mods::python::PythonMods { origin: Origin::Uploaded, ..app.registry().python() }).await
+pub(super) async fn import(app: &App, upload: ModUpload) -> Result<Arc<dyn ModFactory>, ApiError> {
+    import_as(upload, mods::python::PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() }).await
 }
 
 /// Imports a source in a worker, as those mods run.
-pub(super) async fn import_as(upload: Upload, python: mods::python::PythonMods) -> Result<Arc<dyn Factory>, ApiError> {
+pub(super) async fn import_as(
+    upload: ModUpload,
+    python: mods::python::PythonMods,
+) -> Result<Arc<dyn ModFactory>, ApiError> {
     try_import(upload, python).await?.map_err(|error| match &error {
         LoadError::Failed { .. } => {
             let detail = match error.traceback() {
@@ -127,9 +131,9 @@ pub(super) async fn import_as(upload: Upload, python: mods::python::PythonMods) 
 
 /// The same; what Python says of the source comes as it is.
 pub(super) async fn try_import(
-    upload: Upload,
+    upload: ModUpload,
     python: mods::python::PythonMods,
-) -> Result<Result<Arc<dyn Factory>, LoadError>, ApiError> {
+) -> Result<Result<Arc<dyn ModFactory>, LoadError>, ApiError> {
     static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
     let busy = || ApiError::new(Kind::Busy, "too many mods are being checked at the moment").retry_after(1);
     let _waits = WAITING.try_acquire().map_err(|_| busy())?;

@@ -11,7 +11,7 @@ use crate::events::{FinishReason, Prompt, RunId, Surface};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::Reading;
 use crate::model::grammar::Constraint;
-use crate::mods::{Chosen, ModRef, version_of};
+use crate::mods::{ModRef, SelectedMod, version_of};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -173,8 +173,8 @@ fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<Thinking
         if budget.open.is_empty() || budget.close.is_empty() {
             return Err(ApiError::invalid(PLACE, "thinking: open and close say what is around a thought"));
         }
-        if let Some(token) = budget.last_words.iter().find(|&&token| !vocabulary.contains(token)) {
-            return Err(ApiError::invalid(PLACE, format!("thinking.last_words: {token} is not a token")));
+        if let Some(token) = budget.closing_tokens.iter().find(|&&token| !vocabulary.contains(token)) {
+            return Err(ApiError::invalid(PLACE, format!("thinking.closing_tokens: {token} is not a token")));
         }
     }
     Ok(budget)
@@ -200,7 +200,7 @@ fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Opti
 }
 
 /// The mods of the recorded run, in the versions it ran with.
-async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Chosen>, ApiError> {
+async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<SelectedMod>, ApiError> {
     const PLACE: &str = "prompt.parameters.mods";
     if !recorded.is_null() && !recorded.is_array() {
         return Err(ApiError::invalid(PLACE, format!("{PLACE}: a list is expected")));
@@ -212,8 +212,8 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Chos
     for entry in recorded.as_array().into_iter().flatten() {
         let mod_ref: ModRef = read(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;
         let then = entry["version"].as_str().filter(|_| !any_version);
-        let present = app.registry().choose(vec![mod_ref.clone()]);
-        let is_same = |found: &Chosen| then.is_none_or(|then| version_of(&*found.factory) == then);
+        let present = app.registry().select(vec![mod_ref.clone()]);
+        let is_same = |found: &SelectedMod| then.is_none_or(|then| version_of(&*found.factory) == then);
         match present {
             Ok(mut found) if found.iter().all(is_same) => chosen.append(&mut found),
             Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
@@ -225,12 +225,12 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Chos
 }
 
 /// An earlier version of a mod.
-async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<Chosen, ApiError> {
+async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<SelectedMod, ApiError> {
     if let Some(version) = registry::stored(app, &mod_ref.name, hash).await? {
         return registry::used(app, version, mod_ref).await;
     }
     let short: String = hash.chars().take(12).collect();
-    let now = match app.registry().show(&mod_ref.name) {
+    let now = match app.registry().info(&mod_ref.name) {
         Some(shown) => format!("it is {} now", shown.description.version),
         None => "there is no such mod now".to_owned(),
     };

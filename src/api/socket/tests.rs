@@ -2,7 +2,7 @@ use super::*;
 use crate::api::security;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, LimitFlags, Size};
-use crate::mods::Registry;
+use crate::mods::ModRegistry;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
@@ -18,7 +18,7 @@ async fn echo(change: impl FnOnce(&mut ServerFlags)) -> (App, SocketAddr) {
     let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
     let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
     let config = Config::new(engine, data, &flags).unwrap();
-    let app = App::new(Arc::new(config), Arc::new(Registry::default()), chrono::DateTime::default);
+    let app = App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default);
     let handler = |upgrade: Upgrade| async move { upgrade.serve(|error| error.openai().to_string(), answer) };
     let routes = Router::new()
         .route(PATHS[0], get(handler))

@@ -7,7 +7,7 @@ use super::session::{Going, Session};
 use crate::api::ApiError;
 use crate::api::wire::Fields;
 use crate::api::wire::fields::wrong;
-use crate::engine::{Activity, RunOver, Standing};
+use crate::engine::{RunActivity, RunOver, RunProgress};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,17 +71,17 @@ async fn pause(session: &mut Session, run: &Arc<Run>) -> Result<(), ApiError> {
     let slot_for = session.app.config().server.runs.pause;
     let standing = run.control.pause(slot_for).await.map_err(|RunOver| over(run))?;
     let kept = match standing.activity {
-        Activity::Over => return Err(over(run)),
-        Activity::Parked | Activity::Waiting => "it has no slot".to_owned(),
+        RunActivity::Finished => return Err(over(run)),
+        RunActivity::Preempted | RunActivity::Queued => "it has no slot".to_owned(),
         _ => format!("its slot is kept for {} s", slot_for.as_secs_f32()),
     };
     tell(session, run, "pause", &format!("paused after {} tokens; {kept}", standing.generated), &json!(null)).await?;
-    if standing.activity == Activity::Resting {
+    if standing.activity == RunActivity::Paused {
         let (run, outgoing) = (Arc::clone(run), session.outgoing.clone());
         session.tasks.spawn(async move {
             // A little later than the engine, which looks when it has nothing else to do.
             tokio::time::sleep(slot_for + Duration::from_millis(200)).await;
-            if run.control.look().await.is_ok_and(|standing| standing.activity == Activity::Parked) {
+            if run.control.progress().await.is_ok_and(|standing| standing.activity == RunActivity::Preempted) {
                 let text = "paused for long: the slot went to others; resume waits for one";
                 let status = message::status("pause", 100, text, Some(&run.request_id));
                 // When the client has gone, there is nobody to tell.
@@ -95,8 +95,8 @@ async fn pause(session: &mut Session, run: &Arc<Run>) -> Result<(), ApiError> {
 async fn resume(session: &Session, run: &Arc<Run>) -> Result<(), ApiError> {
     let standing = run.control.resume().await.map_err(|RunOver| over(run))?;
     let said = match standing.activity {
-        Activity::Over => return Err(over(run)),
-        Activity::Waiting => "it goes on as soon as there is a slot",
+        RunActivity::Finished => return Err(over(run)),
+        RunActivity::Queued => "it goes on as soon as there is a slot",
         _ => "it goes on",
     };
     tell(session, run, "resume", said, &json!(null)).await
@@ -109,11 +109,11 @@ async fn modify(session: &Session, run: &Arc<Run>, fields: Fields<'_>) -> Result
     let (config, said) = run.config().modified(parameters)?;
     let head = &run.head;
     let (sampling, mut limits) = config.drawing(&session.app, &head.vocabulary, head.room, Some(head.seed))?;
-    limits.hold_to(session.app.config().server.max_tokens)?;
+    limits.apply_server_limit(session.app.config().server.max_tokens)?;
     let note = format!("the client changed {said}");
-    let Standing { generated, activity, .. } =
+    let RunProgress { generated, activity, .. } =
         run.control.modify(sampling, limits, note).await.map_err(|RunOver| over(run))?;
-    if activity == Activity::Over {
+    if activity == RunActivity::Finished {
         return Err(over(run));
     }
     run.set_config(config);

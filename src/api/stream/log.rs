@@ -1,6 +1,6 @@
 //! What a run has said so far, so that a client can hear it again from any point on.
 
-use crate::engine::Delta;
+use crate::engine::TextDelta;
 use crate::events::{FinishReason, TokenId};
 use crate::model::Vocabulary;
 use std::collections::VecDeque;
@@ -93,8 +93,8 @@ impl Log {
     }
 
     /// Adds what was appended. Tokens that only end the run are not told.
-    pub(super) fn add(&mut self, delta: Delta, vocabulary: &Vocabulary) {
-        let Delta { mut text, tokens, last, .. } = delta;
+    pub(super) fn add(&mut self, delta: TextDelta, vocabulary: &Vocabulary) {
+        let TextDelta { mut text, tokens, last, .. } = delta;
         let shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
         let mut told = Vec::with_capacity(tokens.len());
         for (measure, alternatives) in tokens {

@@ -3,7 +3,7 @@
 use super::log::Token;
 use super::run::{EndedBy, Over, Run};
 use crate::api::{ApiError, Loaded};
-use crate::engine::{OUT_OF_MEMORY, Progress};
+use crate::engine::{OUT_OF_MEMORY, PromptProgress};
 use crate::events::{Fault, Finish, FinishReason, Usage};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -166,8 +166,8 @@ pub(super) fn status(operation: &str, progress: u8, message: &str, request_id: O
 }
 
 /// How far the prompt of a run is.
-pub(super) fn reading(run: &Run, progress: Progress) -> Value {
-    let Progress { total, cached, processed, elapsed_us } = progress;
+pub(super) fn reading(run: &Run, progress: PromptProgress) -> Value {
+    let PromptProgress { total, cached, processed, elapsed_us } = progress;
     let percent = u64::from(processed) * 100 / u64::from(total.max(1));
     let text = format!("reading the prompt: {processed} of {total} tokens");
     let mut status = status("prompt_processing", percent as u8, &text, Some(&run.request_id));

@@ -3,7 +3,7 @@
 use crate::api::wire::fields::{Fields, wrong};
 use crate::api::wire::{constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Limits, Report, Request, Sampling};
+use crate::engine::{Limits, ReportOptions, Request, Sampling};
 use crate::events::Surface;
 use crate::model::Vocabulary;
 use serde_json::{Map, Value};
@@ -211,7 +211,7 @@ impl Config {
             attention: fields.flag("attention")?.unwrap_or(false),
             alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
             record: parameters::record(fields)?,
-            report: Report { progress: true, ..Report::default() },
+            report: ReportOptions { progress: true, ..ReportOptions::default() },
             slot: placement.slot,
             cache_prompt: placement.cache_prompt,
             cache_reuse: placement.cache_reuse,

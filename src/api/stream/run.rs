@@ -5,7 +5,7 @@ use super::log::{Entry, Log};
 use super::message;
 use super::read::{Config, Options};
 use crate::api::{ApiError, App};
-use crate::engine::{Control, Generation, Output, Progress, RunOver};
+use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
 use crate::events::{RunEnd, RunId};
 use crate::model::Vocabulary;
 use serde_json::Value;
@@ -22,11 +22,11 @@ pub(super) struct Run {
     pub(super) id: RunId,
     pub(super) request_id: String,
     pub(super) head: Head,
-    pub(super) control: Control,
+    pub(super) control: RunControl,
     config: Mutex<Config>,
     log: Mutex<Log>,
     /// How far its prompt is.
-    reading: Mutex<Option<Progress>>,
+    reading: Mutex<Option<PromptProgress>>,
     over: Mutex<Option<Over>>,
     /// Why it was ended from outside, where it was.
     ended_by: Mutex<Option<EndedBy>>,
@@ -217,7 +217,7 @@ impl Run {
         let Some(limit) = self.head.options.timeout else { return std::future::pending().await };
         sleep(limit).await;
         loop {
-            match self.control.look().await {
+            match self.control.progress().await {
                 Ok(standing) if standing.worked < limit => sleep(limit.saturating_sub(standing.worked).max(LOOK)).await,
                 Ok(_) => return,
                 Err(RunOver) => std::future::pending().await,
@@ -333,7 +333,7 @@ impl Follower {
     }
 
     /// How far the prompt is, where that is news: a prompt that takes one step has none.
-    fn reading(&self) -> Option<Progress> {
+    fn reading(&self) -> Option<PromptProgress> {
         let progress = *self.run.reading.lock().unwrap_or_else(PoisonError::into_inner);
         progress.filter(|now| self.at == 0 && now.processed < now.total && now.processed > self.told_prompt)
     }

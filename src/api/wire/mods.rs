@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, wrong};
 use crate::api::{ApiError, Loaded, catalogue};
-use crate::mods::{Chosen, ModRef, Registry, UnknownMod};
+use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
 use serde_json::Value;
 
 /// Most mods of one run: each is called at every token, on the thread that generates for all runs.
@@ -18,9 +18,9 @@ const RIGHT: &str = "a list of names or of {\"name\": …, \"config\": …}";
 pub(in crate::api) fn chosen(
     fields: Fields<'_>,
     loaded: &Loaded,
-    registry: &Registry,
-) -> Result<Vec<Chosen>, ApiError> {
-    let known = |name: &str| registry.show(name).is_some();
+    registry: &ModRegistry,
+) -> Result<Vec<SelectedMod>, ApiError> {
+    let known = |name: &str| registry.info(name).is_some();
     let mut refs = Vec::new();
     if let Some(asked) = fields.text("model")? {
         refs.extend(
@@ -36,7 +36,7 @@ pub(in crate::api) fn chosen(
         return Err(ApiError::invalid("mods", detail));
     }
     let names: Vec<String> = refs.iter().map(|mod_ref| mod_ref.name.clone()).collect();
-    registry.choose(refs).map_err(|error| unknown(&error, names.iter().position(|n| *n == error.name), from_model))
+    registry.select(refs).map_err(|error| unknown(&error, names.iter().position(|n| *n == error.name), from_model))
 }
 
 fn suffix<'a, 'n>(

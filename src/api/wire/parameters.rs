@@ -232,7 +232,7 @@ pub(in crate::api) fn limits_from(
             .integer("t_max_predict_ms", -1..=i64::from(u32::MAX))?
             .and_then(|ms| u64::try_from(ms).ok().filter(|&ms| ms > 0))
             .map(std::time::Duration::from_millis),
-        asked,
+        requested_max_tokens: asked,
         ..default
     })
 }

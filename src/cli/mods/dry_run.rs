@@ -8,7 +8,7 @@ use crate::events::{Action as Recorded, ActionType, Event, EventType, Item, ModC
 use crate::model::chat::answer::Reading;
 use crate::model::llama::ModelOptions;
 use crate::model::{Model, Vocabulary};
-use crate::mods::{Action, Call, CallEvent, Done, Factory, LogitEdit, Pending, Reply, RunView, Session};
+use crate::mods::{Action, Call, CallEvent, LogitEdit, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use crate::trace::difference::Did;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
@@ -90,7 +90,7 @@ impl Answer {
 /// Feeds all runs, one after the other, to one worker.
 pub fn feed_all(
     path: &Path,
-    factory: &dyn Factory,
+    factory: &dyn ModFactory,
     config: Option<&Value>,
     runs: &[(String, Document)],
 ) -> anyhow::Result<Vec<Report>> {
@@ -100,7 +100,7 @@ pub fn feed_all(
 
 fn feed(
     model: &Model,
-    factory: &dyn Factory,
+    factory: &dyn ModFactory,
     config: Option<&Value>,
     name: &str,
     run: &Document,
@@ -135,7 +135,7 @@ fn feed(
         own,
         sequence: Vec::new(),
         prompt_len: 0,
-        let_go: 0,
+        evicted: 0,
         max_steps: 0,
         newest: EventType::Prefilled,
         caller: String::new(),
@@ -173,12 +173,12 @@ fn check_vocabulary(model: &Model, prompt: &Prompt, run: &Document) -> anyhow::R
 
 struct Feeder {
     view: Arc<RunView>,
-    session: Box<dyn Session>,
+    session: Box<dyn ModInstance>,
     own: String,
     sequence: Vec<TokenId>,
     prompt_len: usize,
     /// Generated tokens that a full context has let go.
-    let_go: usize,
+    evicted: usize,
     max_steps: u32,
     newest: EventType,
     /// The mod of the newest recorded call.
@@ -208,7 +208,7 @@ impl Feeder {
             if from < to {
                 let of_prompt = self.prompt_len.min(to).saturating_sub(from);
                 self.prompt_len -= of_prompt;
-                self.let_go += to - from - of_prompt;
+                self.evicted += to - from - of_prompt;
                 self.sequence.drain(from..to);
             }
         }
@@ -251,12 +251,12 @@ impl Feeder {
             step: event.step.max(0) as u32,
             sequence: &self.sequence,
             prompt_len: self.prompt_len,
-            let_go: self.let_go,
+            evicted: self.evicted,
             max_steps: self.max_steps,
             event: happened,
         };
         let (late, later) = mpsc::channel();
-        let done = Done::new(move |reply| {
+        let done = ReplySender::new(move |reply| {
             let _ = late.send(reply);
         });
         let reply = match self.session.call(&call, done) {

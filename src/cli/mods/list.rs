@@ -1,5 +1,5 @@
 use crate::cli::client::ServerArgs;
-use crate::mods::{Folder, Registry};
+use crate::mods::{ModFolder, ModRegistry};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use unicode_width::UnicodeWidthStr;
 /// Lists the mods of the running server; without one, and with --mods-dir, those that are here
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder of Python mods to list, with the built-in ones, instead of a server's
+    /// ModFolder of Python mods to list, with the built-in ones, instead of a server's
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR", conflicts_with = "server")]
     mods_dir: Option<PathBuf>,
     /// Print the list as JSON
@@ -45,12 +45,14 @@ pub async fn list(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn here(dir: Option<PathBuf>) -> anyhow::Result<Value> {
-    let registry = Registry::with_builtin();
+    let registry = ModRegistry::with_builtin();
     let list = move || {
         if let Some(dir) = dir {
-            Folder::new(dir, registry.python()).sync(&registry)?;
+            ModFolder::new(dir, registry.python()).sync(&registry)?;
         }
-        Ok::<_, crate::mods::python::LoadError>(json!({ "mods": registry.shown(), "problems": registry.problems() }))
+        Ok::<_, crate::mods::python::LoadError>(
+            json!({ "mods": registry.list_info(), "problems": registry.problems() }),
+        )
     };
     Ok(tokio::task::spawn_blocking(list).await??)
 }

@@ -1,7 +1,7 @@
 //! What a person names as the source of mods: a file, or a folder, which is a package of that name.
 
 use crate::mods::python::{LoadError, PythonMods, read_source};
-use crate::mods::{Factory, SourceText};
+use crate::mods::{ModFactory, ModSource};
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,11 +14,11 @@ const MAKERS: &[&str] = &["@mod", "create_mod(", "self_prompt_mod("];
 /// The mods of a file, or of one module of a folder.
 pub struct Found {
     /// The file's text, or all files of the folder.
-    pub source: SourceText,
+    pub source: ModSource,
     /// The module, of a folder.
     pub module: Option<String>,
     /// Its mods.
-    pub mods: Vec<Arc<dyn Factory>>,
+    pub mods: Vec<Arc<dyn ModFactory>>,
 }
 
 /// Imports a file, or the modules of a folder that have mods; `module` names one of them. What is wrong with the source
@@ -27,7 +27,7 @@ pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Ve
     let (name, source, modules) = if path.is_dir() {
         let (package, files) = package(path)?;
         let modules = modules(path, &files, module)?;
-        (package, SourceText::Files(files), modules)
+        (package, ModSource::Files(files), modules)
     } else {
         if module.is_some() {
             bail!("--module is for a folder, and {} is none", path.display());
@@ -37,14 +37,14 @@ pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Ve
         }
         let text = read_source(path).with_context(|| format!("cannot read {}", path.display()))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        (name, SourceText::Text(text), vec![None])
+        (name, ModSource::Text(text), vec![None])
     };
     tokio::task::spawn_blocking(move || import(&name, &source, modules)).await?
 }
 
 fn import(
     name: &str,
-    source: &SourceText,
+    source: &ModSource,
     modules: Vec<Option<String>>,
 ) -> anyhow::Result<Result<Vec<Found>, LoadError>> {
     let mut found: Vec<Found> = Vec::new();

@@ -4,7 +4,7 @@ use crate::cli::place::PlaceArgs;
 use crate::cli::{export, startup};
 use crate::config::flags::{DataFlags, EngineFlags};
 use crate::config::{Config, DataConfig, bundled_model};
-use crate::mods::Factory;
+use crate::mods::ModFactory;
 use crate::mods::python::{PythonMods, unpack_sdk};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
@@ -71,7 +71,7 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!same)))
 }
 
-fn choose(mut found: Vec<Arc<dyn Factory>>, name: Option<&str>) -> anyhow::Result<Arc<dyn Factory>> {
+fn choose(mut found: Vec<Arc<dyn ModFactory>>, name: Option<&str>) -> anyhow::Result<Arc<dyn ModFactory>> {
     let names: Vec<String> = found.iter().map(|factory| factory.describe().name).collect();
     if let Some(name) = name {
         found.retain(|factory| factory.describe().name == name);

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use std::sync::Arc;
 /// `ban-phrases`: phrases that never stand in the answer, by taking them back.
 pub struct BanPhrases;
 
-impl Factory for BanPhrases {
-    fn describe(&self) -> Description {
+impl ModFactory for BanPhrases {
+    fn describe(&self) -> ModDescription {
         describe(
             "ban-phrases",
             "Takes back phrases as soon as they are complete, and lets the model find another way.",
@@ -41,7 +42,7 @@ impl Factory for BanPhrases {
         )
     }
 
-    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
         let texts = fields.texts("phrases", "[\"as an AI\"]")?;
         phrase::check("phrases", &texts)?;
@@ -105,7 +106,7 @@ impl Ban {
                 self.phrases.text(found.phrase),
                 self.max_retries
             );
-            return Reply { logs: vec![Log { level: LogLevel::Warning, message }], ..Reply::default() };
+            return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
         }
         place.tries += 1;
         if !place.tokens.contains(&generated[kept]) {
@@ -128,14 +129,14 @@ impl Ban {
             place.tokens.clear();
             place.tries = max_retries;
             let message = "nothing else may stand here: the phrase will".to_owned();
-            return Reply { logs: vec![Log { level: LogLevel::Warning, message }], ..Reply::default() };
+            return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
         }
         let bans = place.tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
         Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None }.into()
     }
 }
 
-impl Session for Ban {
+impl ModInstance for Ban {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
@@ -145,7 +146,7 @@ impl Session for Ban {
         self.held
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => self.added(call, tokens.len()),
@@ -160,7 +161,7 @@ mod tests {
     use super::BanPhrases;
     use crate::mods::builtin::stop_rules::StopRules;
     use crate::mods::builtin::testing::{EOG, PROMPT, Play, Scene, word};
-    use crate::mods::{Action, CallEvent, Factory, LogitEdit};
+    use crate::mods::{Action, CallEvent, LogitEdit, ModFactory};
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -284,7 +285,7 @@ mod tests {
         ) {
             let ban = json!({"phrases": [phrase], "whole_words": whole_words, "max_retries": 200});
             let stop = json!({"regex": "b a|aab"});
-            let mut mods: Vec<(&dyn Factory, serde_json::Value)> = vec![(&BanPhrases, ban), (&StopRules, stop)];
+            let mut mods: Vec<(&dyn ModFactory, serde_json::Value)> = vec![(&BanPhrases, ban), (&StopRules, stop)];
             if last {
                 mods.reverse();
             }

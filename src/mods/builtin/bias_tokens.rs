@@ -3,15 +3,17 @@ use super::{
     describe,
 };
 use crate::events::{EventType, TokenId};
-use crate::mods::{Action, Call, Description, Done, EventSet, Factory, LogitEdit, Pending, Reply, RunView, Session};
+use crate::mods::{
+    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `bias-tokens`: makes tokens more or less likely, or impossible.
 pub struct BiasTokens;
 
-impl Factory for BiasTokens {
-    fn describe(&self) -> Description {
+impl ModFactory for BiasTokens {
+    fn describe(&self) -> ModDescription {
         describe(
             "bias-tokens",
             "Makes given tokens more or less likely, or bans them.",
@@ -30,7 +32,7 @@ impl Factory for BiasTokens {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["bias", "ban"])?;
         let mut edits = Vec::new();
         if let Some(bias) = fields.get("bias") {
@@ -105,12 +107,12 @@ struct Bias {
     edits: Vec<(TokenId, f32)>,
 }
 
-impl Session for Bias {
+impl ModInstance for Bias {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass])
     }
 
-    fn call(&mut self, _: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         Ok(Action::AdjustedLogits { edit: LogitEdit::Add(self.edits.clone()), temperature: None }.into())
     }
@@ -120,7 +122,7 @@ impl Session for Bias {
 mod tests {
     use super::BiasTokens;
     use crate::mods::builtin::testing::{Scene, run, word};
-    use crate::mods::{Action, Factory, LogitEdit};
+    use crate::mods::{Action, LogitEdit, ModFactory};
     use serde_json::json;
 
     #[test]

@@ -9,7 +9,8 @@ use super::{
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::grammar::{Constraint, Source};
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -24,8 +25,8 @@ const MOST_BEGINNINGS: usize = 8;
 /// `choices`: the answer is one of several texts.
 pub struct Choices;
 
-impl Factory for Choices {
-    fn describe(&self) -> Description {
+impl ModFactory for Choices {
+    fn describe(&self) -> ModDescription {
         describe(
             "choices",
             "Makes the answer one of several texts.",
@@ -46,7 +47,7 @@ impl Factory for Choices {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["choices", "pick"])?;
         let texts = fields.texts("choices", "[\"yes\", \"no\"]")?;
         let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
@@ -162,7 +163,7 @@ impl Scoring {
             let totals =
                 self.choices.iter().filter_map(|choice| Some(format!("{:?} {:.3}", choice.text, choice.logprob?)));
             let message = format!("{}: {:?} is taken", totals.collect::<Vec<_>>().join(" · "), self.choices[best].text);
-            (best, vec![Log { level: LogLevel::Info, message }])
+            (best, vec![ModLogLine { level: LogLevel::Info, message }])
         };
         let tokens = self.choices[next].tokens.clone();
         let action = match stands {
@@ -175,7 +176,7 @@ impl Scoring {
     }
 }
 
-impl Session for Scoring {
+impl ModInstance for Scoring {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
@@ -184,7 +185,7 @@ impl Session for Scoring {
         if matches!(self.phase, Phase::Trying { .. }) { usize::MAX } else { 0 }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let moved = self.trail.follow(call);
         let kept = self.written.follow(&moved, &call.run.vocabulary);
@@ -202,7 +203,7 @@ impl Session for Scoring {
 #[cfg(test)]
 mod tests {
     use super::Choices;
-    use crate::mods::Factory;
+    use crate::mods::ModFactory;
     use crate::mods::builtin::testing::{Play, run};
     use serde_json::json;
 

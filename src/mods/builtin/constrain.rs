@@ -4,7 +4,9 @@ use super::trail::{Trail, end_token, ends, is_over};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::tools::behind_thought;
 use crate::model::grammar::{Accepted, Constraint, Follower, Trigger};
-use crate::mods::{Action, Call, CallEvent, Done, EventSet, Log, LogitEdit, Pending, Reply, RunView, Session};
+use crate::mods::{
+    Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
+};
 
 /// Tokens that are refused at one place because what they say behind the trigger does not begin the form; then one stands.
 const MOST_REFUSED: usize = 64;
@@ -42,7 +44,7 @@ impl Constrained {
         })
     }
 
-    fn follow(&mut self, call: &Call<'_>) -> Vec<Log> {
+    fn follow(&mut self, call: &Call<'_>) -> Vec<ModLogLine> {
         let moved = self.trail.follow(call);
         if moved.removed > 0 {
             self.follower.rewind(moved.removed);
@@ -55,7 +57,7 @@ impl Constrained {
                 let text = call.run.vocabulary.decode(&[token]);
                 let message =
                     format!("{text:?} is not what '{}' allows; while it stands, nothing is held to it", self.field);
-                logs.push(Log { level: LogLevel::Warning, message });
+                logs.push(ModLogLine { level: LogLevel::Warning, message });
             }
         }
         logs
@@ -93,13 +95,13 @@ impl Constrained {
     }
 }
 
-impl Session for Constrained {
+impl ModInstance for Constrained {
     fn handles(&self) -> EventSet {
         let always = EventSet::of(&[EventType::ForwardPass, EventType::Added]);
         if self.lazy { always.union(EventSet::of(&[EventType::Sampled])) } else { always }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let logs = self.follow(call);
         let action = match call.event {

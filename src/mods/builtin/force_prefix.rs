@@ -3,15 +3,17 @@ use super::{
     describe,
 };
 use crate::events::{EventType, TokenId};
-use crate::mods::{Action, Call, Description, Done, EventSet, Factory, Pending, Reply, RunView, Session};
+use crate::mods::{
+    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `force-prefix`: the answer begins with this text.
 pub struct ForcePrefix;
 
-impl Factory for ForcePrefix {
-    fn describe(&self) -> Description {
+impl ModFactory for ForcePrefix {
+    fn describe(&self) -> ModDescription {
         describe(
             "force-prefix",
             "Begins the answer with a given text.",
@@ -29,7 +31,7 @@ impl Factory for ForcePrefix {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["text", "tokens"])?;
         let tokens = match (fields.get("text"), fields.get("tokens")) {
             (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode(text, false, true),
@@ -58,12 +60,12 @@ struct Prefix {
     tokens: Vec<TokenId>,
 }
 
-impl Session for Prefix {
+impl ModInstance for Prefix {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass])
     }
 
-    fn call(&mut self, _: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         if self.tokens.is_empty() {
             return Ok(Reply::noop());
@@ -76,7 +78,7 @@ impl Session for Prefix {
 mod tests {
     use super::ForcePrefix;
     use crate::mods::builtin::testing::{EOG, Scene, run, word};
-    use crate::mods::{Action, Factory};
+    use crate::mods::{Action, ModFactory};
     use serde_json::json;
 
     #[test]

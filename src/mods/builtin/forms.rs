@@ -4,7 +4,7 @@ use super::config::{Fields, schema};
 use super::constrain::Constrained;
 use super::describe;
 use crate::model::grammar::{Constraint, Source};
-use crate::mods::{Description, Factory, RunView, Session};
+use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ fn after() -> Value {
     json!({"type": "string", "minLength": 1, "description": "The form begins behind this text; until then everything may be written."})
 }
 
-fn session(source: Source, field: &str, fields: &Fields<'_>, run: &RunView) -> Result<Box<dyn Session>, String> {
+fn session(source: Source, field: &str, fields: &Fields<'_>, run: &RunView) -> Result<Box<dyn ModInstance>, String> {
     Ok(Box::new(Constrained::start(Constraint::new(field, source), fields.text("after")?, run)?))
 }
 
 /// `json-schema`: the answer is JSON that a schema describes.
 pub struct JsonSchema;
 
-impl Factory for JsonSchema {
-    fn describe(&self) -> Description {
+impl ModFactory for JsonSchema {
+    fn describe(&self) -> ModDescription {
         describe(
             "json-schema",
             "Makes the answer JSON that is valid against a schema.",
@@ -43,7 +43,7 @@ impl Factory for JsonSchema {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["schema", "after"])?;
         let right = "'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}";
         match fields.get("schema") {
@@ -57,8 +57,8 @@ impl Factory for JsonSchema {
 /// `regex`: the whole answer matches a regular expression.
 pub struct Regex;
 
-impl Factory for Regex {
-    fn describe(&self) -> Description {
+impl ModFactory for Regex {
+    fn describe(&self) -> ModDescription {
         describe(
             "regex",
             "Makes the answer match a regular expression.",
@@ -75,7 +75,7 @@ impl Factory for Regex {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["pattern", "after"])?;
         match fields.text("pattern")? {
             Some(pattern) => session(Source::Regex(pattern.to_owned()), "pattern", &fields, run),
@@ -87,8 +87,8 @@ impl Factory for Regex {
 /// `grammar`: the answer follows a grammar.
 pub struct Grammar;
 
-impl Factory for Grammar {
-    fn describe(&self) -> Description {
+impl ModFactory for Grammar {
+    fn describe(&self) -> ModDescription {
         describe(
             "grammar",
             "Makes the answer follow a grammar, in GBNF or Lark.",
@@ -107,7 +107,7 @@ impl Factory for Grammar {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["gbnf", "lark", "after"])?;
         match (fields.text("gbnf")?, fields.text("lark")?) {
             (Some(text), None) => session(Source::Gbnf(text.to_owned()), "gbnf", &fields, run),
@@ -123,18 +123,18 @@ impl Factory for Grammar {
 #[cfg(test)]
 mod tests {
     use super::{Grammar, JsonSchema, Regex};
-    use crate::mods::Factory;
+    use crate::mods::ModFactory;
     use crate::mods::builtin::testing::{Play, Told, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn play(mods: &[(&dyn Factory, Value)], seed: u64) -> Told {
+    fn play(mods: &[(&dyn ModFactory, Value)], seed: u64) -> Told {
         Play { seed, ..Play::default() }.play(mods)
     }
 
     #[test]
     fn messages_name_the_field() {
-        let mods: [(&dyn Factory, Value, &str); 7] = [
+        let mods: [(&dyn ModFactory, Value, &str); 7] = [
             (
                 &JsonSchema,
                 json!({}),

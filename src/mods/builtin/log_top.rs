@@ -4,15 +4,18 @@ use super::{
     distribution::{Distribution, top},
 };
 use crate::events::{EventType, LogLevel};
-use crate::mods::{Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session};
+use crate::mods::{
+    Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply, ReplySender,
+    RunView,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `log-top`: writes the most probable next tokens into the run's log, and changes nothing.
 pub struct LogTop;
 
-impl Factory for LogTop {
-    fn describe(&self) -> Description {
+impl ModFactory for LogTop {
+    fn describe(&self) -> ModDescription {
         describe(
             "log-top",
             "Logs the most probable next tokens of every step.",
@@ -25,7 +28,7 @@ impl Factory for LogTop {
         )
     }
 
-    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let count = Fields::read(config, &["count"])?.count("count", 1..=50, 5)?;
         Ok(Box::new(Top { count }))
     }
@@ -35,12 +38,12 @@ struct Top {
     count: usize,
 }
 
-impl Session for Top {
+impl ModInstance for Top {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
         let message = match Distribution::of(logits) {
@@ -54,7 +57,7 @@ impl Session for Top {
                 .collect::<Vec<_>>()
                 .join(" · "),
         };
-        Ok(Reply { logs: vec![Log { level: LogLevel::Info, message }], ..Reply::default() })
+        Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() })
     }
 }
 

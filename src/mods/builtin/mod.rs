@@ -31,13 +31,13 @@ mod tool_guard;
 mod trail;
 mod written;
 
-use super::{Description, Factory, Origin};
+use super::{ModDescription, ModFactory, ModOrigin};
 use serde_json::Value;
 use std::sync::Arc;
 
 /// Every built-in mod.
 #[must_use]
-pub fn all() -> Vec<Arc<dyn Factory>> {
+pub fn all() -> Vec<Arc<dyn ModFactory>> {
     vec![
         Arc::new(ban_phrases::BanPhrases),
         Arc::new(bias_tokens::BiasTokens),
@@ -58,14 +58,14 @@ pub fn all() -> Vec<Arc<dyn Factory>> {
 }
 
 /// A built-in mod's description; `config` is an example that the mod accepts, `schema` says what else it does.
-fn describe(name: &str, description: &str, documentation: &str, config: Value, schema: Value) -> Description {
-    Description {
+fn describe(name: &str, description: &str, documentation: &str, config: Value, schema: Value) -> ModDescription {
+    ModDescription {
         name: name.into(),
         description: description.into(),
         language: "rust".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         config,
-        origin: Origin::Builtin,
+        origin: ModOrigin::Builtin,
         documentation: documentation.into(),
         schema,
     }
@@ -74,7 +74,7 @@ fn describe(name: &str, description: &str, documentation: &str, config: Value, s
 #[cfg(test)]
 mod tests {
     use super::testing::run;
-    use super::{Description, all};
+    use super::{ModDescription, all};
     use crate::mods::schema_check;
     use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn every_schema_describes_what_its_mod_takes() {
         for factory in all() {
-            let Description { name, config, schema, documentation, .. } = factory.describe();
+            let ModDescription { name, config, schema, documentation, .. } = factory.describe();
             assert!(!documentation.is_empty(), "{name}");
             assert_eq!(schema_check::problem(&config, &schema), None, "{name}");
             // Whatever it lists is known to the mod, and the default is taken.

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -17,8 +18,8 @@ const MOST_IN_A_ROW: usize = 32;
 /// `replace-phrase`: another text in the place of a phrase, as soon as the phrase is complete.
 pub struct ReplacePhrase;
 
-impl Factory for ReplacePhrase {
-    fn describe(&self) -> Description {
+impl ModFactory for ReplacePhrase {
+    fn describe(&self) -> ModDescription {
         describe(
             "replace-phrase",
             "Puts another text in the place of a phrase as soon as it is complete.",
@@ -41,7 +42,7 @@ impl Factory for ReplacePhrase {
         )
     }
 
-    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["replace", "case_sensitive", "whole_words"])?;
         let right = "'replace' must be an object of texts, e.g. {\"utilize\": \"use\"}";
         let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {right}"))?;
@@ -81,7 +82,7 @@ struct Replace {
     in_a_row: usize,
 }
 
-impl Session for Replace {
+impl ModInstance for Replace {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::Added])
     }
@@ -91,7 +92,7 @@ impl Session for Replace {
         self.held
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::Added { tokens, forced, .. } = call.event else { return Ok(Reply::noop()) };
         if !forced {
@@ -110,7 +111,7 @@ impl Session for Replace {
             self.held = self.phrases.held(vocabulary, generated);
             self.clean = length;
             let message = format!("{MOST_IN_A_ROW} replacements led to one another; what stands now stays");
-            return Ok(Reply { logs: vec![Log { level: LogLevel::Warning, message }], ..Reply::default() });
+            return Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() });
         }
         self.in_a_row += 1;
         self.held = self.phrases.bound();
@@ -126,7 +127,7 @@ impl Session for Replace {
 mod tests {
     use super::ReplacePhrase;
     use crate::mods::builtin::testing::{EOG, Play, Scene, run};
-    use crate::mods::{Action, Factory};
+    use crate::mods::{Action, ModFactory};
     use proptest::prelude::*;
     use serde_json::json;
 

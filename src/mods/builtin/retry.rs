@@ -5,7 +5,8 @@ use super::{
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 /// `retry-low-confidence`: what the model wrote without confidence is written again, and the best of it is kept.
 pub struct RetryLowConfidence;
 
-impl Factory for RetryLowConfidence {
-    fn describe(&self) -> Description {
+impl ModFactory for RetryLowConfidence {
+    fn describe(&self) -> ModDescription {
         describe(
             "retry-low-confidence",
             "Takes back what the model was unsure of, tries again, and keeps the best.",
@@ -39,7 +40,7 @@ impl Factory for RetryLowConfidence {
         )
     }
 
-    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["window", "mean_logprob", "tries", "temperature"])?;
         Ok(Box::new(Retry {
             window: fields.count("window", 1..=256, 8)?,
@@ -133,10 +134,10 @@ impl Retry {
 }
 
 fn told(message: String, action: Option<Action>) -> Reply {
-    Reply { action, logs: vec![Log { level: LogLevel::Info, message }], ..Reply::default() }
+    Reply { action, logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() }
 }
 
-impl Session for Retry {
+impl ModInstance for Retry {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
@@ -149,7 +150,7 @@ impl Session for Retry {
         }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         self.follow(call);
         Ok(match call.event {

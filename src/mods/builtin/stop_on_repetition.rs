@@ -4,15 +4,17 @@ use super::{
     trail::end_token,
 };
 use crate::events::{EventType, LogLevel, TokenId};
-use crate::mods::{Action, Call, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session};
+use crate::mods::{
+    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `stop-on-repetition`: ends an answer that goes round in circles.
 pub struct StopOnRepetition;
 
-impl Factory for StopOnRepetition {
-    fn describe(&self) -> Description {
+impl ModFactory for StopOnRepetition {
+    fn describe(&self) -> ModDescription {
         describe(
             "stop-on-repetition",
             "Ends an answer that repeats itself.",
@@ -34,7 +36,7 @@ impl Factory for StopOnRepetition {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["ngram", "times", "cut"])?;
         Ok(Box::new(Repetition {
             ngram: fields.count("ngram", 1..=256, 16)?,
@@ -61,7 +63,7 @@ impl Repetition {
     }
 }
 
-impl Session for Repetition {
+impl ModInstance for Repetition {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::Added])
     }
@@ -70,7 +72,7 @@ impl Session for Repetition {
         if self.cut { self.ngram * self.times } else { 0 }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let Some(block) = self.block(call.generated()) else { return Ok(Reply::noop()) };
         let repeated = self.ngram * self.times;
@@ -81,7 +83,7 @@ impl Session for Repetition {
         } else {
             Action::ForceTokens(vec![self.end])
         };
-        let logs = vec![Log { level: LogLevel::Warning, message }];
+        let logs = vec![ModLogLine { level: LogLevel::Warning, message }];
         Ok(Reply { action: Some(action), logs, ..Reply::default() })
     }
 }

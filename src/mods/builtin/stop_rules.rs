@@ -9,7 +9,8 @@ use super::{
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::complete_prefix;
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    ReplySender, RunView,
 };
 use regex::bytes::Regex;
 use serde_json::{Value, json};
@@ -23,8 +24,8 @@ const MOST_BYTES: usize = 1 << 20;
 /// `stop-rules`: ends an answer by what it has become.
 pub struct StopRules;
 
-impl Factory for StopRules {
-    fn describe(&self) -> Description {
+impl ModFactory for StopRules {
+    fn describe(&self) -> ModDescription {
         describe(
             "stop-rules",
             "Ends the answer at a number of tokens or sentences, a match, a repeated line, or when the model grows unsure.",
@@ -52,7 +53,7 @@ impl Factory for StopRules {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         const RULES: [&str; 5] = ["tokens", "sentences", "regex", "repeated_lines", "mean_logprob"];
         let known = [&RULES[..], &["window"]].concat();
         let fields = Fields::read(config, &known)?;
@@ -237,12 +238,12 @@ fn characters(text: &[u8], from: usize, upto: usize) -> impl Iterator<Item = (us
     })
 }
 
-impl Session for Rules {
+impl ModInstance for Rules {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::Added])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         self.follow(call);
         let CallEvent::Added { tokens, .. } = call.event else { return Ok(Reply::noop()) };
@@ -255,7 +256,8 @@ impl Session for Rules {
             0 => Action::ForceTokens(put),
             n => Action::Backtrack { n, tokens: put },
         };
-        let logs = vec![Log { level: LogLevel::Info, message: format!("the answer ends here, by '{}'", met.rule) }];
+        let logs =
+            vec![ModLogLine { level: LogLevel::Info, message: format!("the answer ends here, by '{}'", met.rule) }];
         Ok(Reply { action: Some(action), logs, ..Reply::default() })
     }
 }
@@ -263,7 +265,7 @@ impl Session for Rules {
 #[cfg(test)]
 mod tests {
     use super::StopRules;
-    use crate::mods::Factory;
+    use crate::mods::ModFactory;
     use crate::mods::builtin::testing::{Play, Told, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};

@@ -5,7 +5,8 @@ use super::{
 };
 use crate::events::EventType;
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, LogitEdit, Pending, Reply, RunView, Session,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender,
+    RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 /// `temperature-by-entropy`: a temperature for every single draw, by how unsure the model is.
 pub struct TemperatureByEntropy;
 
-impl Factory for TemperatureByEntropy {
-    fn describe(&self) -> Description {
+impl ModFactory for TemperatureByEntropy {
+    fn describe(&self) -> ModDescription {
         describe(
             "temperature-by-entropy",
             "Draws each token at a temperature that follows the model's uncertainty.",
@@ -38,7 +39,7 @@ impl Factory for TemperatureByEntropy {
         )
     }
 
-    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["low", "high", "min_entropy", "max_entropy"])?;
         let session = ByEntropy {
             low: fields.number("low", 0.0..=10.0, 0.2)?,
@@ -70,12 +71,12 @@ impl ByEntropy {
     }
 }
 
-impl Session for ByEntropy {
+impl ModInstance for ByEntropy {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
         let Some(distribution) = Distribution::of(logits) else { return Ok(Reply::noop()) };
@@ -88,7 +89,7 @@ impl Session for ByEntropy {
 mod tests {
     use super::TemperatureByEntropy;
     use crate::mods::builtin::testing::{Scene, run};
-    use crate::mods::{Action, Factory, LogitEdit};
+    use crate::mods::{Action, LogitEdit, ModFactory};
     use serde_json::json;
 
     #[test]

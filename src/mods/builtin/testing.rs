@@ -5,7 +5,7 @@ use crate::model::Vocabulary;
 use crate::model::chat::answer::Reading;
 use crate::model::chat::family::Family;
 use crate::model::grammar::Grammars;
-use crate::mods::{Action, Call, CallEvent, Done, Factory, LogitEdit, Pending, Reply, RunView, Session};
+use crate::mods::{Action, Call, CallEvent, LogitEdit, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ pub fn run() -> Arc<RunView> {
 
 /// A session and the sequence it works on: the prompt "> ", then what was added.
 pub struct Scene {
-    pub session: Box<dyn Session>,
+    pub session: Box<dyn ModInstance>,
     pub sequence: Vec<TokenId>,
     pub run: Arc<RunView>,
     step: u32,
@@ -84,7 +84,7 @@ pub struct Scene {
 pub const PROMPT: usize = 2;
 
 impl Scene {
-    pub fn new(factory: &dyn Factory, config: &Value) -> Self {
+    pub fn new(factory: &dyn ModFactory, config: &Value) -> Self {
         let run = run();
         let session = factory.start(config, &run).expect("a configuration that the mod accepts");
         let sequence = run.vocabulary.encode("> ", false, false);
@@ -101,12 +101,12 @@ impl Scene {
             step: self.step,
             sequence: &self.sequence,
             prompt_len: PROMPT,
-            let_go: 0,
+            evicted: 0,
             max_steps: 100,
             event,
         };
         let (later, answer) = std::sync::mpsc::channel();
-        let done = Done::new(move |reply| later.send(reply).unwrap());
+        let done = ReplySender::new(move |reply| later.send(reply).unwrap());
         let reply = match self.session.call(&call, done) {
             Ok(reply) => reply,
             Err(Pending) => answer.recv_timeout(Duration::from_secs(30)).expect("an answer"),
@@ -193,7 +193,7 @@ impl Default for Play {
 /// A play under way.
 struct Stage {
     play: Play,
-    sessions: Vec<Box<dyn Session>>,
+    sessions: Vec<Box<dyn ModInstance>>,
     script: Vec<TokenId>,
     sequence: Vec<TokenId>,
     prompt: usize,
@@ -205,8 +205,8 @@ struct Stage {
 }
 
 impl Play {
-    pub fn play(self, mods: &[(&dyn Factory, Value)]) -> Told {
-        let start = |(factory, config): &(&dyn Factory, Value)| factory.start(config, &self.run).unwrap();
+    pub fn play(self, mods: &[(&dyn ModFactory, Value)]) -> Told {
+        let start = |(factory, config): &(&dyn ModFactory, Value)| factory.start(config, &self.run).unwrap();
         let sessions = mods.iter().map(start).collect();
         let vocabulary = &self.run.vocabulary;
         let sequence = vocabulary.encode(&self.prompt, false, false);
@@ -317,7 +317,7 @@ impl Stage {
                 step: self.step,
                 sequence: &self.sequence,
                 prompt_len: self.prompt,
-                let_go: 0,
+                evicted: 0,
                 max_steps: self.play.max_tokens as u32,
                 event,
             };
@@ -325,7 +325,7 @@ impl Stage {
                 continue;
             }
             let kind = call.event_type();
-            let reply = session.call(&call, Done::new(|_| {})).expect("a built-in mod answers at once");
+            let reply = session.call(&call, ReplySender::new(|_| {})).expect("a built-in mod answers at once");
             self.told.logs.extend(reply.logs.into_iter().map(|log| log.message));
             match reply.action {
                 None | Some(Action::Noop) => {}

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, Pending, Reply, RunView, Session,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -20,8 +21,8 @@ const MOST_ENDS: usize = 8;
 /// `think-budget`: ends a thought that is too long.
 pub struct ThinkBudget;
 
-impl Factory for ThinkBudget {
-    fn describe(&self) -> Description {
+impl ModFactory for ThinkBudget {
+    fn describe(&self) -> ModDescription {
         describe(
             "think-budget",
             "Ends the model's thinking after a number of tokens.",
@@ -43,7 +44,7 @@ impl Factory for ThinkBudget {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["tokens", "message", "begin", "end"])?;
         let markers = match (fields.text("begin")?, fields.text("end")?) {
             (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
@@ -91,12 +92,12 @@ impl Budget {
     }
 }
 
-impl Session for Budget {
+impl ModInstance for Budget {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let moved = self.trail.follow(call);
         let kept = self.written.follow(&moved, &call.run.vocabulary);
@@ -118,7 +119,7 @@ impl Session for Budget {
         tokens.extend(vocabulary.encode(&self.end(call), false, true));
         self.ends += 1;
         let message = format!("the thought ends here, after {spent} tokens");
-        let logs = vec![Log { level: LogLevel::Info, message }];
+        let logs = vec![ModLogLine { level: LogLevel::Info, message }];
         Ok(Reply { action: Some(Action::ForceTokens(tokens)), logs, ..Reply::default() })
     }
 }
@@ -127,7 +128,7 @@ impl Session for Budget {
 mod tests {
     use super::ThinkBudget;
     use crate::model::chat::family::Family;
-    use crate::mods::Factory;
+    use crate::mods::ModFactory;
     use crate::mods::builtin::force_prefix::ForcePrefix;
     use crate::mods::builtin::testing::{Play, run};
     use proptest::prelude::*;

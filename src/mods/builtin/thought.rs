@@ -153,7 +153,7 @@ mod tests {
             step: 1,
             sequence: &sequence,
             prompt_len: sequence.len(),
-            let_go: 0,
+            evicted: 0,
             max_steps: 100,
             event: CallEvent::ForwardPass { logits: &[] },
         };

@@ -8,8 +8,8 @@ use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::answer::{Parser, Piece, Reading, Tool};
 use crate::model::complete_prefix;
 use crate::mods::{
-    Action, Call, CallEvent, Description, Done, EventSet, Factory, Log, LogitEdit, Pending, Reply, RunView, Session,
-    schema_check,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    ReplySender, RunView, schema_check,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 /// `tool-guard`: takes back tool calls that are not as they must be.
 pub struct ToolGuard;
 
-impl Factory for ToolGuard {
-    fn describe(&self) -> Description {
+impl ModFactory for ToolGuard {
+    fn describe(&self) -> ModDescription {
         describe(
             "tool-guard",
             "Checks tool calls while they are written, and takes back those that are wrong.",
@@ -46,7 +46,7 @@ impl Factory for ToolGuard {
         )
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["tools", "block", "max_retries", "temperature", "then"])?;
         let tools = match fields.get("tools") {
             Some(tools) => read_tools(tools)?,
@@ -221,7 +221,7 @@ impl Guard {
             }
             _ => (LogLevel::Warning, true, "text is written instead"),
         };
-        let logs = vec![Log { level, message: format!("{}; {what}", wrong.reason) }];
+        let logs = vec![ModLogLine { level, message: format!("{}; {what}", wrong.reason) }];
         if !action {
             self.standing = self.read.max(wrong.from + 1);
             return Reply { logs, ..Reply::default() };
@@ -263,7 +263,7 @@ fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {
     text.windows(marker.len()).rposition(|window| window == marker)
 }
 
-impl Session for Guard {
+impl ModInstance for Guard {
     fn handles(&self) -> EventSet {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
@@ -278,7 +278,7 @@ impl Session for Guard {
         self.written.cut(from).tokens
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         self.follow(call);
         let length = self.trail.tokens();
@@ -315,7 +315,7 @@ impl Session for Guard {
 #[cfg(test)]
 mod tests {
     use super::ToolGuard;
-    use crate::mods::Factory;
+    use crate::mods::ModFactory;
     use crate::mods::builtin::testing::{Play, Told, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};

@@ -83,7 +83,7 @@ impl Desk {
         }
         state.waiting += 1;
         let job = match job {
-            Job::Call(call) if call.sent.is_some() && call.done.is_watched() => {
+            Job::Call(call) if call.sent.is_some() && call.done.is_polled() => {
                 state.ahead = Some(call);
                 return Ok(());
             }
@@ -118,7 +118,7 @@ impl Desk {
     }
 
     /// Nobody looks for the answer to that run's call any more.
-    pub fn let_go(&self, run: u64) {
+    pub fn stop_polling(&self, run: u64) {
         let mut state = self.shared.state();
         if state.ahead.as_ref().is_some_and(|call| call.run.number == run) {
             self.pass_on(&mut state);

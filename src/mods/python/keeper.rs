@@ -15,7 +15,7 @@ use super::process::{Lost, Process, ending};
 use super::recipe::{Recipe, end};
 use crate::events::EventType;
 use crate::model::Vocabulary;
-use crate::mods::{Done, Exception, Reply, RunView};
+use crate::mods::{ModException, Reply, ReplySender, RunView};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ pub struct CallJob {
     pub logits: Option<Slot>,
     /// When the worker got it, when it has it already.
     pub sent: Option<Instant>,
-    pub done: Done,
+    pub done: ReplySender,
 }
 
 /// A run, as this mod knows it.
@@ -92,7 +92,7 @@ pub struct Keeper {
 
 /// There is no worker, and will be none for a while.
 struct Failed {
-    exception: Exception,
+    exception: ModException,
     pause: Duration,
     until: Instant,
 }
@@ -235,11 +235,11 @@ impl Keeper {
             tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "{}", log.message);
         }
         let exception = match answer {
-            Ok((FromWorker::Reply(said), _)) => said.exception.map(Exception::from),
+            Ok((FromWorker::Reply(said), _)) => said.exception.map(ModException::from),
             Ok(_) => None,
             Err(lost) => Some(self.replace(&lost, self.recipe.limits.call)),
         };
-        if let Some(Exception { message, .. }) = exception {
+        if let Some(ModException { message, .. }) = exception {
             tracing::warn!(mod.name = self.name, run.id = %run.view.run_id, "the mod's finished hook failed: {message}");
         }
     }
@@ -275,7 +275,7 @@ impl Keeper {
     }
 
     /// Has a worker ready that has imported the mod.
-    fn ready(&mut self) -> Result<(), Exception> {
+    fn ready(&mut self) -> Result<(), ModException> {
         if let Some(worker) = &mut self.worker {
             if worker.is_alive() {
                 return Ok(());
@@ -287,9 +287,9 @@ impl Keeper {
         if let Some(failed) = &self.failed
             && let Some(left) = failed.until.checked_duration_since(Instant::now())
         {
-            let Exception { message, traceback } = failed.exception.clone();
+            let ModException { message, traceback } = failed.exception.clone();
             let message = format!("{message}; the next try is in {} ms", left.as_millis() + 1);
-            return Err(Exception { message, traceback });
+            return Err(ModException { message, traceback });
         }
         match self.recipe.start(&self.shared.memory) {
             Ok((worker, _)) => {
@@ -308,17 +308,17 @@ impl Keeper {
         }
     }
 
-    fn pause(&mut self, exception: Exception) {
+    fn pause(&mut self, exception: ModException) {
         let pause = self.failed.as_ref().map_or(PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
         self.failed = Some(Failed { exception, pause, until: Instant::now() + pause });
     }
 
     /// Ends a worker that is of no more use; the next call gets another one, after a pause when that happens again and
     /// again.
-    fn replace(&mut self, lost: &Lost, deadline: Duration) -> Exception {
+    fn replace(&mut self, lost: &Lost, deadline: Duration) -> ModException {
         self.told.clear();
         let Some(worker) = self.worker.take() else {
-            return Exception { message: "the worker has ended".into(), traceback: None };
+            return ModException { message: "the worker has ended".into(), traceback: None };
         };
         let exception = end(worker, lost, deadline);
         if self.desk_answered() {
@@ -355,12 +355,12 @@ pub fn reply_of(
         Ok(action) => (action, None),
         Err(message) => {
             let message = format!("InvalidActionError at {}: {message}", event.as_str());
-            (None, Some(Exception { message, traceback: None }))
+            (None, Some(ModException { message, traceback: None }))
         }
     };
     Reply {
         action,
-        exception: exception.map(Exception::from).or(refused),
+        exception: exception.map(ModException::from).or(refused),
         elapsed: Duration::from_nanos(elapsed_ns).min(asked.elapsed()),
         ..Reply::default()
     }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 /// What a mod may use.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
+pub struct WorkerLimits {
     /// Time for importing the mod.
     pub import: Duration,
     /// Time for one call.
@@ -23,7 +23,7 @@ pub struct Limits {
     pub run_log_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for WorkerLimits {
     fn default() -> Self {
         Self {
             import: Duration::from_secs(30),

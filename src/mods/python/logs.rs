@@ -2,7 +2,7 @@
 
 use super::keeper::RunContext;
 use crate::events::LogLevel;
-use crate::mods::Log;
+use crate::mods::ModLogLine;
 use std::sync::atomic::Ordering;
 
 /// Log lines that one call can have.
@@ -13,13 +13,13 @@ const MOST_BYTES: usize = 2 << 20;
 /// The lines of one call.
 #[derive(Default)]
 pub struct Logs {
-    pub lines: Vec<Log>,
+    pub lines: Vec<ModLogLine>,
     bytes: usize,
 }
 
 impl Logs {
     /// Takes a line, if there is room. `most` is how many bytes the run can have.
-    pub fn add(&mut self, log: Log, run: Option<&RunContext>, most: usize) {
+    pub fn add(&mut self, log: ModLogLine, run: Option<&RunContext>, most: usize) {
         let size = log.message.len() + 1;
         if self.lines.len() >= MOST_LINES || self.bytes + size > MOST_BYTES {
             return;
@@ -31,7 +31,7 @@ impl Logs {
         } else if before <= most {
             let message =
                 format!("the log of this mod in this run is full ({} KiB); what follows is dropped", most / 1024);
-            self.lines.push(Log { level: LogLevel::Warning, message });
+            self.lines.push(ModLogLine { level: LogLevel::Warning, message });
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::memory::{SharedMemory, Slot};
 use crate::events::{EventType, Fault, LogLevel, TokenId};
 use crate::model::Vocabulary;
-use crate::mods::{Action, Exception, LogitEdit, schema_check};
+use crate::mods::{Action, LogitEdit, ModException, schema_check};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -174,7 +174,7 @@ pub struct WireException {
     traceback: Option<String>,
 }
 
-impl From<WireException> for Exception {
+impl From<WireException> for ModException {
     fn from(wire: WireException) -> Self {
         let mut message = wire.message;
         message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));

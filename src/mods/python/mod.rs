@@ -1,7 +1,7 @@
 //! Mods in Python: one worker process per mod, never inside the server.
 //!
 //! [`PythonMods::from_file`] imports a file once, in a process of its own, to learn which functions carry `@mod`, and
-//! returns one [`Factory`] for each. A worker starts with the first run that names the mod and serves all runs that
+//! returns one [`ModFactory`] for each. A worker starts with the first run that names the mod and serves all runs that
 //! do, one call at a time; it ends when the mod is removed. Module-level state lives as long as the worker. Several
 //! mods of one file have a worker each and share nothing.
 //!
@@ -9,10 +9,10 @@
 //! `session` writes the sequence and the logits into memory shared with the worker and hands the call to the mod's
 //! keeper, a thread (`desk`, `keeper`); the decode thread goes on. The frame goes to the worker at once where it is
 //! free, else when the calls before it are answered. The keeper answers what the worker asks (tokenizing needs the
-//! server), and delivers the reply through [`Done`](super::Done).
+//! server), and delivers the reply through [`ReplySender`](super::ReplySender).
 //!
 //! # Deadlines and crashes
-//! A call has [`Limits::call`], counted from the moment the worker gets it; an import has [`Limits::import`]. A worker
+//! A call has [`WorkerLimits::call`], counted from the moment the worker gets it; an import has [`WorkerLimits::import`]. A worker
 //! that overruns is asked where it is (that is the exception's traceback), then killed with its process group. That
 //! one call is an exception and is never tried again, since the mod may have done half of it. Other runs' calls wait
 //! at the keeper and go to the next worker, which imports the mod anew: its module-level state is gone. What a call
@@ -21,10 +21,10 @@
 //! switches a mod off for its run when calls go on failing.
 //!
 //! # Several workers
-//! `@mod(workers=N)`, or [`Limits::workers`] where the mod does not say, lets up to N workers serve a mod; another one
+//! `@mod(workers=N)`, or [`WorkerLimits::workers`] where the mod does not say, lets up to N workers serve a mod; another one
 //! starts when all that there are have runs. A run stays with its worker, so that what a mod keeps for a request is
 //! there in its next call; module-level state is each worker's own. A worker ends when no run has needed it for
-//! [`Limits::idle`].
+//! [`WorkerLimits::idle`].
 //!
 //! # Protocol, version 1
 //! Descriptor 0 of a new worker is a Unix socket, 1 the shared memory, 2 a pipe for stray output. Frames are
@@ -51,7 +51,7 @@
 //! working directory, a process group of its own, bounds on memory, file size, descriptors, output and on computing
 //! between calls, no core files, and it dies with the server (Linux). That keeps mistakes from doing harm. It does not
 //! keep hostile code: it runs as the server's user and can read that user's files and use the network. Uploaded source
-//! is somebody else's and runs in a `sandbox` besides; a file is the user's own, and does where [`Policy::All`] says so.
+//! is somebody else's and runs in a `sandbox` besides; a file is the user's own, and does where [`SandboxPolicy::All`] says so.
 
 mod desk;
 mod frame;
@@ -68,13 +68,13 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-use super::{Description, Factory, Origin};
-pub use limits::Limits;
+use super::{ModDescription, ModFactory, ModOrigin};
+pub use limits::WorkerLimits;
 use memory::SharedMemory;
 use message::Handler;
 pub use process::unpack_sdk;
 use recipe::Recipe;
-use sandbox::{Launcher, Policy};
+use sandbox::{SandboxLauncher, SandboxPolicy};
 use serde_json::Value;
 use session::PythonMod;
 use sha2::{Digest, Sha256};
@@ -167,9 +167,9 @@ impl LoadError {
 
 /// What a directory of mods holds.
 #[derive(Default)]
-pub struct Directory {
+pub struct ModDirectory {
     /// The mods, by file name and then in the order of the file.
-    pub mods: Vec<Arc<dyn Factory>>,
+    pub mods: Vec<Arc<dyn ModFactory>>,
     /// The files that could not be loaded, and why.
     pub failed: Vec<LoadError>,
 }
@@ -222,15 +222,15 @@ pub fn read_source(path: &Path) -> io::Result<String> {
 #[derive(Debug, Clone, Default)]
 pub struct PythonMods {
     /// What each of them may use.
-    pub limits: Limits,
+    pub limits: WorkerLimits,
     /// The interpreter; `None` takes `THUNDER_PYTHON`, else `python3` on the PATH.
     pub python: Option<PathBuf>,
     /// Whose code they are.
-    pub origin: Origin,
+    pub origin: ModOrigin,
     /// Which of them run in a sandbox.
-    pub policy: Policy,
+    pub policy: SandboxPolicy,
     /// What makes the sandbox; without it there is none.
-    pub launcher: Option<Launcher>,
+    pub launcher: Option<SandboxLauncher>,
 }
 
 impl PythonMods {
@@ -238,7 +238,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]; a file without any mod is one.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         Self::default().file(path)
     }
 
@@ -247,7 +247,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]
-    pub fn from_source(name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn Factory>, LoadError> {
+    pub fn from_source(name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn ModFactory>, LoadError> {
         Self::default().source(name, source, entrypoint)
     }
 
@@ -256,7 +256,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn load_dir(dir: impl AsRef<Path>) -> Result<Directory, LoadError> {
+    pub fn load_dir(dir: impl AsRef<Path>) -> Result<ModDirectory, LoadError> {
         Self::default().dir(dir)
     }
 
@@ -264,7 +264,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]
-    pub fn file(&self, path: impl AsRef<Path>) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
+    pub fn file(&self, path: impl AsRef<Path>) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let path = path.as_ref();
         let text =
             read_source(path).map_err(|source| LoadError::Unreadable { path: path.display().to_string(), source })?;
@@ -277,7 +277,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]; a text without any mod is one.
-    pub fn text(&self, file: String, text: String) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
+    pub fn text(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
         let (recipe, handlers) = self.discover(&source, None)?;
         Ok(handlers.into_iter().map(|handler| self.make(handler, &recipe)).collect())
@@ -287,7 +287,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]
-    pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn Factory>, LoadError> {
+    pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn ModFactory>, LoadError> {
         let source = Arc::new(Source::new(format!("{name}.py"), source.to_owned()));
         let (recipe, mut handlers) = self.discover(&source, entrypoint)?;
         if handlers.iter().any(|handler| handler.name == name) {
@@ -310,7 +310,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn dir(&self, dir: impl AsRef<Path>) -> Result<Directory, LoadError> {
+    pub fn dir(&self, dir: impl AsRef<Path>) -> Result<ModDirectory, LoadError> {
         let dir = dir.as_ref();
         let unreadable = |source| LoadError::Unreadable { path: dir.display().to_string(), source };
         let mut paths = Vec::new();
@@ -323,7 +323,7 @@ impl PythonMods {
             }
         }
         paths.sort();
-        let mut directory = Directory::default();
+        let mut directory = ModDirectory::default();
         let mut names: BTreeMap<String, String> = BTreeMap::new();
         for path in paths {
             let file = path.display().to_string();
@@ -372,11 +372,11 @@ impl PythonMods {
     }
 
     /// The sandbox that these mods run in, if they do.
-    fn sandbox(&self, file: &str) -> Result<Option<Launcher>, LoadError> {
+    fn sandbox(&self, file: &str) -> Result<Option<SandboxLauncher>, LoadError> {
         let wanted = match self.policy {
-            Policy::Off => false,
-            Policy::Uploaded => !self.origin.is_trusted(),
-            Policy::All => true,
+            SandboxPolicy::Off => false,
+            SandboxPolicy::Uploaded => !self.origin.is_trusted(),
+            SandboxPolicy::All => true,
         };
         if !wanted {
             return Ok(None);
@@ -387,8 +387,8 @@ impl PythonMods {
         Ok(Some(launcher.clone()))
     }
 
-    fn make(&self, handler: Handler, recipe: &Recipe) -> Arc<dyn Factory> {
-        let description = Description {
+    fn make(&self, handler: Handler, recipe: &Recipe) -> Arc<dyn ModFactory> {
+        let description = ModDescription {
             name: handler.name.clone(),
             description: handler.description.clone(),
             language: "python".into(),
@@ -396,7 +396,7 @@ impl PythonMods {
             config: handler.config.clone().map_or(Value::Null, Value::Object),
             schema: handler.schema.clone().unwrap_or_default(),
             origin: self.origin,
-            ..Description::default()
+            ..ModDescription::default()
         };
         let recipe = Recipe { entrypoint: Some(handler.entrypoint.clone()), ..recipe.clone() };
         Arc::new(PythonMod::new(description, handler, recipe))

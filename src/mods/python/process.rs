@@ -1,8 +1,8 @@
 //! One worker process: started, spoken to, and ended.
 
 use super::frame::{self, Decoder, Frame, TooLong};
-use super::sandbox::{Launcher, library_path};
-use super::{Limits, memory::SharedMemory};
+use super::sandbox::{SandboxLauncher, library_path};
+use super::{WorkerLimits, memory::SharedMemory};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::fs::{self, DirBuilder, File};
@@ -74,8 +74,8 @@ impl Process {
     /// The directory could not be made or the program not be started.
     pub fn start(
         python: &Path,
-        limits: &Limits,
-        sandbox: Option<&Launcher>,
+        limits: &WorkerLimits,
+        sandbox: Option<&SandboxLauncher>,
         memory: &SharedMemory,
     ) -> io::Result<Self> {
         let home = Home::create()?;

@@ -5,9 +5,9 @@ use super::logs::Logs;
 use super::memory::SharedMemory;
 use super::message::{FromWorker, Handler, PROTOCOL, ToWorker, to_json};
 use super::process::{Lost, MOST_THREADS, Process, ending};
-use super::sandbox::Launcher;
-use super::{Limits, Source};
-use crate::mods::{Exception, Log};
+use super::sandbox::SandboxLauncher;
+use super::{Source, WorkerLimits};
+use crate::mods::{ModException, ModLogLine};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 #[derive(Clone)]
 pub struct Recipe {
     pub python: PathBuf,
-    pub limits: Limits,
+    pub limits: WorkerLimits,
     /// Where the worker is kept in a sandbox.
-    pub sandbox: Option<Launcher>,
+    pub sandbox: Option<SandboxLauncher>,
     pub source: Arc<Source>,
     /// The function; `None` to list all.
     pub entrypoint: Option<String>,
@@ -29,9 +29,9 @@ impl Recipe {
     ///
     /// # Errors
     /// What kept it from starting or raised in the import.
-    pub fn start(&self, memory: &SharedMemory) -> Result<(Process, Vec<Handler>), Exception> {
+    pub fn start(&self, memory: &SharedMemory) -> Result<(Process, Vec<Handler>), ModException> {
         let started = Process::start(&self.python, &self.limits, self.sandbox.as_ref(), memory);
-        let mut worker = started.map_err(|error| Exception {
+        let mut worker = started.map_err(|error| ModException {
             message: format!("the worker cannot be started: {error}"),
             traceback: None,
         })?;
@@ -51,7 +51,7 @@ impl Recipe {
         }
         match answer {
             Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),
-            Ok((FromWorker::Failed { message, traceback }, _)) => Err(Exception { message, traceback }),
+            Ok((FromWorker::Failed { message, traceback }, _)) => Err(ModException { message, traceback }),
             Ok(_) => Err(end(worker, &Lost::Protocol("it did not answer `load`".into()), self.limits.import)),
             Err(lost) => {
                 let mut exception = end(worker, &lost, self.limits.import);
@@ -77,7 +77,7 @@ impl Recipe {
             let message = serde_json::from_slice(&frame.header).map_err(|error| Lost::Protocol(error.to_string()))?;
             match message {
                 FromWorker::Log { level, message } => {
-                    logs.add(Log { level, message }, run, self.limits.run_log_bytes);
+                    logs.add(ModLogLine { level, message }, run, self.limits.run_log_bytes);
                 }
                 other => return Ok((other, frame.body)),
             }
@@ -86,27 +86,27 @@ impl Recipe {
 }
 
 /// Kills a worker and says why in words.
-pub fn end(worker: Process, lost: &Lost, deadline: Duration) -> Exception {
+pub fn end(worker: Process, lost: &Lost, deadline: Duration) -> ModException {
     match lost {
         Lost::Deadline => {
             let why = if worker.is_stopped() { ": a signal has stopped the worker" } else { "" };
             let traceback = worker.whereabouts();
             worker.kill();
-            Exception { message: format!("deadline of {} ms exceeded{why}", deadline.as_millis()), traceback }
+            ModException { message: format!("deadline of {} ms exceeded{why}", deadline.as_millis()), traceback }
         }
         Lost::Threads(threads) => {
             worker.kill();
             let message = format!("the worker had {threads} threads; at most {MOST_THREADS} are permitted");
-            Exception { message, traceback: None }
+            ModException { message, traceback: None }
         }
         Lost::Gone => {
             let (status, last) = worker.kill();
-            Exception { message: ending(status), traceback: Some(last).filter(|last| !last.is_empty()) }
+            ModException { message: ending(status), traceback: Some(last).filter(|last| !last.is_empty()) }
         }
         Lost::Protocol(error) => {
             let (_, last) = worker.kill();
             let message = format!("the worker broke the protocol: {error}");
-            Exception { message, traceback: Some(last).filter(|last| !last.is_empty()) }
+            ModException { message, traceback: Some(last).filter(|last| !last.is_empty()) }
         }
     }
 }

@@ -7,7 +7,10 @@ use super::message::{CallHeader, Handler, ToWorker, to_json};
 use super::recipe::Recipe;
 use crate::events::TokenId;
 use crate::model::common_prefix;
-use crate::mods::{Call, CallEvent, Description, Done, EventSet, Exception, Factory, Pending, Reply, RunView, Session};
+use crate::mods::{
+    Call, CallEvent, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender,
+    RunView,
+};
 use serde_json::Value;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,14 +21,14 @@ const MOST_WORKERS: usize = 64;
 
 /// A mod in Python; its workers start with the runs that name it, and end with the mod.
 pub struct PythonMod {
-    description: Description,
+    description: ModDescription,
     handler: Handler,
     recipe: Recipe,
     desks: Mutex<Vec<Arc<Desk>>>,
 }
 
 impl PythonMod {
-    pub fn new(description: Description, handler: Handler, recipe: Recipe) -> Self {
+    pub fn new(description: ModDescription, handler: Handler, recipe: Recipe) -> Self {
         Self { description, handler, recipe, desks: Mutex::default() }
     }
 
@@ -60,12 +63,12 @@ impl PythonMod {
     }
 }
 
-impl Factory for PythonMod {
-    fn describe(&self) -> Description {
+impl ModFactory for PythonMod {
+    fn describe(&self) -> ModDescription {
         self.description.clone()
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         self.handler.check_config(config)?;
         let desk = self.desk().map_err(|error| format!("the worker cannot be started: {error}"))?;
@@ -168,7 +171,7 @@ impl PythonSession {
     }
 }
 
-impl Session for PythonSession {
+impl ModInstance for PythonSession {
     fn handles(&self) -> EventSet {
         self.handles
     }
@@ -177,7 +180,7 @@ impl Session for PythonSession {
         self.run.holdback.load(Ordering::Acquire)
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         let header = match self.prepare(call) {
             Ok(header) => header,
             Err(error) => {
@@ -203,12 +206,12 @@ impl Session for PythonSession {
         }
     }
 
-    fn look_for_answer(&mut self) {
+    fn poll_reply(&mut self) {
         self.desk.look(self.run.number);
     }
 
-    fn let_go(&mut self) {
-        self.desk.let_go(self.run.number);
+    fn stop_polling(&mut self) {
+        self.desk.stop_polling(self.run.number);
     }
 
     fn finished(&mut self) {
@@ -228,5 +231,5 @@ impl Drop for PythonSession {
 }
 
 fn failed(message: String) -> Reply {
-    Reply { exception: Some(Exception { message, traceback: None }), ..Reply::default() }
+    Reply { exception: Some(ModException { message, traceback: None }), ..Reply::default() }
 }

@@ -1,7 +1,7 @@
 //! A folder of Python files, kept in step with the registry.
 
-use super::{Origin, Problem, Registry, SourceText, Sourced, Version, version_of};
-use crate::mods::Factory;
+use super::{ModOrigin, ModProblem, ModRegistry, ModSource, RegisteredVersion, WithSource, version_of};
+use crate::mods::ModFactory;
 use crate::mods::python::{LoadError, PythonMods, read_source};
 use chrono::Utc;
 use notify::event::{AccessKind, AccessMode, EventKind};
@@ -21,7 +21,7 @@ const AT_LATEST: Duration = Duration::from_secs(2);
 const AT_ONCE: usize = 8;
 
 /// A folder of mods: every `.py` file in it, and each function with `@mod` in them.
-pub struct Folder {
+pub struct ModFolder {
     path: PathBuf,
     python: PythonMods,
     files: BTreeMap<PathBuf, Known>,
@@ -35,20 +35,20 @@ struct Known {
     names: Vec<String>,
 }
 
-impl Folder {
+impl ModFolder {
     /// A folder that nobody has looked into yet.
     #[must_use]
     pub fn new(path: PathBuf, python: PythonMods) -> Self {
-        Self { path, python: PythonMods { origin: Origin::File, ..python }, files: BTreeMap::new() }
+        Self { path, python: PythonMods { origin: ModOrigin::File, ..python }, files: BTreeMap::new() }
     }
 
     /// Registers what is new or changed, and removes what is gone. A file that cannot be loaded keeps the mods that its
-    /// last good text had; the reason is in the log and in [`Registry::problems`]. Takes as long as the imports of what
+    /// last good text had; the reason is in the log and in [`ModRegistry::problems`]. Takes as long as the imports of what
     /// changed.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn sync(&mut self, registry: &Registry) -> Result<(), LoadError> {
+    pub fn sync(&mut self, registry: &ModRegistry) -> Result<(), LoadError> {
         let paths = files(&self.path)?;
         let gone: Vec<PathBuf> = self.files.keys().filter(|path| !paths.contains(path)).cloned().collect();
         for path in gone {
@@ -57,7 +57,7 @@ impl Folder {
                 registry.remove(&name);
                 tracing::info!(mod.name = name, mod.file = file, "the mod is gone with its file");
             }
-            registry.note(&file, None);
+            registry.set_problem(&file, None);
         }
         let known = |path: &PathBuf| self.files.get(path).and_then(|known| known.text.as_ref());
         let mut changed: Vec<(PathBuf, io::Result<String>)> = Vec::new();
@@ -77,7 +77,7 @@ impl Folder {
     }
 
     /// Imports files, all at the same time.
-    fn import(&self, files: &[(PathBuf, io::Result<String>)]) -> Vec<Result<Vec<Arc<dyn Factory>>, LoadError>> {
+    fn import(&self, files: &[(PathBuf, io::Result<String>)]) -> Vec<Result<Vec<Arc<dyn ModFactory>>, LoadError>> {
         let import = |path: &Path, text: &io::Result<String>| match text {
             Ok(text) => self.python.text(name_of(path), text.clone()),
             Err(error) => {
@@ -96,11 +96,11 @@ impl Folder {
         &mut self,
         path: &Path,
         text: Option<&String>,
-        found: Result<Vec<Arc<dyn Factory>>, LoadError>,
-        registry: &Registry,
+        found: Result<Vec<Arc<dyn ModFactory>>, LoadError>,
+        registry: &ModRegistry,
     ) {
         let file = name_of(path);
-        let source = SourceText::Text(text.cloned().unwrap_or_default());
+        let source = ModSource::Text(text.cloned().unwrap_or_default());
         let known = self.files.entry(path.to_owned()).or_insert(Known { text: None, names: Vec::new() });
         known.text = text.cloned();
         let found = match found {
@@ -110,17 +110,17 @@ impl Folder {
                 let traceback = error.traceback().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
                 tracing::error!("{error}{kept}{traceback}");
                 let traceback = error.traceback().map(str::to_owned);
-                registry.note(&file, Some(problem(&file, error.to_string(), traceback)));
+                registry.set_problem(&file, Some(problem(&file, error.to_string(), traceback)));
                 return;
             }
         };
         let mut refused = None;
         let mut names = Vec::new();
         for factory in found {
-            let factory = Sourced::wrap(factory, source.clone());
-            let version = Version {
+            let factory = WithSource::wrap(factory, source.clone());
+            let version = RegisteredVersion {
                 hash: version_of(&*factory),
-                origin: Origin::File,
+                origin: ModOrigin::File,
                 registered_at: Some(Utc::now()),
                 registered_by: Some(file.clone()),
             };
@@ -146,14 +146,14 @@ impl Folder {
             // Whoever has the name may go: it is tried again when anything changes.
             known.text = None;
         }
-        registry.note(&file, refused);
+        registry.set_problem(&file, refused);
     }
 
     /// Keeps the registry in step from now on, until the watch is dropped.
     ///
     /// # Errors
     /// The system cannot watch the folder.
-    pub fn watch(mut self, registry: Arc<Registry>) -> notify::Result<Watch> {
+    pub fn watch(mut self, registry: Arc<ModRegistry>) -> notify::Result<FolderWatch> {
         let (changed, changes) = mpsc::channel();
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             // Looking is no change: we look ourselves.
@@ -176,10 +176,10 @@ impl Folder {
                 self.look(&registry);
             }
         })?;
-        Ok(Watch { _watcher: watcher })
+        Ok(FolderWatch { _watcher: watcher })
     }
 
-    fn look(&mut self, registry: &Registry) {
+    fn look(&mut self, registry: &ModRegistry) {
         if let Err(error) = self.sync(registry) {
             tracing::error!("{error}; the mods of the folder stay as they are");
         }
@@ -187,7 +187,7 @@ impl Folder {
 }
 
 /// A folder that is watched for as long as this lives.
-pub struct Watch {
+pub struct FolderWatch {
     _watcher: RecommendedWatcher,
 }
 
@@ -211,6 +211,6 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn problem(file: &str, message: String, traceback: Option<String>) -> Problem {
-    Problem { file: file.to_owned(), message, traceback, at: Utc::now() }
+fn problem(file: &str, message: String, traceback: Option<String>) -> ModProblem {
+    ModProblem { file: file.to_owned(), message, traceback, at: Utc::now() }
 }

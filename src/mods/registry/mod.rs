@@ -4,28 +4,28 @@
 //! felt by runs that are going on: at the next event of theirs the call fails with the reason, and none follows.
 
 mod folder;
-pub mod handed;
-mod sourced;
-mod switch;
+pub mod source_store;
+mod toggle;
 mod upload;
 mod uses;
 mod version;
+mod with_source;
 
-pub use folder::{Folder, Watch};
-pub use sourced::Sourced;
-pub use switch::{Failure, Record};
-pub use upload::{SourceText, Upload, WrongUpload};
-pub use uses::Use;
-pub use version::{Origin, Version};
+pub use folder::{FolderWatch, ModFolder};
+pub use toggle::{CallFailure, CallStats};
+pub use upload::{InvalidUpload, ModSource, ModUpload};
+pub use uses::ModUse;
+pub use version::{ModOrigin, RegisteredVersion};
+pub use with_source::WithSource;
 
-use super::Factory;
+use super::ModFactory;
 use super::python::PythonMods;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use switch::{State, Switch, Switched};
+use toggle::{State, Switch, Switched};
 use tokio::sync::mpsc;
 use uses::Uses;
 
@@ -34,7 +34,7 @@ const MOST_EARLIER: usize = 50;
 
 /// What a person needs to know of a mod.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Description {
+pub struct ModDescription {
     /// The name a run uses.
     pub name: String,
     /// One sentence.
@@ -47,7 +47,7 @@ pub struct Description {
     pub config: Value,
     /// Author of the code. Lists show it with the version.
     #[serde(default, skip_serializing)]
-    pub origin: Origin,
+    pub origin: ModOrigin,
     /// What it does, in a paragraph; empty where nothing is known beyond the sentence.
     #[serde(default)]
     pub documentation: String,
@@ -68,23 +68,23 @@ pub struct ModRef {
 
 /// A mod that a validated request has chosen.
 #[derive(Clone)]
-pub struct Chosen {
+pub struct SelectedMod {
     /// As the request named it.
     pub mod_ref: ModRef,
     /// What it names.
-    pub factory: Arc<dyn Factory>,
+    pub factory: Arc<dyn ModFactory>,
 }
 
-impl std::fmt::Debug for Chosen {
+impl std::fmt::Debug for SelectedMod {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Chosen").field("mod_ref", &self.mod_ref).finish_non_exhaustive()
+        f.debug_struct("SelectedMod").field("mod_ref", &self.mod_ref).finish_non_exhaustive()
     }
 }
 
-impl Chosen {
+impl SelectedMod {
     /// What a run records of it: name, configuration, version (whole) and origin.
     #[must_use]
-    pub fn recorded(&self) -> Value {
+    pub fn to_record(&self) -> Value {
         let mut record = serde_json::to_value(&self.mod_ref).unwrap_or_default();
         record["version"] = version_of(&*self.factory).into();
         record["origin"] = self.factory.describe().origin.as_str().into();
@@ -94,7 +94,7 @@ impl Chosen {
 
 /// The whole hash of a mod's source; the release for a built-in mod.
 #[must_use]
-pub fn version_of(factory: &dyn Factory) -> String {
+pub fn version_of(factory: &dyn ModFactory) -> String {
     factory.source_hash().unwrap_or_else(|| factory.describe().version)
 }
 
@@ -116,7 +116,7 @@ pub struct UnknownMod {
 /// Why a mod is not registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the name '{name}' is taken by {by}")]
-pub struct Taken {
+pub struct NameTaken {
     /// The name.
     pub name: String,
     /// What has it.
@@ -125,7 +125,7 @@ pub struct Taken {
 
 /// Why a source could not be registered; the version before it stays.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Problem {
+pub struct ModProblem {
     /// The file, or the mod's name.
     pub file: String,
     /// One line.
@@ -138,41 +138,41 @@ pub struct Problem {
 
 /// A mod as lists show it.
 #[derive(Debug, Clone, Serialize)]
-pub struct Shown {
+pub struct ModInfo {
     /// What it is.
     #[serde(flatten)]
-    pub description: Description,
+    pub description: ModDescription,
     /// The version that runs take.
     #[serde(flatten)]
-    pub current: Version,
+    pub current: RegisteredVersion,
     /// Whether runs can name it.
     pub enabled: bool,
     /// Earlier versions since the server's start, oldest first.
-    pub earlier: Vec<Version>,
+    pub earlier: Vec<RegisteredVersion>,
     /// What its calls came to since the server's start.
     #[serde(flatten)]
-    pub record: Record,
+    pub record: CallStats,
     /// Why a newer source of it is not registered.
-    pub problem: Option<Problem>,
+    pub problem: Option<ModProblem>,
 }
 
 struct Entry {
     factory: Arc<Switched>,
-    version: Version,
-    earlier: Vec<Version>,
+    version: RegisteredVersion,
+    earlier: Vec<RegisteredVersion>,
 }
 
 /// The mods that runs can name.
 #[derive(Default)]
-pub struct Registry {
+pub struct ModRegistry {
     mods: RwLock<BTreeMap<String, Entry>>,
     /// By file, or by name for one that has none.
-    problems: RwLock<BTreeMap<String, Problem>>,
+    problems: RwLock<BTreeMap<String, ModProblem>>,
     python: RwLock<PythonMods>,
     uses: Uses,
 }
 
-impl Registry {
+impl ModRegistry {
     /// A registry that holds the built-in mods.
     #[must_use]
     pub fn with_builtin() -> Self {
@@ -184,12 +184,12 @@ impl Registry {
     }
 
     /// The versions of files that runs begin with from now on; only the first call gets them.
-    pub fn uses(&self) -> mpsc::UnboundedReceiver<Use> {
+    pub fn subscribe_uses(&self) -> mpsc::UnboundedReceiver<ModUse> {
         self.uses.tell()
     }
 
     /// From now on Python mods run like this.
-    pub fn run_python(&self, python: PythonMods) {
+    pub fn set_python(&self, python: PythonMods) {
         *self.python.write().unwrap_or_else(PoisonError::into_inner) = python;
     }
 
@@ -200,9 +200,9 @@ impl Registry {
     }
 
     /// Registers a mod, whatever had its name, and says whether there was one. Runs that already began keep the old one.
-    pub fn insert(&self, factory: Arc<dyn Factory>) -> bool {
+    pub fn insert(&self, factory: Arc<dyn ModFactory>) -> bool {
         let description = factory.describe();
-        let version = Version {
+        let version = RegisteredVersion {
             hash: version_of(&*factory),
             origin: description.origin,
             registered_at: None,
@@ -215,9 +215,9 @@ impl Registry {
     ///
     /// # Errors
     /// A built-in mod has the name, a file has it and somebody sent this one, or another file has it.
-    pub fn register(&self, factory: Arc<dyn Factory>, version: Version) -> Result<bool, Taken> {
+    pub fn register(&self, factory: Arc<dyn ModFactory>, version: RegisteredVersion) -> Result<bool, NameTaken> {
         let name = factory.describe().name;
-        self.may_take(&name, version.origin, version.registered_by.as_deref())?;
+        self.check_name(&name, version.origin, version.registered_by.as_deref())?;
         Ok(self.put(factory, version))
     }
 
@@ -225,22 +225,22 @@ impl Registry {
     ///
     /// # Errors
     /// What has the name.
-    pub fn may_take(&self, name: &str, origin: Origin, file: Option<&str>) -> Result<(), Taken> {
+    pub fn check_name(&self, name: &str, origin: ModOrigin, file: Option<&str>) -> Result<(), NameTaken> {
         let mods = self.read();
         let Some(entry) = mods.get(name) else { return Ok(()) };
         let by = match entry.version.origin {
-            Origin::Builtin => "a built-in mod".to_owned(),
-            Origin::File if origin == Origin::Uploaded => "a file of the server's own".to_owned(),
-            Origin::File if entry.version.registered_by.as_deref() != file => {
+            ModOrigin::Builtin => "a built-in mod".to_owned(),
+            ModOrigin::File if origin == ModOrigin::Uploaded => "a file of the server's own".to_owned(),
+            ModOrigin::File if entry.version.registered_by.as_deref() != file => {
                 format!("the file {}", entry.version.registered_by.as_deref().unwrap_or("on the command line"))
             }
-            Origin::Uploaded if origin != Origin::Uploaded => "an uploaded mod".to_owned(),
-            Origin::File | Origin::Uploaded => return Ok(()),
+            ModOrigin::Uploaded if origin != ModOrigin::Uploaded => "an uploaded mod".to_owned(),
+            ModOrigin::File | ModOrigin::Uploaded => return Ok(()),
         };
-        Err(Taken { name: name.to_owned(), by })
+        Err(NameTaken { name: name.to_owned(), by })
     }
 
-    fn put(&self, factory: Arc<dyn Factory>, version: Version) -> bool {
+    fn put(&self, factory: Arc<dyn ModFactory>, version: RegisteredVersion) -> bool {
         let name = factory.describe().name;
         let mut mods = self.write();
         let before = mods.remove(&name);
@@ -283,7 +283,7 @@ impl Registry {
     }
 
     /// Notes why a source is not registered, or that there is nothing wrong with it any more.
-    pub fn note(&self, file: &str, problem: Option<Problem>) {
+    pub fn set_problem(&self, file: &str, problem: Option<ModProblem>) {
         let mut problems = self.problems.write().unwrap_or_else(PoisonError::into_inner);
         match problem {
             Some(problem) => problems.insert(file.to_owned(), problem),
@@ -293,42 +293,42 @@ impl Registry {
 
     /// The sources that are not registered, and why, by file.
     #[must_use]
-    pub fn problems(&self) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<ModProblem> {
         self.problems.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// All mods that runs can name, by name.
     #[must_use]
-    pub fn list(&self) -> Vec<Description> {
+    pub fn list(&self) -> Vec<ModDescription> {
         let mods = self.read();
         mods.values().filter(|entry| entry.factory.switch().is_on()).map(|entry| entry.factory.describe()).collect()
     }
 
     /// Everything about all mods, by name.
     #[must_use]
-    pub fn shown(&self) -> Vec<Shown> {
+    pub fn list_info(&self) -> Vec<ModInfo> {
         let problems = self.problems();
-        self.read().values().map(|entry| entry.shown(&problems)).collect()
+        self.read().values().map(|entry| entry.info(&problems)).collect()
     }
 
     /// Everything about one mod.
     #[must_use]
-    pub fn show(&self, name: &str) -> Option<Shown> {
+    pub fn info(&self, name: &str) -> Option<ModInfo> {
         let problems = self.problems();
-        self.read().get(name).map(|entry| entry.shown(&problems))
+        self.read().get(name).map(|entry| entry.info(&problems))
     }
 
     /// The mod of that name, whether it is switched on or not.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<Arc<dyn Factory>> {
-        self.read().get(name).map(|entry| Arc::clone(&entry.factory) as Arc<dyn Factory>)
+    pub fn get(&self, name: &str) -> Option<Arc<dyn ModFactory>> {
+        self.read().get(name).map(|entry| Arc::clone(&entry.factory) as Arc<dyn ModFactory>)
     }
 
     /// Looks up the mods that a request names, in its order.
     ///
     /// # Errors
     /// The first name that is not registered, or switched off.
-    pub fn choose(&self, refs: Vec<ModRef>) -> Result<Vec<Chosen>, UnknownMod> {
+    pub fn select(&self, refs: Vec<ModRef>) -> Result<Vec<SelectedMod>, UnknownMod> {
         let mods = self.read();
         let known = || {
             let enabled = mods.iter().filter(|(_, entry)| entry.factory.switch().is_on());
@@ -338,7 +338,7 @@ impl Registry {
             .map(|mod_ref| match mods.get(&mod_ref.name) {
                 Some(entry) if entry.factory.switch().is_on() => {
                     self.uses.note(&mod_ref.name, &entry.version, &*entry.factory);
-                    Ok(Chosen { factory: Arc::clone(&entry.factory) as Arc<dyn Factory>, mod_ref })
+                    Ok(SelectedMod { factory: Arc::clone(&entry.factory) as Arc<dyn ModFactory>, mod_ref })
                 }
                 Some(_) => {
                     let why = Some(format!("the mod '{}' is switched off", mod_ref.name));
@@ -369,12 +369,12 @@ impl Registry {
 }
 
 impl Entry {
-    fn shown(&self, problems: &[Problem]) -> Shown {
+    fn info(&self, problems: &[ModProblem]) -> ModInfo {
         let description = self.factory.describe();
-        let own = |problem: &&Problem| {
+        let own = |problem: &&ModProblem| {
             problem.file == description.name || Some(&problem.file) == self.version.registered_by.as_ref()
         };
-        Shown {
+        ModInfo {
             problem: problems.iter().find(own).cloned(),
             current: self.version.clone(),
             enabled: self.factory.switch().is_on(),

@@ -1,42 +1,42 @@
-use super::{ModRef, Origin, Problem, Registry, Version};
+use super::{ModOrigin, ModProblem, ModRef, ModRegistry, RegisteredVersion};
 use crate::mods::builtin::testing::{Scene, run};
-use crate::mods::{Call, Description, Done, EventSet, Factory, Pending, Reply, RunView, Session};
+use crate::mods::{Call, EventSet, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-struct Named(&'static str, Origin);
+struct Named(&'static str, ModOrigin);
 
-impl Factory for Named {
-    fn describe(&self) -> Description {
-        Description {
+impl ModFactory for Named {
+    fn describe(&self) -> ModDescription {
+        ModDescription {
             name: self.0.into(),
             language: "python".into(),
             version: "1".into(),
             origin: self.1,
-            ..Description::default()
+            ..ModDescription::default()
         }
     }
 
-    fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         Ok(Box::new(Silent))
     }
 }
 
 struct Silent;
 
-impl Session for Silent {
+impl ModInstance for Silent {
     fn handles(&self) -> EventSet {
         EventSet::ALL
     }
 
-    fn call(&mut self, _: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         Ok(Reply::noop())
     }
 }
 
-fn version(hash: &str, origin: Origin, by: &str) -> Version {
-    Version { hash: hash.into(), origin, registered_at: None, registered_by: Some(by.into()) }
+fn version(hash: &str, origin: ModOrigin, by: &str) -> RegisteredVersion {
+    RegisteredVersion { hash: hash.into(), origin, registered_at: None, registered_by: Some(by.into()) }
 }
 
 fn refs(name: &str) -> Vec<ModRef> {
@@ -45,46 +45,50 @@ fn refs(name: &str) -> Vec<ModRef> {
 
 #[test]
 fn a_name_belongs_to_whoever_had_it_first() {
-    let registry = Registry::with_builtin();
+    let registry = ModRegistry::with_builtin();
     let register = |name, origin, by| registry.register(Arc::new(Named(name, origin)), version("1", origin, by));
-    assert_eq!(register("ban-phrases", Origin::Uploaded, "key").unwrap_err().by, "a built-in mod");
-    assert_eq!(register("ban-phrases", Origin::File, "a.py").unwrap_err().by, "a built-in mod");
-    assert_eq!(register("own", Origin::File, "a.py"), Ok(false));
-    assert_eq!(register("own", Origin::File, "a.py"), Ok(true));
-    assert_eq!(register("own", Origin::File, "b.py").unwrap_err().by, "the file a.py");
-    assert_eq!(register("own", Origin::Uploaded, "key").unwrap_err().by, "a file of the server's own");
-    assert_eq!(register("sent", Origin::Uploaded, "key-1"), Ok(false));
-    assert_eq!(register("sent", Origin::Uploaded, "key-2"), Ok(true));
-    assert_eq!(register("sent", Origin::File, "sent.py").unwrap_err().by, "an uploaded mod");
+    assert_eq!(register("ban-phrases", ModOrigin::Uploaded, "key").unwrap_err().by, "a built-in mod");
+    assert_eq!(register("ban-phrases", ModOrigin::File, "a.py").unwrap_err().by, "a built-in mod");
+    assert_eq!(register("own", ModOrigin::File, "a.py"), Ok(false));
+    assert_eq!(register("own", ModOrigin::File, "a.py"), Ok(true));
+    assert_eq!(register("own", ModOrigin::File, "b.py").unwrap_err().by, "the file a.py");
+    assert_eq!(register("own", ModOrigin::Uploaded, "key").unwrap_err().by, "a file of the server's own");
+    assert_eq!(register("sent", ModOrigin::Uploaded, "key-1"), Ok(false));
+    assert_eq!(register("sent", ModOrigin::Uploaded, "key-2"), Ok(true));
+    assert_eq!(register("sent", ModOrigin::File, "sent.py").unwrap_err().by, "an uploaded mod");
 }
 
 #[test]
 fn earlier_versions_are_remembered_once() {
-    let registry = Registry::default();
+    let registry = ModRegistry::default();
     for hash in ["a", "b", "a", "c", "c"] {
-        registry.register(Arc::new(Named("m", Origin::File)), version(hash, Origin::File, "m.py")).unwrap();
+        registry.register(Arc::new(Named("m", ModOrigin::File)), version(hash, ModOrigin::File, "m.py")).unwrap();
     }
-    let shown = registry.show("m").unwrap();
+    let shown = registry.info("m").unwrap();
     let earlier: Vec<&str> = shown.earlier.iter().map(|version| version.hash.as_str()).collect();
     assert_eq!((shown.current.hash.as_str(), &earlier[..]), ("c", &["b", "a"][..]));
 }
 
 #[test]
 fn what_cannot_be_had_is_told_with_what_can() {
-    let registry = Registry::default();
-    registry.insert(Arc::new(Named("one", Origin::File)));
-    registry.insert(Arc::new(Named("two", Origin::File)));
-    assert_eq!(registry.choose(refs("x")).unwrap_err().to_string(), "unknown mod 'x'; known mods: one, two");
+    let registry = ModRegistry::default();
+    registry.insert(Arc::new(Named("one", ModOrigin::File)));
+    registry.insert(Arc::new(Named("two", ModOrigin::File)));
+    assert_eq!(registry.select(refs("x")).unwrap_err().to_string(), "unknown mod 'x'; known mods: one, two");
     assert!(registry.enable("one", false));
     assert_eq!(
-        registry.choose(refs("one")).unwrap_err().to_string(),
+        registry.select(refs("one")).unwrap_err().to_string(),
         "the mod 'one' is switched off; enabled mods: two"
     );
-    let problem =
-        Problem { file: "x.py".into(), message: "SyntaxError: line 3".into(), traceback: None, at: chrono::Utc::now() };
-    registry.note("x.py", Some(problem));
+    let problem = ModProblem {
+        file: "x.py".into(),
+        message: "SyntaxError: line 3".into(),
+        traceback: None,
+        at: chrono::Utc::now(),
+    };
+    registry.set_problem("x.py", Some(problem));
     assert_eq!(
-        registry.choose(refs("x")).unwrap_err().to_string(),
+        registry.select(refs("x")).unwrap_err().to_string(),
         "there is no mod 'x', since x.py could not be loaded (SyntaxError: line 3); known mods: two"
     );
     assert!(!registry.enable("three", true));
@@ -92,8 +96,8 @@ fn what_cannot_be_had_is_told_with_what_can() {
 
 #[test]
 fn a_mod_that_is_switched_off_fails_once_and_is_not_called_again() {
-    let registry = Registry::default();
-    registry.insert(Arc::new(Named("one", Origin::File)));
+    let registry = ModRegistry::default();
+    registry.insert(Arc::new(Named("one", ModOrigin::File)));
     let factory = registry.get("one").unwrap();
     let mut scene = Scene::new(&*factory, &json!(null));
     assert!(scene.forward(&[0.0; 4]).exception.is_none());
@@ -107,14 +111,14 @@ fn a_mod_that_is_switched_off_fails_once_and_is_not_called_again() {
     assert!(scene.forward(&[0.0; 4]).exception.is_none(), "at the next token it is there again");
     assert!(registry.remove("one"));
     assert!(scene.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
-    assert_eq!(registry.show("one").map(|shown| shown.record.calls), None);
+    assert_eq!(registry.info("one").map(|shown| shown.record.calls), None);
 }
 
 #[test]
 fn a_new_version_of_a_mod_that_is_off_is_off() {
-    let registry = Registry::default();
-    registry.insert(Arc::new(Named("one", Origin::File)));
+    let registry = ModRegistry::default();
+    registry.insert(Arc::new(Named("one", ModOrigin::File)));
     registry.enable("one", false);
-    registry.insert(Arc::new(Named("one", Origin::File)));
-    assert!(!registry.show("one").unwrap().enabled);
+    registry.insert(Arc::new(Named("one", ModOrigin::File)));
+    assert!(!registry.info("one").unwrap().enabled);
 }

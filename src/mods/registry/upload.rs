@@ -1,7 +1,7 @@
 //! What a client sends to register a mod, checked before any of it is run.
 
-use super::Sourced;
-use crate::mods::Factory;
+use super::WithSource;
+use crate::mods::ModFactory;
 use crate::mods::python::{LoadError, PythonMods};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -22,14 +22,14 @@ const LONGEST_DESCRIPTION: usize = 2000;
 /// A mod's source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum SourceText {
+pub enum ModSource {
     /// One file.
     Text(String),
     /// The files of a package, by path.
     Files(BTreeMap<String, String>),
 }
 
-impl SourceText {
+impl ModSource {
     /// All its mods; `module` is the one of a package that is looked into, and `file` the name of a text in tracebacks.
     ///
     /// # Errors
@@ -39,13 +39,13 @@ impl SourceText {
         file: &str,
         module: Option<&str>,
         python: &PythonMods,
-    ) -> Result<Vec<Arc<dyn Factory>>, LoadError> {
+    ) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let text = match self {
             Self::Text(text) => text.clone(),
             Self::Files(files) => bundle(files, module.unwrap_or_default()),
         };
         let found = python.text(file.to_owned(), text)?;
-        Ok(found.into_iter().map(|factory| Sourced::wrap(factory, self.clone())).collect())
+        Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone())).collect())
     }
 
     /// SHA-256 in hexadecimal: of the text, as `sha256sum` has it; of a package over path, length and text of each file, in
@@ -73,7 +73,7 @@ impl SourceText {
 
 /// A mod as a client sends it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Upload {
+pub struct ModUpload {
     /// What runs will call it; without it the entrypoint's name.
     #[serde(default)]
     pub name: Option<String>,
@@ -90,29 +90,29 @@ pub struct Upload {
     #[serde(default)]
     pub entrypoint: Option<String>,
     /// The source: a text, or an object from path to text.
-    pub source: SourceText,
+    pub source: ModSource,
 }
 
 /// What is wrong with an upload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct WrongUpload {
+pub struct InvalidUpload {
     /// The field.
     pub field: &'static str,
     /// What is wrong, and what would be right.
     pub message: String,
 }
 
-fn wrong(field: &'static str, message: impl Into<String>) -> WrongUpload {
-    WrongUpload { field, message: message.into() }
+fn wrong(field: &'static str, message: impl Into<String>) -> InvalidUpload {
+    InvalidUpload { field, message: message.into() }
 }
 
-impl Upload {
+impl ModUpload {
     /// The name that it will have.
     ///
     /// # Errors
     /// It has none, or none that can be had.
-    pub fn name(&self) -> Result<&str, WrongUpload> {
+    pub fn name(&self) -> Result<&str, InvalidUpload> {
         let name = self.name.as_deref().or(self.entrypoint.as_deref());
         let name = name.ok_or_else(|| wrong("name", "name is missing: what runs will call the mod"))?;
         let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -137,7 +137,7 @@ impl Upload {
     ///
     /// # Errors
     /// The first field that is wrong.
-    pub fn check(&self) -> Result<(), WrongUpload> {
+    pub fn check(&self) -> Result<(), InvalidUpload> {
         self.name()?;
         if let Some(language) = self.language.as_deref().filter(|language| *language != "python") {
             return Err(wrong("language", format!("language must be \"python\", got {:?}", cut(language))));
@@ -153,12 +153,12 @@ impl Upload {
             return Err(wrong("description", message));
         }
         match &self.source {
-            SourceText::Text(text) => check_text(text.len(), text, "source"),
-            SourceText::Files(files) => self.check_files(files),
+            ModSource::Text(text) => check_text(text.len(), text, "source"),
+            ModSource::Files(files) => self.check_files(files),
         }
     }
 
-    fn check_files(&self, files: &BTreeMap<String, String>) -> Result<(), WrongUpload> {
+    fn check_files(&self, files: &BTreeMap<String, String>) -> Result<(), InvalidUpload> {
         if files.is_empty() || files.len() > MOST_FILES {
             return Err(wrong("source", format!("source must have 1 to {MOST_FILES} files, got {}", files.len())));
         }
@@ -191,19 +191,19 @@ impl Upload {
     /// Imports it in a worker and makes a mod of it. Takes as long as the import.
     ///
     /// # Errors
-    /// Python's own error, with its traceback; what [`Upload::check`] finds is the caller's to look at before.
-    pub fn load(&self, python: &PythonMods) -> Result<Arc<dyn Factory>, LoadError> {
+    /// Python's own error, with its traceback; what [`ModUpload::check`] finds is the caller's to look at before.
+    pub fn load(&self, python: &PythonMods) -> Result<Arc<dyn ModFactory>, LoadError> {
         let name = self.name.as_deref().or(self.entrypoint.as_deref()).unwrap_or("mod");
         let bundled;
         let text = match (&self.source, &self.module) {
-            (SourceText::Text(text), _) => text,
-            (SourceText::Files(files), module) => {
+            (ModSource::Text(text), _) => text,
+            (ModSource::Files(files), module) => {
                 bundled = bundle(files, module.as_deref().unwrap_or_default());
                 &bundled
             }
         };
         let factory = python.source(name, text, self.entrypoint.as_deref())?;
-        Ok(Sourced::described(factory, self.source.clone(), self.description.clone()))
+        Ok(WithSource::described(factory, self.source.clone(), self.description.clone()))
     }
 }
 
@@ -215,7 +215,7 @@ fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
     format!("from thunder_mods.worker.package import load\nglobals().update(load({files}, \"{module}\"))\n")
 }
 
-fn check_text(total: usize, text: &str, place: &str) -> Result<(), WrongUpload> {
+fn check_text(total: usize, text: &str, place: &str) -> Result<(), InvalidUpload> {
     if total > MOST_BYTES {
         return Err(wrong("source", format!("source has {total} bytes, at most {MOST_BYTES} are taken")));
     }
@@ -241,11 +241,11 @@ fn cut(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Upload;
+    use super::ModUpload;
     use serde_json::{Value, json};
 
     fn field(body: Value) -> Option<&'static str> {
-        let upload: Upload = serde_json::from_value(body).unwrap();
+        let upload: ModUpload = serde_json::from_value(body).unwrap();
         upload.check().err().map(|wrong| wrong.field)
     }
 
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_hash_of_a_text_is_that_of_the_file() {
-        let upload: Upload = serde_json::from_value(json!({"name": "a", "source": "abc"})).unwrap();
+        let upload: ModUpload = serde_json::from_value(json!({"name": "a", "source": "abc"})).unwrap();
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(upload.source.hash(), known);
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 /// Whose code a mod is; decides how it is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Origin {
+pub enum ModOrigin {
     /// Ours, in Rust, within the server.
     Builtin,
     /// The user's own: a file named on the command line, or one of the folder of mods.
@@ -14,7 +14,7 @@ pub enum Origin {
     Uploaded,
 }
 
-impl Origin {
+impl ModOrigin {
     /// Whether its code may do what the server's user may do.
     #[must_use]
     pub const fn is_trusted(self) -> bool {
@@ -40,11 +40,11 @@ impl Origin {
 
 /// One version of a mod: what was registered under its name, by whom and when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Version {
+pub struct RegisteredVersion {
     /// SHA-256 of the source in hexadecimal; the release for a built-in mod. The first 12 digits are what runs record.
     pub hash: String,
     /// Whose code it is.
-    pub origin: Origin,
+    pub origin: ModOrigin,
     /// When it was registered; `None` for what comes with the program.
     pub registered_at: Option<DateTime<Utc>>,
     /// Who sent it: the label of a key, or the name of the file.

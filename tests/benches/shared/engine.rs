@@ -28,7 +28,7 @@ pub async fn engine(
         cache_ram_bytes: 0,
         hash_cache: None,
         max_tokens: None,
-        attention_coder: |values, layers, heads, row_len| {
+        encode_attention: |values, layers, heads, row_len| {
             thunder::trace::attention::encode(values, layers, heads, row_len).ok()
         },
         clock: chrono::Utc::now,

@@ -95,7 +95,7 @@ async fn attention_belongs_to_its_own_run() {
 #[tokio::test]
 async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
     let slowly = |options: &mut Options| {
-        options.attention_coder = |_, _, _, _| {
+        options.encode_attention = |_, _, _, _| {
             std::thread::sleep(Duration::from_millis(20));
             Some((vec![1], Vec::new()))
         };
@@ -125,7 +125,7 @@ async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
 #[tokio::test]
 async fn a_row_that_cannot_be_coded_costs_neither_the_run_nor_the_others() {
     let mut bench = bench_with(1, true, |options| {
-        options.attention_coder = |values, _, _, row_len| {
+        options.encode_attention = |values, _, _, row_len| {
             assert!(!row_len.is_multiple_of(2), "a coder that fails on {} values", values.len());
             Some((Vec::new(), Vec::new()))
         };

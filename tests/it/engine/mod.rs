@@ -16,7 +16,8 @@ use thunder::events::{EventType, Item, RunEnd, Signal, Surface, TokenId};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::{
-    Action, Call, Chosen, Description, Done, EventSet, Factory, ModRef, Pending, Reply, RunView, Session,
+    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModRef, Pending, Reply, ReplySender, RunView,
+    SelectedMod,
 };
 use tokio::sync::mpsc;
 
@@ -70,7 +71,7 @@ pub fn options(parallel: u32, attention: bool) -> Options {
         cache_ram_bytes: 64 << 20,
         hash_cache: None,
         max_tokens: None,
-        attention_coder: |values, _, _, _| Some((bytes(values), Vec::new())),
+        encode_attention: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: chrono::Utc::now,
     }
 }
@@ -174,27 +175,27 @@ struct TestSession {
     handler: Arc<Handler>,
 }
 
-impl Factory for TestMod {
-    fn describe(&self) -> Description {
-        Description {
+impl ModFactory for TestMod {
+    fn describe(&self) -> ModDescription {
+        ModDescription {
             name: self.name.into(),
             description: String::new(),
             language: "test".into(),
             version: "1".into(),
-            origin: thunder::mods::Origin::Builtin,
-            ..Description::default()
+            origin: thunder::mods::ModOrigin::Builtin,
+            ..ModDescription::default()
         }
     }
-    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         Ok(Box::new(TestSession { late: self.late, handler: Arc::clone(&self.handler) }))
     }
 }
 
-impl Session for TestSession {
+impl ModInstance for TestSession {
     fn handles(&self) -> EventSet {
         EventSet::ALL
     }
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         let reply = Reply::from((self.handler)(call));
         if self.late {
             std::thread::spawn(move || done.reply(reply));
@@ -211,7 +212,9 @@ pub fn with_mod(
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + 'static,
 ) -> Request {
     let factory = Arc::new(TestMod { name: "test", late, handler: Arc::new(handler) });
-    request.mods.push(Chosen { mod_ref: ModRef { name: "test".into(), config: serde_json::Value::Null }, factory });
+    request
+        .mods
+        .push(SelectedMod { mod_ref: ModRef { name: "test".into(), config: serde_json::Value::Null }, factory });
     request
 }
 

@@ -67,7 +67,7 @@ async fn runs_that_are_given_up_while_the_recorder_takes_nothing_do_not_stop_the
     }
     let patience = Duration::from_secs(30);
     while engine.runs() > 1 {
-        timeout(patience, first.control.look()).await.expect("the decode thread waits for the recorder").unwrap();
+        timeout(patience, first.control.progress()).await.expect("the decode thread waits for the recorder").unwrap();
     }
     let mut ledger = Ledger::default();
     while !ledger.is_complete(1 + GIVEN_UP) {

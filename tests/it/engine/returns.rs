@@ -103,7 +103,7 @@ async fn what_is_left_of_the_sequence_is_never_nothing() {
             // Of the prompt nothing is kept: all that stands is the answer's, and a mod takes all of it back.
             let gone_back = AtomicBool::new(false);
             let asked = with_mod(shifting(Some(0), 80, Sampling::default()), false, move |call| {
-                if call.let_go > 0 && call.event_type() == event && !gone_back.swap(true, Ordering::Relaxed) {
+                if call.evicted > 0 && call.event_type() == event && !gone_back.swap(true, Ordering::Relaxed) {
                     assert_eq!(call.prompt_len, 0);
                     return Action::Backtrack { n: u32::MAX, tokens: tokens.clone() };
                 }

@@ -3,24 +3,25 @@
 use super::{Bench, bench, follow, request_tokens};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thunder::engine::{Activity, Generation};
+use thunder::engine::{Generation, RunActivity};
 use thunder::events::{EventType, FinishReason, RunStatus, Signal};
 use thunder::mods::{
-    Call, Chosen, Description, Done, EventSet, Factory, ModRef, Origin, Pending, Reply, RunView, Session,
+    Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Pending, Reply, ReplySender, RunView,
+    SelectedMod,
 };
 
 /// As in the engine: how many runs without a slot there may be before no slot is taken from a client that does not read.
 const MOST_PARKED: usize = 16;
 
-async fn activities(generations: &[Generation]) -> Vec<Option<Activity>> {
+async fn activities(generations: &[Generation]) -> Vec<Option<RunActivity>> {
     let mut activities = Vec::new();
     for generation in generations {
-        activities.push(generation.control.look().await.ok().map(|standing| standing.activity));
+        activities.push(generation.control.progress().await.ok().map(|standing| standing.activity));
     }
     activities
 }
 
-async fn until(what: &str, generations: &[Generation], holds: impl Fn(&[Option<Activity>]) -> bool) {
+async fn until(what: &str, generations: &[Generation], holds: impl Fn(&[Option<RunActivity>]) -> bool) {
     for _ in 0..3000 {
         if holds(&activities(generations).await) {
             return;
@@ -30,7 +31,7 @@ async fn until(what: &str, generations: &[Generation], holds: impl Fn(&[Option<A
     panic!("never came about: {what}: {:?}", activities(generations).await);
 }
 
-fn count(activities: &[Option<Activity>], activity: Activity) -> usize {
+fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
     activities.iter().filter(|&&one| one == Some(activity)).count()
 }
 
@@ -44,21 +45,21 @@ async fn only_so_many_runs_of_clients_that_do_not_read_are_kept_without_a_slot()
     }
     // The first have their slots taken, since others wait; these fill them, and wait for their clients there.
     until("the first are without a slot", &unread, |all| {
-        count(&all[..MOST_PARKED], Activity::Parked) == MOST_PARKED
-            && count(&all[MOST_PARKED..], Activity::Running) == MOST_PARKED
+        count(&all[..MOST_PARKED], RunActivity::Preempted) == MOST_PARKED
+            && count(&all[MOST_PARKED..], RunActivity::Running) == MOST_PARKED
     })
     .await;
     let reads = bench.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
     let full = |generated: u32| generated > 256;
     for generation in &unread[MOST_PARKED..] {
-        while !full(generation.control.look().await.unwrap().generated) {
+        while !full(generation.control.progress().await.unwrap().generated) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
     tokio::time::sleep(Duration::from_secs(7)).await;
     let all = activities(&unread).await;
-    assert_eq!((count(&all, Activity::Parked), count(&all, Activity::Running)), (MOST_PARKED, MOST_PARKED));
-    assert_eq!(reads.control.look().await.unwrap().activity, Activity::Waiting);
+    assert_eq!((count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)), (MOST_PARKED, MOST_PARKED));
+    assert_eq!(reads.control.progress().await.unwrap().activity, RunActivity::Queued);
     // One that is read goes on, and when it is over there is room for another one without a slot.
     let read = unread.remove(0);
     let (told, others) = tokio::join!(follow(read.output), follow(reads.output));
@@ -74,29 +75,29 @@ async fn only_so_many_runs_of_clients_that_do_not_read_are_kept_without_a_slot()
 }
 
 /// A mod that never answers when tokens were added.
-struct Silent(Arc<Mutex<Vec<Done>>>);
+struct Silent(Arc<Mutex<Vec<ReplySender>>>);
 
-impl Factory for Silent {
-    fn describe(&self) -> Description {
-        Description {
+impl ModFactory for Silent {
+    fn describe(&self) -> ModDescription {
+        ModDescription {
             name: "silent".into(),
             description: String::new(),
             language: "test".into(),
             version: "1".into(),
-            origin: Origin::Builtin,
-            ..Description::default()
+            origin: ModOrigin::Builtin,
+            ..ModDescription::default()
         }
     }
-    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         Ok(Box::new(Self(Arc::clone(&self.0))))
     }
 }
 
-impl Session for Silent {
+impl ModInstance for Silent {
     fn handles(&self) -> EventSet {
         EventSet::ALL
     }
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         if call.event_type() != EventType::Added {
             done.disarm();
             return Ok(Reply::default());
@@ -155,7 +156,9 @@ async fn a_client_that_goes_leaves_no_slot_behind_wherever_its_run_is() {
     let stash = Arc::default();
     let mut waits = long(500);
     let factory = Arc::new(Silent(Arc::clone(&stash)));
-    waits.mods.push(Chosen { mod_ref: ModRef { name: "silent".into(), config: serde_json::Value::Null }, factory });
+    waits
+        .mods
+        .push(SelectedMod { mod_ref: ModRef { name: "silent".into(), config: serde_json::Value::Null }, factory });
     let asked = bench.engine.submit(waits).await.unwrap();
     while stash.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -164,14 +167,15 @@ async fn a_client_that_goes_leaves_no_slot_behind_wherever_its_run_is() {
     stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
     for (what, slot_for, activity) in [
-        ("while it rests", Duration::from_hours(1), Activity::Resting),
-        ("while it rests without a slot", Duration::ZERO, Activity::Parked),
+        ("while it rests", Duration::from_hours(1), RunActivity::Paused),
+        ("while it rests without a slot", Duration::ZERO, RunActivity::Preempted),
     ] {
         let mut paused = bench.engine.submit(long(500)).await.unwrap();
         begun(&mut paused).await;
         paused.control.pause(slot_for).await.unwrap();
-        let other = if activity == Activity::Parked { Some(bench.engine.submit(long(1)).await.unwrap()) } else { None };
-        while paused.control.look().await.unwrap().activity != activity {
+        let other =
+            if activity == RunActivity::Preempted { Some(bench.engine.submit(long(1)).await.unwrap()) } else { None };
+        while paused.control.progress().await.unwrap().activity != activity {
             while paused.output.try_recv().is_ok() {}
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -182,7 +186,7 @@ async fn a_client_that_goes_leaves_no_slot_behind_wherever_its_run_is() {
     }
 
     let unread = bench.engine.submit(long(300)).await.unwrap();
-    while unread.control.look().await.is_ok_and(|standing| standing.generated < 257) {
+    while unread.control.progress().await.is_ok_and(|standing| standing.generated < 257) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     leaves(&mut bench, "when it has not read", unread, RunStatus::Cancelled).await;

@@ -12,7 +12,7 @@ use crate::engine::{Bench, Told, added_at, bench_of, request_tokens, with_mod};
 use reference::Reference;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use thunder::engine::{Options, Output, Overflow, Report, Request, Sampling};
+use thunder::engine::{Options, Output, Overflow, ReportOptions, Request, Sampling};
 use thunder::events::{EventType, Item, TokenId};
 use thunder::model::llama::CacheType;
 use thunder::mods::Action;
@@ -206,13 +206,13 @@ async fn rows_are_right_behind_a_restored_state() {
 
 /// Every token with its row, as a client has them at the end.
 async fn told_to_client(bench: &Bench, mut request: Request) -> Vec<(TokenId, Option<Vec<f32>>)> {
-    request.report = Report { each_token: true, attention_rows: true, ..Report::default() };
+    request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let mut output = bench.engine.submit(request).await.unwrap().output;
     let mut tokens = Vec::new();
     while let Some(output) = output.recv().await {
         match output {
             Output::Text(delta) => {
-                tokens.truncate(tokens.len() - delta.taken_back);
+                tokens.truncate(tokens.len() - delta.retracted);
                 assert_eq!(delta.tokens.len(), delta.rows.len());
                 let rows = delta.rows.into_iter().map(|row| row.map(|row| row.values.clone()));
                 tokens.extend(delta.tokens.into_iter().map(|(measure, _)| measure.token).zip(rows));

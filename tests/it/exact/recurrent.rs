@@ -6,7 +6,7 @@ use super::{asked, tokens, told_to_client};
 use crate::engine::bench_of;
 use std::path::PathBuf;
 use std::sync::Arc;
-use thunder::engine::{Report, SubmitError, Unseen};
+use thunder::engine::{ReportOptions, SubmitError, Unseen};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 
@@ -79,9 +79,9 @@ async fn a_model_without_attention_runs_and_says_that_there_is_none() {
     let told = bench.tell(asked(tokens(1, 40), 6)).await;
     assert_eq!(told.generated().len(), 6);
     let mut request = asked(tokens(1, 40), 6);
-    request.report = Report { each_token: true, attention_rows: true, ..Report::default() };
+    request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let refused = bench.engine.submit(request).await.map(|_| ()).unwrap_err();
-    assert!(matches!(refused, SubmitError::AttentionUnseen { why: Unseen::Nothing, .. }), "{refused}");
+    assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unseen::Nothing, .. }), "{refused}");
     assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
     let mut plain = asked(tokens(1, 40), 6);
     plain.attention = false;

@@ -39,7 +39,7 @@ async fn a_restored_slot_goes_on_exactly_as_the_original() {
         // What is saved again is the same, but for the number of the slot that it was in.
         second.engine.restore_slot(0, saved.block.clone()).await.unwrap();
         assert!(second.engine.save_slot(0).await.unwrap().block == saved.block, "{name}");
-        assert!(saved.block.len() <= second.engine.largest_state().unwrap());
+        assert!(saved.block.len() <= second.engine.max_snapshot_bytes().unwrap());
     }
 }
 

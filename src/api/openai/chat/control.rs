@@ -2,7 +2,7 @@
 
 use crate::api::wire::{self, fields::wrong};
 use crate::api::{ApiError, App, OpenAiError, wire::Fields};
-use crate::engine::Thought;
+use crate::engine::EndThinking;
 use crate::events::RunId;
 use axum::Json;
 use axum::body::Bytes;
@@ -39,21 +39,21 @@ pub(super) async fn control(
         other => return Err(wrong("action", "\"reasoning_end\"", other.unwrap_or(&Value::Null)).into()),
     }
     let message = match end_thought(&app, id).await {
-        Some(Thought::Ended) => None,
-        Some(Thought::None) => Some("the answer is not thinking"),
-        Some(Thought::Unwatched) => Some("the request did not say \"reasoning_control\": true"),
+        Some(EndThinking::Ended) => None,
+        Some(EndThinking::NotThinking) => Some("the answer is not thinking"),
+        Some(EndThinking::NoBudget) => Some("the request did not say \"reasoning_control\": true"),
         None => Some("no answer with this id is being written"),
     };
     Ok(Json(Done { success: message.is_none(), message }))
 }
 
-async fn end_thought(app: &App, id: &str) -> Option<Thought> {
+async fn end_thought(app: &App, id: &str) -> Option<EndThinking> {
     // The ids of all dialects end with the run's.
     let run = ["chatcmpl-", "resp_", "msg_"].iter().find_map(|prefix| id.strip_prefix(prefix)).unwrap_or(id);
     let run: RunId = run.parse().ok()?;
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()
-            && let Ok(thought) = loaded.engine().control(run).end_thought().await
+            && let Ok(thought) = loaded.engine().control(run).end_thinking().await
         {
             return Some(thought);
         }

@@ -6,7 +6,7 @@ use crate::api::wire::constraint::constraint;
 use crate::api::wire::fields::{Fields, integer, wrong};
 use crate::api::wire::{self, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Report, Request};
+use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use serde_json::Value;
 
@@ -115,10 +115,10 @@ fn request(
         prompt_preview: parameters::preview(&prompt.text),
         constraint: constraint(fields, false)?,
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
-        report: Report {
+        report: ReportOptions {
             prompt_probabilities: answer.echo && answer.logprobs.is_some(),
             after_sampler: answer.after_sampler && answer.logprobs.is_some(),
-            ..Report::default()
+            ..ReportOptions::default()
         },
         ..wire::request(app, loaded, fields, prompt.tokens.clone(), Surface::Openai)?
     })

@@ -155,7 +155,7 @@ impl Head {
     fn verbose(&self) -> Option<Value> {
         let (settings, choice) = (self.answer.settings.as_ref()?, self.choices.first()?);
         let finish = &choice.end.as_ref()?.finish;
-        let slot = self.runs.first().and_then(|run| run.meter.slot.get().copied());
+        let slot = self.runs.first().and_then(|run| run.metrics.slot.get().copied());
         Some(shape::verbose(finish, &self.model, slot, &choice.prompt.text, settings))
     }
 

@@ -3,7 +3,7 @@
 //!
 //! The server does not start Python but itself, as `thunder mod-worker PROFILE`; that process restricts itself, which
 //! nothing can take back, and then becomes Python. Landlock keeps it from files, seccomp from system calls. A kernel
-//! that has not both has no sandbox: [`Launcher::support`] says why, and uploaded source is refused.
+//! that has not both has no sandbox: [`SandboxLauncher::support`] says why, and uploaded source is refused.
 //!
 //! The worker of a server that runs as root gives up all capabilities, and root's user id where an account without rights
 //! can reach the interpreter: not where it is in a folder of root's alone, such as a private home.
@@ -31,7 +31,7 @@ pub const COMMAND: &str = "mod-worker";
 /// Which mods run in the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Policy {
+pub enum SandboxPolicy {
     /// Those whose source was uploaded; files are the user's own.
     #[default]
     Uploaded,
@@ -43,19 +43,19 @@ pub enum Policy {
 
 /// The program that becomes a worker in a sandbox.
 #[derive(Debug, Clone)]
-pub struct Launcher {
+pub struct SandboxLauncher {
     program: PathBuf,
     support: Arc<OnceLock<Result<String, String>>>,
 }
 
 /// The launcher of this process, when its program is one; the first call says which.
-pub fn install(program: PathBuf) -> &'static Launcher {
-    INSTALLED.get_or_init(|| Launcher::new(program))
+pub fn install(program: PathBuf) -> &'static SandboxLauncher {
+    INSTALLED.get_or_init(|| SandboxLauncher::new(program))
 }
 
 /// The launcher that was [`install`]ed.
 #[must_use]
-pub fn installed() -> Option<&'static Launcher> {
+pub fn installed() -> Option<&'static SandboxLauncher> {
     INSTALLED.get()
 }
 
@@ -66,9 +66,9 @@ pub(super) fn library_path() -> Option<(&'static str, OsString)> {
     std::env::var_os(NAME).map(|path| (NAME, path))
 }
 
-static INSTALLED: OnceLock<Launcher> = OnceLock::new();
+static INSTALLED: OnceLock<SandboxLauncher> = OnceLock::new();
 
-impl Launcher {
+impl SandboxLauncher {
     /// `program` runs [`check`] or [`enter`] when its first argument is [`COMMAND`].
     #[must_use]
     pub fn new(program: PathBuf) -> Self {
@@ -99,7 +99,7 @@ impl Launcher {
         &self,
         python: &Path,
         home: &Path,
-        limits: &super::Limits,
+        limits: &super::WorkerLimits,
         arguments: Vec<String>,
     ) -> Command {
         let (mut read, execute) = paths::needed(python);
@@ -125,7 +125,7 @@ impl Launcher {
 struct Profile {
     /// Process that it must not outlive.
     server: u32,
-    /// Folder of the worker's own, with the SDK in it.
+    /// ModFolder of the worker's own, with the SDK in it.
     home: PathBuf,
     python: PathBuf,
     arguments: Vec<String>,
@@ -147,7 +147,7 @@ pub fn check() -> io::Result<String> {
     restrict(&[], &[])
 }
 
-/// Becomes a worker in a sandbox: `profile` is what [`Launcher`] wrote. Returns only when it cannot.
+/// Becomes a worker in a sandbox: `profile` is what [`SandboxLauncher`] wrote. Returns only when it cannot.
 ///
 /// # Errors
 /// What cannot be restricted, or why Python cannot be started.

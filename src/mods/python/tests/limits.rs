@@ -1,8 +1,8 @@
 //! What a worker has, and what not.
 
 use super::{HEADER, lines, load, raised, scene};
-use crate::mods::Origin;
-use crate::mods::python::sandbox::{Launcher, Policy};
+use crate::mods::ModOrigin;
+use crate::mods::python::sandbox::{SandboxLauncher, SandboxPolicy};
 use crate::mods::python::{LoadError, PythonMods};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -67,15 +67,15 @@ fn memory_is_bounded() {
 #[test]
 fn source_that_needs_a_sandbox_is_refused_without_one() {
     let source = format!("{HEADER}@mod\ndef f(e, a): pass\n");
-    let missing = Launcher::new("/nowhere/thunder".into());
+    let missing = SandboxLauncher::new("/nowhere/thunder".into());
     for (launcher, reason) in
         [(None, "this program cannot start one"), (Some(missing), "/nowhere/thunder cannot be started")]
     {
-        let mods = PythonMods { origin: Origin::Uploaded, launcher, ..PythonMods::default() };
+        let mods = PythonMods { origin: ModOrigin::Uploaded, launcher, ..PythonMods::default() };
         let error = mods.source("f", &source, None).err().unwrap();
         assert!(matches!(error, LoadError::NoSandbox { .. }) && error.to_string().contains(reason), "{error}");
         assert!(error.to_string().contains("--mod-sandbox off"), "{error}");
-        let off = PythonMods { policy: Policy::Off, ..mods };
+        let off = PythonMods { policy: SandboxPolicy::Off, ..mods };
         assert!(off.source("f", &source, None).is_ok());
     }
 }

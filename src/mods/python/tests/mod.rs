@@ -9,7 +9,7 @@ mod workers;
 
 use crate::mods::builtin::testing::Scene;
 use crate::mods::python::{LoadError, PythonMods};
-use crate::mods::{CallEvent, Factory, Reply};
+use crate::mods::{CallEvent, ModFactory, Reply};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use std::time::Duration;
 const VOCABULARY: usize = 265;
 const HEADER: &str = "from quote_mod_sdk import mod, Prefilled, ForwardPass, Sampled, Added\nimport os, sys, time\n";
 
-fn load(source: &str) -> Arc<dyn Factory> {
+fn load(source: &str) -> Arc<dyn ModFactory> {
     with_call_limit(source, Duration::from_secs(5))
 }
 
-fn with_call_limit(source: &str, call: Duration) -> Arc<dyn Factory> {
+fn with_call_limit(source: &str, call: Duration) -> Arc<dyn ModFactory> {
     let mut mods = PythonMods::default();
     mods.limits.call = call;
     mods.limits.import = Duration::from_secs(20);
@@ -36,7 +36,7 @@ fn load_error(source: &str, entrypoint: Option<&str>) -> LoadError {
     PythonMods::from_source("broken", source, entrypoint).err().expect("it was loaded")
 }
 
-fn scene(factory: &Arc<dyn Factory>) -> Scene {
+fn scene(factory: &Arc<dyn ModFactory>) -> Scene {
     Scene::new(factory.as_ref(), &Value::Null)
 }
 
@@ -67,7 +67,7 @@ fn raised(reply: &Reply) -> (&str, &str) {
     (&exception.message, exception.traceback.as_deref().unwrap_or(""))
 }
 
-fn fixture(name: &str) -> Arc<dyn Factory> {
+fn fixture(name: &str) -> Arc<dyn ModFactory> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/mods").join(name);
     let mut mods = PythonMods::from_file(path).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(mods.len(), 1);

@@ -1,33 +1,37 @@
-use super::SourceText;
-use crate::mods::{Description, Factory, RunView, Session};
+use super::ModSource;
+use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
 use serde_json::Value;
 use std::sync::Arc;
 
 /// A mod together with the source that it was made from.
-pub struct Sourced {
-    inner: Arc<dyn Factory>,
-    source: SourceText,
+pub struct WithSource {
+    inner: Arc<dyn ModFactory>,
+    source: ModSource,
     hash: String,
     /// In place of the source's own.
     description: Option<String>,
 }
 
-impl Sourced {
+impl WithSource {
     /// The mod with its source.
     #[must_use]
-    pub fn wrap(inner: Arc<dyn Factory>, source: SourceText) -> Arc<dyn Factory> {
+    pub fn wrap(inner: Arc<dyn ModFactory>, source: ModSource) -> Arc<dyn ModFactory> {
         Self::described(inner, source, None)
     }
 
     /// The same with another description.
     #[must_use]
-    pub fn described(inner: Arc<dyn Factory>, source: SourceText, description: Option<String>) -> Arc<dyn Factory> {
+    pub fn described(
+        inner: Arc<dyn ModFactory>,
+        source: ModSource,
+        description: Option<String>,
+    ) -> Arc<dyn ModFactory> {
         Arc::new(Self { hash: source.hash(), inner, source, description })
     }
 }
 
-impl Factory for Sourced {
-    fn describe(&self) -> Description {
+impl ModFactory for WithSource {
+    fn describe(&self) -> ModDescription {
         let mut described = self.inner.describe();
         described.version = self.hash.chars().take(12).collect();
         if let Some(description) = &self.description {
@@ -44,7 +48,7 @@ impl Factory for Sourced {
         serde_json::to_value(&self.source).ok()
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         self.inner.start(config, run)
     }
 }

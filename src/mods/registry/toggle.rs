@@ -1,7 +1,9 @@
 //! A mod that can be switched off while runs use it, and that counts what its calls came to.
 
 use crate::events::RunId;
-use crate::mods::{Call, Description, Done, EventSet, Exception, Factory, Pending, Reply, RunView, Session};
+use crate::mods::{
+    Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
+};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
@@ -22,7 +24,7 @@ pub(super) enum State {
 
 /// What the calls of a mod came to.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Record {
+pub struct CallStats {
     /// How many.
     pub calls: u64,
     /// How many of them failed.
@@ -30,12 +32,12 @@ pub struct Record {
     /// What a call took on average, in microseconds; `None` before the first.
     pub mean_us: Option<f64>,
     /// The last one that failed.
-    pub last_failure: Option<Failure>,
+    pub last_failure: Option<CallFailure>,
 }
 
 /// A call that failed.
 #[derive(Debug, Clone, Serialize)]
-pub struct Failure {
+pub struct CallFailure {
     /// One line.
     pub message: String,
     /// When.
@@ -52,7 +54,7 @@ pub(super) struct Switch {
     calls: AtomicU64,
     failures: AtomicU64,
     busy_ns: AtomicU64,
-    last_failure: Mutex<Option<Failure>>,
+    last_failure: Mutex<Option<CallFailure>>,
 }
 
 impl Switch {
@@ -85,9 +87,9 @@ impl Switch {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
-    pub fn record(&self) -> Record {
+    pub fn record(&self) -> CallStats {
         let calls = self.calls.load(Ordering::Relaxed);
-        Record {
+        CallStats {
             calls,
             failures: self.failures.load(Ordering::Relaxed),
             mean_us: (calls > 0).then(|| self.busy_ns.load(Ordering::Relaxed) as f64 / calls as f64 / 1e3),
@@ -100,7 +102,7 @@ impl Switch {
         self.busy_ns.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
         if let Some(exception) = &reply.exception {
             self.failures.fetch_add(1, Ordering::Relaxed);
-            let failure = Failure { message: exception.message.clone(), at: Utc::now(), run_id };
+            let failure = CallFailure { message: exception.message.clone(), at: Utc::now(), run_id };
             *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         }
     }
@@ -110,18 +112,18 @@ impl Switch {
         let what = if self.state.load(Ordering::Relaxed) == State::Removed as u8 { "removed" } else { "switched off" };
         let message =
             format!("the mod '{}' was {what} while the run was going on; it is not called any more", self.name);
-        Reply { exception: Some(Exception { message, traceback: None }), ..Reply::default() }
+        Reply { exception: Some(ModException { message, traceback: None }), ..Reply::default() }
     }
 }
 
 /// A mod with its switch.
 pub(super) struct Switched {
-    inner: Arc<dyn Factory>,
+    inner: Arc<dyn ModFactory>,
     switch: Arc<Switch>,
 }
 
 impl Switched {
-    pub fn new(inner: Arc<dyn Factory>, switch: Arc<Switch>) -> Self {
+    pub fn new(inner: Arc<dyn ModFactory>, switch: Arc<Switch>) -> Self {
         Self { inner, switch }
     }
 
@@ -130,8 +132,8 @@ impl Switched {
     }
 }
 
-impl Factory for Switched {
-    fn describe(&self) -> Description {
+impl ModFactory for Switched {
+    fn describe(&self) -> ModDescription {
         self.inner.describe()
     }
 
@@ -143,20 +145,20 @@ impl Factory for Switched {
         self.inner.source_text()
     }
 
-    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn Session>, String> {
+    fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let inner = self.inner.start(config, run)?;
         Ok(Box::new(SwitchedSession { inner, switch: Arc::clone(&self.switch), told: false }))
     }
 }
 
 struct SwitchedSession {
-    inner: Box<dyn Session>,
+    inner: Box<dyn ModInstance>,
     switch: Arc<Switch>,
     /// Whether the run knows that the mod is off.
     told: bool,
 }
 
-impl Session for SwitchedSession {
+impl ModInstance for SwitchedSession {
     fn handles(&self) -> EventSet {
         if self.told && !self.switch.is_on() { EventSet::NONE } else { self.inner.handles() }
     }
@@ -165,7 +167,7 @@ impl Session for SwitchedSession {
         if self.switch.is_on() { self.inner.holdback() } else { 0 }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: Done) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         if !self.switch.is_on() {
             done.disarm();
             self.told = true;
@@ -174,7 +176,7 @@ impl Session for SwitchedSession {
         self.told = false;
         let (run_id, switch, begun) = (call.run.run_id, Arc::clone(&self.switch), Instant::now());
         let took = move |reply: &Reply| if reply.elapsed.is_zero() { begun.elapsed() } else { reply.elapsed };
-        let done = done.observed(move |reply| switch.count(reply, took(reply), run_id));
+        let done = done.inspected_by(move |reply| switch.count(reply, took(reply), run_id));
         let answer = self.inner.call(call, done);
         if let Ok(reply) = &answer {
             self.switch.count(reply, took(reply), run_id);
@@ -182,12 +184,12 @@ impl Session for SwitchedSession {
         answer
     }
 
-    fn look_for_answer(&mut self) {
-        self.inner.look_for_answer();
+    fn poll_reply(&mut self) {
+        self.inner.poll_reply();
     }
 
-    fn let_go(&mut self) {
-        self.inner.let_go();
+    fn stop_polling(&mut self) {
+        self.inner.stop_polling();
     }
 
     fn finished(&mut self) {
