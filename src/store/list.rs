@@ -89,19 +89,8 @@ impl Store {
 
     /// The beginnings of the names of all models that runs have; `None` where there are more than [`MOST_MODELS`].
     async fn models(&self) -> Result<Option<Vec<String>>, Error> {
-        // From one name to the next in the index: there are few of them, and a run has one each.
-        let names: Vec<String> = sqlx::query_scalar(
-            "with recursive names (model, number) as (
-                (select left(model, 100), 1 from runs where left(model, 100) is not null order by left(model, 100) limit 1)
-                union all
-                select (select left(model, 100) from runs where left(model, 100) > names.model
-                    order by left(model, 100) limit 1), number + 1
-                from names where names.model is not null and number <= $1
-            ) select model from names where model is not null",
-        )
-        .bind(MOST_MODELS)
-        .fetch_all(&self.inner.pool)
-        .await?;
+        let names: Vec<String> =
+            sqlx::query_scalar("select model_names($1)").bind(MOST_MODELS + 1).fetch_all(&self.inner.pool).await?;
         Ok(i32::try_from(names.len()).is_ok_and(|count| count <= MOST_MODELS).then_some(names))
     }
 }

@@ -1,5 +1,5 @@
-//! How long runs are kept: for ever, unless somebody says otherwise. What goes, goes by whole days, oldest first: a day is
-//! a partition of every large table, and dropping it costs nothing and leaves no holes.
+//! Removal of old runs, by whole days, oldest first. A day, on Citus a month, is a partition of every large table: dropping
+//! it costs nothing and leaves no holes.
 
 use super::{Error, Store};
 use chrono::{Days, NaiveDate};
@@ -11,7 +11,8 @@ use sqlx::{Connection, PgPool};
 pub struct Retention {
     /// Runs that began more whole days ago, in UTC, go; `None` keeps them.
     pub days: Option<u32>,
-    /// The oldest days go while runs take more bytes than this; `None` lets them. Today stays in any case.
+    /// Maximum bytes of all runs: the oldest partitions are dropped while there are more; `None` for any number. The
+    /// partition of today stays in any case.
     pub bytes: Option<u64>,
 }
 
@@ -21,8 +22,8 @@ impl Store {
         self.inner.retention.send_replace(retention);
     }
 
-    /// Removes now what is not to be kept; returns the days that are gone, oldest first, each with its number of runs.
-    /// A day with a run that is still running stays for now.
+    /// Removes now what is not to be kept; returns the first days of the spans that are gone, oldest first, each with its
+    /// number of runs. A span with a run that is still running stays for now.
     ///
     /// # Errors
     /// The database failed, or a day was in use for too long; days before it are gone.
@@ -34,26 +35,29 @@ impl Store {
 /// As [`Store::prune`].
 pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Result<Vec<(NaiveDate, u64)>, Error> {
     let mut connection = pool.acquire().await?;
+    let mut spans = spans(&mut connection).await?;
     let mut doomed = Vec::new();
     if let Some(first) = retention.days.and_then(|days| today.checked_sub_days(Days::new(days.into()))) {
-        doomed = days_before(&mut connection, first).await?;
+        let (old, kept): (Vec<Span>, Vec<Span>) = spans.into_iter().partition(|span| span.until <= first);
+        let days = other_days_before(&mut connection, first, &old).await?;
+        (doomed, spans) = (old, kept);
+        doomed.extend(days);
+        doomed.sort_unstable_by_key(|span| span.first);
     }
     if let Some(most) = retention.bytes {
-        let mut days = day_sizes(&mut connection).await?;
-        days.retain(|(day, _)| !doomed.contains(day));
-        let mut total: u64 = days.iter().map(|(_, bytes)| bytes).sum();
-        for (day, bytes) in days.into_iter().filter(|(day, _)| *day < today) {
+        let mut total: u64 = spans.iter().map(|span| span.bytes).sum();
+        for span in spans.into_iter().filter(|span| span.until <= today) {
             if total <= most {
                 break;
             }
-            doomed.push(day);
-            total -= bytes;
+            total -= span.bytes;
+            doomed.push(span);
         }
     }
     let mut gone = Vec::new();
-    for day in doomed {
-        if let Some(runs) = drop_day(&mut connection, day).await? {
-            gone.push((day, runs.unsigned_abs()));
+    for span in doomed {
+        if let Some(runs) = drop_days(&mut connection, span).await? {
+            gone.push((span.first, runs.unsigned_abs()));
         }
     }
     if !gone.is_empty() {
@@ -62,32 +66,51 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
     Ok(gone)
 }
 
-/// Days with a partition, with runs that lie in the default partitions, or with responses.
-async fn days_before(connection: &mut PgConnection, first: NaiveDate) -> Result<Vec<NaiveDate>, sqlx::Error> {
-    sqlx::query_scalar(
-        "select day from partition_days where day < $1
-        union
-        select (to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 1000) at time zone 'utc')::date
-        from (select run_id from runs union all select run_id from responses) began where run_id < first_run_id($1)
-        order by 1",
+/// The days of a partition.
+#[derive(Clone, Copy)]
+struct Span {
+    first: NaiveDate,
+    /// The day after the last one.
+    until: NaiveDate,
+    bytes: u64,
+}
+
+/// The spans of all partitions, oldest first.
+async fn spans(connection: &mut PgConnection) -> Result<Vec<Span>, sqlx::Error> {
+    let spans: Vec<(NaiveDate, NaiveDate, i64)> =
+        sqlx::query_as("select day, next_day, bytes from partition_days order by day").fetch_all(connection).await?;
+    Ok(spans.into_iter().map(|(first, until, bytes)| Span { first, until, bytes: bytes.unsigned_abs() }).collect())
+}
+
+/// Days with runs or responses, but for those in these spans: their rows lie in the default partitions, or in a partition
+/// that also has newer ones.
+async fn other_days_before(
+    connection: &mut PgConnection,
+    first: NaiveDate,
+    spans: &[Span],
+) -> Result<Vec<Span>, sqlx::Error> {
+    let days: Vec<NaiveDate> = sqlx::query_scalar(
+        "select distinct run_day(run_id) from (select run_id from runs union all select run_id from responses) began
+        where run_id < first_run_id($1)",
     )
     .bind(first)
     .fetch_all(connection)
-    .await
+    .await?;
+    let is_other = |day: &NaiveDate| !spans.iter().any(|span| (span.first..span.until).contains(day));
+    let span = |day| Span { first: day, until: day + Days::new(1), bytes: 0 };
+    Ok(days.into_iter().filter(is_other).map(span).collect())
 }
 
-async fn day_sizes(connection: &mut PgConnection) -> Result<Vec<(NaiveDate, u64)>, sqlx::Error> {
-    let days: Vec<(NaiveDate, i64)> =
-        sqlx::query_as("select day, bytes from partition_days order by day").fetch_all(connection).await?;
-    Ok(days.into_iter().map(|(day, bytes)| (day, bytes.unsigned_abs())).collect())
-}
-
-/// Returns how many runs are gone; `None` when one of them is running.
-async fn drop_day(connection: &mut PgConnection, day: NaiveDate) -> Result<Option<i64>, sqlx::Error> {
+/// Returns the number of runs removed; `None` when one of them is running.
+async fn drop_days(connection: &mut PgConnection, span: Span) -> Result<Option<i64>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // whoever writes waits behind us while we wait: not for long
+    // Writers queue behind this transaction while it waits for its locks, so it waits for a short time only.
     sqlx::query("set local lock_timeout = '3s'").execute(&mut *transaction).await?;
-    let runs = sqlx::query_scalar("select drop_day($1)").bind(day).fetch_one(&mut *transaction).await?;
+    let runs = sqlx::query_scalar("select drop_days($1, $2)")
+        .bind(span.first)
+        .bind(span.until)
+        .fetch_one(&mut *transaction)
+        .await?;
     transaction.commit().await?;
     Ok(runs)
 }

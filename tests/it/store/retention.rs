@@ -1,5 +1,5 @@
 use super::{Data, Live, document, psql};
-use chrono::{Days, NaiveDate, Utc};
+use chrono::{Datelike, Days, Months, NaiveDate, Utc};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use thunder::events::{Recorder, RunId, RunStart, RunStatus};
@@ -90,6 +90,51 @@ async fn responses_go_with_the_day_of_their_run() {
     assert!(store.forget_response("b", Some("ann")).await.unwrap());
     assert!(store.response_items("b", Some("ann")).await.unwrap().is_none());
     assert!(store.response("c", None).await.unwrap().is_some());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn days_of_a_month_partition_are_removed_and_the_whole_month_is_dropped() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    let today = Utc::now().date_naive();
+    let month_start = |months| (today.with_day(1).unwrap()) - Months::new(months);
+    let (first, last) = (month_start(3), month_start(2) - Days::new(1));
+    // A day with partitions of its own and one in the default partitions: both become part of the month.
+    psql(&url, &format!("select make_partitions('{last}', 1)")).await;
+    run_of(&store, first, "first").await;
+    run_of(&store, last, "last").await;
+    run_of(&store, month_start(2), "later").await;
+    let month = "select day || ' ' || next_day from partition_days order by day limit 1";
+    assert_eq!(psql(&url, &format!("select merge_partitions('{last}')")).await, "6");
+    assert_eq!(psql(&url, month).await, format!("{first} {}", month_start(2)));
+    assert_eq!(psql(&url, &format!("select merge_partitions('{first}')")).await, "0", "it is one partition now");
+    let stored = psql(
+        &url,
+        "select attstorage from pg_attribute where attrelid in \
+        (select partition from run_partitions where parent = 'attention'::regclass) and attname = 't1' limit 1",
+    );
+    assert_eq!(stored.await, "e", "attention stays as it is compressed");
+
+    let until_last = (today - last).num_days().try_into().unwrap();
+    assert_eq!(store.prune(Retention { days: Some(until_last), bytes: None }, today).await.unwrap(), [(first, 1)]);
+    assert_eq!(names(&store).await, ["later", "last"]);
+    assert_eq!(psql(&url, month).await, format!("{first} {}", month_start(2)), "the month has newer runs");
+    let whole = Retention { days: Some(until_last - 1), bytes: None };
+    assert_eq!(store.prune(whole, today).await.unwrap(), [(first, 1)]);
+    assert_eq!(names(&store).await, ["later"]);
+    assert_ne!(psql(&url, month).await, format!("{first} {}", month_start(2)), "its partition is dropped");
+
+    // New partitions span the rest of their month.
+    psql(&url, "update partitioning set unit = 'month'").await;
+    let middle = month_start(0) + Months::new(2) + Days::new(9);
+    assert_eq!(psql(&url, &format!("select make_partitions('{middle}', 40)")).await, "12");
+    let spans = "select string_agg(day || ' ' || next_day, ', ' order by day) from (\
+        select * from partition_days order by day desc limit 2) newest";
+    let (next, after) = (month_start(0) + Months::new(3), month_start(0) + Months::new(4));
+    assert_eq!(psql(&url, spans).await, format!("{middle} {next}, {next} {after}"));
+    assert!(store.damaged_links().await.unwrap().is_empty());
     store.close().await;
 }
 

@@ -207,6 +207,19 @@ async fn a_model_of_any_name_is_kept_and_found() {
 }
 
 #[tokio::test]
+async fn names_of_models_are_read_up_to_a_limit() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    psql(&url, &many(20)).await;
+    psql(&url, "update runs set model = '' where request_id = 'req-000001'").await;
+    let names = |max: u32| format!("select string_agg(name, '|') from model_names({max}) name");
+    assert_eq!(psql(&url, &names(9)).await, "|Rare-1B|rare-2b|usual", "an empty name is a name");
+    assert_eq!(psql(&url, &names(2)).await, "|Rare-1B");
+    store.close().await;
+}
+
+#[tokio::test]
 async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
     let data = Data::new();
     let first = data.open().await;
@@ -226,6 +239,9 @@ async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
     )
     .await;
     open().await.close().await;
-    assert_eq!(*said.lock().unwrap(), ["bringing the database up to date: V7__list_indexes, V8__request_extras"]);
+    assert_eq!(
+        *said.lock().unwrap(),
+        ["bringing the database up to date: V7__list_indexes, V8__request_extras, V12__citus"]
+    );
     first.close().await;
 }
