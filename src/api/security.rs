@@ -9,7 +9,7 @@ use super::{
     AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, StreamError, anthropic,
     attention, body_key, kobold, llama, openai, session, socket, stream,
 };
-use crate::config::{Config, KeyHash, Security, ServerConfig};
+use crate::config::{Config, KeyHash, SecurityConfig, ServerConfig};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
@@ -151,7 +151,7 @@ impl Access {
         if matches!(path, "/ingest" | "/v1/ingest") { Self::Ingest } else { Self::Api }
     }
 
-    fn needs_key(self, security: &Security) -> bool {
+    fn needs_key(self, security: &SecurityConfig) -> bool {
         match self {
             Self::Ingest if security.ingest_open => false,
             Self::Ingest => !security.ingest_keys.is_empty() || !security.keys.is_empty(),
@@ -159,7 +159,7 @@ impl Access {
         }
     }
 
-    fn known<'a>(self, security: &'a Security, sent: &str) -> Option<&'a KeyHash> {
+    fn known<'a>(self, security: &'a SecurityConfig, sent: &str) -> Option<&'a KeyHash> {
         match self {
             Self::Ingest => security.known_for_ingest(sent),
             Self::Api => security.known(sent),
@@ -257,7 +257,7 @@ fn foreign(origin: &str) -> ApiError {
     )
 }
 
-fn caller(access: Access, security: &Security, headers: &HeaderMap) -> Result<Option<Caller>, ApiError> {
+fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Result<Option<Caller>, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
         Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
@@ -287,7 +287,7 @@ fn unknown_key() -> ApiError {
 
 /// Answers for the origins that may call from a page; without `--cors-origin` there are none. With `*` any page may call,
 /// but never with the cookies of this server: llama-server reflects the origin and allows them.
-pub(super) fn cors(security: &Security) -> CorsLayer {
+pub(super) fn cors(security: &SecurityConfig) -> CorsLayer {
     let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {

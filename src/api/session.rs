@@ -4,7 +4,7 @@
 //! give the key away.
 
 use super::{App, base};
-use crate::config::{KeyHash, Security};
+use crate::config::{KeyHash, SecurityConfig};
 use axum::Router;
 use axum::extract::{ConnectInfo, Form, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
@@ -114,7 +114,7 @@ fn form(base: &str, next: &str, notice: &str) -> Response {
 }
 
 /// The key whose session the request's cookie is.
-pub(super) fn known<'a>(security: &'a Security, headers: &HeaderMap) -> Option<&'a KeyHash> {
+pub(super) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
     let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
     })?;

@@ -7,8 +7,8 @@ use super::client::Server;
 use super::progress::Progress;
 use super::startup;
 use crate::api::{App, Listeners, State, keep_used, used_files};
-use crate::config::{Config, KeyHash, Security};
-use crate::events::{Item, RunId, Signal};
+use crate::config::{Config, KeyHash, SecurityConfig};
+use crate::events::{RunId, Signal, TraceItem};
 use crate::mods::{ModRegistry, source_store};
 use crate::trace::document::{Document, RequestExtras, RequestMeta};
 use chrono::Utc;
@@ -39,7 +39,7 @@ impl Local {
     pub async fn start(mut config: Config, registry: ModRegistry, record: Record) -> anyhow::Result<(Self, Server)> {
         let key: [u8; 32] = rand::random();
         let key = key.map(|byte| format!("{byte:02x}")).concat();
-        config.server.security = Security { keys: vec![KeyHash::of(&key)], ..Security::default() };
+        config.server.security = SecurityConfig { keys: vec![KeyHash::of(&key)], ..SecurityConfig::default() };
         config.server.listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let listeners = Listeners::bind(&config.server.listen).await?;
         let address = listeners.addresses()[0];
@@ -160,12 +160,12 @@ async fn collect(mut signals: mpsc::Receiver<Signal>, ended: mpsc::UnboundedSend
     }
 }
 
-fn push(document: &mut Document, item: Item) {
+fn push(document: &mut Document, item: TraceItem) {
     match item {
-        Item::Event(event) => document.events.push(event),
-        Item::ModCall(call) => document.mod_calls.push(call),
-        Item::ModLog(log) => document.mod_logs.push(log),
-        Item::Action(action) => document.actions.push(action),
-        Item::Attention(_) => {}
+        TraceItem::Event(event) => document.events.push(event),
+        TraceItem::ModCall(call) => document.mod_calls.push(call),
+        TraceItem::ModLog(log) => document.mod_logs.push(log),
+        TraceItem::Action(action) => document.actions.push(action),
+        TraceItem::Attention(_) => {}
     }
 }

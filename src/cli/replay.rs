@@ -1,6 +1,6 @@
 use super::place::{self, Place, PlaceArgs};
 use super::signals::EndSignals;
-use crate::trace::difference::{self, Difference, Kind};
+use crate::trace::difference::{self, Difference, DifferenceKind};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -125,7 +125,7 @@ fn other_end(summary: &Value, answer: &Value, recorded: &Document) -> Option<Dif
     let (then, now) = (summary["finish_reason"].as_str()?, answer["finish_reason"].as_str()?);
     let last = recorded.events.last()?;
     (then != now && then != "cancelled").then(|| Difference {
-        kind: Kind::End,
+        kind: DifferenceKind::End,
         sequence_order: last.sequence_order,
         step: last.step,
         recorded: format!("ended by {then}"),

@@ -1,6 +1,6 @@
 //! The LoRA adapters of the command line, numbered in the order in which they stand there, whichever flag names them.
 
-use super::Error;
+use super::ConfigError;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::path::PathBuf;
 
@@ -8,14 +8,14 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Default)]
 pub struct AdapterFlags {
     /// In their order.
-    pub files: Vec<Scaled>,
+    pub files: Vec<ScaledFile>,
     /// Whether they hold only where a request says so.
     pub init_without_apply: bool,
 }
 
 /// A file and how strongly it holds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scaled {
+pub struct ScaledFile {
     /// The file.
     pub path: PathBuf,
     /// 1 is as it was trained.
@@ -29,7 +29,7 @@ struct AdapterArguments {
     lora: Vec<PathBuf>,
     /// The same with how strongly it holds, e.g. `style.gguf:0.5`; both flags count together, in their order
     #[arg(long, env = "THUNDER_LORA_SCALED", value_name = "PATH:SCALE", value_delimiter = ',')]
-    lora_scaled: Vec<Scaled>,
+    lora_scaled: Vec<ScaledFile>,
     /// Load adapters, but let none hold before POST /lora-adapters or a request says so
     #[arg(long, env = "THUNDER_LORA_INIT_WITHOUT_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
     lora_init_without_apply: bool,
@@ -37,11 +37,11 @@ struct AdapterArguments {
 
 impl AdapterFlags {
     /// The files with their scales.
-    pub(super) fn config(self) -> Result<Vec<(PathBuf, f32)>, Error> {
+    pub(super) fn config(self) -> Result<Vec<(PathBuf, f32)>, ConfigError> {
         let silent = self.init_without_apply;
-        let checked = self.files.into_iter().map(|Scaled { path, scale }| {
+        let checked = self.files.into_iter().map(|ScaledFile { path, scale }| {
             if !path.is_file() {
-                return Err(Error::NoAdapter { path: path.display().to_string() });
+                return Err(ConfigError::NoAdapter { path: path.display().to_string() });
             }
             Ok((path, if silent { 0.0 } else { scale }))
         });
@@ -62,8 +62,8 @@ impl FromArgMatches for AdapterFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let read = AdapterArguments::from_arg_matches(matches)?;
         let places = |id: &str| matches.indices_of(id).into_iter().flatten().chain(std::iter::repeat(usize::MAX));
-        let plain = read.lora.into_iter().map(|path| Scaled { path, scale: 1.0 });
-        let mut files: Vec<(usize, Scaled)> = places("lora").zip(plain).collect();
+        let plain = read.lora.into_iter().map(|path| ScaledFile { path, scale: 1.0 });
+        let mut files: Vec<(usize, ScaledFile)> = places("lora").zip(plain).collect();
         files.extend(places("lora_scaled").zip(read.lora_scaled));
         files.sort_by_key(|&(place, _)| place);
         let files = files.into_iter().map(|(_, file)| file).collect();
@@ -75,7 +75,7 @@ impl FromArgMatches for AdapterFlags {
     }
 }
 
-impl std::str::FromStr for Scaled {
+impl std::str::FromStr for ScaledFile {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let read = text.rsplit_once(':').and_then(|(path, scale)| {

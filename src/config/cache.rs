@@ -1,7 +1,7 @@
 //! The KV cache: how it is kept, what of it is reused, and what happens when it is full.
 
-use super::flags::Switch;
-use super::{Error, Size};
+use super::flags::OnOff;
+use super::{ConfigError, Size};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
@@ -10,9 +10,9 @@ const CACHE_RAM: i64 = 8192;
 
 /// How keys or values are kept, as llama-server names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheType(&'static str);
+pub struct CacheTypeFlag(&'static str);
 
-impl CacheType {
+impl CacheTypeFlag {
     /// All of them.
     pub const ALL: [Self; 9] = [
         Self("f32"),
@@ -37,19 +37,19 @@ impl CacheType {
     }
 }
 
-impl Default for CacheType {
+impl Default for CacheTypeFlag {
     fn default() -> Self {
         Self("f16")
     }
 }
 
-impl std::fmt::Display for CacheType {
+impl std::fmt::Display for CacheTypeFlag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.0)
     }
 }
 
-impl std::str::FromStr for CacheType {
+impl std::str::FromStr for CacheTypeFlag {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::ALL.into_iter().find(|kind| kind.0 == text).ok_or_else(|| {
@@ -65,10 +65,10 @@ impl std::str::FromStr for CacheType {
 pub struct CacheFlags {
     /// How keys are kept: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]
     #[arg(long, env = "THUNDER_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
-    pub cache_type_k: CacheType,
+    pub cache_type_k: CacheTypeFlag,
     /// How values are kept; a quantised type needs --attention off [also: -ctv]
     #[arg(long, env = "THUNDER_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
-    pub cache_type_v: CacheType,
+    pub cache_type_v: CacheTypeFlag,
     /// Share of a prompt that a slot must already hold to be chosen for it; 0 chooses without looking [also: -sps]
     #[arg(long, env = "THUNDER_SLOT_PROMPT_SIMILARITY", value_name = "SHARE", default_value_t = 0.1)]
     pub slot_prompt_similarity: f32,
@@ -86,18 +86,18 @@ pub struct CacheFlags {
     /// As --context-policy shift [also: --no-context-shift]
     #[arg(long, env = "THUNDER_CONTEXT_SHIFT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true, conflicts_with = "context_policy")]
-    pub context_shift: Option<Switch>,
+    pub context_shift: Option<OnOff>,
     /// Whether prompts begin behind the state that a slot holds, unless a request says otherwise [also: --no-cache-prompt]
     #[arg(long, env = "THUNDER_CACHE_PROMPT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true)]
-    pub cache_prompt: Option<Switch>,
+    pub cache_prompt: Option<OnOff>,
     /// Least tokens of a piece of a slot's state that is moved up to where the prompt has it, 0 for never; such a piece keeps what
     /// it knew of the tokens before it
     #[arg(long, env = "THUNDER_CACHE_REUSE", value_name = "TOKENS", default_value_t = 0)]
     pub cache_reuse: u32,
     /// Give each slot the whole of --ctx-size instead of an equal share; takes memory for all of them [also: -kvu]
     #[arg(long, env = "THUNDER_KV_UNIFIED", value_name = "on|off", default_missing_value = "on", num_args = 0..=1, require_equals = true)]
-    pub kv_unified: Option<Switch>,
+    pub kv_unified: Option<OnOff>,
     /// The caches have no holes.
     #[arg(long, alias = "defrag", hide = true, value_name = "N", num_args = 0..=1, allow_negative_numbers = true)]
     pub defrag_thold: Option<f32>,
@@ -121,9 +121,9 @@ pub enum ContextPolicy {
 #[derive(Debug, Clone, PartialEq)]
 pub struct CacheConfig {
     /// How keys are kept.
-    pub type_k: CacheType,
+    pub type_k: CacheTypeFlag,
     /// How values are kept.
-    pub type_v: CacheType,
+    pub type_v: CacheTypeFlag,
     /// Share of a prompt that a slot must hold to be chosen for it; 0 chooses without looking.
     pub slot_prompt_similarity: f32,
     /// Most bytes of states that no slot has room for.
@@ -134,12 +134,12 @@ pub struct CacheConfig {
 
 impl CacheFlags {
     /// Checks the flags; `attention` is whether it can be captured.
-    pub(super) fn config(&self, attention: bool) -> Result<CacheConfig, Error> {
+    pub(super) fn config(&self, attention: bool) -> Result<CacheConfig, ConfigError> {
         if attention && self.cache_type_v.is_quantised() {
-            return Err(Error::QuantisedValues { cache_type: self.cache_type_v });
+            return Err(ConfigError::QuantisedValues { cache_type: self.cache_type_v });
         }
         if !(0.0..=1.0).contains(&self.slot_prompt_similarity) {
-            return Err(Error::Similarity { value: self.slot_prompt_similarity });
+            return Err(ConfigError::Similarity { value: self.slot_prompt_similarity });
         }
         Ok(CacheConfig {
             type_k: self.cache_type_k,
@@ -158,7 +158,7 @@ impl CacheFlags {
         let mut fields = Map::new();
         let policy = match (self.context_policy, self.context_shift) {
             (Some(policy), _) => Some(policy),
-            (None, Some(Switch::On)) => Some(ContextPolicy::Shift),
+            (None, Some(OnOff::On)) => Some(ContextPolicy::Shift),
             (None, _) => None,
         };
         if let Some(name) = policy.and_then(|policy| policy.to_possible_value()) {
@@ -168,7 +168,7 @@ impl CacheFlags {
             fields.insert("n_cache_reuse".into(), json!(self.cache_reuse));
         }
         if let Some(switch) = self.cache_prompt {
-            fields.insert("cache_prompt".into(), json!(switch == Switch::On));
+            fields.insert("cache_prompt".into(), json!(switch == OnOff::On));
         }
         fields
     }

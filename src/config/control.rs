@@ -1,6 +1,6 @@
 //! The control vectors of the command line.
 
-use super::{Error, Scaled};
+use super::{ConfigError, ScaledFile};
 use clap::Args;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub struct ControlFlags {
     control_vector: Vec<PathBuf>,
     /// The same with how strongly it holds, e.g. `happy.gguf:0.5`, or `happy.gguf:-1` for the opposite
     #[arg(long, env = "THUNDER_CONTROL_VECTOR_SCALED", value_name = "PATH:SCALE", value_delimiter = ',')]
-    control_vector_scaled: Vec<Scaled>,
+    control_vector_scaled: Vec<ScaledFile>,
     /// First and last layer that control vectors are added to, counted from 0 [in the environment with a comma between them]
     #[arg(
         long,
@@ -35,16 +35,16 @@ pub struct ControlConfig {
 }
 
 impl ControlFlags {
-    pub(super) fn config(self) -> Result<ControlConfig, Error> {
+    pub(super) fn config(self) -> Result<ControlConfig, ConfigError> {
         let plain = self.control_vector.into_iter().map(|path| (path, 1.0));
-        let scaled = self.control_vector_scaled.into_iter().map(|Scaled { path, scale }| (path, scale));
+        let scaled = self.control_vector_scaled.into_iter().map(|ScaledFile { path, scale }| (path, scale));
         let files: Vec<_> = plain.chain(scaled).collect();
         if let Some((path, _)) = files.iter().find(|(path, _)| !path.is_file()) {
-            return Err(Error::NoControlVector { path: path.display().to_string() });
+            return Err(ConfigError::NoControlVector { path: path.display().to_string() });
         }
         let layers = match self.control_vector_layer_range[..] {
             [first, last] if first <= last => Some(first..=last),
-            [first, last] => return Err(Error::LayerRange { first, last }),
+            [first, last] => return Err(ConfigError::LayerRange { first, last }),
             _ => None,
         };
         Ok(ControlConfig { files, layers })

@@ -1,9 +1,9 @@
-use super::{CacheType, TlsError};
+use super::{CacheTypeFlag, TlsError};
 use std::net::SocketAddr;
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ConfigError {
     /// A number is out of its range.
     #[error("{flag} must be {range}, got {value}")]
     Range {
@@ -174,7 +174,7 @@ pub enum Error {
     )]
     QuantisedValues {
         /// The type.
-        cache_type: CacheType,
+        cache_type: CacheTypeFlag,
     },
     /// Not a path.
     #[error("--api-prefix takes a path of letters, digits and - . _ ~ that begins with /, e.g. /llm, got '{prefix}'")]

@@ -6,7 +6,8 @@ use super::gpu::GpuFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
 use super::vertex::VertexFlags;
 use super::{
-    AdapterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Security, Size, TlsFlags, TuningFlags,
+    AdapterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, SecurityConfig, Size, TlsFlags,
+    TuningFlags,
 };
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -55,10 +56,10 @@ pub struct EngineFlags {
     pub mlock: bool,
     /// Whether runs can capture attention, which flash attention cannot; without it on, unless --flash-attn is
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off")]
-    pub attention: Option<Switch>,
+    pub attention: Option<OnOff>,
     /// Flash attention: long prompts are faster with it, generation on a CPU is slower [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
-    pub flash_attn: Option<Automatic>,
+    pub flash_attn: Option<OnOffAuto>,
     /// Chat template instead of the model's own: Jinja text, or a name that llama.cpp knows, e.g. llama3
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE", value_name = "JINJA", conflicts_with = "chat_template_file")]
     pub chat_template: Option<String>,
@@ -197,7 +198,7 @@ pub struct ServerFlags {
         num_args = 0..=1,
         require_equals = true
     )]
-    pub models_autoload: Switch,
+    pub models_autoload: OnOff,
     /// Seconds without a run after which a model is unloaded until its next request; -1 or 0 for never
     #[arg(long, env = "THUNDER_SLEEP_IDLE_SECONDS", value_name = "SECONDS", default_value_t = -1,
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
@@ -227,7 +228,7 @@ pub struct ServerFlags {
 
 /// On or off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
+pub enum OnOff {
     /// On.
     #[default]
     #[value(aliases = ["1", "true", "enabled"])]
@@ -239,7 +240,7 @@ pub enum Switch {
 
 /// On, off, or as it fits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Automatic {
+pub enum OnOffAuto {
     /// As it fits.
     #[default]
     Auto,
@@ -251,7 +252,7 @@ pub enum Automatic {
     Off,
 }
 
-impl Automatic {
+impl OnOffAuto {
     /// Whether it is on; `None` where that is to be found out.
     #[must_use]
     pub fn decided(self) -> Option<bool> {
@@ -292,13 +293,13 @@ impl EngineFlags {
     /// Whether runs can capture attention.
     #[must_use]
     pub fn captures_attention(&self) -> bool {
-        self.attention.unwrap_or_default() == Switch::On && self.flash_attn != Some(Automatic::On)
+        self.attention.unwrap_or_default() == OnOff::On && self.flash_attn != Some(OnOffAuto::On)
     }
 }
 
 impl ServerFlags {
     /// The addresses to listen on.
-    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, super::Error> {
+    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, super::ConfigError> {
         use std::net::ToSocketAddrs;
         let mut addresses = self.listen.clone();
         let port = self.vertex.port().or(self.port);
@@ -307,9 +308,9 @@ impl ServerFlags {
             for host in self.host.as_deref().unwrap_or("127.0.0.1").split(',').map(str::trim) {
                 let found = (host, port)
                     .to_socket_addrs()
-                    .map_err(|source| super::Error::Host { host: host.to_owned(), source })?
+                    .map_err(|source| super::ConfigError::Host { host: host.to_owned(), source })?
                     .next()
-                    .ok_or_else(|| super::Error::NoAddress { host: host.to_owned() })?;
+                    .ok_or_else(|| super::ConfigError::NoAddress { host: host.to_owned() })?;
                 addresses.push(found);
             }
         }
@@ -327,13 +328,13 @@ impl ServerFlags {
     }
 
     /// Models besides the default one.
-    pub(super) fn models(&self) -> Result<super::ModelsConfig, super::Error> {
+    pub(super) fn models(&self) -> Result<super::ModelsConfig, super::ConfigError> {
         if let Some(path) = self.models_dir.as_ref().filter(|path| !path.is_dir()) {
-            return Err(super::Error::NoModelsDir { path: path.display().to_string() });
+            return Err(super::ConfigError::NoModelsDir { path: path.display().to_string() });
         }
         Ok(super::ModelsConfig {
             dir: self.models_dir.clone(),
-            autoload: self.models_autoload == Switch::On,
+            autoload: self.models_autoload == OnOff::On,
             most: (self.models_max > 0).then_some(self.models_max as usize),
             sleep_after: u64::try_from(self.sleep_idle_seconds)
                 .ok()
@@ -343,34 +344,34 @@ impl ServerFlags {
     }
 
     /// Who may do what.
-    pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<Security, super::Error> {
+    pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<SecurityConfig, super::ConfigError> {
         if self.api_keys.iter().chain(&self.mod_keys).chain(&self.ingest_keys).any(|key| key.0.trim().is_empty()) {
-            return Err(super::Error::EmptyKey);
+            return Err(super::ConfigError::EmptyKey);
         }
         let mut keys: Vec<KeyHash> = self.mod_keys.iter().map(|key| KeyHash::of(&key.0).with_mods()).collect();
         keys.extend(self.api_keys.iter().map(|key| KeyHash::of(&key.0)));
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
-                .map_err(|source| super::Error::KeyFile { path: path.display().to_string(), source })?;
+                .map_err(|source| super::ConfigError::KeyFile { path: path.display().to_string(), source })?;
             let before = keys.len();
             let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
             for (line, text) in lines.filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
                 let path = path.display().to_string();
-                keys.push(KeyHash::from_line(text).map_err(|word| super::Error::KeyLine { path, line, word })?);
+                keys.push(KeyHash::from_line(text).map_err(|word| super::ConfigError::KeyLine { path, line, word })?);
             }
             if keys.len() == before {
-                return Err(super::Error::NoKeyInFile { path: path.display().to_string() });
+                return Err(super::ConfigError::NoKeyInFile { path: path.display().to_string() });
             }
         }
         if self.allow_mod_upload && !keys.iter().any(KeyHash::may_change_mods) {
-            return Err(super::Error::NoModKey);
+            return Err(super::ConfigError::NoModKey);
         }
         if let Some(&address) = listen.iter().find(|address| !address.ip().is_loopback()) {
             if keys.is_empty() && !self.allow_unauthenticated {
-                return Err(super::Error::Unauthenticated { address });
+                return Err(super::ConfigError::Unauthenticated { address });
             }
             if self.ingest_open {
-                return Err(super::Error::IngestOpen { address });
+                return Err(super::ConfigError::IngestOpen { address });
             }
         }
         for origin in &self.cors_origins {
@@ -379,10 +380,10 @@ impl ServerFlags {
                 && origin != super::LOCALHOST
                 && !rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*']))
             {
-                return Err(super::Error::Origin { origin: origin.clone() });
+                return Err(super::ConfigError::Origin { origin: origin.clone() });
             }
         }
-        Ok(Security {
+        Ok(SecurityConfig {
             keys,
             ingest_keys: self.ingest_keys.iter().map(|key| KeyHash::of(&key.0)).collect(),
             ingest_open: self.ingest_open,

@@ -1,6 +1,6 @@
 //! What goes on which GPU.
 
-use super::Error;
+use super::ConfigError;
 use clap::{Args, ValueEnum};
 
 /// Which GPUs compute, and what of the model is on them.
@@ -16,23 +16,23 @@ pub struct GpuFlags {
         default_value = "auto",
         allow_negative_numbers = true
     )]
-    pub gpu_layers: GpuLayers,
+    pub gpu_layers: GpuLayersFlag,
     /// GPUs to compute on, as --list-devices names them, or none for the processor alone; without it all [also: -dev]
     #[arg(long, env = "THUNDER_DEVICE", value_name = "NAME,NAME,…", value_delimiter = ',')]
     pub device: Vec<String>,
     /// How a model is spread over several GPUs: not at all, by layers, or by rows of each weight [also: -sm]
     #[arg(long, env = "THUNDER_SPLIT_MODE", value_name = "none|layer|row", default_value = "layer")]
-    pub split_mode: SplitMode,
+    pub split_mode: SplitModeFlag,
     /// Share of each GPU, as proportions, e.g. 3,1; without it by their free memory [also: -ts]
     #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…")]
-    pub tensor_split: Option<Shares>,
+    pub tensor_split: Option<TensorSplit>,
     /// The GPU to use when a model is not split, counted from 0 [also: -mg]
     #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
     pub main_gpu: u16,
     /// Where tensors go whose names match a regular expression, e.g. `\.ffn_up=CPU`, again or after a comma for more; goes before
     /// --cpu-moe, --n-cpu-moe and --n-cpu-ffn [also: -ot]
     #[arg(long, env = "THUNDER_OVERRIDE_TENSOR", value_name = "PATTERN=BUFFER", value_delimiter = ',')]
-    pub override_tensor: Vec<TensorPlace>,
+    pub override_tensor: Vec<TensorOverride>,
     /// Keep the experts' weights on the processor [also: -cmoe]
     #[arg(long, env = "THUNDER_CPU_MOE", value_parser = clap::builder::FalseyValueParser::new())]
     pub cpu_moe: bool,
@@ -46,14 +46,14 @@ pub struct GpuFlags {
 
 /// Where some tensors go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorPlace {
+pub struct TensorOverride {
     /// A regular expression for their names.
     pub pattern: String,
     /// llama.cpp's name of the buffer.
     pub buffer: String,
 }
 
-impl std::str::FromStr for TensorPlace {
+impl std::str::FromStr for TensorOverride {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once('=').map(|(pattern, buffer)| (pattern, buffer.trim())) {
@@ -67,7 +67,7 @@ impl std::str::FromStr for TensorPlace {
 
 /// How many layers go on GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum GpuLayers {
+pub enum GpuLayersFlag {
     /// As many as fit.
     #[default]
     Auto,
@@ -77,7 +77,7 @@ pub enum GpuLayers {
     Count(u32),
 }
 
-impl std::str::FromStr for GpuLayers {
+impl std::str::FromStr for GpuLayersFlag {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
@@ -94,9 +94,9 @@ impl std::str::FromStr for GpuLayers {
 
 /// A share of each GPU, as proportions; none for a share by their free memory.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Shares(Vec<f32>);
+pub struct TensorSplit(Vec<f32>);
 
-impl std::str::FromStr for Shares {
+impl std::str::FromStr for TensorSplit {
     type Err = &'static str;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         // llama-server takes both.
@@ -111,7 +111,7 @@ impl std::str::FromStr for Shares {
 
 /// How a model is spread over several GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum SplitMode {
+pub enum SplitModeFlag {
     /// Not at all.
     None,
     /// By layers.
@@ -125,17 +125,17 @@ pub enum SplitMode {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuConfig {
     /// Layers on GPUs.
-    pub layers: GpuLayers,
+    pub layers: GpuLayersFlag,
     /// The GPUs by their names, in order; empty for the processor alone, `None` for all.
     pub devices: Option<Vec<String>>,
     /// How a model is spread over several GPUs.
-    pub split_mode: SplitMode,
+    pub split_mode: SplitModeFlag,
     /// Share of each GPU; empty for a share by their free memory.
     pub tensor_split: Vec<f32>,
     /// The GPU to use when a model is not split, counted from 0.
     pub main_gpu: usize,
     /// Where some tensors go.
-    pub tensors: Vec<TensorPlace>,
+    pub tensors: Vec<TensorOverride>,
     /// Whether the experts of all layers stay on the processor.
     pub cpu_moe: bool,
     /// In so many of the first layers the experts stay on the processor.
@@ -145,13 +145,13 @@ pub struct GpuConfig {
 }
 
 impl TryFrom<GpuFlags> for GpuConfig {
-    type Error = Error;
-    fn try_from(flags: GpuFlags) -> Result<Self, Error> {
+    type Error = ConfigError;
+    fn try_from(flags: GpuFlags) -> Result<Self, ConfigError> {
         let names: Vec<&str> = flags.device.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
         let devices = match names[..] {
             [] => None,
             ["none"] => Some(Vec::new()),
-            _ if names.contains(&"none") => return Err(Error::DeviceNone),
+            _ if names.contains(&"none") => return Err(ConfigError::DeviceNone),
             _ => Some(names.into_iter().map(str::to_owned).collect()),
         };
         Ok(Self {
@@ -174,11 +174,11 @@ impl GpuConfig {
     pub fn asked(&self) -> Vec<String> {
         let mut asked = Vec::new();
         match self.layers {
-            GpuLayers::All => asked.push("--gpu-layers all".to_owned()),
-            GpuLayers::Count(count @ 1..) => asked.push(format!("--gpu-layers {count}")),
-            GpuLayers::Auto | GpuLayers::Count(0) => {}
+            GpuLayersFlag::All => asked.push("--gpu-layers all".to_owned()),
+            GpuLayersFlag::Count(count @ 1..) => asked.push(format!("--gpu-layers {count}")),
+            GpuLayersFlag::Auto | GpuLayersFlag::Count(0) => {}
         }
-        if self.split_mode == SplitMode::Row {
+        if self.split_mode == SplitModeFlag::Row {
             asked.push("--split-mode row".to_owned());
         }
         if !self.tensor_split.is_empty() {

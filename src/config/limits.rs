@@ -64,7 +64,7 @@ pub struct SocketConfig {
 
 /// How long runs of the streaming protocol wait for their client.
 #[derive(Debug, Clone, Copy)]
-pub struct RunsConfig {
+pub struct RunTimeoutConfig {
     /// How long a paused run keeps its slot.
     pub pause: Duration,
     /// How long a run goes on without its client.
@@ -86,8 +86,8 @@ pub struct RateConfig {
 
 impl LimitFlags {
     /// How long runs wait for their client.
-    pub(super) fn runs(&self) -> RunsConfig {
-        RunsConfig {
+    pub(super) fn runs(&self) -> RunTimeoutConfig {
+        RunTimeoutConfig {
             pause: Duration::from_secs(self.pause_timeout),
             keep: Duration::from_secs(self.stream_keep),
             longest: (self.run_timeout > 0).then(|| Duration::from_secs(self.run_timeout)),

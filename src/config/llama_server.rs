@@ -2,8 +2,8 @@
 //!
 //! Of what a request gets, [`RequestFlags`] make the fields of its JSON; so they are checked where a request is.
 
-use super::Error;
-use super::flags::{Automatic, Switch};
+use super::ConfigError;
+use super::flags::{OnOff, OnOffAuto};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ pub struct RequestFlags {
     pub chat_template_kwargs: Option<String>,
     /// Whether models think; auto leaves it to their chat template [also: -rea]
     #[arg(long, env = "THUNDER_REASONING", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
-    pub reasoning: Option<Automatic>,
+    pub reasoning: Option<OnOffAuto>,
     /// How much, for chat templates that ask, e.g. low, medium or high; default leaves it to them
     #[arg(long, env = "THUNDER_REASONING_EFFORT", value_name = "LEVEL")]
     pub reasoning_effort: Option<String>,
@@ -78,18 +78,18 @@ pub struct RequestFlags {
     /// Whether an assistant's message at the end is continued instead of answered [also: --no-prefill-assistant]
     #[arg(long, env = "THUNDER_PREFILL_ASSISTANT", value_name = "on|off", default_value = "on",
           default_missing_value = "on", num_args = 0..=1, require_equals = true)]
-    pub prefill_assistant: Switch,
+    pub prefill_assistant: OnOff,
     /// Any other sampling parameter of a request, as its JSON, e.g. `xtc_probability=0.5` or `samplers=["top_k"]`
     #[arg(long = "parameter", env = "THUNDER_PARAMETER", value_name = "NAME=JSON")]
     pub parameters: Vec<String>,
     /// llama-server's less common sampling flags; in the help they stand under `--parameter`.
     #[command(flatten)]
-    pub further: FurtherSampling,
+    pub further: HiddenSamplingFlags,
 }
 
 /// llama-server's less common sampling flags; in the help they stand under `--parameter`.
 #[derive(Debug, Clone, Default, Args)]
-pub struct FurtherSampling {
+pub struct HiddenSamplingFlags {
     #[arg(long, alias = "typical", hide = true)]
     typical_p: Option<f32>,
     #[arg(long, alias = "top-nsigma", hide = true, allow_negative_numbers = true)]
@@ -168,7 +168,7 @@ pub struct RouteFlags {
     /// Whether GET /slots tells what every slot is doing [also: --no-slots]
     #[arg(long, env = "THUNDER_SLOTS", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
-    pub slots: Switch,
+    pub slots: OnOff,
     /// Give counters for Prometheus at GET /metrics
     #[arg(long, env = "THUNDER_METRICS", value_parser = clap::builder::FalseyValueParser::new())]
     pub metrics: bool,
@@ -203,7 +203,7 @@ pub struct LogFlags {
     pub log_file: Option<PathBuf>,
     /// Whether lines are coloured; without it where standard error is a terminal.
     #[arg(long, hide = true, value_name = "on|off|auto", num_args = 0..=1, default_missing_value = "on")]
-    pub log_colors: Option<Automatic>,
+    pub log_colors: Option<OnOffAuto>,
     /// Log nothing.
     #[arg(long, hide = true)]
     log_disable: bool,
@@ -254,7 +254,7 @@ pub struct RouteConfig {
 
 impl RouteFlags {
     /// What stands before every path; empty for nothing.
-    pub(super) fn prefix(&self) -> Result<String, Error> {
+    pub(super) fn prefix(&self) -> Result<String, ConfigError> {
         let given = self.api_prefix.as_deref().unwrap_or_default();
         let prefix = given.trim_end_matches('/');
         let plain = |part: &str| {
@@ -264,16 +264,16 @@ impl RouteFlags {
         match prefix.strip_prefix('/') {
             None if prefix.is_empty() => Ok(String::new()),
             Some(parts) if parts.split('/').all(plain) => Ok(prefix.to_owned()),
-            _ => Err(Error::Prefix { prefix: given.to_owned() }),
+            _ => Err(ConfigError::Prefix { prefix: given.to_owned() }),
         }
     }
 
-    pub(super) fn config(&self) -> Result<RouteConfig, Error> {
+    pub(super) fn config(&self) -> Result<RouteConfig, ConfigError> {
         if let Some(path) = self.slot_save_path.as_ref().filter(|path| !path.is_dir()) {
-            return Err(Error::NoFolder { flag: "--slot-save-path", path: path.display().to_string() });
+            return Err(ConfigError::NoFolder { flag: "--slot-save-path", path: path.display().to_string() });
         }
         Ok(RouteConfig {
-            slots: self.slots == Switch::On,
+            slots: self.slots == OnOff::On,
             metrics: self.metrics,
             props: self.props,
             dashboard: !self.no_ui,
@@ -285,7 +285,7 @@ impl RouteFlags {
 
 impl RequestFlags {
     /// The fields that a request has when it does not say otherwise, by their names in its JSON.
-    pub(super) fn defaults(&self) -> Result<Map<String, Value>, Error> {
+    pub(super) fn defaults(&self) -> Result<Map<String, Value>, ConfigError> {
         let mut fields = Map::new();
         let mut set = |name: &str, value: Value| {
             if !value.is_null() {
@@ -304,17 +304,17 @@ impl RequestFlags {
         set("frequency_penalty", number(self.frequency_penalty));
         set("ignore_eos", json!(self.ignore_eos.then_some(true)));
         set("n_keep", json!(self.keep));
-        set("enable_thinking", json!(self.reasoning.and_then(Automatic::decided)));
+        set("enable_thinking", json!(self.reasoning.and_then(OnOffAuto::decided)));
         set("reasoning_effort", json!(self.reasoning_effort.as_deref().filter(|level| *level != "default")));
         set("reasoning_format", json!(self.reasoning_format));
-        set("continue_final_message", json!((self.prefill_assistant == Switch::Off).then_some(false)));
+        set("continue_final_message", json!((self.prefill_assistant == OnOff::Off).then_some(false)));
         set("reasoning_budget", json!(self.reasoning_budget));
         set("reasoning_budget_message", json!(self.reasoning_budget_message));
         if let Some(variables) = &self.chat_template_kwargs {
             let variables = parsed("--chat-template-kwargs", variables)?;
             if !variables.is_object() {
                 let text = variables.to_string();
-                return Err(Error::Parameter { flag: "--chat-template-kwargs", text });
+                return Err(ConfigError::Parameter { flag: "--chat-template-kwargs", text });
             }
             set("chat_template_kwargs", variables);
         }
@@ -357,7 +357,7 @@ impl RequestFlags {
             let (name, value) = parameter
                 .split_once('=')
                 .filter(|(name, _)| !name.trim().is_empty())
-                .ok_or_else(|| Error::Parameter { flag: "--parameter", text: parameter.clone() })?;
+                .ok_or_else(|| ConfigError::Parameter { flag: "--parameter", text: parameter.clone() })?;
             set(name.trim(), parsed("--parameter", value)?);
         }
         Ok(fields)
@@ -369,13 +369,13 @@ fn number(value: Option<f32>) -> Value {
     value.and_then(|value| value.to_string().parse::<f64>().ok()).map_or(Value::Null, Value::from)
 }
 
-fn parsed(flag: &'static str, text: &str) -> Result<Value, Error> {
-    serde_json::from_str(text).map_err(|_| Error::Parameter { flag, text: text.to_owned() })
+fn parsed(flag: &'static str, text: &str) -> Result<Value, ConfigError> {
+    serde_json::from_str(text).map_err(|_| ConfigError::Parameter { flag, text: text.to_owned() })
 }
 
-fn text(flag: &'static str, given: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Error> {
+fn text(flag: &'static str, given: Option<&String>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
     let Some(path) = file else { return Ok(given.cloned()) };
-    std::fs::read_to_string(path).map(Some).map_err(|source| Error::File {
+    std::fs::read_to_string(path).map(Some).map_err(|source| ConfigError::File {
         flag,
         path: path.display().to_string(),
         source,

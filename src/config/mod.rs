@@ -20,26 +20,26 @@ mod tls;
 mod tuning;
 mod vertex;
 
-use flags::{Automatic, DataFlags, EngineFlags, ServerFlags, Switch};
+use flags::{DataFlags, EngineFlags, OnOff, OnOffAuto, ServerFlags};
 use serde_json::{Map, Value};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use adapters::{AdapterFlags, Scaled};
-pub use cache::{CacheConfig, CacheType, ContextPolicy};
+pub use adapters::{AdapterFlags, ScaledFile};
+pub use cache::{CacheConfig, CacheTypeFlag, ContextPolicy};
 pub use chat_templates::{CHAT_TEMPLATES, is_chat_template_name};
 pub use control::{ControlConfig, ControlFlags};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
-pub use error::Error;
-pub use gpu::{GpuConfig, GpuFlags, GpuLayers, SplitMode, TensorPlace};
-pub use limits::{LimitFlags, RateConfig, RunsConfig, SocketConfig};
+pub use error::ConfigError;
+pub use gpu::{GpuConfig, GpuFlags, GpuLayersFlag, SplitModeFlag, TensorOverride};
+pub use limits::{LimitFlags, RateConfig, RunTimeoutConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
-pub use security::{KeyHash, LOCALHOST, Security};
-pub use tls::{Tls, TlsError, TlsFlags, certificates};
-pub use tuning::{LoadMode, Numa, OverrideValue, RopeScaling, TuningFlags};
+pub use security::{KeyHash, LOCALHOST, SecurityConfig};
+pub use tls::{TlsConfig, TlsError, TlsFlags, certificates};
+pub use tuning::{LoadMode, NumaFlag, OverrideValue, RopeScalingFlag, TuningFlags};
 pub use vertex::VertexConfig;
 
 /// Port of the server.
@@ -134,9 +134,9 @@ pub struct ServerConfig {
     /// At least one address.
     pub listen: Vec<SocketAddr>,
     /// Who may do what.
-    pub security: Security,
+    pub security: SecurityConfig,
     /// Certificate and key, where https is served; `None` for plain http.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsConfig>,
     /// What stands before every path: nothing, or a path such as `/llm`.
     pub prefix: String,
     /// Answers a request that names an unknown model with the default model instead of a 404.
@@ -154,7 +154,7 @@ pub struct ServerConfig {
     /// What one WebSocket may do.
     pub sockets: SocketConfig,
     /// How long runs of the streaming protocol wait for their client.
-    pub runs: RunsConfig,
+    pub runs: RunTimeoutConfig,
     /// How many runs may be begun in a minute.
     pub rates: RateConfig,
     /// Most tokens that an answer may have; `None` for as many as fit.
@@ -224,8 +224,8 @@ impl Config {
     /// Checks all flags and fills in the defaults.
     ///
     /// # Errors
-    /// [`Error`]: which flag is wrong, and what would be right.
-    pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, Error> {
+    /// [`ConfigError`]: which flag is wrong, and what would be right.
+    pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, ConfigError> {
         let listen = server.addresses()?;
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(server.requests.defaults()?);
@@ -266,17 +266,17 @@ impl Config {
 }
 
 impl TryFrom<EngineFlags> for EngineConfig {
-    type Error = Error;
-    fn try_from(flags: EngineFlags) -> Result<Self, Error> {
+    type Error = ConfigError;
+    fn try_from(flags: EngineFlags) -> Result<Self, ConfigError> {
         let within = |flag, value: u32, least: u32, most: u32, range| {
             if (least..=most).contains(&value) {
                 Ok(value)
             } else {
-                Err(Error::Range { flag, range, value: value.into() })
+                Err(ConfigError::Range { flag, range, value: value.into() })
             }
         };
         if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
-            return Err(Error::NoModel { path: path.display().to_string() });
+            return Err(ConfigError::NoModel { path: path.display().to_string() });
         }
         // llama-server reads -1 and 0 as "choose" and "ask the model", and scripts written for it say so.
         let asked = flags.parallel.and_then(|slots| u32::try_from(slots).ok());
@@ -285,7 +285,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             Some(slots) => within("--parallel", slots, 1, 256, "between 1 and 256")?,
             None => ctx_size.map_or(DEFAULT_SLOTS, |size| (DEFAULT_CELLS / size).clamp(1, DEFAULT_SLOTS)),
         };
-        let ctx_is_shared = asked.is_some() && flags.cache.kv_unified != Some(Switch::On);
+        let ctx_is_shared = asked.is_some() && flags.cache.kv_unified != Some(OnOff::On);
         if let Some(size) = ctx_size {
             let slots = if ctx_is_shared { parallel } else { 1 };
             within("--ctx-size", size / slots, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
@@ -322,25 +322,25 @@ impl TryFrom<EngineFlags> for EngineConfig {
 }
 
 /// Whether attention can be captured: unless flash attention is asked for.
-fn attention(capture: Option<Switch>, flash: Option<Automatic>) -> Result<bool, Error> {
+fn attention(capture: Option<OnOff>, flash: Option<OnOffAuto>) -> Result<bool, ConfigError> {
     match (capture, flash) {
-        (Some(Switch::On), Some(Automatic::On)) => Err(Error::FlashAttention),
-        (Some(capture), _) => Ok(capture == Switch::On),
-        (None, flash) => Ok(flash != Some(Automatic::On)),
+        (Some(OnOff::On), Some(OnOffAuto::On)) => Err(ConfigError::FlashAttention),
+        (Some(capture), _) => Ok(capture == OnOff::On),
+        (None, flash) => Ok(flash != Some(OnOffAuto::On)),
     }
 }
 
-fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, Error> {
+fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, ConfigError> {
     if let Some(path) = file {
         let read = std::fs::read_to_string(&path);
         let flag = "--chat-template-file";
-        return read.map(Some).map_err(|source| Error::File { flag, path: path.display().to_string(), source });
+        return read.map(Some).map_err(|source| ConfigError::File { flag, path: path.display().to_string(), source });
     }
     match text {
         // llama.cpp has it too, but Jinja text can be given tools.
         Some(name) if name.trim() == "chatml" => Ok(Some(CHATML.to_owned())),
         Some(name) if is_chat_template_name(name.trim()) => Ok(Some(name.trim().to_owned())),
-        Some(name) if !name.contains('{') => Err(Error::ChatTemplate { name }),
+        Some(name) if !name.contains('{') => Err(ConfigError::ChatTemplate { name }),
         text => Ok(text),
     }
 }
@@ -368,18 +368,18 @@ impl EngineConfig {
 }
 
 impl TryFrom<DataFlags> for DataConfig {
-    type Error = Error;
-    fn try_from(flags: DataFlags) -> Result<Self, Error> {
+    type Error = ConfigError;
+    fn try_from(flags: DataFlags) -> Result<Self, ConfigError> {
         let database_url = flags.database_url.filter(|url| !url.is_empty());
         if let Some(url) = &database_url
             && !url.starts_with("postgres://")
             && !url.starts_with("postgresql://")
         {
-            return Err(Error::DatabaseUrl);
+            return Err(ConfigError::DatabaseUrl);
         }
         let dir = match flags.data_dir {
             Some(dir) => std::path::absolute(&dir).unwrap_or(dir),
-            None => defaults::data_dir().ok_or(Error::NoHome)?,
+            None => defaults::data_dir().ok_or(ConfigError::NoHome)?,
         };
         let keep_bytes = flags.keep_size.map(|size| size.0 as u64);
         Ok(Self { dir, database_url, keep_days: flags.keep_days, keep_bytes })

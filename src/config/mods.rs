@@ -1,6 +1,6 @@
 //! What mods may use, and where they run.
 
-use super::{Error, Size};
+use super::{ConfigError, Size};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -76,11 +76,11 @@ pub struct ModsConfig {
 const LEAST_MEMORY: u64 = 64 << 20;
 
 impl TryFrom<ModFlags> for ModsConfig {
-    type Error = Error;
-    fn try_from(flags: ModFlags) -> Result<Self, Error> {
-        let range = |flag, range, value| Err(Error::Range { flag, range, value });
+    type Error = ConfigError;
+    fn try_from(flags: ModFlags) -> Result<Self, ConfigError> {
+        let range = |flag, range, value| Err(ConfigError::Range { flag, range, value });
         if let Some(path) = flags.mods_dir.as_ref().filter(|path| !path.is_dir()) {
-            return Err(Error::NoModsDir { path: path.display().to_string() });
+            return Err(ConfigError::NoModsDir { path: path.display().to_string() });
         }
         if !(1..=64).contains(&flags.mod_workers) {
             return range("--mod-workers", "between 1 and 64", flags.mod_workers.into());

@@ -8,7 +8,7 @@ pub const LOCALHOST: &str = "localhost";
 
 /// Who may do what.
 #[derive(Debug, Clone, Default)]
-pub struct Security {
+pub struct SecurityConfig {
     /// Hashes of the keys; when empty, no key is asked for.
     pub keys: Vec<KeyHash>,
     /// Hashes of keys that are good for sending traces and for nothing else.
@@ -79,7 +79,7 @@ impl KeyHash {
     }
 }
 
-impl Security {
+impl SecurityConfig {
     /// Whether pages of that origin may call the API.
     #[must_use]
     pub fn allows_origin(&self, origin: &str) -> bool {

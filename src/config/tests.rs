@@ -1,5 +1,5 @@
 use super::flags::{DataFlags, EngineFlags, Secret, ServerFlags};
-use super::{Config, EngineConfig, ModSandbox, Security, Size};
+use super::{Config, EngineConfig, ModSandbox, SecurityConfig, Size};
 use clap::Parser;
 
 #[derive(Parser)]
@@ -67,7 +67,8 @@ fn keys_do_not_show() {
 
 #[test]
 fn only_the_right_key_is_known() {
-    let security = Security { keys: vec![super::KeyHash::of("a"), super::KeyHash::of("b")], ..Security::default() };
+    let security =
+        SecurityConfig { keys: vec![super::KeyHash::of("a"), super::KeyHash::of("b")], ..SecurityConfig::default() };
     assert!(security.known("a").is_some() && security.known("b").is_some());
     assert!(security.known("").is_none() && security.known("c").is_none());
 }
@@ -97,7 +98,7 @@ fn wrong_values_name_the_flag_and_the_range() {
 
 #[test]
 fn gpus_and_models_are_chosen() {
-    use super::{GpuConfig, GpuLayers, SplitMode, TensorPlace};
+    use super::{GpuConfig, GpuLayersFlag, SplitModeFlag, TensorOverride};
     let usual = config(&[]).unwrap();
     assert_eq!(usual.engine.gpu, GpuConfig::default());
     assert_eq!(usual.engine.threads_batch, usual.engine.threads);
@@ -108,11 +109,11 @@ fn gpus_and_models_are_chosen() {
     let further = ["--threads-batch", "4", "--alias", "big, small", "--models-max", "0", "--models-autoload=off"];
     let tensors = ["--override-tensor", r"up=CPU,a=b = CUDA1", "--cpu-moe", "--n-cpu-moe", "3", "--n-cpu-ffn", "4"];
     let said = config(&[&words[..], &devices, &further, &tensors].concat()).unwrap();
-    let place = |pattern: &str, buffer: &str| TensorPlace { pattern: pattern.into(), buffer: buffer.into() };
+    let place = |pattern: &str, buffer: &str| TensorOverride { pattern: pattern.into(), buffer: buffer.into() };
     let gpu = GpuConfig {
-        layers: GpuLayers::All,
+        layers: GpuLayersFlag::All,
         devices: Some(vec!["CUDA1".into(), "CUDA0".into()]),
-        split_mode: SplitMode::Row,
+        split_mode: SplitModeFlag::Row,
         tensor_split: vec![3.0, 1.0],
         main_gpu: 1,
         tensors: vec![place("up", "CPU"), place("a", "b = CUDA1")],

@@ -1,6 +1,6 @@
 //! TLS: the server's certificate and its key, read and tried at start.
 
-use super::Error;
+use super::ConfigError;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,9 +28,9 @@ pub struct TlsFlags {
 
 /// A certificate with its key, ready to be shown to clients.
 #[derive(Debug, Clone)]
-pub struct Tls(Arc<ServerConfig>);
+pub struct TlsConfig(Arc<ServerConfig>);
 
-impl Tls {
+impl TlsConfig {
     /// How connections are begun.
     #[must_use]
     pub fn server(&self) -> Arc<ServerConfig> {
@@ -103,7 +103,7 @@ pub enum TlsError {
 
 impl TlsFlags {
     /// The certificate with its key; `None` where plain http is served.
-    pub(super) fn config(&self) -> Result<Option<Tls>, Error> {
+    pub(super) fn config(&self) -> Result<Option<TlsConfig>, ConfigError> {
         match (&self.ssl_cert_file, &self.ssl_key_file) {
             (None, None) => Ok(None),
             (Some(_), None) => Err(TlsError::Alone { given: CERTIFICATE, missing: KEY }.into()),
@@ -113,7 +113,7 @@ impl TlsFlags {
     }
 }
 
-fn tls(certificate: &Path, key: &Path) -> Result<Tls, Error> {
+fn tls(certificate: &Path, key: &Path) -> Result<TlsConfig, ConfigError> {
     let chain = certificates(CERTIFICATE, certificate)?;
     let secret = private_key(key)?;
     let (key, certificate) = (key.display().to_string(), certificate.display().to_string());
@@ -125,14 +125,14 @@ fn tls(certificate: &Path, key: &Path) -> Result<Tls, Error> {
         other => TlsError::Unusable { key, certificate, reason: other.to_string() },
     })?;
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
-    Ok(Tls(Arc::new(config)))
+    Ok(TlsConfig(Arc::new(config)))
 }
 
 /// The certificates in a file, at least one.
 ///
 /// # Errors
 /// The file cannot be read, is not PEM, or has none.
-pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let text = read(flag, path)?;
     let shown = || path.display().to_string();
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
@@ -143,7 +143,7 @@ pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDe
     Ok(found)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
     let text = read(KEY, path)?;
     let shown = || path.display().to_string();
     let has = |mark: &str| text.windows(mark.len()).any(|part| part == mark.as_bytes());
@@ -161,6 +161,6 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
     })
 }
 
-fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, Error> {
-    std::fs::read(path).map_err(|source| Error::File { flag, path: path.display().to_string(), source })
+fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    std::fs::read(path).map_err(|source| ConfigError::File { flag, path: path.display().to_string(), source })
 }

@@ -1,7 +1,7 @@
 //! How the model is computed, where a person knows better than llama.cpp: rotary positions, what the file says, threads,
 //! memory. The spellings are llama-server's.
 
-use super::flags::Switch;
+use super::flags::OnOff;
 use clap::{Args, ValueEnum};
 
 /// Most processors that a mask can name.
@@ -15,7 +15,7 @@ const MOST_BYTES: usize = 127;
 pub struct TuningFlags {
     /// How positions beyond those that the model was trained with are scaled; without it as the model says
     #[arg(long, env = "THUNDER_ROPE_SCALING", value_name = "none|linear|yarn")]
-    pub rope_scaling: Option<RopeScaling>,
+    pub rope_scaling: Option<RopeScalingFlag>,
     /// How many times the context that the model was trained with is to be reached
     #[arg(long, env = "THUNDER_ROPE_SCALE", value_name = "X", value_parser = positive, conflicts_with = "rope_freq_scale")]
     pub rope_scale: Option<f32>,
@@ -43,7 +43,7 @@ pub struct TuningFlags {
     /// Take something else than what the model's file says, e.g. `tokenizer.ggml.add_bos_token=bool:false`, again or after a
     /// comma for more
     #[arg(long, env = "THUNDER_OVERRIDE_KV", value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
-    pub override_kv: Vec<Override>,
+    pub override_kv: Vec<MetadataOverride>,
     /// Look for invalid numbers in the weights while they are loaded
     #[arg(long, env = "THUNDER_CHECK_TENSORS", value_parser = clap::builder::FalseyValueParser::new())]
     pub check_tensors: bool,
@@ -53,21 +53,21 @@ pub struct TuningFlags {
     /// Whether the KV cache of layers that are on GPUs is there, too [also: --no-kv-offload, -nkvo]
     #[arg(long, env = "THUNDER_KV_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
-    pub kv_offload: Switch,
+    pub kv_offload: OnOff,
     /// Whether GPUs help with prompts through layers that are not theirs [also: --no-op-offload]
     #[arg(long, env = "THUNDER_OP_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
-    pub op_offload: Switch,
+    pub op_offload: OnOff,
     /// Whether weights are laid out anew for the processor that computes them [also: --no-repack]
     #[arg(long, env = "THUNDER_REPACK", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
-    pub repack: Switch,
+    pub repack: OnOff,
     /// Let the processor's own layouts be used where GPUs would want plain memory
     #[arg(long, env = "THUNDER_NO_HOST", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_host: bool,
     /// How threads and memory go on machines of several nodes
     #[arg(long, env = "THUNDER_NUMA", value_name = "distribute|isolate|numactl")]
-    pub numa: Option<Numa>,
+    pub numa: Option<NumaFlag>,
     /// How long threads look for work before they sleep: 0 not at all, 100 longest
     #[arg(long, env = "THUNDER_POLL", value_name = "0..100", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub poll: u32,
@@ -75,15 +75,15 @@ pub struct TuningFlags {
     #[arg(long, env = "THUNDER_PRIO", value_name = "-1..3", default_value_t = 0, value_parser = clap::value_parser!(i32).range(-1..=3),
           allow_negative_numbers = true)]
     pub prio: i32,
-    /// Processors that decode, as the bits of a hexadecimal number
+    /// CpuSet that decode, as the bits of a hexadecimal number
     #[arg(long, env = "THUNDER_CPU_MASK", value_name = "HEX")]
-    pub cpu_mask: Option<Processors>,
-    /// Processors that decode, from the first to the last, together with those of --cpu-mask
+    pub cpu_mask: Option<CpuSet>,
+    /// CpuSet that decode, from the first to the last, together with those of --cpu-mask
     #[arg(long, env = "THUNDER_CPU_RANGE", value_name = "FIRST-LAST", value_parser = range)]
-    pub cpu_range: Option<Processors>,
+    pub cpu_range: Option<CpuSet>,
     /// Whether each thread has a processor of its own of those
     #[arg(long, env = "THUNDER_CPU_STRICT", value_name = "on|off", default_value = "off")]
-    pub cpu_strict: Switch,
+    pub cpu_strict: OnOff,
 }
 
 impl Default for TuningFlags {
@@ -101,16 +101,16 @@ impl Default for TuningFlags {
             override_kv: Vec::new(),
             check_tensors: false,
             load_mode: None,
-            kv_offload: Switch::On,
-            op_offload: Switch::On,
-            repack: Switch::On,
+            kv_offload: OnOff::On,
+            op_offload: OnOff::On,
+            repack: OnOff::On,
             no_host: false,
             numa: None,
             poll: 1,
             prio: 0,
             cpu_mask: None,
             cpu_range: None,
-            cpu_strict: Switch::Off,
+            cpu_strict: OnOff::Off,
         }
     }
 }
@@ -135,7 +135,7 @@ impl TuningFlags {
 
 /// How positions beyond those of the training are scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum RopeScaling {
+pub enum RopeScalingFlag {
     /// Not at all.
     None,
     /// All alike.
@@ -162,7 +162,7 @@ pub enum LoadMode {
 
 /// How threads and memory go on machines of several nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Numa {
+pub enum NumaFlag {
     /// Evenly over all.
     Distribute,
     /// On the one where the program began.
@@ -173,9 +173,9 @@ pub enum Numa {
 
 /// Numbers of processors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Processors(Vec<usize>);
+pub struct CpuSet(Vec<usize>);
 
-impl std::str::FromStr for Processors {
+impl std::str::FromStr for CpuSet {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
@@ -195,7 +195,7 @@ impl std::str::FromStr for Processors {
     }
 }
 
-fn range(text: &str) -> Result<Processors, String> {
+fn range(text: &str) -> Result<CpuSet, String> {
     let wrong = || format!("'{text}' is not a range of processors such as 0-3, with numbers below {MOST_CPUS}");
     let (first, last) = text.split_once('-').ok_or_else(wrong)?;
     let number = |text: &str, otherwise: usize| match text {
@@ -206,12 +206,12 @@ fn range(text: &str) -> Result<Processors, String> {
     if first > last || last >= MOST_CPUS {
         return Err(wrong());
     }
-    Ok(Processors((first..=last).collect()))
+    Ok(CpuSet((first..=last).collect()))
 }
 
 /// Something else than what the model's file says.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Override {
+pub struct MetadataOverride {
     /// Its key.
     pub key: String,
     /// What holds instead.
@@ -231,7 +231,7 @@ pub enum OverrideValue {
     Text(String),
 }
 
-impl std::str::FromStr for Override {
+impl std::str::FromStr for MetadataOverride {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || {
@@ -268,11 +268,11 @@ fn positive(text: &str) -> Result<f32, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Override, OverrideValue, Processors, TuningFlags, range};
+    use super::{CpuSet, MetadataOverride, OverrideValue, TuningFlags, range};
 
     #[test]
     fn processors_are_read_from_bits_and_from_a_range() {
-        let mask = |text: &str| text.parse::<Processors>().map(|set| set.0);
+        let mask = |text: &str| text.parse::<CpuSet>().map(|set| set.0);
         assert_eq!(mask("0x11"), Ok(vec![0, 4]));
         assert_eq!(mask("F00"), Ok(vec![8, 9, 10, 11]));
         for wrong in ["", "0", "0x", "fg", &"f".repeat(129)] {
@@ -284,13 +284,13 @@ mod tests {
             assert!(range(wrong).is_err(), "{wrong}");
         }
         let flags =
-            TuningFlags { cpu_mask: Some(Processors(vec![1, 3])), cpu_range: range("2-3").ok(), ..Default::default() };
+            TuningFlags { cpu_mask: Some(CpuSet(vec![1, 3])), cpu_range: range("2-3").ok(), ..Default::default() };
         assert_eq!(flags.processors(), [1, 2, 3]);
     }
 
     #[test]
     fn what_a_file_says_can_be_overridden_with_its_type() {
-        let read = |text: &str| text.parse::<Override>().map(|read| read.value);
+        let read = |text: &str| text.parse::<MetadataOverride>().map(|read| read.value);
         assert_eq!(read("a.b=int:-5"), Ok(OverrideValue::Int(-5)));
         assert_eq!(read("a.b=float:0.5"), Ok(OverrideValue::Float(0.5)));
         assert_eq!(read("a.b=bool:false"), Ok(OverrideValue::Bool(false)));

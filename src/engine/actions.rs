@@ -5,7 +5,7 @@ use super::conversation::Memory;
 use super::measure::{self, Distribution};
 use super::pipeline::{self, Effect};
 use super::run::{Run, State};
-use crate::events::{EventType, FinishReason, TokenId, TokenMeasure};
+use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
 use crate::mods::{Action, LogitEdit, Reply};
 use serde_json::Value;
 
@@ -87,7 +87,7 @@ impl Run {
     }
 
     /// The decode of a forced list is done.
-    pub(super) fn added_forced(&mut self, start: usize, mut measures: Vec<TokenMeasure>) {
+    pub(super) fn added_forced(&mut self, start: usize, mut measures: Vec<TokenMeasurement>) {
         for &token in &self.sequence[start + measures.len().min(self.sequence.len() - start)..] {
             measures.push(unmeasured(token));
         }
@@ -242,8 +242,8 @@ impl Run {
     }
 }
 
-fn unmeasured(token: TokenId) -> TokenMeasure {
-    TokenMeasure { token, text: String::new(), logprob: None, rank: None, entropy: None }
+fn unmeasured(token: TokenId) -> TokenMeasurement {
+    TokenMeasurement { token, text: String::new(), logprob: None, rank: None, entropy: None }
 }
 
 fn apply(logits: &mut [f32], edit: &LogitEdit) {

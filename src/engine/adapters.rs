@@ -1,7 +1,7 @@
 //! LoRA adapters of runs: which runs can be decoded together, and in which order those that cannot.
 
 use super::scheduler::Scheduler;
-use crate::model::Error;
+use crate::model::ModelError;
 
 impl Scheduler<'_> {
     /// Leaves those of the `ready` runs that hold the same adapters as the one that has waited longest for a decode, and
@@ -9,7 +9,11 @@ impl Scheduler<'_> {
     ///
     /// # Errors
     /// llama.cpp does not take the adapters.
-    pub(super) fn keep_together<T>(&mut self, ready: &mut Vec<T>, slot: impl Fn(&T) -> usize) -> Result<(), Error> {
+    pub(super) fn keep_together<T>(
+        &mut self,
+        ready: &mut Vec<T>,
+        slot: impl Fn(&T) -> usize,
+    ) -> Result<(), ModelError> {
         if self.context.adapters().is_empty() {
             return Ok(());
         }

@@ -1,8 +1,8 @@
 //! Coding of captured attention, beside the decode loop: one thread, a queue of few rows, in order. Who hands something over
 //! never waits.
 
-use crate::events::{AttentionStep, Item, RunId, Signal};
-use crate::model::llama::Captured;
+use crate::events::{AttentionStep, RunId, Signal, TraceItem};
+use crate::model::llama::AttentionRow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ const SUM_TOLERANCE: f32 = 0.02;
 pub type AttentionEncodeFn = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
 
 enum Job {
-    Row(RunId, i32, Arc<Captured>),
+    Row(RunId, i32, Arc<AttentionRow>),
     Pass(Signal),
 }
 
@@ -65,7 +65,7 @@ impl Capture {
     }
 
     /// Hands over the attention of the step whose `ForwardPass` has this number. [`Capture::has_room`] was asked before.
-    pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<Captured>) {
+    pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<AttentionRow>) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.waiting_bytes.fetch_add(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
         // The thread is gone only when the recorder is, and then nothing is recorded any more.
@@ -97,7 +97,7 @@ fn code_rows(
                 });
                 waiting.fetch_sub(1, Ordering::AcqRel);
                 waiting_bytes.fetch_sub(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
-                step.map(|step| Signal::Items(run, Arc::new(vec![Item::Attention(step)])))
+                step.map(|step| Signal::Items(run, Arc::new(vec![TraceItem::Attention(step)])))
             }
         };
         if let Some(signal) = signal
@@ -108,8 +108,8 @@ fn code_rows(
     }
 }
 
-fn code(coder: AttentionEncodeFn, sequence_order: i32, captured: &Captured) -> Option<AttentionStep> {
-    let Captured { row_len, layer_ids, heads, values, .. } = captured;
+fn code(coder: AttentionEncodeFn, sequence_order: i32, captured: &AttentionRow) -> Option<AttentionStep> {
+    let AttentionRow { row_len, layer_ids, heads, values, .. } = captured;
     let (row_len, heads, layers) = (*row_len as usize, *heads as usize, layer_ids.len());
     if layers == 0 || heads == 0 || values.len() != layers * heads * row_len {
         tracing::warn!(layers, heads, row_len, "attention rows of unequal layers are not recorded");

@@ -2,7 +2,7 @@
 //! in the same way, and tokens that a mod takes back, are then not computed from the very beginning.
 
 use super::run::Run;
-use crate::model::llama::Purpose;
+use crate::model::llama::CheckpointPurpose;
 
 /// Fewer tokens are computed again as fast as a state is copied.
 const WORTH: usize = 32;
@@ -44,13 +44,13 @@ impl Run {
     }
 
     /// Whether what has just been decoded ends at a place, and what for.
-    pub fn checkpoint_due(&mut self) -> Option<Purpose> {
+    pub fn checkpoint_due(&mut self) -> Option<CheckpointPurpose> {
         // What was taken back begins anew.
         let last = self.checkpoints.last?.min(self.cached);
         let purpose = if self.checkpoints.prompt.contains(&self.cached) {
-            Some(Purpose::Prompt)
+            Some(CheckpointPurpose::Prompt)
         } else if !self.mods.is_empty() && self.cached > self.prompt_len && self.cached >= last + EVERY {
-            Some(Purpose::Answer)
+            Some(CheckpointPurpose::Answer)
         } else {
             None
         };

@@ -7,7 +7,7 @@
 use super::run::{Run, State};
 use super::scheduler::{Command, Live, Scheduler};
 use super::thinking::Thinking;
-use super::{Limits, Sampling};
+use super::{Limits, SamplingParams};
 use crate::events::{FinishReason, RunId};
 use crate::model::Vocabulary;
 use crate::model::llama::Sampler;
@@ -90,7 +90,7 @@ pub(super) enum Order {
 
 /// Other parameters from the next token on.
 pub(super) struct Change {
-    sampling: Sampling,
+    sampling: SamplingParams,
     sampler: Sampler,
     limits: Limits,
     note: String,
@@ -129,7 +129,12 @@ impl RunControl {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn modify(&self, mut sampling: Sampling, limits: Limits, note: String) -> Result<RunProgress, RunOver> {
+    pub async fn modify(
+        &self,
+        mut sampling: SamplingParams,
+        limits: Limits,
+        note: String,
+    ) -> Result<RunProgress, RunOver> {
         super::submit::ban_ends(&mut sampling, &limits, &self.vocabulary);
         let vocabulary = Arc::clone(&self.vocabulary);
         let make = move || {

@@ -6,8 +6,10 @@
 
 use super::status::EngineStatus;
 use crate::events::TokenId;
-use crate::model::llama::{Activation, Declared, EncoderContext, EncoderOptions, Head, HeadError, Pooling, Wanted};
-use crate::model::{Error, Model};
+use crate::model::llama::{
+    Activation, DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Head, HeadError, Pooling,
+};
+use crate::model::{Model, ModelError};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -27,7 +29,7 @@ pub struct EncoderSettings {
     /// Give scores.
     pub reranking: bool,
     /// How embeddings are pooled; `None` asks the model.
-    pub pooling: Option<Declared>,
+    pub pooling: Option<DeclaredPooling>,
     /// What stands behind the head's dense layer; `None` asks the model.
     pub head: Option<Activation>,
     /// The context's size and threads.
@@ -124,7 +126,7 @@ enum Command {
 /// A request under way.
 struct Job {
     inputs: Vec<Vec<TokenId>>,
-    wanted: Wanted,
+    wanted: EncoderOutput,
     done: Vec<Vec<f32>>,
     client: oneshot::Sender<Result<Vec<Vec<f32>>, EncodeError>>,
     _place: Place,
@@ -145,7 +147,7 @@ impl Encoder {
     ///
     /// # Errors
     /// llama.cpp refused the context, e.g. because its memory could not be had.
-    pub async fn start(model: Arc<Model>, settings: &EncoderSettings) -> Result<Self, Error> {
+    pub async fn start(model: Arc<Model>, settings: &EncoderSettings) -> Result<Self, ModelError> {
         let plan = Plan::new(&model, settings);
         plan.tell(&model, settings);
         let mut context = settings.context.clone();
@@ -193,7 +195,7 @@ impl Encoder {
     ///
     /// # Errors
     /// [`EncodeError`]; then none of them was encoded.
-    pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, wanted: Wanted) -> Result<Vec<Vec<f32>>, EncodeError> {
+    pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, wanted: EncoderOutput) -> Result<Vec<Vec<f32>>, EncodeError> {
         let Inner { model, longest, waiting, .. } = &*self.0;
         for (index, input) in inputs.iter().enumerate() {
             if input.is_empty() {
@@ -263,19 +265,19 @@ impl Plan {
     fn new(model: &Model, settings: &EncoderSettings) -> Self {
         let declared = settings.pooling.or_else(|| model.declared_pooling());
         let nothing_said = !settings.embeddings && !settings.reranking;
-        let scores = if settings.reranking || nothing_said && (declared == Some(Declared::Ranks) || !model.generates())
-        {
-            model.head(settings.head).map_err(EncoderUnavailable::Head)
-        } else {
-            Err(EncoderUnavailable::ScoreInfo)
-        };
-        let is_made_for_it = !model.generates() || matches!(declared, Some(Declared::Embeds(_)));
+        let scores =
+            if settings.reranking || nothing_said && (declared == Some(DeclaredPooling::Ranks) || !model.generates()) {
+                model.head(settings.head).map_err(EncoderUnavailable::Head)
+            } else {
+                Err(EncoderUnavailable::ScoreInfo)
+            };
+        let is_made_for_it = !model.generates() || matches!(declared, Some(DeclaredPooling::Embeds(_)));
         let embeddings = if settings.embeddings || nothing_said && is_made_for_it {
             match (declared, settings.pooling) {
-                (_, Some(Declared::Ranks)) => Err(EncoderUnavailable::Ranked),
-                (Some(Declared::Embeds(pooling)), _) => Ok(pooling),
+                (_, Some(DeclaredPooling::Ranks)) => Err(EncoderUnavailable::Ranked),
+                (Some(DeclaredPooling::Embeds(pooling)), _) => Ok(pooling),
                 // What its head reads is what it was trained to say something with.
-                (Some(Declared::Ranks), _) => Ok(model.ranked_pooling()),
+                (Some(DeclaredPooling::Ranks), _) => Ok(model.ranked_pooling()),
                 (None, _) => Ok(Pooling::Mean),
             }
         } else {
@@ -322,7 +324,7 @@ async fn spawn(
     options: EncoderOptions,
     head: Option<Head>,
     status: Arc<EngineStatus>,
-) -> Result<(Sender<Command>, JoinHandle<()>), Error> {
+) -> Result<(Sender<Command>, JoinHandle<()>), ModelError> {
     let (commands, inbox) = channel();
     let (ready, started) = oneshot::channel();
     let thread = move || match model.encoder(&options, head) {
@@ -337,8 +339,8 @@ async fn spawn(
     let thread = std::thread::Builder::new()
         .name("thunder-encode".into())
         .spawn(thread)
-        .map_err(|error| Error::Decode(error.to_string()))?;
-    started.await.map_err(|_| Error::Decode("the encoder's thread died while starting".into()))??;
+        .map_err(|error| ModelError::Decode(error.to_string()))?;
+    started.await.map_err(|_| ModelError::Decode("the encoder's thread died while starting".into()))??;
     Ok((commands, thread))
 }
 
@@ -369,9 +371,9 @@ fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, statu
         jobs.iter().enumerate().filter_map(move |(index, job)| Some((index, job.inputs.get(job.done.len() + round)?)))
     });
     let fitting = context.fitting(in_turn.clone().map(|(_, input)| input.len()));
-    let chosen: Vec<(usize, &[TokenId], Wanted)> =
+    let chosen: Vec<(usize, &[TokenId], EncoderOutput)> =
         in_turn.take(fitting).map(|(index, input)| (index, input.as_slice(), jobs[index].wanted)).collect();
-    let inputs: Vec<(&[TokenId], Wanted)> = chosen.iter().map(|&(_, input, wanted)| (input, wanted)).collect();
+    let inputs: Vec<(&[TokenId], EncoderOutput)> = chosen.iter().map(|&(_, input, wanted)| (input, wanted)).collect();
     let owners: Vec<usize> = chosen.iter().map(|&(index, ..)| index).collect();
     if inputs.is_empty() {
         return;

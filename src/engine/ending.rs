@@ -3,7 +3,7 @@
 use super::Output;
 use super::run::{Run, State};
 use crate::events::{Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
-use crate::model::grammar::Follower;
+use crate::model::grammar::GrammarMatcher;
 use crate::model::printable;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ impl Run {
         if self.ends_generation(last) || self.answer.stopped_by().is_some() {
             return Some((FinishReason::Stop, None));
         }
-        if self.constraint.as_ref().is_some_and(Follower::is_complete) {
+        if self.constraint.as_ref().is_some_and(GrammarMatcher::is_complete) {
             return Some((FinishReason::Stop, None));
         }
         if self.generated() >= self.max_tokens {

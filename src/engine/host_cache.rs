@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn states_of_other_adapters_are_not_found() {
-        let set = AdapterSet::new([crate::model::llama::Weighed { id: 0, scale: 1.0 }]);
+        let set = AdapterSet::new([crate::model::llama::ScaledAdapter { id: 0, scale: 1.0 }]);
         let mut cache = HostCache::new(1 << 20, (0, 10), true);
         cache.put(Idle { adapters: Some(set.clone()), ..idle(0..60, 1000) });
         let prompt: Vec<TokenId> = (0..60).collect();

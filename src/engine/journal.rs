@@ -1,6 +1,6 @@
 //! What a run has to say: its items in order, on their way to the recorder.
 
-use crate::events::{Action, Event, EventType, Item, ModCall, ModLog};
+use crate::events::{ActionRecord, Event, EventType, ModCall, ModLog, TraceItem};
 use chrono::{DateTime, Utc};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ pub type Clock = fn() -> DateTime<Utc>;
 
 /// Collects the items of one run and numbers them.
 pub(super) struct Journal {
-    items: Vec<Item>,
+    items: Vec<TraceItem>,
     recorded: bool,
     clock: Clock,
     started: Instant,
@@ -51,7 +51,7 @@ impl Journal {
             if let Some(measured) = &mut event.measured {
                 measured.elapsed_us = Some(self.elapsed().as_micros() as u64);
             }
-            self.items.push(Item::Event(event));
+            self.items.push(TraceItem::Event(event));
         }
         order
     }
@@ -61,7 +61,7 @@ impl Journal {
         let index = self.next_call;
         self.next_call += 1;
         if self.recorded {
-            self.items.push(Item::ModCall(call));
+            self.items.push(TraceItem::ModCall(call));
         }
         index
     }
@@ -69,19 +69,19 @@ impl Journal {
     /// Writes a log line.
     pub fn log(&mut self, log: ModLog) {
         if self.recorded {
-            self.items.push(Item::ModLog(log));
+            self.items.push(TraceItem::ModLog(log));
         }
     }
 
     /// Writes an action.
-    pub fn action(&mut self, action: Action) {
+    pub fn action(&mut self, action: ActionRecord) {
         if self.recorded {
-            self.items.push(Item::Action(action));
+            self.items.push(TraceItem::Action(action));
         }
     }
 
     /// Takes what has gathered, once it is worth a message: often enough for a live view, seldom enough for the decode loop.
-    pub fn take_due(&mut self) -> Option<Vec<Item>> {
+    pub fn take_due(&mut self) -> Option<Vec<TraceItem>> {
         const MANY: usize = 128;
         const LONG: Duration = Duration::from_millis(25);
         let is_long_ago = || self.last_flush.is_none_or(|last| last.elapsed() >= LONG);
@@ -89,7 +89,7 @@ impl Journal {
     }
 
     /// Takes everything.
-    pub fn take_all(&mut self) -> Vec<Item> {
+    pub fn take_all(&mut self) -> Vec<TraceItem> {
         self.last_flush = Some(Instant::now());
         std::mem::take(&mut self.items)
     }

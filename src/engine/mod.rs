@@ -39,7 +39,7 @@ mod submit;
 mod thinking;
 
 pub use crate::model::OUT_OF_MEMORY;
-pub use crate::model::llama::{Attends, Captured, Sampling, Stage, Unseen};
+pub use crate::model::llama::{AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported};
 pub use capture::AttentionEncodeFn;
 pub use control::{EndThinking, RunActivity, RunControl, RunOver, RunProgress};
 pub use journal::Clock;
@@ -51,7 +51,7 @@ pub use status::{EngineCounts, EngineStatus, PromptTiming, RunMetrics, SlotRun, 
 pub use submit::SubmitError;
 pub use thinking::ThinkingBudget;
 
-use crate::events::{Promises, Recorder, Signal, UnstoredRuns};
+use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use crate::model::Model;
 use crate::model::llama::{CacheType, ContextOptions};
 use capture::Capture;
@@ -119,11 +119,11 @@ struct Inner {
     home: Arc<Home>,
     identification: Identification,
     /// `None` without capture.
-    attends: Option<Result<Attends, Unseen>>,
+    attends: Option<Result<AttentionSupport, Unsupported>>,
     status: Arc<EngineStatus>,
     /// Cloned into every run.
     counted: Arc<()>,
-    promises: Option<Promises>,
+    promises: Option<DurabilityAcks>,
     unstored: Option<UnstoredRuns>,
     /// Weak: when the decode thread has ended, so has the recorder's last sender.
     recorder: mpsc::WeakSender<Signal>,
@@ -146,7 +146,7 @@ impl Engine {
         model: Arc<Model>,
         options: Options,
         recorder: impl Into<Recorder>,
-    ) -> Result<Self, crate::model::Error> {
+    ) -> Result<Self, crate::model::ModelError> {
         let Recorder { signals: recorder, promises, unstored } = recorder.into();
         let weak = recorder.downgrade();
         let (commands, inbox) = std::sync::mpsc::channel();
@@ -194,7 +194,7 @@ impl Engine {
                         .attention
                         .then(|| Capture::start(options.encode_attention, recorder.clone()))
                         .transpose()
-                        .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
+                        .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
                     Ok((context, capture, layout))
                 });
                 match made {
@@ -216,10 +216,10 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name("thunder-decode".into())
             .spawn(thread)
-            .map_err(|error| crate::model::Error::Decode(error.to_string()))?;
+            .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
         let started = started.await;
         let (layout, attends) =
-            started.map_err(|_| crate::model::Error::Decode("the decode thread died while starting".into()))??;
+            started.map_err(|_| crate::model::ModelError::Decode("the decode thread died while starting".into()))??;
         let home = Arc::new(home(&model, layout));
         let identification = Identification::start(&model, options.hash_cache.clone());
         let thread = Mutex::new(Some(thread));
@@ -275,7 +275,7 @@ impl Engine {
     ///
     /// # Errors
     /// What a run that asks for attention is refused with.
-    pub fn attention(&self) -> Result<&Attends, SubmitError> {
+    pub fn attention(&self) -> Result<&AttentionSupport, SubmitError> {
         match &self.inner.attends {
             None => Err(SubmitError::AttentionOff),
             Some(Ok(attends)) => Ok(attends),

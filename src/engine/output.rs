@@ -2,8 +2,8 @@
 
 use super::control::RunControl;
 use super::status::RunMetrics;
-use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasure};
-use crate::model::llama::Captured;
+use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
+use crate::model::llama::AttentionRow;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -21,7 +21,7 @@ pub enum Output {
         tokens: usize,
     },
     /// How probable the tokens of the prompt were, where it was asked for; before any text.
-    Prompt(Vec<(TokenMeasure, Vec<Alternative>)>),
+    Prompt(Vec<(TokenMeasurement, Vec<Alternative>)>),
     /// How far the prompt is, where it was asked for.
     Progress(PromptProgress),
     /// The run is over; always the last output.
@@ -34,10 +34,10 @@ pub struct TextDelta {
     /// Complete UTF-8; may be empty when a token only began a character.
     pub text: String,
     /// The tokens, with the most probable alternatives of the model for each; the list is empty for forced tokens.
-    pub tokens: Vec<(TokenMeasure, Vec<Alternative>)>,
+    pub tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
     /// The attention that each of `tokens` was drawn with, where it was asked for; `None` for a token that a mod put there
     /// without a decode of its own.
-    pub rows: Vec<Option<Arc<Captured>>>,
+    pub rows: Vec<Option<Arc<AttentionRow>>>,
     /// Tokens of earlier deltas that a mod took back, the newest first, where each token was asked for; they went before
     /// `tokens` came.
     pub retracted: usize,

@@ -3,7 +3,7 @@
 use super::conversation::{self, Aligned, Memory, cut_spans, moved};
 use super::request::Overflow;
 use super::run::Run;
-use crate::events::{Evicted, Eviction};
+use crate::events::{EvictedMessage, Eviction};
 use std::ops::Range;
 
 /// Tokens that are out of a sequence, and not out of the KV cache yet.
@@ -23,7 +23,7 @@ pub(super) struct Gone {
     /// Tokens of the answer among it.
     pub generated: usize,
     pub tokens: usize,
-    pub messages: Vec<Evicted>,
+    pub messages: Vec<EvictedMessage>,
     /// What no event has told yet.
     pub untold: Option<Box<Eviction>>,
 }
@@ -106,7 +106,7 @@ impl Run {
     }
 
     /// Takes ranges, in order, out of the sequence, and notes them for the KV cache.
-    fn cut_out(&mut self, ranges: &[Range<usize>], messages: Vec<Evicted>) {
+    fn cut_out(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
         self.note_gone(ranges, messages);
         let cached = self.cached;
         let held: Vec<Range<usize>> = ranges
@@ -128,7 +128,7 @@ impl Run {
         self.request.spans = cut_spans(&self.request.spans, ranges);
     }
 
-    fn note_gone(&mut self, ranges: &[Range<usize>], messages: Vec<Evicted>) {
+    fn note_gone(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
         self.gone.truncated = true;
         self.gone.tokens += ranges.iter().map(Range::len).sum::<usize>();
         self.gone.messages.extend(messages.iter().cloned());

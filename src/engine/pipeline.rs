@@ -200,7 +200,7 @@ pub(super) fn record_action(
     if !journal.recorded() || (matches!(action, Action::Noop) && !active.records_noop) {
         return;
     }
-    let mut record = events::Action::new(settled.call_index, action.kind(), Some(journal.now()));
+    let mut record = events::ActionRecord::new(settled.call_index, action.kind(), Some(journal.now()));
     let mut details = serde_json::Map::new();
     details.insert("version".into(), json!(active.version));
     if settled.superseded {

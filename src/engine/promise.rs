@@ -2,7 +2,7 @@
 //! thread that has died.
 
 use super::Output;
-use crate::events::{Promise, RunEnd, RunId, Signal, Usage};
+use crate::events::{DurabilityAck, RunEnd, RunId, Signal, Usage};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(45);
 /// Passes a run's outputs on, its end only when the run is kept. One that cannot be kept is broken off.
 pub(super) fn keep(
     output: mpsc::Receiver<Output>,
-    promise: Promise,
+    promise: DurabilityAck,
     blank: RunEnd,
     places: usize,
 ) -> mpsc::Receiver<Output> {
@@ -23,7 +23,12 @@ pub(super) fn keep(
     kept
 }
 
-async fn pass(mut output: mpsc::Receiver<Output>, mut promise: Promise, mut end: RunEnd, client: mpsc::Sender<Output>) {
+async fn pass(
+    mut output: mpsc::Receiver<Output>,
+    mut promise: DurabilityAck,
+    mut end: RunEnd,
+    client: mpsc::Sender<Output>,
+) {
     let mut text: Vec<char> = Vec::new();
     let mut settled = None;
     let message = loop {

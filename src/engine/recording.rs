@@ -3,7 +3,7 @@
 
 use super::run::Run;
 use super::scheduler::{Live, Scheduler};
-use crate::events::{Item, RunId, Signal};
+use crate::events::{RunId, Signal, TraceItem};
 use std::sync::Arc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -78,7 +78,7 @@ impl Scheduler<'_> {
         }
     }
 
-    fn signal_items(&mut self, run: RunId, items: Vec<Item>) {
+    fn signal_items(&mut self, run: RunId, items: Vec<TraceItem>) {
         if !items.is_empty() {
             self.signal(Signal::Items(run, Arc::new(items)));
         }

@@ -1,8 +1,8 @@
 use super::{SubmitError, ThinkingBudget};
 use crate::events::{Span, Surface, TokenId};
-use crate::model::chat::answer::Reading;
+use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
-use crate::model::llama::{AdapterSet, Sampling};
+use crate::model::llama::{AdapterSet, SamplingParams};
 use crate::mods::SelectedMod;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -35,9 +35,9 @@ pub struct Request {
     /// Further fields that shape the answer, such as `tool_choice` and `response_format`, as sent; for the trace.
     pub answer_fields: Map<String, Value>,
     /// How the answer is read; `None` for what continues a plain prompt, which is read as the model's family writes.
-    pub reading: Option<Arc<Reading>>,
+    pub reading: Option<Arc<AnswerFormat>>,
     /// How tokens are drawn.
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// The LoRA adapters that hold; `None` for the model's usual ones.
     pub adapters: Option<AdapterSet>,
     /// What the answer must be.
@@ -88,7 +88,7 @@ impl Request {
             tools: None,
             answer_fields: Map::new(),
             reading: None,
-            sampling: Sampling::default(),
+            sampling: SamplingParams::default(),
             adapters: None,
             constraint: None,
             thinking: None,

@@ -5,7 +5,7 @@
 use super::run::Run;
 use super::{CLIENT_CHANNEL, Output, ReportOptions, TextDelta};
 use crate::model::Model;
-use crate::model::llama::Captured;
+use crate::model::llama::AttentionRow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -27,9 +27,9 @@ pub(super) fn places(report: ReportOptions, model: &Model, context: u32) -> usiz
 pub(super) struct Rows {
     wanted: bool,
     /// Of tokens that are being appended.
-    drawn: Vec<Option<Arc<Captured>>>,
+    drawn: Vec<Option<Arc<AttentionRow>>>,
     /// Of tokens that the client has not been told of, in their order.
-    unsent: VecDeque<Option<Arc<Captured>>>,
+    unsent: VecDeque<Option<Arc<AttentionRow>>>,
 }
 
 impl Rows {
@@ -38,7 +38,7 @@ impl Rows {
     }
 
     /// The next token that is appended was drawn with this row.
-    pub fn drawn_with(&mut self, row: Option<Arc<Captured>>) {
+    pub fn drawn_with(&mut self, row: Option<Arc<AttentionRow>>) {
         if self.wanted {
             self.drawn.push(row);
         }
@@ -62,7 +62,7 @@ impl Rows {
         self.unsent.truncate(unsent);
     }
 
-    fn take(&mut self, tokens: usize) -> Vec<Option<Arc<Captured>>> {
+    fn take(&mut self, tokens: usize) -> Vec<Option<Arc<AttentionRow>>> {
         self.unsent.drain(..tokens.min(self.unsent.len())).collect()
     }
 }

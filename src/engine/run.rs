@@ -15,10 +15,10 @@ use super::status::{PromptTiming, RunMetrics};
 use super::thinking::Thinking;
 use super::{Output, PromptProgress, Request};
 use crate::events::{
-    Alternative, EventType, Fault, FinishReason, Measured, Prompt, RunEnd, RunId, TokenId, TokenMeasure,
+    Alternative, EventType, Fault, FinishReason, Measurements, PromptRecord, RunEnd, RunId, TokenId, TokenMeasurement,
 };
-use crate::model::grammar::Follower;
-use crate::model::llama::{Candidates, Captured, Sampler};
+use crate::model::grammar::GrammarMatcher;
+use crate::model::llama::{AttentionRow, Candidates, Sampler};
 use crate::mods::{Action, Call, CallEvent, ModInstance, Reply, ReplySender, RunView};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(super) struct Run {
     pub mods: Vec<ActiveMod>,
     pub journal: Journal,
     pub state: State,
-    /// Prompt, then generated tokens.
+    /// PromptRecord, then generated tokens.
     pub sequence: Vec<TokenId>,
     pub prompt_len: usize,
     /// How many tokens of the sequence may stay in the KV cache.
@@ -61,9 +61,9 @@ pub(super) struct Run {
     /// Tokens of the prompt whose KV state was reused.
     pub reused: usize,
     /// Attention of the decode that led to the current logits.
-    pub attention: Option<Arc<Captured>>,
+    pub attention: Option<Arc<AttentionRow>>,
     /// Attention whose event is known.
-    pub attention_ready: Option<(i32, Arc<Captured>)>,
+    pub attention_ready: Option<(i32, Arc<AttentionRow>)>,
     /// Attention on its way to the client.
     pub(super) rows: Rows,
     /// Counts calls that were handed to a worker, so that a late answer is not taken for another.
@@ -92,10 +92,10 @@ pub(super) struct Run {
     pub(super) max_tokens: usize,
     pub(super) step: u32,
     pub(super) answer: Answer,
-    pub(super) unsent: VecDeque<(TokenMeasure, Vec<Alternative>)>,
+    pub(super) unsent: VecDeque<(TokenMeasurement, Vec<Alternative>)>,
     pub(super) sampler: Sampler,
     /// What the answer must be.
-    pub(super) constraint: Option<Follower>,
+    pub(super) constraint: Option<GrammarMatcher>,
     /// Its thoughts, where they have a budget.
     pub(super) thinking: Option<Thinking>,
     /// Logits of the sequence's end as the model gave them; kept only when a mod has the run wait, or changes something.
@@ -109,17 +109,17 @@ pub(super) struct Run {
     pub(super) draw_temperature: Option<f32>,
     pub(super) distribution: Option<Distribution>,
     pub(super) top: Vec<Alternative>,
-    pub(super) drawn: Option<TokenMeasure>,
+    pub(super) drawn: Option<TokenMeasurement>,
     /// How many tokens the last `Added` appended, and whether they were forced.
     pub(super) newly: (usize, bool),
     /// Their log-probabilities, kept only for runs with mods.
     pub(super) newly_logprobs: Vec<Option<f32>>,
     /// A forced list that is being decoded: where it begins and what is known of its tokens.
-    pub(super) forced: Option<(usize, Vec<TokenMeasure>)>,
+    pub(super) forced: Option<(usize, Vec<TokenMeasurement>)>,
     /// The step that the forced list belongs to.
     pub(super) forced_step: u32,
     /// How probable the tokens of the prompt were, while that is being found out.
-    pub(super) prompt_measures: Vec<(TokenMeasure, Vec<Alternative>)>,
+    pub(super) prompt_measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
     /// When the run got its slot, in microseconds since it was made.
     pub(super) begun_us: u64,
     pub(super) prompt_us: Option<u64>,
@@ -144,7 +144,7 @@ impl Run {
         mods: Vec<ActiveMod>,
         journal: Journal,
         sampler: Sampler,
-        constraint: Option<Follower>,
+        constraint: Option<GrammarMatcher>,
         context: usize,
     ) -> Self {
         Self {
@@ -211,10 +211,10 @@ impl Run {
             event.prompt_length = Some(self.prompt_len as i32);
             event.tokens_so_far_len = Some(0);
             event.max_steps = Some(self.max_tokens as i32);
-            event.measured = Some(Box::new(Measured {
+            event.measured = Some(Box::new(Measurements {
                 position: Some(0),
                 evicted: self.gone.untold.take(),
-                prompt: Some(Box::new(Prompt {
+                prompt: Some(Box::new(PromptRecord {
                     texts: self.view.vocabulary.texts(&self.sequence),
                     tokens: self.sequence.clone(),
                     spans: self.request.spans.clone(),
@@ -222,7 +222,7 @@ impl Run {
                     tools: self.request.tools.clone(),
                     parameters: Some(self.view.parameters.clone()),
                 })),
-                ..Measured::default()
+                ..Measurements::default()
             }));
         });
         self.state = State::Passing(Passage::new(EventType::Prefilled, order, 0));

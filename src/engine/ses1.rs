@@ -9,7 +9,7 @@ use super::conversation::Memory;
 use super::identity::Identity;
 use super::slots::Saved;
 use crate::events::TokenId;
-use crate::model::llama::{AdapterSet, Flaw, Layout, Weighed};
+use crate::model::llama::{AdapterSet, ScaledAdapter, StateError, StateLayout};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -97,7 +97,7 @@ pub enum Ses1Error {
     Checksum,
     /// What llama.cpp wrote does not fit.
     #[error(transparent)]
-    Kv(#[from] Flaw),
+    Kv(#[from] StateError),
     /// The model keeps something else than keys, values and recurrent states.
     #[error(
         "this model keeps more than a KV cache and recurrent states, so that its state could not be checked when it comes back"
@@ -109,7 +109,7 @@ pub enum Ses1Error {
 #[derive(Debug, Clone)]
 pub(super) struct Home {
     pub vocabulary: usize,
-    pub layout: Option<Layout>,
+    pub layout: Option<StateLayout>,
 }
 
 impl Home {
@@ -219,7 +219,7 @@ pub(super) fn read(home: &Home, identity: &Identity, block: &[u8]) -> Result<Sav
     };
     let state = match (tokens.is_empty(), kv.is_empty()) {
         (true, true) => Vec::new(),
-        (true, false) => return Err(Flaw::TooLong(kv.len()).into()),
+        (true, false) => return Err(StateError::TooLong(kv.len()).into()),
         (false, _) => layout.unpack(kv, &tokens)?,
     };
     Ok(Saved { tokens, adapters, memory, state })
@@ -238,7 +238,7 @@ fn read_adapters<'a>(identity: &Identity, kv: &'a [u8]) -> Result<(AdapterSet, &
         let fingerprint = u128::from_le_bytes(field(entry, 0..16)?);
         let scale = f32::from_le_bytes(field(entry, 16..ADAPTER)?);
         let id = identity.adapters.iter().position(|&known| known == fingerprint).ok_or(Ses1Error::Adapter)?;
-        if scale.is_finite() { Ok(Weighed { id, scale }) } else { Err(Ses1Error::Adapter) }
+        if scale.is_finite() { Ok(ScaledAdapter { id, scale }) } else { Err(Ses1Error::Adapter) }
     };
     let set = list[4..].chunks_exact(ADAPTER).map(read).collect::<Result<Vec<_>, _>>()?;
     Ok((AdapterSet::new(set), rest))

@@ -3,7 +3,7 @@
 
 use super::run::Run;
 use super::scheduler::Scheduler;
-use super::{Limits, Sampling};
+use super::{Limits, SamplingParams};
 use crate::events::RunId;
 use crate::model::llama::AdapterSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -67,7 +67,7 @@ pub struct SlotRun {
     /// The run.
     pub run_id: RunId,
     /// How its tokens are drawn.
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// When it ends.
     pub limits: Limits,
     /// The LoRA adapters that hold.

@@ -5,9 +5,9 @@ use super::pipeline::Passage;
 use super::run::{Run, State};
 use super::thinking::Thinking;
 use super::{Output, TextDelta};
-use crate::events::{Alternative, EventType, Fault, FinishReason, Measured, Stage, TokenId, TokenMeasure};
-use crate::model::grammar::{Accepted, Mask};
-use crate::model::llama::{Candidates, Draft, Draw};
+use crate::events::{Alternative, EventType, Fault, FinishReason, Measurements, StageCount, TokenId, TokenMeasurement};
+use crate::model::grammar::{AcceptResult, TokenMask};
+use crate::model::llama::{Candidates, Draw, SamplerInput};
 use crate::model::printable;
 use std::sync::Arc;
 
@@ -70,13 +70,13 @@ impl Run {
         let Self { journal, sequence, view, distribution, top, step, gone, note, .. } = self;
         let order = journal.event(EventType::ForwardPass, *step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence));
-            event.measured = Some(Box::new(Measured {
+            event.measured = Some(Box::new(Measurements {
                 position: Some(sequence.len() as u32),
                 entropy: distribution.map(|distribution| distribution.entropy),
                 evicted: gone.untold.take(),
                 model: top.clone(),
                 note: note.take(),
-                ..Measured::default()
+                ..Measurements::default()
             }));
         });
         // Where a mod took back a drawn token, the same row leads to the next one; it stays with the event that came first.
@@ -113,13 +113,13 @@ impl Run {
         let order = self.journal.event(EventType::Sampled, self.step, |event| {
             event.sampled_token = Some(draw.token);
             event.token_text = Some(measured.text.clone());
-            event.measured = Some(Box::new(Measured {
+            event.measured = Some(Box::new(Measurements {
                 position: Some(position),
                 tokens: vec![measured.clone()],
                 after_mods: after_mods.unwrap_or_default(),
                 after_sampler,
-                stages: draw.stages.iter().map(|&(name, left)| Stage { name: name.to_owned(), left }).collect(),
-                ..Measured::default()
+                stages: draw.stages.iter().map(|&(name, left)| StageCount { name: name.to_owned(), left }).collect(),
+                ..Measurements::default()
             }));
         });
         self.drawn = Some(measured);
@@ -134,12 +134,12 @@ impl Run {
             Some(constraint) => constraint.mask()?,
             None => None,
         };
-        let allowed = mask.as_deref().map(Mask::as_slice);
+        let allowed = mask.as_deref().map(TokenMask::as_slice);
         // Without the tokens that would complete a trigger and go on with what its constraint does not begin with.
         let mut without: Vec<f32> = Vec::new();
         loop {
             let logits = if without.is_empty() { logits } else { &without };
-            let draft = Draft { logits, allowed, sequence, temperature: *draw_temperature };
+            let draft = SamplerInput { logits, allowed, sequence, temperature: *draw_temperature };
             let Some(draw) = sampler.sample(&draft, candidates) else {
                 let left =
                     if mask.is_some() { "none that the constraint allows" } else { "none that is probable at all" };
@@ -177,7 +177,7 @@ impl Run {
     /// Tokens now stand at the end of the sequence: text, penalties, the `Added` event.
     pub(super) fn added(
         &mut self,
-        mut tokens: Vec<TokenMeasure>,
+        mut tokens: Vec<TokenMeasurement>,
         tops: Vec<Vec<Alternative>>,
         forced: bool,
         step: u32,
@@ -201,13 +201,13 @@ impl Run {
             event.added_tokens = Some(tokens.iter().map(|measured| measured.token).collect());
             event.added_token_count = Some(tokens.len() as i32);
             event.forced = Some(forced);
-            event.measured = Some(Box::new(Measured {
+            event.measured = Some(Box::new(Measurements {
                 position: Some(position as u32),
                 tokens: tokens.clone(),
                 stopped_by,
                 note,
                 ends_generation,
-                ..Measured::default()
+                ..Measurements::default()
             }));
         });
         self.newly = (tokens.len(), forced);
@@ -223,7 +223,7 @@ impl Run {
 
     /// Tells sampler and constraint of the tokens that now end the sequence. A note when they are not what the constraint
     /// allows: a mod forced them, and the mod wins.
-    fn follow(&mut self, tokens: &[TokenMeasure]) -> Option<String> {
+    fn follow(&mut self, tokens: &[TokenMeasurement]) -> Option<String> {
         let mut note = None;
         let before = self.generated() - tokens.len();
         for (index, measured) in tokens.iter().enumerate() {
@@ -233,7 +233,7 @@ impl Run {
             let Some(constraint) = &mut self.constraint else { continue };
             if ends {
                 constraint.end();
-            } else if constraint.accept(measured.token, piece) == Accepted::Contradicts {
+            } else if constraint.accept(measured.token, piece) == AcceptResult::Contradicts {
                 note = Some(format!(
                     "{:?} at position {} is not what the request's {} allows; while it stands, nothing is held to it",
                     measured.text,
@@ -246,7 +246,7 @@ impl Run {
     }
 
     /// Tells the thoughts of the tokens that now end the sequence. A note when these end a thought whose budget is used up.
-    fn think(&mut self, tokens: &[TokenMeasure], forced: bool) -> Option<String> {
+    fn think(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
         let thinking = self.thinking.as_mut()?;
         let note = (forced && thinking.closing_tokens().is_some()).then(|| thinking.note());
         for measured in tokens {
@@ -285,9 +285,9 @@ impl Run {
             || self.ends_generation(token)
     }
 
-    pub(super) fn measure(&self, distribution: Distribution, logits: &[f32], token: TokenId) -> TokenMeasure {
+    pub(super) fn measure(&self, distribution: Distribution, logits: &[f32], token: TokenId) -> TokenMeasurement {
         let logit = usize::try_from(token).ok().and_then(|index| logits.get(index)).copied();
-        TokenMeasure {
+        TokenMeasurement {
             token,
             text: printable(self.view.vocabulary.decode(&[token])),
             logprob: logit.map(|logit| distribution.logprob(logit)).filter(|logprob| logprob.is_finite()),

@@ -8,12 +8,12 @@ use super::request_ids::ActiveRequestId;
 use super::run::Run;
 use super::scheduler::Command;
 use super::{
-    Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, RunControl, Sampling, conversation, rows,
+    Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, RunControl, SamplingParams, conversation, rows,
 };
 use crate::events::{RunId, RunStart, Signal};
-use crate::model::chat::answer::Reading;
-use crate::model::grammar::{self, Follower};
-use crate::model::llama::{Sampler, Unseen};
+use crate::model::chat::answer::AnswerFormat;
+use crate::model::grammar::{self, GrammarMatcher};
+use crate::model::llama::{Sampler, Unsupported};
 use crate::model::{Model, Vocabulary};
 use crate::mods::{RunView, SelectedMod};
 use serde_json::json;
@@ -79,7 +79,7 @@ pub enum SubmitError {
         /// Its name.
         model: String,
         /// Why.
-        why: Unseen,
+        why: Unsupported,
     },
     /// A mod refused its configuration.
     #[error("mod '{name}': {message}")]
@@ -95,7 +95,7 @@ pub enum SubmitError {
         /// The request's field that it came from.
         field: String,
         /// Why.
-        error: grammar::Error,
+        error: grammar::GrammarError,
     },
     /// The model is an encoder.
     #[error("the model '{model}' generates no text: it is an encoder, for embeddings and scores")]
@@ -202,10 +202,9 @@ impl Engine {
             vocabulary: Arc::clone(model.vocabulary()),
             conversation: request.conversation.clone(),
             tools: request.tools.clone(),
-            reading: request
-                .reading
-                .clone()
-                .unwrap_or_else(|| Arc::new(Reading::plain(model.card().chat_template.as_deref().unwrap_or_default()))),
+            reading: request.reading.clone().unwrap_or_else(|| {
+                Arc::new(AnswerFormat::plain(model.card().chat_template.as_deref().unwrap_or_default()))
+            }),
             parameters,
             seed: request.sampling.seed,
             grammars: Arc::clone(model.grammars()),
@@ -282,7 +281,7 @@ fn take_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveR
 }
 
 /// Where end-of-generation tokens are not to end the run, they are never drawn.
-pub(super) fn ban_ends(sampling: &mut Sampling, limits: &Limits, vocabulary: &Vocabulary) {
+pub(super) fn ban_ends(sampling: &mut SamplingParams, limits: &Limits, vocabulary: &Vocabulary) {
     if limits.ignore_eos {
         let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
         sampling.logit_bias.extend(bans);
@@ -295,7 +294,7 @@ pub(super) fn shortest(value: f32) -> f64 {
 }
 
 /// Puts the sampler together; away from the async threads where DRY looks for its breakers in the whole vocabulary.
-async fn make_sampler(sampling: &Sampling, vocabulary: &Arc<Vocabulary>) -> Result<Sampler, SubmitError> {
+async fn make_sampler(sampling: &SamplingParams, vocabulary: &Arc<Vocabulary>) -> Result<Sampler, SubmitError> {
     if sampling.dry_multiplier == 0.0 {
         return Ok(Sampler::new(sampling, vocabulary));
     }
@@ -333,7 +332,7 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
 }
 
 /// Compiles the request's constraint, away from the async threads.
-async fn compile(request: &Request, model: &Arc<Model>) -> Result<Option<Follower>, SubmitError> {
+async fn compile(request: &Request, model: &Arc<Model>) -> Result<Option<GrammarMatcher>, SubmitError> {
     let Some(constraint) = request.constraint.clone() else { return Ok(None) };
     let grammars = Arc::clone(model.grammars());
     let compile = move || {

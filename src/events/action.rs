@@ -66,7 +66,7 @@ impl ActionType {
 /// `superseded` (true when an earlier mod's action won the event), `moved` (for `AdjustedLogits`: tokens whose
 /// probability it moved most, `[{token, text, before, after}]`), `version` (hash of the mod's source).
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Action {
+pub struct ActionRecord {
     /// Index of the mod call that returned it.
     pub mod_call_sequence: i32,
     /// Which of the eight.
@@ -103,7 +103,7 @@ pub struct Action {
     pub error_message: Option<String>,
 }
 
-impl Action {
+impl ActionRecord {
     /// An action with nothing but its place in the run.
     #[must_use]
     pub fn new(mod_call_sequence: i32, action_type: ActionType, created_at: Option<DateTime<Utc>>) -> Self {

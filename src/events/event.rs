@@ -1,4 +1,4 @@
-use super::{Measured, RawJson, TokenId};
+use super::{Measurements, RawJson, TokenId};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ pub struct Event {
     /// Whether a mod forced them (`Added`).
     pub forced: Option<bool>,
     /// What our engine measured. For a stored or foreign event it is read back from `details`.
-    pub measured: Option<Box<Measured>>,
+    pub measured: Option<Box<Measurements>>,
 }
 
 impl Event {

@@ -1,22 +1,22 @@
-use super::{Evicted, RawJson, TokenId};
+use super::{EvictedMessage, RawJson, TokenId};
 use serde::{Deserialize, Serialize};
 
 /// What our engine measured at an event; serialised, it is the event's `details`.
 ///
 /// Every field is optional on the way in, so that the `details` of a foreign engine, which may hold anything,
-/// read as an empty `Measured`.
+/// read as an empty `Measurements`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Measured {
+pub struct Measurements {
     /// Index in the sequence: of the first token concerned, or for `ForwardPass` of the token to come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<u32>,
     /// `Prefilled`: the prompt and the request's parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt: Option<Box<Prompt>>,
+    pub prompt: Option<Box<PromptRecord>>,
     /// `Sampled`: the drawn token. `Added`: one entry per appended token. In order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tokens: Vec<TokenMeasure>,
+    pub tokens: Vec<TokenMeasurement>,
     /// `ForwardPass`: entropy of the model's full distribution, in bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entropy: Option<f32>,
@@ -31,7 +31,7 @@ pub struct Measured {
     pub after_sampler: Vec<Alternative>,
     /// `Sampled`: the sampler's stages in order and how many candidates each left.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub stages: Vec<Stage>,
+    pub stages: Vec<StageCount>,
     /// `Added`: why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
@@ -56,13 +56,13 @@ pub struct Eviction {
     /// First token and one past the last of what went, as indices of the sequence before; in order.
     pub ranges: Vec<(u32, u32)>,
     /// The messages; empty where tokens went whatever they were.
-    pub messages: Vec<Evicted>,
+    pub messages: Vec<EvictedMessage>,
 }
 
 /// The prompt as the model will see it, and what was asked.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Prompt {
+pub struct PromptRecord {
     /// Token ids.
     pub tokens: Vec<TokenId>,
     /// The text of each; a token that is an incomplete piece of UTF-8 has "" and its bytes join a later one.
@@ -94,7 +94,7 @@ pub struct Span {
 
 /// A token and where it stood in the model's full distribution, before mods, temperature and penalties.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TokenMeasure {
+pub struct TokenMeasurement {
     /// The token.
     pub token: TokenId,
     /// Its text; "" for an incomplete piece of UTF-8, whose bytes join the text of a later token.
@@ -125,7 +125,7 @@ pub struct Alternative {
 
 /// One stage of the sampler chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stage {
+pub struct StageCount {
     /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's constraint, `argmax` at
     /// temperature 0.
     pub name: String,
@@ -133,7 +133,7 @@ pub struct Stage {
     pub left: u32,
 }
 
-impl Measured {
+impl Measurements {
     /// Reads `details`; anything that is not ours reads as empty.
     #[must_use]
     pub fn from_details(details: &RawJson) -> Self {

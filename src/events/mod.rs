@@ -4,9 +4,9 @@
 //! every surface only translates them. A payload of somebody else's engine parses into the same types, so a
 //! foreign run and our own take one way from here on. No I/O, and no import of any other module of ours.
 //!
-//! An [`Item`] is one thing that happened; the items of a run form one ordered list: an event, then the
+//! An [`TraceItem`] is one thing that happened; the items of a run form one ordered list: an event, then the
 //! mod calls it caused, each with its logs and its action. What our engine measured beyond the document
-//! (log-probabilities, alternatives, texts) travels in [`Measured`], the typed form of an event's `details`.
+//! (log-probabilities, alternatives, texts) travels in [`Measurements`], the typed form of an event's `details`.
 
 mod action;
 mod call;
@@ -15,12 +15,12 @@ mod measured;
 mod recorder;
 mod run;
 
-pub use action::{Action, ActionType};
+pub use action::{ActionRecord, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
-pub use measured::{Alternative, Eviction, Measured, Prompt, Span, Stage, TokenMeasure};
-pub use recorder::{Promise, Promises, Recorder, UnstoredRun, UnstoredRuns};
-pub use run::{Evicted, Fault, Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
+pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
+pub use recorder::{DurabilityAck, DurabilityAcks, Recorder, UnstoredRun, UnstoredRuns};
+pub use run::{EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub type RawJson = Box<serde_json::value::RawValue>;
 
 /// One thing that happened in a run.
 #[derive(Debug, Clone)]
-pub enum Item {
+pub enum TraceItem {
     /// An event of the decode loop. `sequence_order` counts from 0 without holes.
     Event(Event),
     /// A mod was called for the newest event. Calls are numbered from 0 in the order of these items.
@@ -40,7 +40,7 @@ pub enum Item {
     /// A mod wrote a line during a call.
     ModLog(ModLog),
     /// What a mod answered.
-    Action(Action),
+    Action(ActionRecord),
     /// The coded attention of one step.
     Attention(AttentionStep),
 }
@@ -51,7 +51,7 @@ pub enum Signal {
     /// The run exists; always the first signal of a run.
     Started(Arc<RunStart>),
     /// Things that happened since the last signal.
-    Items(RunId, Arc<Vec<Item>>),
+    Items(RunId, Arc<Vec<TraceItem>>),
     /// The run is over; always the last signal of a run.
     Ended(RunId, Arc<RunEnd>),
 }

@@ -10,7 +10,7 @@ pub struct Recorder {
     /// Takes the signals of every recorded run.
     pub signals: mpsc::Sender<Signal>,
     /// The runs that must be kept, where somebody can promise that.
-    pub promises: Option<Promises>,
+    pub promises: Option<DurabilityAcks>,
     /// List of recorded runs that are not stored yet; `None` if they are never read back.
     pub unstored: Option<UnstoredRuns>,
 }
@@ -22,18 +22,18 @@ impl From<mpsc::Sender<Signal>> for Recorder {
 }
 
 /// Tells that a run is safe on a disk, or why it will never be.
-pub type Promise = oneshot::Receiver<Result<(), String>>;
+pub type DurabilityAck = oneshot::Receiver<Result<(), String>>;
 
 type Given = HashMap<RunId, oneshot::Sender<Result<(), String>>>;
 
 /// The runs that must be kept; cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Promises(Arc<Mutex<Given>>);
+pub struct DurabilityAcks(Arc<Mutex<Given>>);
 
-impl Promises {
+impl DurabilityAcks {
     /// Asks that a run which has not begun be kept whole. The answer comes after its end, or as soon as it cannot be.
     #[must_use]
-    pub fn make(&self, run_id: RunId) -> Promise {
+    pub fn make(&self, run_id: RunId) -> DurabilityAck {
         let (sender, promise) = oneshot::channel();
         let mut promises = self.lock();
         // those that nobody waits for any more were made for runs that were refused

@@ -228,12 +228,12 @@ pub struct Finish {
     pub evicted_tokens: u32,
     /// Messages that went because the context was full, in the order in which they went.
     #[serde(default)]
-    pub evicted: Vec<Evicted>,
+    pub evicted: Vec<EvictedMessage>,
 }
 
 /// A message that went because the context was full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Evicted {
+pub struct EvictedMessage {
     /// Who wrote it.
     pub role: String,
     /// Tokens of its content.

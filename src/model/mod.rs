@@ -9,14 +9,14 @@ pub mod llama;
 mod vocabulary;
 
 pub use llama::Model;
-pub use vocabulary::{FillIn, Special, Vocabulary, common_prefix, complete_prefix, printable};
+pub use vocabulary::{InfillTokens, SpecialTokens, Vocabulary, common_prefix, complete_prefix, printable};
 
 /// What an error says where memory is what was missing.
 pub const OUT_OF_MEMORY: &str = "out of memory";
 
 /// Why a model or its context could not be had.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ModelError {
     /// The file is not there or cannot be read.
     #[error("cannot read the model {path}: {source}")]
     Unreadable {

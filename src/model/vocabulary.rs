@@ -11,7 +11,7 @@ pub struct Vocabulary {
     pieces: Vec<Box<[u8]>>,
     control: Vec<bool>,
     end_of_generation: Vec<TokenId>,
-    special: Special,
+    special: SpecialTokens,
     tokenize: Box<Tokenize>,
     literals: OnceLock<ControlLiterals>,
     /// Sequence breakers of DRY that were worked out, the most recently used last.
@@ -55,7 +55,7 @@ type Tokenize = dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync;
 
 /// The vocabulary's tokens with a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Special {
+pub struct SpecialTokens {
     /// Begins a sequence.
     pub bos: Option<TokenId>,
     /// Ends a sequence.
@@ -67,10 +67,10 @@ pub struct Special {
     /// Whether `bos` stands before every prompt.
     pub add_bos: bool,
     /// What filling in between two texts takes; `None` when the model was not trained for it.
-    pub fill_in: Option<FillIn>,
+    pub fill_in: Option<InfillTokens>,
 }
 
-impl Special {
+impl SpecialTokens {
     /// The token that ends a turn of a conversation.
     #[must_use]
     pub fn end_of_turn(&self) -> Option<TokenId> {
@@ -80,7 +80,7 @@ impl Special {
 
 /// Tokens of a prompt that is to be filled in between two texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FillIn {
+pub struct InfillTokens {
     /// Stands before the text in front of the gap.
     pub prefix: TokenId,
     /// Stands before the text behind the gap.
@@ -106,7 +106,7 @@ impl Vocabulary {
         pieces: Vec<Box<[u8]>>,
         control: Vec<bool>,
         end_of_generation: Vec<TokenId>,
-        special: Special,
+        special: SpecialTokens,
         tokenize: impl Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync + 'static,
     ) -> Self {
         let tokenize = Box::new(tokenize);
@@ -227,7 +227,7 @@ impl Vocabulary {
 
     /// The tokens with a role.
     #[must_use]
-    pub fn special(&self) -> Special {
+    pub fn special(&self) -> SpecialTokens {
         self.special
     }
 

@@ -1,5 +1,5 @@
 use crate::events::{ActionType, EventType, Fault, TokenId};
-use crate::model::grammar::Mask;
+use crate::model::grammar::TokenMask;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub enum LogitEdit {
     /// These are added to the entries.
     Add(Vec<(TokenId, f32)>),
     /// All entries but those of the mask get `f32::NEG_INFINITY`.
-    Allow(Arc<Mask>),
+    Allow(Arc<TokenMask>),
     /// The whole vector is replaced. Its length must be the vocabulary's.
     Replace(Vec<f32>),
 }

@@ -1,8 +1,8 @@
 use super::Action;
 use crate::events::{EventType, LogLevel, RunId, TokenId};
 use crate::model::Vocabulary;
-use crate::model::chat::answer::Reading;
-use crate::model::grammar::Grammars;
+use crate::model::chat::answer::AnswerFormat;
+use crate::model::grammar::GrammarCompiler;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +23,13 @@ pub struct RunView {
     /// The tools, as sent.
     pub tools: Option<Value>,
     /// How the model writes its answers, and whether this one begins within a thought.
-    pub reading: Arc<Reading>,
+    pub reading: Arc<AnswerFormat>,
     /// Sampling parameters and limits, as recorded.
     pub parameters: Value,
     /// Random seed of the run.
     pub seed: u32,
     /// Compiles grammars for the model, for mods that hold an answer to one.
-    pub grammars: Arc<Grammars>,
+    pub grammars: Arc<GrammarCompiler>,
 }
 
 /// One event, as a mod sees it.

@@ -3,7 +3,7 @@
 use super::embedded::Embedded;
 use super::spool::Spool;
 use super::{Error, Inner, Live, Recording, Retention, Store, migrate, recorder, upkeep};
-use crate::events::{Promises, UnstoredRuns};
+use crate::events::{DurabilityAcks, UnstoredRuns};
 use chrono::Utc;
 use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
@@ -124,7 +124,7 @@ impl Store {
             server_id,
             live: Live::new(),
             recorder: Mutex::new(Recording::Waiting(Some(spool))),
-            promises: Promises::default(),
+            promises: DurabilityAcks::default(),
             unstored: UnstoredRuns::default(),
             closing: watch::Sender::new(false),
             retention,

@@ -1,6 +1,6 @@
 //! What is going on right now, for subscribers: the newest items of every running run, and changes of the run list.
 
-use crate::events::{Item, RunId, RunStatus};
+use crate::events::{RunId, RunStatus, TraceItem};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::broadcast;
@@ -12,7 +12,7 @@ const UPDATES: usize = 1024;
 #[derive(Debug, Clone)]
 pub enum LiveUpdate {
     /// Items, in order, right after those before.
-    Items(Arc<Vec<Item>>),
+    Items(Arc<Vec<TraceItem>>),
     /// The run is over and can be read from the store. Always the last update.
     Ended(RunStatus),
 }
@@ -36,7 +36,7 @@ pub struct Live {
 #[derive(Debug)]
 struct Running {
     /// Everything from the last stored event on: that event may still be missing its last mod calls.
-    backlog: Vec<Arc<Vec<Item>>>,
+    backlog: Vec<Arc<Vec<TraceItem>>>,
     updates: broadcast::Sender<LiveUpdate>,
 }
 
@@ -52,7 +52,7 @@ impl Live {
     /// [`super::Store::items`], then take the backlog, then the updates. Nothing is missing and nothing comes twice.
     /// With an empty backlog nothing has happened yet. After [`broadcast::error::RecvError::Lagged`] subscribe anew.
     #[must_use]
-    pub fn subscribe(&self, run_id: RunId) -> Option<(Vec<Item>, broadcast::Receiver<LiveUpdate>)> {
+    pub fn subscribe(&self, run_id: RunId) -> Option<(Vec<TraceItem>, broadcast::Receiver<LiveUpdate>)> {
         let hub = self.lock();
         let running = hub.get(&run_id)?;
         let backlog = running.backlog.iter().flat_map(|items| items.iter().cloned()).collect();
@@ -69,7 +69,7 @@ impl Live {
         self.lock().insert(run_id, Running { backlog: Vec::new(), updates: broadcast::Sender::new(UPDATES) });
     }
 
-    pub(super) fn items(&self, run_id: RunId, items: &Arc<Vec<Item>>) {
+    pub(super) fn items(&self, run_id: RunId, items: &Arc<Vec<TraceItem>>) {
         if let Some(running) = self.lock().get_mut(&run_id) {
             running.backlog.push(Arc::clone(items));
             let _ = running.updates.send(LiveUpdate::Items(Arc::clone(items)));
@@ -77,7 +77,7 @@ impl Live {
     }
 
     /// The first `stored` batches of the run's backlog are in the database: drop what is before the last event of them.
-    pub(super) fn stored(&self, run_id: RunId, stored: &[Arc<Vec<Item>>]) {
+    pub(super) fn stored(&self, run_id: RunId, stored: &[Arc<Vec<TraceItem>>]) {
         if let Some(running) = self.lock().get_mut(&run_id) {
             running.forget(stored);
         }
@@ -100,11 +100,11 @@ impl Live {
 }
 
 impl Running {
-    fn forget(&mut self, stored: &[Arc<Vec<Item>>]) {
+    fn forget(&mut self, stored: &[Arc<Vec<TraceItem>>]) {
         let Some(newest) = stored.last() else { return };
         let Some(end) = self.backlog.iter().position(|items| Arc::ptr_eq(items, newest)) else { return };
         let last_event = self.backlog[..=end].iter().enumerate().rev().find_map(|(batch, items)| {
-            items.iter().rposition(|item| matches!(item, Item::Event(_))).map(|item| (batch, item))
+            items.iter().rposition(|item| matches!(item, TraceItem::Event(_))).map(|item| (batch, item))
         });
         let Some((batch, item)) = last_event else { return };
         self.backlog.drain(..batch);
@@ -119,12 +119,12 @@ mod tests {
     use super::*;
     use crate::events::{Event, EventType, LogLevel, ModLog};
 
-    fn event(sequence_order: i32) -> Item {
-        Item::Event(Event::new(EventType::ForwardPass, 1, sequence_order, None))
+    fn event(sequence_order: i32) -> TraceItem {
+        TraceItem::Event(Event::new(EventType::ForwardPass, 1, sequence_order, None))
     }
 
-    fn log() -> Item {
-        Item::ModLog(ModLog {
+    fn log() -> TraceItem {
+        TraceItem::ModLog(ModLog {
             mod_call_sequence: 0,
             mod_name: "m".into(),
             log_message: "hello".into(),
@@ -133,8 +133,11 @@ mod tests {
         })
     }
 
-    fn orders(items: &[Item]) -> Vec<Option<i32>> {
-        items.iter().map(|item| if let Item::Event(event) = item { Some(event.sequence_order) } else { None }).collect()
+    fn orders(items: &[TraceItem]) -> Vec<Option<i32>> {
+        items
+            .iter()
+            .map(|item| if let TraceItem::Event(event) = item { Some(event.sequence_order) } else { None })
+            .collect()
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 //! 12 bytes for an alternative, where JSON takes 50. Everything that is rare (the prompt, the stop string, evictions) stays JSON in
 //! the column `details`, where a person with `psql` finds it.
 
-use crate::events::{Alternative, Measured, Stage, TokenMeasure};
+use crate::events::{Alternative, Measurements, StageCount, TokenMeasurement};
 
 const VERSION: u8 = 1;
 const POSITION: u8 = 1;
@@ -16,7 +16,7 @@ const RANK: u8 = 2;
 const TOKEN_ENTROPY: u8 = 4;
 
 /// Codes everything but the prompt, the stop string and evictions.
-pub fn encode(measured: &Measured) -> Vec<u8> {
+pub fn encode(measured: &Measurements) -> Vec<u8> {
     let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
     out.0.push(VERSION);
     let ends_generation = measured.ends_generation.then_some(());
@@ -55,9 +55,9 @@ pub fn encode(measured: &Measured) -> Vec<u8> {
 }
 
 /// Reads what [`encode`] wrote; `None` for anything else.
-pub fn decode(bytes: &[u8]) -> Option<Measured> {
+pub fn decode(bytes: &[u8]) -> Option<Measurements> {
     let mut input = Reader(bytes);
-    let mut measured = Measured::default();
+    let mut measured = Measurements::default();
     if input.byte()? != VERSION {
         return None;
     }
@@ -71,7 +71,7 @@ pub fn decode(bytes: &[u8]) -> Option<Measured> {
     measured.after_mods = input.list(Reader::alternative)?;
     measured.after_sampler = input.list(Reader::alternative)?;
     measured.stages =
-        input.list(|input| Some(Stage { name: input.text()?, left: input.number()?.try_into().ok()? }))?;
+        input.list(|input| Some(StageCount { name: input.text()?, left: input.number()?.try_into().ok()? }))?;
     input.0.is_empty().then_some(measured)
 }
 
@@ -143,9 +143,9 @@ impl Reader<'_> {
         String::from_utf8(text.to_vec()).ok()
     }
 
-    fn token(&mut self) -> Option<TokenMeasure> {
+    fn token(&mut self) -> Option<TokenMeasurement> {
         let (token, text, flags) = (self.signed()?, self.text()?, self.byte()?);
-        Some(TokenMeasure {
+        Some(TokenMeasurement {
             token,
             text,
             logprob: self.when(flags & LOGPROB != 0, Self::float)?,
@@ -198,14 +198,14 @@ mod tests {
             after_sampler in alternatives(),
             stages in vec(("[a-z-]{1,9}", any::<u32>()), 0..4),
             ends_generation: bool,
-        ) -> Measured {
-            Measured {
+        ) -> Measurements {
+            Measurements {
                 position, entropy, elapsed_us, ends_generation, model, after_mods, after_sampler,
                 tokens: tokens.into_iter()
-                    .map(|(token, text, logprob, rank, entropy)| TokenMeasure { token, text, logprob, rank, entropy })
+                    .map(|(token, text, logprob, rank, entropy)| TokenMeasurement { token, text, logprob, rank, entropy })
                     .collect(),
-                stages: stages.into_iter().map(|(name, left)| Stage { name, left }).collect(),
-                ..Measured::default()
+                stages: stages.into_iter().map(|(name, left)| StageCount { name, left }).collect(),
+                ..Measurements::default()
             }
         }
     }

@@ -47,7 +47,7 @@ pub use responses::NewResponse;
 pub use retention::Retention;
 pub use runs::RunSummary;
 
-use crate::events::{Promises, Recorder, Signal, UnstoredRuns};
+use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use embedded::Embedded;
 use recorder::Target;
 use spool::Spool;
@@ -77,7 +77,7 @@ struct Inner {
     server_id: Uuid,
     live: Live,
     recorder: Mutex<Recording>,
-    promises: Promises,
+    promises: DurabilityAcks,
     unstored: UnstoredRuns,
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,

@@ -1,7 +1,7 @@
 //! What the run list shows of a run, gathered while its items go by.
 
 use super::runs::{RunSummary, pack};
-use crate::events::{Item, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
+use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, TraceItem, Usage};
 use crate::trace::columns;
 use crate::trace::document::{RequestExtras, RequestMeta};
 use crate::trace::fold::{Fold, flags};
@@ -98,15 +98,15 @@ impl Outline {
     }
 
     /// Takes the next item.
-    pub fn apply(&mut self, item: &Item) {
+    pub fn apply(&mut self, item: &TraceItem) {
         self.fold.apply(item);
         match item {
-            Item::Event(event) if self.summary.prompt_preview.is_empty() => {
+            TraceItem::Event(event) if self.summary.prompt_preview.is_empty() => {
                 if let Some(text) = &event.input_text {
                     self.summary.prompt_preview = cut(text, PREVIEW);
                 }
             }
-            Item::ModCall(call) => {
+            TraceItem::ModCall(call) => {
                 let mods = &mut self.summary.mods;
                 if self.ingested && mods.len() < MODS && !mods.contains(&call.mod_name) {
                     mods.push(call.mod_name.clone());
@@ -115,13 +115,13 @@ impl Outline {
                     self.error(&call.mod_name, message);
                 }
             }
-            Item::Action(action) => {
+            TraceItem::Action(action) => {
                 if let Some(message) = &action.error_message {
                     self.error("EmitError", message);
                 }
             }
-            Item::Attention(_) => self.summary.has_attention = true,
-            Item::Event(_) | Item::ModLog(_) => {}
+            TraceItem::Attention(_) => self.summary.has_attention = true,
+            TraceItem::Event(_) | TraceItem::ModLog(_) => {}
         }
     }
 

@@ -5,7 +5,8 @@ use super::outline::Outline;
 use super::runs::{by_id, pack, save_columns};
 use super::{Error, Store, extras};
 use crate::events::{
-    Action, ActionType, Event, EventType, Item, LogLevel, Measured, ModCall, ModLog, RawJson, RunId, RunStatus, Surface,
+    ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, RunId, RunStatus,
+    Surface, TraceItem,
 };
 use crate::trace::document::{Document, Numbering, RequestMeta};
 use serde_json::value::RawValue;
@@ -29,7 +30,7 @@ pub struct ItemPage {
     /// Numbers of the calls, logs and actions before the first item.
     pub numbering: Numbering,
     /// The items, as those of [`Store::items`].
-    pub items: Vec<Item>,
+    pub items: Vec<TraceItem>,
     /// The first event of the next page; `None` where there is no more now.
     pub next: Option<i32>,
 }
@@ -40,7 +41,7 @@ impl Store {
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn items(&self, run_id: RunId, events: Range<i32>) -> Result<Vec<Item>, Error> {
+    pub async fn items(&self, run_id: RunId, events: Range<i32>) -> Result<Vec<TraceItem>, Error> {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
         Ok(items(&mut transaction, run_id, events).await?.1)
     }
@@ -131,7 +132,7 @@ pub(super) async fn items(
     connection: &mut PgConnection,
     run_id: RunId,
     range: Range<i32>,
-) -> Result<(Numbering, Vec<Item>), Error> {
+) -> Result<(Numbering, Vec<TraceItem>), Error> {
     let before = numbering(connection, run_id, range.start).await?;
     let events = events(connection, run_id, range.clone()).await?;
     let mut calls = calls(connection, run_id, range).await?;
@@ -160,11 +161,11 @@ pub(super) async fn items(
     let mut actions = actions.into_iter().map(|(_, action)| action).peekable();
     for event in events {
         let sequence_order = event.sequence_order;
-        items.push(Item::Event(event));
+        items.push(TraceItem::Event(event));
         for (call, index) in following(&mut calls, |(call, _)| call.event_sequence_order == sequence_order) {
-            items.push(Item::ModCall(call));
-            items.extend(following(&mut logs, |log| log.mod_call_sequence == index).map(Item::ModLog));
-            items.extend(following(&mut actions, |action| action.mod_call_sequence == index).map(Item::Action));
+            items.push(TraceItem::ModCall(call));
+            items.extend(following(&mut logs, |log| log.mod_call_sequence == index).map(TraceItem::ModLog));
+            items.extend(following(&mut actions, |action| action.mod_call_sequence == index).map(TraceItem::Action));
         }
     }
     Ok((before, items))
@@ -221,7 +222,7 @@ async fn events(connection: &mut PgConnection, run_id: RunId, range: Range<i32>)
 
 fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     let mut details = raw(row, "details")?;
-    let given = details.as_ref().map(Measured::from_details);
+    let given = details.as_ref().map(Measurements::from_details);
     let mut measured = given.filter(|measured| !measured.is_empty()).map(Box::new);
     if let Some(coded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
         let mut ours = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
@@ -300,7 +301,11 @@ async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -
 }
 
 /// Actions of a range of calls.
-async fn actions(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<Action>, Error> {
+async fn actions(
+    connection: &mut PgConnection,
+    run_id: RunId,
+    range: Range<i32>,
+) -> Result<Indexed<ActionRecord>, Error> {
     let select =
         "select action_index, mod_call_sequence, action_type, action_order, created_at, details::text, new_prompt,
             new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
@@ -310,7 +315,7 @@ async fn actions(connection: &mut PgConnection, run_id: RunId, range: Range<i32>
         let kind: String = row.try_get("action_type")?;
         Ok((
             row.try_get("action_index")?,
-            Action {
+            ActionRecord {
                 mod_call_sequence: row.try_get("mod_call_sequence")?,
                 action_type: ActionType::from_name(&kind).ok_or_else(|| wrong("action_type", &kind))?,
                 action_order: row.try_get("action_order")?,

@@ -13,7 +13,7 @@ use super::outline::{Outline, RunRow};
 use super::spool::Spool;
 use super::writer::Record;
 use super::{Flush, Live, SIGNALS};
-use crate::events::{Item, Promises, RunId, RunStatus, Signal, UnstoredRuns};
+use crate::events::{DurabilityAcks, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
 use landing::{Batch, Fate, Landed, land};
 use sqlx::PgPool;
@@ -47,7 +47,7 @@ pub struct Target {
     /// Who watches.
     pub live: Live,
     /// The runs that must be kept.
-    pub promises: Promises,
+    pub promises: DurabilityAcks,
     /// The runs that readers must wait for.
     pub unstored: UnstoredRuns,
 }
@@ -266,7 +266,7 @@ impl Recorder {
         }
         let live = &self.target.live;
         if landed.fate == Fate::Stored {
-            let mut stored: HashMap<RunId, Vec<Arc<Vec<Item>>>> = HashMap::new();
+            let mut stored: HashMap<RunId, Vec<Arc<Vec<TraceItem>>>> = HashMap::new();
             for record in &landed.records {
                 if let Record::Items(run_id, _, items) = record
                     && is_shown(items)
@@ -345,6 +345,6 @@ fn answer(flushes: impl IntoIterator<Item = Flush>, stored: bool) {
 
 /// Whether anybody who watches is told of them. Attention is read from the store; kept for watchers, that of a long run would
 /// fill the memory while the database is away.
-fn is_shown(items: &[Item]) -> bool {
-    items.iter().any(|item| !matches!(item, Item::Attention(_)))
+fn is_shown(items: &[TraceItem]) -> bool {
+    items.iter().any(|item| !matches!(item, TraceItem::Attention(_)))
 }

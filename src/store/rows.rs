@@ -7,7 +7,9 @@
 use super::copy::{Field, Integers, Table, copy};
 use super::measured;
 use super::statements::{INSERT_ACTIONS, INSERT_ATTENTION, INSERT_CALLS, INSERT_EVENTS, INSERT_LOGS};
-use crate::events::{Action, AttentionStep, Event, EventType, Item, Measured, ModCall, ModLog, RawJson, RunId};
+use crate::events::{
+    ActionRecord, AttentionStep, Event, EventType, Measurements, ModCall, ModLog, RawJson, RunId, TraceItem,
+};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgArguments, PgConnection, Postgres};
@@ -172,17 +174,17 @@ impl<'a> Rows<'a> {
     }
 
     /// Adds an item; `numbering` is that of the items before it, and is moved on.
-    pub fn item(&mut self, run_id: RunId, item: &'a Item, numbering: &mut Numbering) {
+    pub fn item(&mut self, run_id: RunId, item: &'a TraceItem, numbering: &mut Numbering) {
         let next = |count: &mut u32| {
             *count += 1;
             (*count - 1).cast_signed()
         };
         match item {
-            Item::Event(event) => self.event(run_id, event),
-            Item::ModCall(call) => self.call(run_id, next(&mut numbering.mod_calls), call),
-            Item::ModLog(log) => self.log(run_id, next(&mut numbering.mod_logs), log),
-            Item::Action(action) => self.action(run_id, next(&mut numbering.actions), action),
-            Item::Attention(step) => self.attention(run_id, step),
+            TraceItem::Event(event) => self.event(run_id, event),
+            TraceItem::ModCall(call) => self.call(run_id, next(&mut numbering.mod_calls), call),
+            TraceItem::ModLog(log) => self.log(run_id, next(&mut numbering.mod_logs), log),
+            TraceItem::Action(action) => self.action(run_id, next(&mut numbering.actions), action),
+            TraceItem::Attention(step) => self.attention(run_id, step),
         }
     }
 
@@ -255,7 +257,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Adds an action.
-    pub fn action(&mut self, run_id: RunId, index: i32, action: &'a Action) {
+    pub fn action(&mut self, run_id: RunId, index: i32, action: &'a ActionRecord) {
         let columns = &mut self.actions;
         columns.run_id.push(run_id.0);
         columns.action_index.push(index);
@@ -333,7 +335,7 @@ pub fn clean(text: &str) -> Cow<'_, str> {
 }
 
 /// What [`measured::encode`] leaves out, as JSON.
-fn rare(measured: &Measured) -> Option<String> {
+fn rare(measured: &Measurements) -> Option<String> {
     if measured.prompt.is_none()
         && measured.stopped_by.is_none()
         && measured.evicted.is_none()
@@ -341,12 +343,12 @@ fn rare(measured: &Measured) -> Option<String> {
     {
         return None;
     }
-    let rare = Measured {
+    let rare = Measurements {
         prompt: measured.prompt.clone(),
         stopped_by: measured.stopped_by.clone(),
         evicted: measured.evicted.clone(),
         note: measured.note.clone(),
-        ..Measured::default()
+        ..Measurements::default()
     };
     serde_json::to_string(&rare).ok()
 }

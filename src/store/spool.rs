@@ -168,8 +168,8 @@ mod tests {
     use super::Spool;
     use super::record::{decode, encode, read_body};
     use crate::events::{
-        AttentionStep, Event, EventType, Finish, FinishReason, Item, Measured, RunEnd, RunId, RunStart, RunStatus,
-        Surface, TokenMeasure, Usage,
+        AttentionStep, Event, EventType, Finish, FinishReason, Measurements, RunEnd, RunId, RunStart, RunStatus,
+        Surface, TokenMeasurement, TraceItem, Usage,
     };
     use crate::store::writer::Record;
     use crate::trace::document::Numbering;
@@ -195,15 +195,15 @@ mod tests {
             prompt_preview: "hi".into(),
         };
         let mut event = Event::new(EventType::Sampled, 1, 0, Some(now));
-        event.measured = Some(Box::new(Measured {
-            tokens: vec![TokenMeasure {
+        event.measured = Some(Box::new(Measurements {
+            tokens: vec![TokenMeasurement {
                 token: 1,
                 text: "x".into(),
                 logprob: Some(-0.1),
                 rank: Some(1),
                 entropy: None,
             }],
-            ..Measured::default()
+            ..Measurements::default()
         }));
         event.top_tokens = Some(serde_json::value::RawValue::from_string("{\"b\":1, \"a\":1.0}".into()).unwrap());
         let step = AttentionStep {
@@ -233,8 +233,8 @@ mod tests {
         let numbering = Numbering { mod_calls: 1, mod_logs: 2, actions: 3 };
         vec![
             Record::Started(Arc::new(start), Uuid::nil()),
-            Record::Items(run_id, numbering, Arc::new(vec![Item::Event(event)])),
-            Record::Items(run_id, Numbering::default(), Arc::new(vec![Item::Attention(step)])),
+            Record::Items(run_id, numbering, Arc::new(vec![TraceItem::Event(event)])),
+            Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)])),
             Record::Ended(run_id, Arc::new(RunEnd { completed_at: now, status: RunStatus::Done, finish })),
         ]
     }

@@ -5,7 +5,7 @@ use super::outline::{Outline, RunRow};
 use super::read;
 use super::rows::{Rows, Way, clean};
 use super::runs::{by_id, claim, holder, mark_interrupted, save};
-use crate::events::{Item, RunEnd, RunId, RunStart};
+use crate::events::{RunEnd, RunId, RunStart, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
@@ -19,7 +19,7 @@ pub enum Record {
     /// A run began.
     Started(Arc<RunStart>, Uuid),
     /// Things happened in it; `Numbering` is that of the items before.
-    Items(RunId, Numbering, Arc<Vec<Item>>),
+    Items(RunId, Numbering, Arc<Vec<TraceItem>>),
     /// It is over.
     Ended(RunId, Arc<RunEnd>),
 }
@@ -36,8 +36,8 @@ impl Record {
     /// How many items it has; attention, of which one can be as large as a thousand events, counts by its bytes.
     pub fn len(&self) -> usize {
         const BYTES: usize = 4096;
-        let weight = |item: &Item| match item {
-            Item::Attention(step) => 1 + (step.t0.len() + step.t1.len()) / BYTES,
+        let weight = |item: &TraceItem| match item {
+            TraceItem::Attention(step) => 1 + (step.t0.len() + step.t1.len()) / BYTES,
             _ => 1,
         };
         if let Self::Items(_, _, items) = self { items.iter().map(weight).sum() } else { 1 }

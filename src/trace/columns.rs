@@ -3,7 +3,7 @@
 //! Magic `RUNC`, u16 version, u16 flags, u32 rows, u32 events, u32 sections, then a table of `{u32 id, u32 offset, u32
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `ui/assets/replay/columns.js` reads it.
 
-use super::fold::{EventPoint, Fold, Mark, NEVER, Row, flags};
+use super::fold::{EventPoint, Fold, Mark, NEVER, TokenRow, flags};
 use std::collections::HashMap;
 
 const MAGIC: [u8; 4] = *b"RUNC";
@@ -41,7 +41,7 @@ mod section {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Columns {
     /// Token instances; `logprob`, `entropy` and `rank` as the format rounds them.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TokenRow>,
     /// Actions, exceptions, log lines.
     pub marks: Vec<Mark>,
     /// The time line.
@@ -59,7 +59,7 @@ impl Columns {
 
 /// Why bytes are not columns.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum ColumnsError {
     /// Another format or another version.
     #[error("not columns of version 1")]
     Format,
@@ -135,7 +135,7 @@ fn column<T, const N: usize>(list: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Vec<u
 }
 
 /// The column of text indexes, and the table they point into: u32 count, u32 offsets[count + 1], UTF-8.
-fn string_table(rows: &[Row]) -> (Vec<u8>, Vec<u8>) {
+fn string_table(rows: &[TokenRow]) -> (Vec<u8>, Vec<u8>) {
     let mut known: HashMap<&str, u32> = HashMap::new();
     let mut offsets = vec![0_u32];
     let mut bytes: Vec<u8> = Vec::new();
@@ -159,15 +159,15 @@ fn string_table(rows: &[Row]) -> (Vec<u8>, Vec<u8>) {
 ///
 /// # Errors
 /// The bytes are damaged or something else.
-pub fn decode(bytes: &[u8]) -> Result<Columns, Error> {
-    let header = bytes.get(..HEADER_BYTES).ok_or(Error::Format)?;
+pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
+    let header = bytes.get(..HEADER_BYTES).ok_or(ColumnsError::Format)?;
     if header[..4] != MAGIC || header[4..6] != VERSION.to_le_bytes() {
-        return Err(Error::Format);
+        return Err(ColumnsError::Format);
     }
     let counts = numbers(&header[8..]);
     let (rows, events) = (counts[0] as usize, counts[1] as usize);
     let table_end = (counts[2] as usize).checked_mul(ENTRY_BYTES).and_then(|table| table.checked_add(HEADER_BYTES));
-    let table = table_end.and_then(|end| bytes.get(HEADER_BYTES..end)).ok_or(Error::Format)?;
+    let table = table_end.and_then(|end| bytes.get(HEADER_BYTES..end)).ok_or(ColumnsError::Format)?;
     let file = File { bytes, table: numbers(table) };
 
     let strings = file.strings()?;
@@ -184,9 +184,9 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, Error> {
     let known = |value: u16| (value != u16::MAX).then(|| f32::from(value) / SCALE);
     let rows = (0..rows)
         .map(|i| {
-            Ok(Row {
+            Ok(TokenRow {
                 token: token[i] as i32,
-                text: (*strings.get(text[i] as usize).ok_or(Error::Section(section::TEXT))?).to_owned(),
+                text: (*strings.get(text[i] as usize).ok_or(ColumnsError::Section(section::TEXT))?).to_owned(),
                 pos: pos[i],
                 born: born[i],
                 died: died[i],
@@ -205,7 +205,7 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, Error> {
     let time = file.u32s(section::EVENT_TIME, events)?;
     Ok(Columns {
         rows,
-        marks: marks.map_err(|_| Error::Section(section::MARKS))?,
+        marks: marks.map_err(|_| ColumnsError::Section(section::MARKS))?,
         events: (0..events).map(|i| EventPoint { kind: kind[i], step: step[i], time_ms: time[i] }).collect(),
     })
 }
@@ -217,26 +217,26 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    fn section(&self, id: u32, length: Option<usize>) -> Result<&'a [u8], Error> {
-        let entry = self.table.chunks_exact(3).find(|entry| entry[0] == id).ok_or(Error::Section(id))?;
+    fn section(&self, id: u32, length: Option<usize>) -> Result<&'a [u8], ColumnsError> {
+        let entry = self.table.chunks_exact(3).find(|entry| entry[0] == id).ok_or(ColumnsError::Section(id))?;
         let (from, len) = (entry[1] as usize, entry[2] as usize);
-        let bytes = from.checked_add(len).and_then(|to| self.bytes.get(from..to)).ok_or(Error::Section(id))?;
-        if length.is_some_and(|length| length != len) { Err(Error::Section(id)) } else { Ok(bytes) }
+        let bytes = from.checked_add(len).and_then(|to| self.bytes.get(from..to)).ok_or(ColumnsError::Section(id))?;
+        if length.is_some_and(|length| length != len) { Err(ColumnsError::Section(id)) } else { Ok(bytes) }
     }
 
-    fn u32s(&self, id: u32, count: usize) -> Result<Vec<u32>, Error> {
-        let length = count.checked_mul(4).ok_or(Error::Section(id))?;
+    fn u32s(&self, id: u32, count: usize) -> Result<Vec<u32>, ColumnsError> {
+        let length = count.checked_mul(4).ok_or(ColumnsError::Section(id))?;
         Ok(numbers(self.section(id, Some(length))?))
     }
 
-    fn u16s(&self, id: u32, count: usize) -> Result<Vec<u16>, Error> {
-        let length = count.checked_mul(2).ok_or(Error::Section(id))?;
+    fn u16s(&self, id: u32, count: usize) -> Result<Vec<u16>, ColumnsError> {
+        let length = count.checked_mul(2).ok_or(ColumnsError::Section(id))?;
         let bytes = self.section(id, Some(length))?;
         Ok(bytes.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair)).collect())
     }
 
-    fn strings(&self) -> Result<Vec<&'a str>, Error> {
-        let damaged = || Error::Section(section::STRINGS);
+    fn strings(&self) -> Result<Vec<&'a str>, ColumnsError> {
+        let damaged = || ColumnsError::Section(section::STRINGS);
         let bytes = self.section(section::STRINGS, None)?;
         let count = numbers(bytes.get(..4).ok_or_else(damaged)?)[0] as usize;
         let texts_at = count.checked_add(2).and_then(|n| n.checked_mul(4)).ok_or_else(damaged)?;
@@ -252,10 +252,10 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Error, decode, encode, quantise_entropy, quantise_logprob};
-    use crate::events::{Event, EventType, Item, Measured, TokenMeasure};
+    use super::{ColumnsError, decode, encode, quantise_entropy, quantise_logprob};
+    use crate::events::{Event, EventType, Measurements, TokenMeasurement, TraceItem};
     use crate::trace::document::Document;
-    use crate::trace::fold::{Fold, Row};
+    use crate::trace::fold::{Fold, TokenRow};
     use proptest::prelude::*;
 
     fn fold_of(tokens: &[(i32, String, Option<f32>, Option<u32>)]) -> Fold {
@@ -263,19 +263,19 @@ mod tests {
         for (seq, (token, text, logprob, rank)) in tokens.iter().enumerate() {
             let mut event = Event::new(EventType::Added, seq as i32, seq as i32, None);
             event.added_tokens = Some(vec![*token]);
-            let measure = TokenMeasure {
+            let measure = TokenMeasurement {
                 token: *token,
                 text: text.clone(),
                 logprob: *logprob,
                 rank: *rank,
                 entropy: logprob.map(|logprob| -logprob),
             };
-            event.measured = Some(Box::new(Measured {
+            event.measured = Some(Box::new(Measurements {
                 tokens: vec![measure],
                 elapsed_us: Some(seq as u64 * 2500),
-                ..Measured::default()
+                ..Measurements::default()
             }));
-            fold.apply(&Item::Event(event));
+            fold.apply(&TraceItem::Event(event));
         }
         fold
     }
@@ -298,7 +298,7 @@ mod tests {
         }
         assert_eq!(bytes.windows(3).filter(|window| window == b"a\xc3\x9f").count(), 1);
         assert_eq!(decode(&bytes).unwrap().rows, fold.rows());
-        assert_eq!(decode(b"RUNC\x02\0"), Err(Error::Format));
+        assert_eq!(decode(b"RUNC\x02\0"), Err(ColumnsError::Format));
     }
 
     #[test]
@@ -320,7 +320,7 @@ mod tests {
                     (a, b) => a == b,
                 };
                 prop_assert!(close(found.logprob, row.logprob) && close(found.entropy, row.entropy));
-                let exact = |row: &Row| Row { logprob: None, entropy: None, rank: row.rank.map(|rank| rank.min(65_535)), ..row.clone() };
+                let exact = |row: &TokenRow| TokenRow { logprob: None, entropy: None, rank: row.rank.map(|rank| rank.min(65_535)), ..row.clone() };
                 prop_assert_eq!(exact(found), exact(row));
             }
         }

@@ -3,13 +3,13 @@
 //! Compared are the events, their tokens, and what mods did; not times, nor probabilities in their last digits.
 
 use super::document::Document;
-use crate::events::{Action, ActionType, Event, EventType, Item, ModCall, TokenId};
+use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, TokenId, TraceItem};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// What an action says, without what the engine made of it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Did {
+pub struct RequestedAction {
     /// Which of the eight.
     pub action: ActionType,
     /// The tokens it appends, or the prompt it sets.
@@ -42,7 +42,7 @@ struct Details {
     edit: Option<String>,
 }
 
-impl Did {
+impl RequestedAction {
     /// An action that says nothing more.
     #[must_use]
     pub const fn of(action: ActionType) -> Self {
@@ -59,8 +59,8 @@ impl Did {
     }
 }
 
-impl From<&Action> for Did {
-    fn from(action: &Action) -> Self {
+impl From<&ActionRecord> for RequestedAction {
+    fn from(action: &ActionRecord) -> Self {
         let details = action.details.as_ref();
         let details: Details = details.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
         let calls = action.tool_calls.as_ref();
@@ -77,7 +77,7 @@ impl From<&Action> for Did {
     }
 }
 
-impl std::fmt::Display for Did {
+impl std::fmt::Display for RequestedAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.action.as_str())?;
         if let Some(steps) = self.steps {
@@ -105,7 +105,7 @@ impl std::fmt::Display for Did {
 /// What it is that differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum DifferenceKind {
     /// The prompt.
     Prompt,
     /// A token.
@@ -124,7 +124,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// What differs.
-    pub kind: Kind,
+    pub kind: DifferenceKind,
     /// The event at which it does, counted from 0.
     pub sequence_order: i32,
     /// That event's step.
@@ -137,7 +137,7 @@ pub struct Difference {
 
 /// One thing that happened.
 struct Moment {
-    kind: Kind,
+    kind: DifferenceKind,
     sequence_order: i32,
     step: i32,
     /// Everything that counts.
@@ -160,7 +160,7 @@ pub fn first(recorded: &Document, now: &Document, whole: bool) -> Option<Differe
         (Some(moment), _) | (None, Some(moment)) => moment,
     };
     Some(Difference {
-        kind: if there.is_some() && here.is_some() { shown.kind } else { Kind::End },
+        kind: if there.is_some() && here.is_some() { shown.kind } else { DifferenceKind::End },
         sequence_order: shown.sequence_order,
         step: shown.step,
         recorded: words(there),
@@ -173,25 +173,25 @@ fn moments(document: &Document) -> Vec<Moment> {
     let (mut order, mut step, mut caller) = (0, 0, String::new());
     for item in document.items() {
         let (kind, key, words) = match &item {
-            Item::Event(event) => {
+            TraceItem::Event(event) => {
                 (order, step) = (event.sequence_order, event.step);
                 of_event(event)
             }
-            Item::ModCall(call) => {
+            TraceItem::ModCall(call) => {
                 caller.clone_from(&call.mod_name);
-                (Kind::ModCall, vec![i64::from(call.exception_occurred)], of_call(call))
+                (DifferenceKind::ModCall, vec![i64::from(call.exception_occurred)], of_call(call))
             }
-            Item::Action(action) if action.action_type != ActionType::Noop => {
-                (Kind::ModAction, Vec::new(), format!("{caller}: {}", Did::from(action)))
+            TraceItem::Action(action) if action.action_type != ActionType::Noop => {
+                (DifferenceKind::ModAction, Vec::new(), format!("{caller}: {}", RequestedAction::from(action)))
             }
-            Item::Action(_) | Item::ModLog(_) | Item::Attention(_) => continue,
+            TraceItem::Action(_) | TraceItem::ModLog(_) | TraceItem::Attention(_) => continue,
         };
         moments.push(Moment { kind, sequence_order: order, step, key, words });
     }
     moments
 }
 
-fn of_event(event: &Event) -> (Kind, Vec<i64>, String) {
+fn of_event(event: &Event) -> (DifferenceKind, Vec<i64>, String) {
     let name = event.event_type.as_str();
     let measured = event.measured.as_ref();
     let kind = event.event_type as i64;
@@ -205,13 +205,13 @@ fn of_event(event: &Event) -> (Kind, Vec<i64>, String) {
             let tokens = prompt.map_or(&[][..], |prompt| &prompt.tokens);
             let length = event.prompt_length.unwrap_or_default();
             let key = [kind, i64::from(length)].into_iter().chain(tokens.iter().map(|&token| token.into())).collect();
-            (Kind::Prompt, key, format!("a prompt of {length} tokens"))
+            (DifferenceKind::Prompt, key, format!("a prompt of {length} tokens"))
         }
-        EventType::ForwardPass => (Kind::Event, vec![kind, event.step.into()], name.to_owned()),
+        EventType::ForwardPass => (DifferenceKind::Event, vec![kind, event.step.into()], name.to_owned()),
         EventType::Sampled => {
             let token = event.sampled_token.unwrap_or(-1);
             let text = event.token_text.clone().unwrap_or_else(texts);
-            (Kind::Token, vec![kind, event.step.into(), token.into()], format!("{name} {text:?} ({token})"))
+            (DifferenceKind::Token, vec![kind, event.step.into(), token.into()], format!("{name} {text:?} ({token})"))
         }
         EventType::Added => {
             let tokens = event.added_tokens.as_deref().unwrap_or_default();
@@ -219,7 +219,7 @@ fn of_event(event: &Event) -> (Kind, Vec<i64>, String) {
             let head = [kind, event.step.into(), forced.into()];
             let key = head.into_iter().chain(tokens.iter().map(|&token| token.into())).collect();
             let how = if forced { " by a mod" } else { "" };
-            (Kind::Token, key, format!("{name}{how} {:?} {tokens:?}", texts()))
+            (DifferenceKind::Token, key, format!("{name}{how} {:?} {tokens:?}", texts()))
         }
     }
 }
@@ -233,7 +233,7 @@ fn of_call(call: &ModCall) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, first};
+    use super::{DifferenceKind, first};
     use crate::trace::document::Document;
     use serde_json::{Value, json};
 
@@ -259,16 +259,16 @@ mod tests {
         let same = document(5, &back(1), true);
         assert_eq!(first(&same, &document(5, &back(1), true), true), None);
         let token = first(&same, &document(6, &back(1), true), true).unwrap();
-        assert_eq!((token.kind, token.sequence_order, token.step), (Kind::Token, 1, 1));
+        assert_eq!((token.kind, token.sequence_order, token.step), (DifferenceKind::Token, 1, 1));
         assert_eq!((token.recorded.as_str(), token.now.as_str()), ("Sampled \"a\" (5)", "Sampled \"a\" (6)"));
         let action = first(&same, &document(5, &back(2), true), true).unwrap();
-        assert_eq!((action.kind, action.recorded.as_str()), (Kind::ModAction, "m: Backtrack 1"));
+        assert_eq!((action.kind, action.recorded.as_str()), (DifferenceKind::ModAction, "m: Backtrack 1"));
     }
 
     #[test]
     fn an_end_that_comes_early_is_one_unless_the_recording_was_broken_off() {
         let (short, long) = (document(5, &back(1), false), document(5, &back(1), true));
-        assert_eq!(first(&long, &short, false).unwrap().kind, Kind::End);
+        assert_eq!(first(&long, &short, false).unwrap().kind, DifferenceKind::End);
         assert_eq!(first(&short, &long, true).unwrap().recorded, "nothing more");
         assert_eq!(first(&short, &long, false), None);
     }

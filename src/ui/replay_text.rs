@@ -6,7 +6,7 @@ use super::reported::{self, ReportedView};
 use super::run::{Banner, RunView, banners};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
-use crate::events::{Action, ActionType, Event, EventType, Item, RunId};
+use crate::events::{ActionRecord, ActionType, Event, EventType, RunId, TraceItem};
 use crate::store::RunSummary;
 use crate::trace::columns;
 use crate::trace::fold::{NEVER, flags};
@@ -101,11 +101,11 @@ fn texts(columns: &columns::Columns) -> (String, String) {
     (prompt, answer)
 }
 
-fn table(run: RunId, items: &[Item]) -> Vec<EventView> {
+fn table(run: RunId, items: &[TraceItem]) -> Vec<EventView> {
     let mut rows: Vec<EventView> = Vec::new();
     let mut caller = "";
     for item in items {
-        if let Item::Event(event) = item {
+        if let TraceItem::Event(event) = item {
             rows.push(EventView {
                 seq: event.sequence_order,
                 href: format!("/runs/{run}?at={}", event.sequence_order),
@@ -120,19 +120,19 @@ fn table(run: RunId, items: &[Item]) -> Vec<EventView> {
         }
         let Some(row) = rows.last_mut() else { continue };
         match item {
-            Item::ModCall(call) => {
+            TraceItem::ModCall(call) => {
                 caller = &call.mod_name;
                 if call.exception_occurred {
                     let message = call.exception_message.as_deref().unwrap_or("raised an exception");
                     row.mods.push(Line { tone: "err", text: format!("{caller}: {message}") });
                 }
             }
-            Item::ModLog(_) if row.logs == LINES => row.more += 1,
-            Item::ModLog(log) => {
+            TraceItem::ModLog(_) if row.logs == LINES => row.more += 1,
+            TraceItem::ModLog(log) => {
                 row.logs += 1;
                 row.mods.push(Line { tone: "hint", text: format!("{}: {}", log.mod_name, log.log_message) });
             }
-            Item::Action(action) if action.action_type != ActionType::Noop => {
+            TraceItem::Action(action) if action.action_type != ActionType::Noop => {
                 row.mods.push(Line { tone: "", text: format!("{caller}: {}", action_text(action)) });
             }
             _ => {}
@@ -173,7 +173,7 @@ fn what(event: &Event) -> String {
     }
 }
 
-fn action_text(action: &Action) -> String {
+fn action_text(action: &ActionRecord) -> String {
     let name = action.action_type.as_str();
     match action.action_type {
         ActionType::Backtrack => format!("{name} {}", action.backtrack_steps.unwrap_or(0)),
@@ -206,13 +206,13 @@ mod tests {
             exception_message: None,
             exception_traceback: None,
         };
-        let mut back = Action::new(0, ActionType::Backtrack, None);
+        let mut back = ActionRecord::new(0, ActionType::Backtrack, None);
         back.backtrack_steps = Some(3);
         let mut read = Event::new(EventType::ForwardPass, 2, 1, None);
         read.input_text = Some("Once upon".into());
         assert_eq!(what(&read), "after \"Once upon\"");
         let run = sample();
-        let events = table(run.run_id, &[Item::Event(sampled), Item::ModCall(call), Item::Action(back)]);
+        let events = table(run.run_id, &[TraceItem::Event(sampled), TraceItem::ModCall(call), TraceItem::Action(back)]);
         assert_eq!(events[0].what, "\" <b>\\u{202e}\"");
         assert_eq!(events[0].mods[0].text, "ban: Backtrack 3");
         let page = TextPage {

@@ -20,7 +20,7 @@ use median::median;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, Sampling};
+use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
 use thunder::events::{Recorder, Surface, TokenId};
 use thunder::store::{Database, Store};
 
@@ -120,7 +120,7 @@ fn request(engine: &Engine, setup: &Setup, attention: bool, record: RecordPolicy
     let prompt: Vec<TokenId> = engine.model().vocabulary().encode(PROMPT, false, true);
     Request {
         prompt_preview: PROMPT.into(),
-        sampling: Sampling { seed: 7, ..Sampling::default() },
+        sampling: SamplingParams { seed: 7, ..SamplingParams::default() },
         limits: Limits { max_steps: setup.tokens * 2, ignore_eos: true, ..Limits::new(setup.tokens) },
         attention,
         record,

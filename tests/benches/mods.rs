@@ -13,7 +13,7 @@ use median::median;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, Sampling};
+use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
 use thunder::events::{EventType, Surface, TokenId};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{
@@ -124,7 +124,7 @@ impl Lab {
         let refs = mods.iter().map(|&name| ModRef { name: name.into(), config: serde_json::Value::Null }).collect();
         let prompt: Vec<TokenId> = self.engine.model().vocabulary().encode("Once upon a time", false, true);
         let request = Request {
-            sampling: Sampling { seed: 7, ..Sampling::default() },
+            sampling: SamplingParams { seed: 7, ..SamplingParams::default() },
             limits: Limits { max_steps: tokens * 2, ignore_eos: true, ..Limits::new(tokens) },
             mods: self.registry.select(refs).expect("known mods"),
             record: RecordPolicy::BestEffort,

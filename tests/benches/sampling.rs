@@ -12,9 +12,9 @@ use serde_json::json;
 use std::hint::black_box;
 use std::sync::Arc;
 use thunder::events::TokenId;
-use thunder::model::grammar::{Constraint, Grammars, Source};
-use thunder::model::llama::{Candidates, Draft, Sampler, Sampling};
-use thunder::model::{Special, Vocabulary};
+use thunder::model::grammar::{Constraint, GrammarCompiler, GrammarSource};
+use thunder::model::llama::{Candidates, Sampler, SamplerInput, SamplingParams};
+use thunder::model::{SpecialTokens, Vocabulary};
 
 const SIZES: [usize; 3] = [2_000, 32_000, 150_000];
 
@@ -35,7 +35,7 @@ fn vocabulary(size: usize) -> Arc<Vocabulary> {
     pieces.push(b"<|end|>"[..].into());
     let control = (0..size).map(|token| token == size - 1).collect();
     let bytes = |text: &str, _, _| text.bytes().map(TokenId::from).collect();
-    Arc::new(Vocabulary::new(pieces, control, vec![size as TokenId - 1], Special::default(), bytes))
+    Arc::new(Vocabulary::new(pieces, control, vec![size as TokenId - 1], SpecialTokens::default(), bytes))
 }
 
 fn logits(size: usize) -> Vec<f32> {
@@ -48,17 +48,17 @@ fn draws(criterion: &mut Criterion) {
         let (vocabulary, logits) = (vocabulary(size), logits(size));
         let sequence: Vec<TokenId> = (0..400).map(|token| token % 97).collect();
         let kinds = [
-            ("greedy", Sampling { temperature: 0.0, ..Sampling::default() }),
-            ("default", Sampling::default()),
-            ("penalties", Sampling { repeat_penalty: 1.1, ..Sampling::default() }),
-            ("dry", Sampling { dry_multiplier: 0.8, dry_penalty_last_n: -1, ..Sampling::default() }),
-            ("no top-k", Sampling { top_k: 0, ..Sampling::default() }),
-            ("mirostat", Sampling { mirostat: 2, ..Sampling::default() }),
+            ("greedy", SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
+            ("default", SamplingParams::default()),
+            ("penalties", SamplingParams { repeat_penalty: 1.1, ..SamplingParams::default() }),
+            ("dry", SamplingParams { dry_multiplier: 0.8, dry_penalty_last_n: -1, ..SamplingParams::default() }),
+            ("no top-k", SamplingParams { top_k: 0, ..SamplingParams::default() }),
+            ("mirostat", SamplingParams { mirostat: 2, ..SamplingParams::default() }),
         ];
         for (name, sampling) in kinds {
             let mut sampler = Sampler::new(&sampling, &vocabulary);
             let mut candidates = Candidates::default();
-            let draft = Draft { logits: &logits, allowed: None, sequence: &sequence, temperature: None };
+            let draft = SamplerInput { logits: &logits, allowed: None, sequence: &sequence, temperature: None };
             group.bench_function(BenchmarkId::new(name, size), |bencher| {
                 bencher.iter(|| black_box(sampler.sample(&draft, &mut candidates)));
             });
@@ -95,14 +95,14 @@ fn masks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("grammar");
     for size in SIZES {
         let vocabulary = vocabulary(size);
-        let grammars = Grammars::new(Arc::clone(&vocabulary));
+        let grammars = GrammarCompiler::new(Arc::clone(&vocabulary));
         for (name, source, text) in [
             (
                 "schema",
-                Source::JsonSchema(schema.clone()),
+                GrammarSource::JsonSchema(schema.clone()),
                 "{\"name\": \"some text\", \"age\": 17, \"tags\": [\"a b\"]}",
             ),
-            ("gbnf", Source::Gbnf(list.into()), "[abc,(def),((g)),hij]"),
+            ("gbnf", GrammarSource::Gbnf(list.into()), "[abc,(def),((g)),hij]"),
         ] {
             let constraint = Constraint::new("bench", source);
             let fresh = grammars.follow(&constraint).unwrap();
@@ -130,9 +130,9 @@ fn masks(criterion: &mut Criterion) {
     group.sample_size(10);
     for size in SIZES {
         let vocabulary = vocabulary(size);
-        let constraint = Constraint::new("bench", Source::JsonSchema(schema.clone()));
+        let constraint = Constraint::new("bench", GrammarSource::JsonSchema(schema.clone()));
         group.bench_function(BenchmarkId::new("first grammar of a model", size), |bencher| {
-            bencher.iter(|| black_box(Grammars::new(Arc::clone(&vocabulary)).follow(&constraint).unwrap()));
+            bencher.iter(|| black_box(GrammarCompiler::new(Arc::clone(&vocabulary)).follow(&constraint).unwrap()));
         });
     }
 }

@@ -4,7 +4,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
-use thunder::trace::attention::Encoder;
+use thunder::trace::attention::AttentionEncoder;
 use thunder::trace::columns;
 use thunder::trace::document::Document;
 use thunder::trace::fold::Fold;
@@ -21,7 +21,7 @@ fn attention(criterion: &mut Criterion) {
             let sum: f32 = row.iter().sum();
             row.iter_mut().for_each(|value| *value /= sum);
         }
-        let mut encoder = Encoder::new();
+        let mut encoder = AttentionEncoder::new();
         group.throughput(Throughput::Bytes(4 * rows.len() as u64));
         group.bench_function(format!("{layers}x{heads}x{row_len}"), |bench| {
             bench.iter(|| encoder.encode(black_box(&rows), layers, heads, row_len));

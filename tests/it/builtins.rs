@@ -4,7 +4,7 @@ use super::harness::{Server, model, server};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
-use thunder::events::{ActionType, Item};
+use thunder::events::{ActionType, TraceItem};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 use thunder::trace::document::item_from_json;
@@ -32,7 +32,7 @@ async fn ended(server: &Server, path: &str, body: &Value) -> String {
 }
 
 /// What was recorded of an answer's run.
-async fn recorded(server: &Server, answer: &Value) -> Vec<Item> {
+async fn recorded(server: &Server, answer: &Value) -> Vec<TraceItem> {
     let run = answer["thunder"]["run_id"].as_str().unwrap();
     server.finished(run).await;
     let lines = server.request(reqwest::Method::GET, &format!("/api/v1/runs/{run}/events")).send().await.unwrap();
@@ -40,18 +40,18 @@ async fn recorded(server: &Server, answer: &Value) -> Vec<Item> {
     lines.lines().map(|line| item_from_json(line.as_bytes()).unwrap()).collect()
 }
 
-fn logs(items: &[Item]) -> Vec<&str> {
+fn logs(items: &[TraceItem]) -> Vec<&str> {
     let lines = items.iter().filter_map(|item| match item {
-        Item::ModLog(log) => Some(log.log_message.as_str()),
+        TraceItem::ModLog(log) => Some(log.log_message.as_str()),
         _ => None,
     });
     lines.collect()
 }
 
-fn backtracks(items: &[Item]) -> usize {
+fn backtracks(items: &[TraceItem]) -> usize {
     items
         .iter()
-        .filter(|item| matches!(item, Item::Action(action) if action.action_type == ActionType::Backtrack))
+        .filter(|item| matches!(item, TraceItem::Action(action) if action.action_type == ActionType::Backtrack))
         .count()
 }
 

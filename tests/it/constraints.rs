@@ -4,7 +4,7 @@
 use super::harness::{Server, server};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use thunder::events::{Event, Item, Measured};
+use thunder::events::{Event, Measurements, TraceItem};
 use thunder::trace::document::item_from_json;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -56,7 +56,7 @@ fn ended<'a>(answer: &'a Value, pointer: &str) -> Option<&'a str> {
 }
 
 /// The recorded events of an answer's run.
-async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measured)> {
+async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measurements)> {
     let run = answer["thunder"]["run_id"].as_str().unwrap();
     server.finished(run).await;
     let lines = server.request(reqwest::Method::GET, &format!("/api/v1/runs/{run}/events")).send().await.unwrap();
@@ -64,7 +64,7 @@ async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measured)> {
     let items = lines.lines().map(|line| item_from_json(line.as_bytes()).unwrap());
     items
         .filter_map(|item| match item {
-            Item::Event(mut event) => {
+            TraceItem::Event(mut event) => {
                 let measured = event.measured.take().map(|measured| *measured).unwrap_or_default();
                 Some((event, measured))
             }

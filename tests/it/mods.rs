@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
-use thunder::events::{ActionType, FinishReason, Item, RunEnd, Signal, Surface};
+use thunder::engine::{Engine, Limits, Options, Output, Request, SamplingParams};
+use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
@@ -22,7 +22,7 @@ struct Told {
     /// Characters that were sent and taken back.
     retracted: usize,
     end: Arc<RunEnd>,
-    items: Vec<Item>,
+    items: Vec<TraceItem>,
 }
 
 impl Lab {
@@ -58,10 +58,10 @@ impl Lab {
     }
 
     async fn tell(&mut self, mods: &[(&str, Value)]) -> Told {
-        self.draw(mods, Sampling { temperature: 0.0, ..Sampling::default() }, 24).await
+        self.draw(mods, SamplingParams { temperature: 0.0, ..SamplingParams::default() }, 24).await
     }
 
-    async fn draw(&mut self, mods: &[(&str, Value)], sampling: Sampling, max_tokens: u32) -> Told {
+    async fn draw(&mut self, mods: &[(&str, Value)], sampling: SamplingParams, max_tokens: u32) -> Told {
         let refs = mods.iter().map(|(name, config)| ModRef { name: (*name).into(), config: config.clone() }).collect();
         let vocabulary = self.engine.model().vocabulary();
         // The one that ends answers with an end-of-generation token needs it heeded.
@@ -101,12 +101,12 @@ impl Lab {
 
 impl Told {
     fn actions(&self, kind: ActionType) -> usize {
-        self.items.iter().filter(|item| matches!(item, Item::Action(action) if action.action_type == kind)).count()
+        self.items.iter().filter(|item| matches!(item, TraceItem::Action(action) if action.action_type == kind)).count()
     }
 
     fn exceptions(&self) -> Vec<&str> {
         let calls = self.items.iter().filter_map(|item| match item {
-            Item::ModCall(call) => call.exception_message.as_deref(),
+            TraceItem::ModCall(call) => call.exception_message.as_deref(),
             _ => None,
         });
         calls.collect()
@@ -118,7 +118,7 @@ impl Told {
 
     fn log_lines(&self) -> Vec<&str> {
         let logs = self.items.iter().filter_map(|item| match item {
-            Item::ModLog(log) => Some(log.log_message.as_str()),
+            TraceItem::ModLog(log) => Some(log.log_message.as_str()),
             _ => None,
         });
         logs.collect()
@@ -170,8 +170,8 @@ async fn a_loop_of_the_model_is_ended() {
 }
 
 /// Hot enough that the random model writes anything.
-fn hot(seed: u32) -> Sampling {
-    Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..Sampling::default() }
+fn hot(seed: u32) -> SamplingParams {
+    SamplingParams { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..SamplingParams::default() }
 }
 
 const SEEDS: u32 = 12;

@@ -9,7 +9,7 @@ use sqlx::{Connection, PgConnection};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use thunder::events::{Event, EventType, Item, RunEnd, RunId, RunStart, RunStatus, Signal, Surface, Usage};
+use thunder::events::{Event, EventType, RunEnd, RunId, RunStart, RunStatus, Signal, Surface, TraceItem, Usage};
 use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -143,7 +143,7 @@ impl Elsewhere {
 
     /// Adds events and waits until they are committed.
     async fn events(&mut self, count: i32, watch: &mut PgConnection) {
-        let event = |order| Item::Event(Event::new(EventType::ForwardPass, order, order, None));
+        let event = |order| TraceItem::Event(Event::new(EventType::ForwardPass, order, order, None));
         let items = (self.next..self.next + count).map(event).collect();
         self.next += count;
         self.send(Signal::Items(self.run_id, Arc::new(items))).await;

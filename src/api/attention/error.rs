@@ -1,7 +1,7 @@
 //! Errors as this API's clients read them: `{"type": "error", "error": text, "error_code": WORD, …}`.
 
 use crate::api::{ApiError, Kind};
-use crate::engine::Captured;
+use crate::engine::AttentionRow;
 use crate::model::llama::devices;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
@@ -47,7 +47,7 @@ pub(super) fn fields(error: &ApiError) -> Map<String, Value> {
 }
 
 /// The attention of `what` is larger than the server's limit; `row` is the one that was too much.
-pub(super) fn out_of_memory(what: &str, most_bytes: usize, row: Option<&Captured>) -> ApiError {
+pub(super) fn out_of_memory(what: &str, most_bytes: usize, row: Option<&AttentionRow>) -> ApiError {
     let context = row.map_or(0, |row| row.row_len);
     let message = format!(
         "out of memory: at a context of {context} tokens, the attention of {what} has more than {most_bytes} bytes \

@@ -5,7 +5,7 @@ use crate::api::wire::Fields;
 use crate::api::wire::fields::{integer, shown};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::trace::attention::Rows;
+use crate::trace::attention::AttentionRows;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
@@ -105,7 +105,7 @@ impl Watch {
     }
 
     /// Looks at the attention of a step.
-    pub(super) fn see(&mut self, rows: &Rows<'_>) {
+    pub(super) fn see(&mut self, rows: &AttentionRows<'_>) {
         self.saw = true;
         let mean = rows.mean();
         for (sentence, most) in self.sentences.iter().zip(&mut self.most) {
@@ -216,7 +216,7 @@ mod tests {
         let history = History::default();
         let see = |values: &[f32]| {
             let mut watch = watch(0.2);
-            watch.see(&Rows::new(values, 1, 1).unwrap());
+            watch.see(&AttentionRows::new(values, 1, 1).unwrap());
             watch.suggestion(&history)
         };
         let first = see(&[0.1, 0.8, 0.1]);

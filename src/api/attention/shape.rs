@@ -3,8 +3,8 @@
 use crate::api::ApiError;
 use crate::api::wire::Fields;
 use crate::api::wire::fields::wrong;
-use crate::engine::Captured;
-use crate::trace::attention::{Rows, Statistics, Strong, layer_weights};
+use crate::engine::AttentionRow;
+use crate::trace::attention::{AttentionRows, AttentionStatistics, TopPosition, layer_weights};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use half::f16;
@@ -38,7 +38,7 @@ enum View {
     Aggregated(Mode),
     /// The positions with the largest mean.
     Sparse(usize),
-    /// Statistics of each layer.
+    /// AttentionStatistics of each layer.
     Viz,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Attention {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) layer_ids: Option<Vec<u16>>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub(super) statistics: Option<Statistics>,
+    pub(super) statistics: Option<AttentionStatistics>,
     /// Of numbers that stand behind the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) byte_length: Option<usize>,
@@ -116,7 +116,7 @@ pub(super) enum Data {
     Text(String),
     Bytes(Vec<u8>),
     Numbers(Vec<f32>),
-    Strong(Vec<Strong>),
+    Strong(Vec<TopPosition>),
 }
 
 impl Serialize for Data {
@@ -178,8 +178,9 @@ impl Shape {
     ///
     /// # Errors
     /// The row is no distribution, or has no shape: nothing of it can be believed.
-    pub(super) fn of(&self, row: &Captured, layers: usize) -> Result<Attention, ApiError> {
-        let rows = Rows::new(&row.values, row.layer_ids.len(), usize::from(row.heads)).map_err(ApiError::internal)?;
+    pub(super) fn of(&self, row: &AttentionRow, layers: usize) -> Result<Attention, ApiError> {
+        let rows =
+            AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads)).map_err(ApiError::internal)?;
         let sum = rows.largest_sum();
         if sum > 1.0 + SUM_TOLERANCE {
             return Err(ApiError::internal(format!("an attention row sums to {sum} instead of 1")));
@@ -230,7 +231,7 @@ impl Shape {
     }
 
     /// About how many bytes a row takes in a message.
-    pub(super) fn bytes(&self, row: &Captured) -> usize {
+    pub(super) fn bytes(&self, row: &AttentionRow) -> usize {
         let row_len = row.row_len as usize;
         let values = match &self.view {
             View::PerLayer => row.values.len(),

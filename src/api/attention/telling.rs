@@ -5,13 +5,13 @@ use super::pruning::{History, Prunable};
 use super::shape::{Attention, Shape};
 use crate::api::generation::{self, Runs};
 use crate::api::{ApiError, Kind};
-use crate::engine::{Captured, Output};
-use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasure};
-use crate::trace::attention::Rows;
+use crate::engine::{AttentionRow, Output};
+use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
+use crate::trace::attention::AttentionRows;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Rows of fewer values are put into their shape at once; the way to another thread and back would take longer.
+/// AttentionRows of fewer values are put into their shape at once; the way to another thread and back would take longer.
 const SMALL: usize = 1 << 14;
 
 /// What a client is told.
@@ -33,9 +33,9 @@ pub(in crate::api) enum Said {
 #[derive(Debug)]
 pub(in crate::api) struct Told {
     pub(super) sample: usize,
-    pub(super) measure: TokenMeasure,
+    pub(super) measure: TokenMeasurement,
     pub(super) top: Vec<Alternative>,
-    pub(super) row: Option<Arc<Captured>>,
+    pub(super) row: Option<Arc<AttentionRow>>,
 }
 
 /// How a sample ended.
@@ -139,9 +139,9 @@ impl Telling {
         }
     }
 
-    fn watch(&mut self, sample: usize, row: Option<&Captured>) {
+    fn watch(&mut self, sample: usize, row: Option<&AttentionRow>) {
         if let (Some(watch), Some(row)) = (&mut self.watches[sample], row)
-            && let Ok(rows) = Rows::new(&row.values, row.layer_ids.len(), usize::from(row.heads))
+            && let Ok(rows) = AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads))
         {
             watch.see(&rows);
         }
@@ -191,7 +191,7 @@ fn finish_reason(end: &RunEnd) -> &'static str {
 
 /// Does `work` away from the async threads, unless the row is so small that this is not worth it.
 pub(super) async fn beside<T: Send + 'static>(
-    row: Option<&Captured>,
+    row: Option<&AttentionRow>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     if row.is_none_or(|row| row.values.len() < SMALL) {
@@ -205,7 +205,7 @@ pub(super) async fn beside<T: Send + 'static>(
 
 /// The row of a token, in its shape.
 pub(super) fn attention_of(
-    row: Option<&Captured>,
+    row: Option<&AttentionRow>,
     shape: Option<&Shape>,
     layers: usize,
 ) -> Result<Option<Attention>, ApiError> {

@@ -3,7 +3,7 @@
 use crate::config::{EngineConfig, HeadFlag, PoolingFlag};
 use crate::engine::encoder::EncoderSettings;
 use crate::model::Model;
-use crate::model::llama::{Activation, Declared, EncoderOptions, Pooling};
+use crate::model::llama::{Activation, DeclaredPooling, EncoderOptions, Pooling};
 
 pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings {
     let asked = &config.encoder;
@@ -11,11 +11,11 @@ pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings 
         embeddings: asked.embedding,
         reranking: asked.reranking,
         pooling: asked.pooling.map(|pooling| match pooling {
-            PoolingFlag::None => Declared::Embeds(Pooling::None),
-            PoolingFlag::Mean => Declared::Embeds(Pooling::Mean),
-            PoolingFlag::Cls => Declared::Embeds(Pooling::Cls),
-            PoolingFlag::Last => Declared::Embeds(Pooling::Last),
-            PoolingFlag::Rank => Declared::Ranks,
+            PoolingFlag::None => DeclaredPooling::Embeds(Pooling::None),
+            PoolingFlag::Mean => DeclaredPooling::Embeds(Pooling::Mean),
+            PoolingFlag::Cls => DeclaredPooling::Embeds(Pooling::Cls),
+            PoolingFlag::Last => DeclaredPooling::Embeds(Pooling::Last),
+            PoolingFlag::Rank => DeclaredPooling::Ranks,
         }),
         head: asked.classifier_head.map(|head| match head {
             HeadFlag::Direct => Activation::Direct,

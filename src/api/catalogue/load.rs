@@ -9,10 +9,10 @@ use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, Options};
 use crate::events::Recorder;
 use crate::model::llama::{
-    CacheType, Control, GpuLayers, ModelOptions, Numa, Room, Rope, Scaling, SplitMode, TensorPlaces, Threads, Tuning,
-    Value,
+    CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa, RopeOptions,
+    RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning,
 };
-use crate::model::{Error, Model};
+use crate::model::{Model, ModelError};
 use crate::trace::attention;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -34,7 +34,7 @@ impl Catalogue {
     ///
     /// # Errors
     /// The bundled model cannot be unpacked.
-    pub async fn open(&self, recorder: Recorder) -> Result<(), Error> {
+    pub async fn open(&self, recorder: Recorder) -> Result<(), ModelError> {
         *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
         let path = default_path(&self.0.config).await?;
         // llama-server, where it is given no name, lists the file's with its ending, and clients were told that.
@@ -55,7 +55,7 @@ impl Catalogue {
     ///
     /// # Errors
     /// Why it cannot be loaded.
-    pub async fn load_default(&self, observe: impl Fn(&str, Step) + Send + Sync + 'static) -> Result<(), Error> {
+    pub async fn load_default(&self, observe: impl Fn(&str, Step) + Send + Sync + 'static) -> Result<(), ModelError> {
         let entry = self.lock().entries.first().cloned();
         let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the catalogue is not open"))?;
         self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
@@ -105,7 +105,7 @@ impl Catalogue {
         Ok(())
     }
 
-    async fn load(&self, entry: &Entry, observe: Arc<Observe>) -> Result<(), Error> {
+    async fn load(&self, entry: &Entry, observe: Arc<Observe>) -> Result<(), ModelError> {
         let started = self.start(entry, observe).await;
         let given_up = entry.given_up.load(Ordering::Acquire);
         let (state, result) = match started {
@@ -124,7 +124,7 @@ impl Catalogue {
         result
     }
 
-    async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, Error> {
+    async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, ModelError> {
         let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(recorder) = recorder else {
             return Err(refused(&entry.path, "the catalogue is not open"));
@@ -147,7 +147,7 @@ impl Catalogue {
     }
 
     /// Reads the weights, away from the async threads.
-    async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, Error> {
+    async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, ModelError> {
         let options = model_options(&self.0.config.engine, entry);
         let (catalogue, read) = (self.clone(), entry.clone());
         let read = move || {
@@ -168,25 +168,25 @@ impl Catalogue {
 }
 
 fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
-    let control = || Control { files: config.control.files.clone(), layers: config.control.layers.clone() };
+    let control = || ControlVectors { files: config.control.files.clone(), layers: config.control.layers.clone() };
     ModelOptions {
         name: Some(entry.name.clone()),
         adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
-        control: if entry.default { control() } else { Control::default() },
+        control: if entry.default { control() } else { ControlVectors::default() },
         gpu_layers: match config.gpu.layers {
-            config::GpuLayers::Auto => GpuLayers::Auto,
-            config::GpuLayers::All => GpuLayers::All,
-            config::GpuLayers::Count(count) => GpuLayers::Count(count),
+            config::GpuLayersFlag::Auto => GpuLayers::Auto,
+            config::GpuLayersFlag::All => GpuLayers::All,
+            config::GpuLayersFlag::Count(count) => GpuLayers::Count(count),
         },
         devices: config.gpu.devices.clone(),
         split_mode: match config.gpu.split_mode {
-            config::SplitMode::None => SplitMode::None,
-            config::SplitMode::Layer => SplitMode::Layer,
-            config::SplitMode::Row => SplitMode::Row,
+            config::SplitModeFlag::None => SplitMode::None,
+            config::SplitModeFlag::Layer => SplitMode::Layer,
+            config::SplitModeFlag::Row => SplitMode::Row,
         },
         tensor_split: config.gpu.tensor_split.clone(),
         main_gpu: config.gpu.main_gpu,
-        tensors: TensorPlaces {
+        tensors: TensorPlacement {
             named: config.gpu.tensors.iter().map(|place| (place.pattern.clone(), place.buffer.clone())).collect(),
             experts: config.gpu.cpu_moe,
             experts_of_first: config.gpu.n_cpu_moe,
@@ -195,7 +195,7 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
         no_mmap: config.no_mmap,
         mlock: config.mlock,
         tuning: tuning(&config.tuning),
-        room: Room {
+        room: ContextRequirements {
             context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
             as_trained: config.ctx_size.is_none(),
             sequences: config.parallel,
@@ -209,17 +209,17 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
 
 fn tuning(flags: &TuningFlags) -> Tuning {
     let overridden = |value: &OverrideValue| match value {
-        OverrideValue::Int(number) => Value::Int(*number),
-        OverrideValue::Float(number) => Value::Float(*number),
-        OverrideValue::Bool(yes) => Value::Bool(*yes),
-        OverrideValue::Text(text) => Value::Text(text.clone()),
+        OverrideValue::Int(number) => MetadataValue::Int(*number),
+        OverrideValue::Float(number) => MetadataValue::Float(*number),
+        OverrideValue::Bool(yes) => MetadataValue::Bool(*yes),
+        OverrideValue::Text(text) => MetadataValue::Text(text.clone()),
     };
     Tuning {
-        rope: Rope {
+        rope: RopeOptions {
             scaling: flags.rope_scaling.map(|scaling| match scaling {
-                config::RopeScaling::None => Scaling::None,
-                config::RopeScaling::Linear => Scaling::Linear,
-                config::RopeScaling::Yarn => Scaling::Yarn,
+                config::RopeScalingFlag::None => RopeScaling::None,
+                config::RopeScalingFlag::Linear => RopeScaling::Linear,
+                config::RopeScalingFlag::Yarn => RopeScaling::Yarn,
             }),
             base: flags.rope_freq_base,
             scale: flags.frequency_scale(),
@@ -231,20 +231,20 @@ fn tuning(flags: &TuningFlags) -> Tuning {
         },
         overrides: flags.override_kv.iter().map(|said| (said.key.clone(), overridden(&said.value))).collect(),
         check_tensors: flags.check_tensors,
-        cache_on_host: flags.kv_offload == flags::Switch::Off,
-        no_op_offload: flags.op_offload == flags::Switch::Off,
-        no_repack: flags.repack == flags::Switch::Off,
+        cache_on_host: flags.kv_offload == flags::OnOff::Off,
+        no_op_offload: flags.op_offload == flags::OnOff::Off,
+        no_repack: flags.repack == flags::OnOff::Off,
         no_host: flags.no_host,
         numa: flags.numa.map(|numa| match numa {
-            config::Numa::Distribute => Numa::Distribute,
-            config::Numa::Isolate => Numa::Isolate,
-            config::Numa::Numactl => Numa::Numactl,
+            config::NumaFlag::Distribute => Numa::Distribute,
+            config::NumaFlag::Isolate => Numa::Isolate,
+            config::NumaFlag::Numactl => Numa::Numactl,
         }),
-        threads: Threads {
+        threads: ThreadOptions {
             poll: flags.poll,
             priority: flags.prio,
             processors: flags.processors(),
-            strict: flags.cpu_strict == flags::Switch::On,
+            strict: flags.cpu_strict == flags::OnOff::On,
         },
     }
 }
@@ -269,11 +269,11 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
     }
 }
 
-fn cache_type(named: crate::config::CacheType) -> CacheType {
+fn cache_type(named: crate::config::CacheTypeFlag) -> CacheType {
     CacheType::ALL.into_iter().find(|kind| kind.as_str() == named.as_str()).unwrap_or_default()
 }
 
-async fn default_path(config: &Config) -> Result<PathBuf, Error> {
+async fn default_path(config: &Config) -> Result<PathBuf, ModelError> {
     if let Some(path) = &config.engine.model {
         return Ok(path.clone());
     }
@@ -281,9 +281,9 @@ async fn default_path(config: &Config) -> Result<PathBuf, Error> {
     let shown = cache.display().to_string();
     let unpacked = tokio::task::spawn_blocking(move || bundled_model(&cache)).await;
     let unpacked = unpacked.map_err(|_| refused(Path::new(&shown), "the bundled model could not be unpacked"))?;
-    unpacked.map_err(|source| Error::Unpack { folder: shown, source })
+    unpacked.map_err(|source| ModelError::Unpack { folder: shown, source })
 }
 
-fn refused(path: &Path, reason: &str) -> Error {
-    Error::Load { path: path.display().to_string(), reason: reason.into() }
+fn refused(path: &Path, reason: &str) -> ModelError {
+    ModelError::Load { path: path.display().to_string(), reason: reason.into() }
 }

@@ -2,7 +2,7 @@ use crate::api::ApiError;
 use crate::config::is_chat_template_name;
 use crate::engine::encoder::Encoder;
 use crate::engine::{Engine, SubmitError};
-use crate::model::chat::Template;
+use crate::model::chat::ChatTemplate;
 use crate::model::{Model, Vocabulary};
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ struct Inner {
     aliases: Vec<String>,
     engine: Engine,
     encoder: Encoder,
-    template: Result<Template, String>,
+    template: Result<ChatTemplate, String>,
 }
 
 impl Loaded {
@@ -117,7 +117,7 @@ impl Loaded {
     ///
     /// # Errors
     /// 400 when the model's template cannot be read; 501 when it generates no text.
-    pub fn template(&self) -> Result<&Template, ApiError> {
+    pub fn template(&self) -> Result<&ChatTemplate, ApiError> {
         if !self.model().generates() {
             return Err(SubmitError::NoGeneration { model: self.name().to_owned() }.into());
         }
@@ -132,15 +132,15 @@ impl std::fmt::Debug for Loaded {
     }
 }
 
-fn template_of(engine: &Engine, given: Option<&str>) -> Result<Template, String> {
+fn template_of(engine: &Engine, given: Option<&str>) -> Result<ChatTemplate, String> {
     let model = engine.model();
     let vocabulary = model.vocabulary();
     let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
     let special = vocabulary.special();
     let (bos, eos) = (text(special.bos), text(special.eos));
     let template = match given {
-        Some(name) if is_chat_template_name(name) => Template::of_llama_cpp(name, &bos, &eos),
-        given => Template::new(given.or(model.card().chat_template.as_deref()), &bos, &eos),
+        Some(name) if is_chat_template_name(name) => ChatTemplate::of_llama_cpp(name, &bos, &eos),
+        given => ChatTemplate::new(given.or(model.card().chat_template.as_deref()), &bos, &eos),
     };
     template.map(|template| template.guarding(Arc::clone(vocabulary))).map_err(|error| error.to_string())
 }

@@ -1,7 +1,7 @@
 //! A trial of a file in a process of its own, before this one takes it: over some damages llama.cpp ends the process.
 
 use super::Catalogue;
-use crate::model::Error;
+use crate::model::ModelError;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Catalogue {
     }
 
     /// Tries a file. What llama.cpp refuses in order is left to the load, which has the same reason to give.
-    pub(super) async fn attempt(&self, path: &Path) -> Result<(), Error> {
+    pub(super) async fn attempt(&self, path: &Path) -> Result<(), ModelError> {
         let Some(program) = self.0.trial.get() else { return Ok(()) };
         let mut command = Command::new(program);
         command.arg("probe").arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -42,7 +42,7 @@ impl Catalogue {
         let assertion = said.lines().find(|line| line.contains("GGML_ASSERT") || line.contains("what():"));
         let told: String = assertion.unwrap_or("it gives no reason").trim().chars().take(TOLD).collect();
         let told = told.rsplit_once("llama.cpp/").map_or(told.as_str(), |(_, place)| place);
-        Err(Error::Load {
+        Err(ModelError::Load {
             path: path.display().to_string(),
             reason: format!("the file is damaged, it would end the process: {told}"),
         })

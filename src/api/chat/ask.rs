@@ -7,7 +7,7 @@ use crate::api::wire::{self, Fields, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
 use crate::events::Surface;
-use crate::model::chat::answer::Reading;
+use crate::model::chat::answer::AnswerFormat;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const MOST_ANSWERS: i64 = 32;
 pub(in crate::api) struct Asked {
     /// One for each answer.
     pub(in crate::api) requests: Vec<Request>,
-    pub(in crate::api) reading: Arc<Reading>,
+    pub(in crate::api) reading: Arc<AnswerFormat>,
     pub(in crate::api) wishes: Wishes,
 }
 

@@ -7,9 +7,9 @@ use crate::api::{ApiError, App, Loaded};
 use crate::engine::ThinkingBudget;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
-use crate::model::chat::answer::{Reading, Tool};
-use crate::model::chat::tools::{self, Choice};
-use crate::model::chat::{self, Options};
+use crate::model::chat::answer::{AnswerFormat, ToolDefinition};
+use crate::model::chat::tools::{self, ToolChoice};
+use crate::model::chat::{self, RenderOptions};
 use crate::model::grammar::Constraint;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ pub(in crate::api) struct Conversation {
     messages: Value,
     /// In OpenAI's shape, as they were sent.
     tools: Vec<Value>,
-    offered: Vec<Tool>,
-    choice: Choice,
+    offered: Vec<ToolDefinition>,
+    choice: ToolChoice,
     single: bool,
     /// What the answer's text must be.
     form: Option<Constraint>,
@@ -33,7 +33,7 @@ pub(in crate::api) struct Conversation {
     may_think: Option<bool>,
     /// Most tokens of thought, and what is said where they end.
     budget: Option<(u32, String)>,
-    options: Options,
+    options: RenderOptions,
 }
 
 /// A conversation that can be run.
@@ -46,7 +46,7 @@ pub(in crate::api) struct Prepared {
     pub(in crate::api) preview: String,
     pub(in crate::api) conversation: Value,
     pub(in crate::api) tools: Option<Value>,
-    pub(in crate::api) reading: Arc<Reading>,
+    pub(in crate::api) reading: Arc<AnswerFormat>,
     pub(in crate::api) constraint: Option<Constraint>,
     pub(in crate::api) thinking: Option<ThinkingBudget>,
     /// Tokens that end the family's turns.
@@ -72,7 +72,7 @@ impl Conversation {
         if let Some(form) = &form
             && tools::schema(form).is_none()
             && !offered.is_empty()
-            && choice != Choice::None
+            && choice != ToolChoice::None
         {
             let message = format!(
                 "{} cannot be combined with tools, whose calls it would forbid; leave one out, or send \
@@ -95,8 +95,8 @@ impl Conversation {
         if let Some(last) = messages.as_array_mut().and_then(|list| list.last_mut()).filter(|_| continue_final) {
             join_continued(last);
         }
-        let options = Options {
-            tools: (choice != Choice::None && !tools.is_empty()).then(|| Value::Array(tools.clone())),
+        let options = RenderOptions {
+            tools: (choice != ToolChoice::None && !tools.is_empty()).then(|| Value::Array(tools.clone())),
             add_generation_prompt,
             continue_final,
             variables,
@@ -104,7 +104,7 @@ impl Conversation {
         };
         Ok(Self {
             messages,
-            offered: if choice == Choice::None { Vec::new() } else { offered },
+            offered: if choice == ToolChoice::None { Vec::new() } else { offered },
             tools,
             choice,
             single: fields.flag("parallel_tool_calls")? == Some(false),
@@ -122,12 +122,12 @@ impl Conversation {
         let vocabulary = loaded.vocabulary();
         let rendered = template.render(&self.messages, &self.options)?;
         let format = template.format();
-        let reading = Reading {
+        let reading = AnswerFormat {
             format: Arc::clone(&format),
             tools: self.offered,
             thoughts: self.thoughts,
             thinking: rendered.thinking,
-            single: self.single || matches!(self.choice, Choice::Function(_)),
+            single: self.single || matches!(self.choice, ToolChoice::Function(_)),
         };
         let schema = self.form.as_ref().and_then(tools::schema);
         // A model that answers in channels always thinks on one of them first; others may think for ever instead of calling.
@@ -177,7 +177,7 @@ fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
     }
 }
 
-fn offered(tools: &[Value]) -> Result<Vec<Tool>, ApiError> {
+fn offered(tools: &[Value]) -> Result<Vec<ToolDefinition>, ApiError> {
     if tools.len() > MOST_TOOLS {
         return Err(ApiError::invalid(
             "tools",
@@ -210,7 +210,7 @@ fn offered(tools: &[Value]) -> Result<Vec<Tool>, ApiError> {
                 Some(Value::Bool(strict)) => *strict,
                 Some(other) => return Err(wrong(&at(".function.strict"), "true or false", other)),
             };
-            Ok(Tool { name: name.to_owned(), parameters, strict })
+            Ok(ToolDefinition { name: name.to_owned(), parameters, strict })
         })
         .collect()
 }
@@ -220,18 +220,18 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'))
 }
 
-fn choice(fields: Fields<'_>, offered: &[Tool]) -> Result<Choice, ApiError> {
+fn choice(fields: Fields<'_>, offered: &[ToolDefinition]) -> Result<ToolChoice, ApiError> {
     const EXPECTED: &str = "\"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
-    let Some(value) = fields.get("tool_choice") else { return Ok(Choice::Auto) };
+    let Some(value) = fields.get("tool_choice") else { return Ok(ToolChoice::Auto) };
     let choice = match value {
         Value::String(word) => match word.as_str() {
-            "auto" => return Ok(Choice::Auto),
-            "none" => return Ok(Choice::None),
-            "required" | "any" => Choice::Required,
+            "auto" => return Ok(ToolChoice::Auto),
+            "none" => return Ok(ToolChoice::None),
+            "required" | "any" => ToolChoice::Required,
             _ => return Err(wrong("tool_choice", EXPECTED, value)),
         },
         Value::Object(_) => match value.pointer("/function/name").and_then(Value::as_str) {
-            Some(name) => Choice::Function(name.to_owned()),
+            Some(name) => ToolChoice::Function(name.to_owned()),
             None => return Err(wrong("tool_choice", EXPECTED, value)),
         },
         other => return Err(wrong("tool_choice", EXPECTED, other)),
@@ -239,7 +239,7 @@ fn choice(fields: Fields<'_>, offered: &[Tool]) -> Result<Choice, ApiError> {
     if offered.is_empty() {
         return Err(ApiError::invalid("tool_choice", "tool_choice asks for a call, but tools is empty"));
     }
-    if let Choice::Function(name) = &choice
+    if let ToolChoice::Function(name) = &choice
         && !offered.iter().any(|tool| tool.name == *name)
     {
         let known: Vec<&str> = offered.iter().map(|tool| tool.name.as_str()).collect();
@@ -346,12 +346,12 @@ fn last_words(messages: &Value) -> String {
     }
 }
 
-impl From<chat::Error> for ApiError {
-    fn from(error: chat::Error) -> Self {
+impl From<chat::ChatTemplateError> for ApiError {
+    fn from(error: chat::ChatTemplateError) -> Self {
         match error {
-            chat::Error::Message { pointer, message } => Self::invalid(pointer, message),
-            chat::Error::Refused(_) => Self::invalid("messages", error.to_string()),
-            chat::Error::Template(_) => Self::bad_request(error.to_string()),
+            chat::ChatTemplateError::Message { pointer, message } => Self::invalid(pointer, message),
+            chat::ChatTemplateError::Refused(_) => Self::invalid("messages", error.to_string()),
+            chat::ChatTemplateError::Template(_) => Self::bad_request(error.to_string()),
         }
     }
 }

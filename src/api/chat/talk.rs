@@ -4,10 +4,10 @@ use super::ask::{Asked, Wishes};
 use crate::api::generation::{self, Runs};
 use crate::api::{ApiError, App, Caller, Loaded};
 use crate::engine::{Output, PromptProgress};
-use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasure, Usage};
+use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement, Usage};
 use crate::model::Vocabulary;
-use crate::model::chat::answer::{Message, Parser, Piece, Reading, Retraction};
-use crate::model::chat::family::Family;
+use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, Retraction};
+use crate::model::chat::family::ModelFamily;
 use axum::Extension;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Tokens with the alternatives of each.
-pub(in crate::api) type Tokens = Vec<(TokenMeasure, Vec<Alternative>)>;
+pub(in crate::api) type Tokens = Vec<(TokenMeasurement, Vec<Alternative>)>;
 
 /// The runs of one request.
 pub(in crate::api) struct Talk {
@@ -27,12 +27,12 @@ pub(in crate::api) struct Talk {
     pub(in crate::api) created: i64,
     pub(in crate::api) vocabulary: Arc<Vocabulary>,
     answers: Vec<Answer>,
-    family: Family,
+    family: ModelFamily,
 }
 
 struct Answer {
     run: RunId,
-    parser: Parser,
+    parser: AnswerParser,
     /// Ids of the calls.
     ids: Vec<String>,
     /// Calls that a mod ended the run with.
@@ -217,7 +217,7 @@ impl Talk {
     }
 
     /// Everything that an answer said.
-    pub(in crate::api) fn message(&self, answer: usize) -> &Message {
+    pub(in crate::api) fn message(&self, answer: usize) -> &AnswerMessage {
         self.answers[answer].parser.message()
     }
 
@@ -263,12 +263,12 @@ impl Talk {
 }
 
 impl Answer {
-    fn new(run: RunId, reading: &Arc<Reading>) -> Self {
-        let parser = Parser::new(Arc::clone(reading));
+    fn new(run: RunId, reading: &Arc<AnswerFormat>) -> Self {
+        let parser = AnswerParser::new(Arc::clone(reading));
         Self { run, parser, ids: Vec::new(), of_mod: Vec::new(), tokens: Vec::new(), end: None }
     }
 
-    fn note(&mut self, tokens: &[(TokenMeasure, Vec<Alternative>)]) {
+    fn note(&mut self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) {
         self.tokens.extend(tokens.iter().map(|(token, _)| token.text.len()));
     }
 
@@ -287,18 +287,18 @@ impl Answer {
         starts.filter(|start| thoughts.iter().any(|thought| thought.contains(start))).count() as u32
     }
 
-    fn told(&mut self, pieces: Vec<Piece>, family: Family) -> Vec<Said> {
-        let told = |piece: Piece| match piece {
-            Piece::Reasoning(text) => Said::Reasoning(text),
-            Piece::Content(text) => Said::Content(text),
-            Piece::Call(name) => {
+    fn told(&mut self, pieces: Vec<AnswerDelta>, family: ModelFamily) -> Vec<Said> {
+        let told = |piece: AnswerDelta| match piece {
+            AnswerDelta::Reasoning(text) => Said::Reasoning(text),
+            AnswerDelta::Content(text) => Said::Content(text),
+            AnswerDelta::Call(name) => {
                 let (index, id) = (self.ids.len(), self.id(family));
                 self.ids.push(id.clone());
                 Said::Call { index, id, name }
             }
-            Piece::Arguments(text) => Said::Arguments { index: self.ids.len().saturating_sub(1), text },
-            Piece::Called => Said::Called(self.ids.len().saturating_sub(1)),
-            Piece::Retract(retraction) => {
+            AnswerDelta::Arguments(text) => Said::Arguments { index: self.ids.len().saturating_sub(1), text },
+            AnswerDelta::Called => Said::Called(self.ids.len().saturating_sub(1)),
+            AnswerDelta::Retract(retraction) => {
                 self.ids.truncate(self.ids.len().saturating_sub(retraction.calls));
                 Said::Retract(retraction)
             }
@@ -307,17 +307,17 @@ impl Answer {
     }
 
     /// An id for the next call: unique, and of the form that the family's template takes back.
-    fn id(&self, family: Family) -> String {
+    fn id(&self, family: ModelFamily) -> String {
         let run = self.run.0.simple().to_string();
         let index = self.ids.len();
-        if family == Family::Mistral {
+        if family == ModelFamily::Mistral {
             // Nine letters and digits: the run's last, which are random, and the call's number.
             return format!("{}{:02}", &run[run.len() - 7..], index % 100);
         }
         format!("call_{run}_{index}")
     }
 
-    fn take_calls_of_mod(&mut self, payload: &Value, family: Family) -> Vec<Said> {
+    fn take_calls_of_mod(&mut self, payload: &Value, family: ModelFamily) -> Vec<Said> {
         let mut said = Vec::new();
         let payload = payload.get("tool_calls").unwrap_or(payload);
         for call in payload.as_array().map_or(std::slice::from_ref(payload), Vec::as_slice) {

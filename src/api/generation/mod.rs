@@ -166,7 +166,7 @@ impl From<SubmitError> for ApiError {
                 Self::invalid("attention", message).code("attention_unavailable")
             }
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
-            SubmitError::Constraint { error: grammar::Error::Busy, .. } => {
+            SubmitError::Constraint { error: grammar::GrammarError::Busy, .. } => {
                 Self::new(Kind::Busy, message).retry_after(1)
             }
             SubmitError::Constraint { field, .. } => Self::invalid(field, message),

@@ -1,6 +1,6 @@
 //! How probable tokens were, as llama-server tells it, on OpenAI's routes as on its own.
 
-use crate::events::{Alternative, TokenId, TokenMeasure};
+use crate::events::{Alternative, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
 
@@ -18,7 +18,7 @@ pub(in crate::api) struct Probabilities<'a> {
 
 impl Probabilities<'_> {
     /// A token that was drawn, and the alternatives to it, the most probable first.
-    pub(in crate::api) fn drawn(&self, measure: &TokenMeasure, others: &[Alternative]) -> Value {
+    pub(in crate::api) fn drawn(&self, measure: &TokenMeasurement, others: &[Alternative]) -> Value {
         self.entry(measure.token, Some(measure.logprob.unwrap_or(self.no_logprob)), others)
     }
 

@@ -3,7 +3,7 @@
 use super::{failure, refuse_known_id};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Output, Request, RunMetrics, TextDelta};
-use crate::events::{Alternative, RunId, TokenMeasure};
+use crate::events::{Alternative, RunId, TokenMeasurement};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Runs {
 /// The tokens of an answer that a client has been told of.
 #[derive(Debug, Default)]
 pub(in crate::api) struct Told {
-    pub(in crate::api) tokens: Vec<(TokenMeasure, Vec<Alternative>)>,
+    pub(in crate::api) tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
 }
 
 impl Told {

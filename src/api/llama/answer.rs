@@ -4,8 +4,8 @@ use super::ask::Answer;
 use super::settings::settings;
 use crate::api::generation::runs::BegunRun;
 use crate::api::generation::{self, Probabilities, Told};
-use crate::engine::{Limits, PromptProgress, Request, Sampling};
-use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasure};
+use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
+use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) struct Line {
     vocabulary: Arc<Vocabulary>,
     model: String,
     prompt: String,
-    sampling: Sampling,
+    sampling: SamplingParams,
     limits: Limits,
     answer: Answer,
     told: Told,
@@ -30,7 +30,7 @@ pub(super) struct Line {
 /// What is needed of a request after it was handed over.
 pub(super) struct Kept {
     prompt: String,
-    sampling: Sampling,
+    sampling: SamplingParams,
     limits: Limits,
 }
 
@@ -170,7 +170,7 @@ impl Line {
         if self.answer.response_fields.is_empty() { Value::Object(last) } else { self.chosen(&Value::Object(last)) }
     }
 
-    fn ends(&self, measure: &TokenMeasure) -> bool {
+    fn ends(&self, measure: &TokenMeasurement) -> bool {
         self.vocabulary.is_end_of_generation(measure.token) || self.limits.stop_tokens.contains(&measure.token)
     }
 
@@ -195,7 +195,7 @@ impl Line {
         Value::Object(chosen)
     }
 
-    fn probabilities(&self, tokens: &[(TokenMeasure, Vec<Alternative>)]) -> Value {
+    fn probabilities(&self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Value {
         let told = Probabilities {
             vocabulary: &self.vocabulary,
             top: self.answer.n_probs,

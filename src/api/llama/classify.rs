@@ -5,7 +5,7 @@ use crate::api::wire::Fields;
 use crate::api::wire::fields::wrong;
 use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::model::Vocabulary;
-use crate::model::llama::Wanted;
+use crate::model::llama::EncoderOutput;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -70,7 +70,8 @@ async fn classify(
     };
     let tokenize =
         move |vocabulary: &Vocabulary| Ok(texts.iter().map(|text| vocabulary.encode(text, true, false)).collect());
-    let Encoded { vectors, usage } = encoding::encode(&loaded, "inputs", is_list, Wanted::Logits, tokenize).await?;
+    let Encoded { vectors, usage } =
+        encoding::encode(&loaded, "inputs", is_list, EncoderOutput::Logits, tokenize).await?;
     let mut predictions = vectors.iter().map(|logits| sorted(labels, logits));
     let predictions = if is_list {
         Predictions::Several(predictions.collect())

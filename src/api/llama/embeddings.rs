@@ -7,7 +7,7 @@ use crate::api::wire::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded, OpenAiError};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::model::llama::{Pooling, Wanted};
+use crate::model::llama::{EncoderOutput, Pooling};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -142,7 +142,7 @@ async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Res
         }
         Ok(inputs)
     };
-    let mut encoded = encoding::encode(loaded, field, is_list, Wanted::Embedding(pooling), tokenize).await?;
+    let mut encoded = encoding::encode(loaded, field, is_list, EncoderOutput::Embedding(pooling), tokenize).await?;
     if pooling != Pooling::None {
         encoded.vectors.iter_mut().for_each(|vector| normalize(vector, norm));
     }

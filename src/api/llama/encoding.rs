@@ -5,7 +5,7 @@ use crate::api::{ApiError, App, Kind, Loaded, wire};
 use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::model::llama::Wanted;
+use crate::model::llama::EncoderOutput;
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) async fn encode(
     loaded: &Loaded,
     field: &'static str,
     is_list: bool,
-    wanted: Wanted,
+    wanted: EncoderOutput,
     tokenize: impl FnOnce(&Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> + Send + 'static,
 ) -> Result<Encoded, ApiError> {
     let vocabulary = Arc::clone(loaded.vocabulary());

@@ -5,7 +5,7 @@ use crate::api::wire::fields::{Fields, wrong};
 use crate::api::wire::parameters;
 use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::events::TokenId;
-use crate::model::{FillIn, Vocabulary};
+use crate::model::{InfillTokens, Vocabulary};
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -64,7 +64,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
 ///
 /// # Errors
 /// 501 when it has none.
-pub(in crate::api) fn tokens_of(vocabulary: &Vocabulary) -> Result<FillIn, ApiError> {
+pub(in crate::api) fn tokens_of(vocabulary: &Vocabulary) -> Result<InfillTokens, ApiError> {
     vocabulary.special().fill_in.ok_or_else(|| {
         ApiError::not_supported(
             "this model was not trained to fill in between two texts: its vocabulary has no tokens for prefix, suffix \
@@ -74,7 +74,12 @@ pub(in crate::api) fn tokens_of(vocabulary: &Vocabulary) -> Result<FillIn, ApiEr
 }
 
 /// The prompt that asks for what stands between two texts.
-pub(in crate::api) fn between(vocabulary: &Vocabulary, tokens: FillIn, prefix: &str, suffix: &str) -> Vec<TokenId> {
+pub(in crate::api) fn between(
+    vocabulary: &Vocabulary,
+    tokens: InfillTokens,
+    prefix: &str,
+    suffix: &str,
+) -> Vec<TokenId> {
     let gap = Gap {
         prefix: vocabulary.encode(prefix, false, false),
         suffix: vocabulary.encode(suffix, false, false),
@@ -101,7 +106,7 @@ impl Gap {
     fn prompt(
         mut self,
         vocabulary: &Vocabulary,
-        tokens: FillIn,
+        tokens: InfillTokens,
         context: usize,
         n_predict: Option<usize>,
     ) -> Vec<TokenId> {
@@ -125,7 +130,7 @@ impl Gap {
 }
 
 /// The other texts, each behind its name where the model has tokens for that.
-fn extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: FillIn) -> Result<Vec<TokenId>, ApiError> {
+fn extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> Result<Vec<TokenId>, ApiError> {
     const EXPECTED: &str = "a list of {\"filename\": …, \"text\": …}";
     let mut all = Vec::new();
     let plain = |text: &str| vocabulary.encode(text, false, false);

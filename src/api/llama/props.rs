@@ -7,7 +7,7 @@ use crate::api::wire::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::config::ModSandbox;
 use crate::engine::Limits;
-use crate::model::chat::{Options, Template};
+use crate::model::chat::{ChatTemplate, RenderOptions};
 use crate::model::llama::{Device, Placement, devices};
 use crate::mods::python::sandbox::{self, SandboxLauncher};
 use axum::Json;
@@ -57,7 +57,7 @@ pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<Value, ApiErr
         "endpoint_metrics": routes.metrics,
         "ui": routes.dashboard,
         "ui_settings": {},
-        "chat_template": loaded.template().map(crate::model::chat::Template::source).ok().or(card.chat_template.as_deref()).unwrap_or_default(),
+        "chat_template": loaded.template().map(crate::model::chat::ChatTemplate::source).ok().or(card.chat_template.as_deref()).unwrap_or_default(),
         "chat_template_caps": loaded.template().map(|template| abilities(template, app)).unwrap_or_default(),
         "bos_token": text(vocabulary.special().bos),
         "eos_token": text(vocabulary.special().eos),
@@ -133,10 +133,10 @@ fn defaults(app: &App, loaded: &Loaded) -> Result<Value, ApiError> {
 }
 
 /// What the chat template does with what it may be given, found out by giving it.
-fn abilities(template: &Template, app: &App) -> Value {
+fn abilities(template: &ChatTemplate, app: &App) -> Value {
     const MARK: &str = "qzmarkzq";
     const OTHER: &str = "qzotherzq";
-    let options = |tools: Value, variables: Value| Options {
+    let options = |tools: Value, variables: Value| RenderOptions {
         tools: (!tools.is_null()).then_some(tools),
         add_generation_prompt: true,
         continue_final: false,
@@ -144,9 +144,11 @@ fn abilities(template: &Template, app: &App) -> Value {
         now: app.now(),
     };
     let plain = || options(Value::Null, Value::Null);
-    let text = |messages: Value, options: &Options| template.render(&messages, options).map(|rendered| rendered.text);
-    let shows =
-        |messages: Value, options: &Options, mark: &str| text(messages, options).is_ok_and(|text| text.contains(mark));
+    let text =
+        |messages: Value, options: &RenderOptions| template.render(&messages, options).map(|rendered| rendered.text);
+    let shows = |messages: Value, options: &RenderOptions, mark: &str| {
+        text(messages, options).is_ok_and(|text| text.contains(mark))
+    };
     let user = || json!({ "role": "user", "content": "hello" });
     let call = |name: &str| {
         json!({ "id": "call_1", "type": "function",

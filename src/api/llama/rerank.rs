@@ -5,7 +5,7 @@ use crate::api::wire::Fields;
 use crate::api::wire::fields::wrong;
 use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::model::Vocabulary;
-use crate::model::llama::Wanted;
+use crate::model::llama::EncoderOutput;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -101,7 +101,7 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
     let tokenize = move |vocabulary: &Vocabulary| {
         Ok(texts.iter().map(|document| pairing.tokens(vocabulary, &query, document)).collect())
     };
-    let Encoded { vectors, usage } = encoding::encode(&loaded, field, true, Wanted::Logits, tokenize).await?;
+    let Encoded { vectors, usage } = encoding::encode(&loaded, field, true, EncoderOutput::Logits, tokenize).await?;
     let mut ranked: Vec<(usize, f32)> = vectors
         .iter()
         .map(|logits| if is_share { share(logits) } else { logits.first().copied().unwrap_or(0.0) })

@@ -1,7 +1,7 @@
 //! `generation_settings`: what a run was generated with, under llama-server's names.
 
 use super::ask::Answer;
-use crate::engine::{Limits, Sampling};
+use crate::engine::{Limits, SamplingParams};
 use serde_json::{Map, Value, json};
 
 /// Parameters that are shown as they were sent.
@@ -9,7 +9,7 @@ pub(super) const ECHOED: &[&str] = &["n_keep", "n_discard", "n_cache_reuse", "gr
 
 /// The settings of a run. The seed is the one that was drawn with, also where -1 was asked for, so that the run can be
 /// repeated.
-pub(in crate::api) fn settings(sampling: &Sampling, limits: &Limits, answer: &Answer) -> Value {
+pub(in crate::api) fn settings(sampling: &SamplingParams, limits: &Limits, answer: &Answer) -> Value {
     let bias: Vec<Value> = sampling
         .logit_bias
         .iter()
@@ -68,7 +68,7 @@ pub(in crate::api) fn settings(sampling: &Sampling, limits: &Limits, answer: &An
 }
 
 /// The less common parameters of the sampler chain.
-fn further(sampling: &Sampling) -> Value {
+fn further(sampling: &SamplingParams) -> Value {
     json!({
         "dynatemp_range": shortest(sampling.dynatemp_range),
         "dynatemp_exponent": shortest(sampling.dynatemp_exponent),

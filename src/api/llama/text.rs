@@ -98,6 +98,6 @@ async fn tokenizer_info(State(app): State<App>, Query(which): Query<Which>) -> R
         "pad_token": text(special.pad),
         "add_bos_token": special.add_bos,
         "model_max_length": loaded.engine().context_per_slot(),
-        "chat_template": loaded.template().ok().map(crate::model::chat::Template::source),
+        "chat_template": loaded.template().ok().map(crate::model::chat::ChatTemplate::source),
     })))
 }

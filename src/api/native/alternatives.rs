@@ -3,7 +3,7 @@
 use super::event_range;
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
-use crate::events::{Alternative, Event, EventType, Item, Measured, RawJson, Stage, TokenId};
+use crate::events::{Alternative, Event, EventType, Measurements, RawJson, StageCount, TokenId, TraceItem};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,7 @@ pub struct Candidates {
     after_sampler: Vec<Alternative>,
     /// The sampler's stages and how many candidates each left.
     #[schema(value_type = Vec<Object>)]
-    stages: Vec<Stage>,
+    stages: Vec<StageCount>,
 }
 
 /// Lists the candidates of every step: the model's, those after mods, and those that were drawn from.
@@ -72,10 +72,10 @@ pub async fn list(
     Ok(Json(Alternatives { alternatives: steps(items, end) }))
 }
 
-fn steps(items: Vec<Item>, end: i32) -> Vec<Candidates> {
+fn steps(items: Vec<TraceItem>, end: i32) -> Vec<Candidates> {
     let mut steps: Vec<Candidates> = Vec::new();
     for item in items {
-        let Item::Event(event) = item else { continue };
+        let TraceItem::Event(event) = item else { continue };
         match event.event_type {
             EventType::ForwardPass if event.sequence_order < end => steps.push(Candidates::begin(event)),
             EventType::Sampled => {
@@ -118,6 +118,6 @@ impl Candidates {
     }
 }
 
-fn measured(measured: Option<Box<Measured>>) -> Measured {
+fn measured(measured: Option<Box<Measurements>>) -> Measurements {
     measured.map(|measured| *measured).unwrap_or_default()
 }

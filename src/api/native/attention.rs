@@ -5,7 +5,7 @@ use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
 use crate::events::{AttentionStep, RunId};
 use crate::store::Store;
-use crate::trace::attention::{self, HeadStat};
+use crate::trace::attention::{self, HeadStatistics};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -108,7 +108,7 @@ pub struct HeadMeasures {
     /// `entropy` in bits, `sink_mass`, `peak`, `peak_position`.
     #[serde(flatten)]
     #[schema(value_type = Object)]
-    measures: HeadStat,
+    measures: HeadStatistics,
 }
 
 /// Shows the attention of one step (`at`), a map of steps × positions (`from`, `to`, `bins`), or how much the steps looked at
@@ -199,6 +199,6 @@ pub(super) fn view_values(step: &AttentionStep, view: View, layer: Option<u16>) 
     }
 }
 
-fn damaged(step: &AttentionStep, error: &attention::Error) -> ApiError {
+fn damaged(step: &AttentionStep, error: &attention::AttentionCodecError) -> ApiError {
     ApiError::internal(format!("the stored attention of event {} cannot be read: {error}", step.sequence_order))
 }

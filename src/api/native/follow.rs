@@ -1,7 +1,7 @@
 //! A run as server-sent events: what is stored, then what happens, until it is over.
 
 use crate::api::{ApiError, App};
-use crate::events::{Item, RunId, RunStatus};
+use crate::events::{RunId, RunStatus, TraceItem};
 use crate::store::{ItemPage, LiveUpdate};
 use crate::trace::document::{Numbering, item_to_json};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -85,7 +85,7 @@ impl Follower {
         loop {
             if let Some((backlog, updates)) = self.app.live()?.subscribe(self.run_id) {
                 let begin = backlog.iter().find_map(|item| match item {
-                    Item::Event(event) => Some(event.sequence_order),
+                    TraceItem::Event(event) => Some(event.sequence_order),
                     _ => None,
                 });
                 if let Some(begin) = begin {
@@ -141,11 +141,11 @@ impl Follower {
     }
 
     /// Walks over the next items and sends those from the cursor on.
-    async fn take(&mut self, items: &[Item]) -> Result<(), Stop> {
+    async fn take(&mut self, items: &[TraceItem]) -> Result<(), Stop> {
         for item in items {
             match item {
-                Item::Attention(_) => continue,
-                Item::Event(event) => (self.event, self.item) = (event.sequence_order, 0),
+                TraceItem::Attention(_) => continue,
+                TraceItem::Event(event) => (self.event, self.item) = (event.sequence_order, 0),
                 _ => self.item += 1,
             }
             let at = Cursor { event: self.event, items: self.item };

@@ -7,9 +7,9 @@ use crate::api::wire::mods::MOST;
 use crate::api::wire::{lora, parameters};
 use crate::api::{ApiError, App, Caller, Loaded, Problem, mods as registry};
 use crate::engine::{Limits, Output, Overflow, Request, ThinkingBudget};
-use crate::events::{FinishReason, Prompt, RunId, Surface};
+use crate::events::{FinishReason, PromptRecord, RunId, Surface};
 use crate::model::Vocabulary;
-use crate::model::chat::answer::Reading;
+use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
 use crate::mods::{ModRef, SelectedMod, version_of};
 use axum::Extension;
@@ -26,7 +26,7 @@ use utoipa::ToSchema;
 pub struct Again {
     /// The object `prompt` of the first event's `details`, as it was recorded.
     #[schema(value_type = Object)]
-    prompt: Prompt,
+    prompt: PromptRecord,
     /// Take the versions of mods that are there now, also where they are not those of the recorded run.
     #[serde(default)]
     any_version: bool,
@@ -95,7 +95,7 @@ pub async fn run(
 }
 
 /// The recorded request; everything is checked as if a client had made it up, for a client may have.
-fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request, ApiError> {
+fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
     let (sampling, limits) = (&recorded["sampling"], &recorded["limits"]);
     if prompt.tokens.is_empty() || !sampling.is_object() || !limits.is_object() {
@@ -140,7 +140,7 @@ fn request(prompt: Prompt, recorded: &Value, loaded: &Loaded) -> Result<Request,
     check_spans(&prompt)?;
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
     let said = Some(&recorded["reading"]).filter(|said| said.is_object());
-    let reading = said.map(|said| Reading::of_recording(template, prompt.tools.as_ref(), said));
+    let reading = said.map(|said| AnswerFormat::of_recording(template, prompt.tools.as_ref(), said));
     let adapters = lora::adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
@@ -180,7 +180,7 @@ fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<Thinking
     Ok(budget)
 }
 
-fn check_spans(prompt: &Prompt) -> Result<(), ApiError> {
+fn check_spans(prompt: &PromptRecord) -> Result<(), ApiError> {
     let mut behind = 0;
     for span in &prompt.spans {
         if span.start < behind || span.end < span.start || span.end as usize > prompt.tokens.len() {

@@ -258,7 +258,7 @@ mod tests {
         };
         assert_eq!(kind(Some(Fault::Mod), "out of memory, says a mod"), ("content_filter".into(), false));
         assert_eq!(kind(Some(Fault::Request), "no token can be drawn"), ("invalid_request".into(), false));
-        assert_eq!(kind(None, &crate::model::Error::OutOfMemory.to_string()), ("memory_pressure".into(), true));
+        assert_eq!(kind(None, &crate::model::ModelError::OutOfMemory.to_string()), ("memory_pressure".into(), true));
         assert_eq!(kind(None, "the KV state is damaged"), ("internal_error".into(), false));
         for by in EndedBy::ALL {
             assert_eq!(EndedBy::recorded(&format!("{}; mod 'x' was switched off", by.words())), Some(by));

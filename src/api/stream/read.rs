@@ -3,7 +3,7 @@
 use crate::api::wire::fields::{Fields, wrong};
 use crate::api::wire::{constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::{Limits, ReportOptions, Request, Sampling};
+use crate::engine::{Limits, ReportOptions, Request, SamplingParams};
 use crate::events::Surface;
 use crate::model::Vocabulary;
 use serde_json::{Map, Value};
@@ -178,7 +178,7 @@ impl Config {
         vocabulary: &Vocabulary,
         room: u32,
         seed: Option<u32>,
-    ) -> Result<(Sampling, Limits), ApiError> {
+    ) -> Result<(SamplingParams, Limits), ApiError> {
         let fields = Fields::new(&self.body)?.or(&app.config().server.request_defaults);
         let mut sampling = parameters::sampling(fields, vocabulary).map_err(in_the_contracts_words)?;
         if let (Some(seed), None) = (seed, fields.get("seed")) {

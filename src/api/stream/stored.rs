@@ -3,7 +3,7 @@
 use super::message;
 use super::run::EndedBy;
 use crate::api::{ApiError, App};
-use crate::events::{Action, ActionType, Fault, FinishReason, Item, RunStatus, Usage};
+use crate::events::{ActionRecord, ActionType, Fault, FinishReason, RunStatus, TraceItem, Usage};
 use crate::store::RunSummary;
 use crate::trace::fold::Fold;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ pub(super) async fn messages(app: &App, id: &str) -> Result<[Value; 2], ApiError
         let mut fold = Fold::new();
         items.iter().for_each(|item| fold.apply(item));
         let actions = items.iter().filter_map(|item| match item {
-            Item::Action(action) => Some(action),
+            TraceItem::Action(action) => Some(action),
             _ => None,
         });
         (fold.answer_text(), Ending::of(actions))
@@ -44,7 +44,7 @@ struct Ending {
 }
 
 impl Ending {
-    fn of<'a>(actions: impl Iterator<Item = &'a Action>) -> Self {
+    fn of<'a>(actions: impl Iterator<Item = &'a ActionRecord>) -> Self {
         let mut ending = Self::default();
         for action in actions {
             match action.action_type {

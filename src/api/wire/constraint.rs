@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, wrong};
 use crate::api::ApiError;
-use crate::model::grammar::{Constraint, Source};
+use crate::model::grammar::{Constraint, GrammarSource};
 use serde_json::Value;
 
 /// What begins a grammar in llguidance's Lark, as in llama-server.
@@ -12,11 +12,12 @@ const LARK: &str = "%llguidance";
 /// where `one_only`, as on its chat routes, only one of them may be there.
 pub(in crate::api) fn constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
     let grammar = fields.text("grammar")?.filter(|text| !text.trim().is_empty()).map(|text| {
-        let source = if text.trim_start().starts_with(LARK) { Source::Lark } else { Source::Gbnf };
+        let source = if text.trim_start().starts_with(LARK) { GrammarSource::Lark } else { GrammarSource::Gbnf };
         Constraint::new("grammar", source(text.to_owned()))
     });
-    let schema =
-        fields.get("json_schema").map(|schema| Constraint::new("json_schema", Source::JsonSchema(schema.clone())));
+    let schema = fields
+        .get("json_schema")
+        .map(|schema| Constraint::new("json_schema", GrammarSource::JsonSchema(schema.clone())));
     let format = response_format(fields)?;
     let mut asked = [grammar, schema, format].into_iter().flatten();
     let (first, second) = (asked.next(), asked.next());
@@ -36,15 +37,15 @@ fn response_format(fields: Fields<'_>) -> Result<Option<Constraint>, ApiError> {
     let source = match format.get("type").and_then(Value::as_str) {
         Some("text") => return Ok(None),
         Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
-            Some(schema) => Source::JsonSchema(schema.clone()),
-            None => Source::JsonObject,
+            Some(schema) => GrammarSource::JsonSchema(schema.clone()),
+            None => GrammarSource::JsonObject,
         },
         Some("json_schema") => {
             let named = format.get("json_schema").and_then(|named| named.get("schema"));
             let schema = named.or(format.get("schema")).ok_or_else(|| {
                 ApiError::invalid("response_format.json_schema.schema", "response_format.json_schema.schema is missing")
             })?;
-            Source::JsonSchema(schema.clone())
+            GrammarSource::JsonSchema(schema.clone())
         }
         _ => return Err(wrong(FIELD, EXPECTED, &Value::Object(format.clone()))),
     };
@@ -65,17 +66,17 @@ mod tests {
         let source = |body: Value| read(&body, true).unwrap().map(|constraint| constraint.source);
         assert_eq!(source(json!({"grammar": ""})), None);
         assert_eq!(source(json!({"response_format": {"type": "text"}})), None);
-        assert_eq!(source(json!({"response_format": {"type": "json_object"}})), Some(Source::JsonObject));
-        assert_eq!(source(json!({"grammar": "root ::= \"a\""})), Some(Source::Gbnf("root ::= \"a\"".into())));
+        assert_eq!(source(json!({"response_format": {"type": "json_object"}})), Some(GrammarSource::JsonObject));
+        assert_eq!(source(json!({"grammar": "root ::= \"a\""})), Some(GrammarSource::Gbnf("root ::= \"a\"".into())));
         let lark = "%llguidance {}\nstart: \"a\"";
-        assert_eq!(source(json!({"grammar": lark})), Some(Source::Lark(lark.into())));
+        assert_eq!(source(json!({"grammar": lark})), Some(GrammarSource::Lark(lark.into())));
         let schema = json!({"type": "integer"});
         for body in [
             json!({"json_schema": schema}),
             json!({"response_format": {"type": "json_object", "schema": schema}}),
             json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
         ] {
-            assert_eq!(source(body), Some(Source::JsonSchema(schema.clone())));
+            assert_eq!(source(body), Some(GrammarSource::JsonSchema(schema.clone())));
         }
     }
 

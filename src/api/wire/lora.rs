@@ -3,7 +3,7 @@
 
 use super::fields::{Fields, integer, shown, wrong};
 use crate::api::ApiError;
-use crate::model::llama::{AdapterSet, Adapters, Weighed};
+use crate::model::llama::{AdapterSet, Adapters, ScaledAdapter};
 use serde_json::Value;
 
 /// A request's `lora`.
@@ -23,9 +23,9 @@ pub(in crate::api) fn set(list: &Value, name: &str, known: &Adapters) -> Result<
         let id = id.filter(|&id| id < known.list().len()).ok_or_else(|| unknown(&at, value("id"), known))?;
         let scale = value("scale").as_f64().map(|scale| scale as f32).filter(|scale| scale.is_finite());
         let scale = scale.ok_or_else(|| wrong(&format!("{at}.scale"), "a number", value("scale")))?;
-        Ok(Weighed { id, scale })
+        Ok(ScaledAdapter { id, scale })
     };
-    let set: Result<Vec<Weighed>, ApiError> = entries.iter().enumerate().map(weighed).collect();
+    let set: Result<Vec<ScaledAdapter>, ApiError> = entries.iter().enumerate().map(weighed).collect();
     Ok(AdapterSet::new(set?))
 }
 

@@ -3,7 +3,7 @@
 
 use super::fields::{Fields, integer, wrong};
 use crate::api::ApiError;
-use crate::engine::{Limits, Overflow, RecordPolicy, Sampling, Stage};
+use crate::engine::{Limits, Overflow, RecordPolicy, SamplerStage, SamplingParams};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use serde_json::{Map, Value};
@@ -50,9 +50,9 @@ pub(in crate::api) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiErro
 }
 
 /// How tokens are drawn.
-pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sampling, ApiError> {
+pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<SamplingParams, ApiError> {
     const WINDOW: i64 = 1 << 20;
-    let default = Sampling::default();
+    let default = SamplingParams::default();
     let number = |name: &str, range: RangeInclusive<f32>, default: f32| {
         fields.number(name, range).map(|value| value.unwrap_or(default))
     };
@@ -75,7 +75,7 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
     // llama-server has no word for "the whole context" any more.
     let least_window = if fields.clamps() { 0 } else { -1 };
     let least_top_k = if fields.clamps() { i64::from(i32::MIN) } else { -1 };
-    Ok(Sampling {
+    Ok(SamplingParams {
         samplers: samplers(fields)?.unwrap_or(default.samplers),
         min_keep: count("min_keep", 0..=WINDOW, 0)? as usize,
         temperature: number("temperature", 0.0..=100.0, default.temperature)?,
@@ -153,21 +153,22 @@ pub(in crate::api) fn placement(fields: Fields<'_>) -> Result<Placement, ApiErro
 }
 
 /// The stages of the sampler chain: a list of names, names separated by `;`, or letters.
-fn samplers(fields: Fields<'_>) -> Result<Option<Vec<Stage>>, ApiError> {
+fn samplers(fields: Fields<'_>) -> Result<Option<Vec<SamplerStage>>, ApiError> {
     const FIELD: &str = "samplers";
     let Some(value) = fields.get(FIELD) else { return Ok(None) };
     let unknown = |name: &str| {
-        let known: Vec<String> = Stage::NAMES.iter().map(|(_, name, letter)| format!("{name} ({letter})")).collect();
+        let known: Vec<String> =
+            SamplerStage::NAMES.iter().map(|(_, name, letter)| format!("{name} ({letter})")).collect();
         ApiError::invalid(FIELD, format!("samplers: {name:?} is not known; there are {}", known.join(", ")))
     };
-    let by_name = |name: &str| Stage::from_name(name).ok_or_else(|| unknown(name));
-    let stages: Result<Vec<Stage>, ApiError> = match value {
+    let by_name = |name: &str| SamplerStage::from_name(name).ok_or_else(|| unknown(name));
+    let stages: Result<Vec<SamplerStage>, ApiError> = match value {
         Value::String(text) if text.contains([';', '_', '-']) => {
             text.split(';').filter(|name| !GONE.contains(name)).map(by_name).collect()
         }
         Value::String(letters) => letters
             .chars()
-            .map(|letter| Stage::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
+            .map(|letter| SamplerStage::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
             .collect(),
         Value::Array(names) => names
             .iter()

@@ -4,12 +4,12 @@
 //! have happened. A recording has the most probable tokens of each step and not all logits: the mod sees those with their
 //! probabilities, and all other tokens with an equal share of the rest.
 
-use crate::events::{Action as Recorded, ActionType, Event, EventType, Item, ModCall, Prompt, RunId, TokenId};
-use crate::model::chat::answer::Reading;
+use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, PromptRecord, RunId, TokenId, TraceItem};
+use crate::model::chat::answer::AnswerFormat;
 use crate::model::llama::ModelOptions;
 use crate::model::{Model, Vocabulary};
 use crate::mods::{Action, Call, CallEvent, LogitEdit, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
-use crate::trace::difference::Did;
+use crate::trace::difference::RequestedAction;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ struct Answer {
     sequence_order: i32,
     step: i32,
     event: &'static str,
-    action: Option<Did>,
+    action: Option<RequestedAction>,
     exception: Option<String>,
     logs: Vec<String>,
 }
@@ -114,7 +114,7 @@ fn feed(
     let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == own.as_str());
     let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
     let template = model.card().chat_template.as_deref().unwrap_or_default();
-    let reading = Reading::of_recording(template, prompt.tools.as_ref(), &parameters["reading"]);
+    let reading = AnswerFormat::of_recording(template, prompt.tools.as_ref(), &parameters["reading"]);
     let view = Arc::new(RunView {
         run_id: RunId::now(),
         request_id: run.request.request_id.clone(),
@@ -145,13 +145,13 @@ fn feed(
     };
     for item in run.items() {
         match item {
-            Item::Event(event) => {
+            TraceItem::Event(event) => {
                 feeder.compare();
                 feeder.event(&event)?;
             }
-            Item::ModCall(call) => feeder.recorded_call(&call),
-            Item::Action(action) => feeder.recorded_action(&action),
-            Item::ModLog(_) | Item::Attention(_) => {}
+            TraceItem::ModCall(call) => feeder.recorded_call(&call),
+            TraceItem::Action(action) => feeder.recorded_action(&action),
+            TraceItem::ModLog(_) | TraceItem::Attention(_) => {}
         }
     }
     feeder.compare();
@@ -160,7 +160,7 @@ fn feed(
 }
 
 /// Another model has other tokens: what the mod would see is nonsense then.
-fn check_vocabulary(model: &Model, prompt: &Prompt, run: &Document) -> anyhow::Result<()> {
+fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> anyhow::Result<()> {
     let named = run.request.model.as_deref().unwrap_or("another model");
     let vocabulary = model.vocabulary();
     let fits = prompt.tokens.iter().all(|&token| vocabulary.contains(token))
@@ -280,12 +280,12 @@ impl Feeder {
     }
 
     /// Notes what was recorded of this mod, and does to the sequence what the engine did.
-    fn recorded_action(&mut self, action: &Recorded) {
+    fn recorded_action(&mut self, action: &ActionRecord) {
         if action.action_type == ActionType::Noop {
             return;
         }
         if self.caller == self.own {
-            self.then.action = Some(Did::from(action));
+            self.then.action = Some(RequestedAction::from(action));
         }
         let raw = action.details.as_ref();
         let details: Details = raw.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
@@ -342,12 +342,12 @@ fn answer(event: &Event, reply: Reply) -> Answer {
     }
 }
 
-fn did(action: Action) -> Option<Did> {
-    let of = Did::of(action.kind());
+fn did(action: Action) -> Option<RequestedAction> {
+    let of = RequestedAction::of(action.kind());
     Some(match action {
         Action::Noop => return None,
         Action::AdjustedPrefill { tokens, max_steps } => {
-            Did { tokens, max_steps: max_steps.map(|steps| steps as i32), ..of }
+            RequestedAction { tokens, max_steps: max_steps.map(|steps| steps as i32), ..of }
         }
         Action::AdjustedLogits { edit, temperature } => {
             let kind = match edit {
@@ -359,12 +359,12 @@ fn did(action: Action) -> Option<Did> {
             };
             // As the recording has it: 0.8, not 0.800000011920929.
             let temperature = temperature.and_then(|value| value.to_string().parse().ok());
-            Did { edit: Some(kind.to_owned()), temperature, ..of }
+            RequestedAction { edit: Some(kind.to_owned()), temperature, ..of }
         }
-        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => Did { tokens, ..of },
-        Action::Backtrack { n, tokens } => Did { steps: Some(n as i32), tokens, ..of },
-        Action::ToolCalls(payload) => Did { tool_calls: Some(payload), ..of },
-        Action::EmitError { message, .. } => Did { message: Some(message), ..of },
+        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => RequestedAction { tokens, ..of },
+        Action::Backtrack { n, tokens } => RequestedAction { steps: Some(n as i32), tokens, ..of },
+        Action::ToolCalls(payload) => RequestedAction { tool_calls: Some(payload), ..of },
+        Action::EmitError { message, .. } => RequestedAction { message: Some(message), ..of },
     })
 }
 

@@ -5,7 +5,7 @@
 //! between messages. Pairs of a tool call and its results go from message to message, where the template ends messages
 //! with an end-of-generation token.
 
-use crate::events::{Evicted, Span, TokenId};
+use crate::events::{EvictedMessage, Span, TokenId};
 use crate::model::{Vocabulary, common_prefix, printable};
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(in crate::engine) struct Part {
 
 impl Part {
     /// Its messages as the client is told of them.
-    pub fn told(&self, tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<Evicted> {
+    pub fn told(&self, tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<EvictedMessage> {
         self.contents.iter().map(|(role, range)| told(role, &tokens[range.clone()], vocabulary)).collect()
     }
 }
@@ -33,14 +33,14 @@ pub(in crate::engine) fn said(
     spans: &[Span],
     ranges: &[Range<usize>],
     vocabulary: &Vocabulary,
-) -> Vec<Evicted> {
+) -> Vec<EvictedMessage> {
     let said: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
     let parts = ranges.iter().map(|range| part(tokens, range.clone(), &said, vocabulary));
     parts.flat_map(|part| part.told(tokens, vocabulary)).collect()
 }
 
-fn told(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> Evicted {
-    Evicted {
+fn told(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> EvictedMessage {
+    EvictedMessage {
         role: role.to_owned(),
         tokens: content.len() as u32,
         text: printable(vocabulary.decode(content).chars().take(PREVIEW_CHARS).collect()),
@@ -166,7 +166,7 @@ fn call(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> O
 mod tests {
     use super::*;
     use crate::engine::conversation::low_water;
-    use crate::model::Special;
+    use crate::model::SpecialTokens;
 
     const END: TokenId = 1;
     const BEGIN: TokenId = 2;
@@ -185,7 +185,7 @@ mod tests {
             pieces,
             (0..100).map(|id| id == END || id == BEGIN).collect(),
             vec![END],
-            Special::default(),
+            SpecialTokens::default(),
             |_, _, _| Vec::new(),
         )
     }

@@ -3,7 +3,7 @@
 //! It runs where `THUNDER_CHAT_TEMPLATES` names a folder of `.jinja` files, e.g. llama.cpp's `models/templates`, and
 //! `THUNDER_JINJA_PYTHON` a Python with jinja2. `THUNDER_CHAT_TEMPLATES_REPORT` names a file for the table of results.
 
-use super::{Options, Template, messages};
+use super::{ChatTemplate, RenderOptions, messages};
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -114,7 +114,7 @@ fn chat_templates_render_as_in_jinja2() {
     let cases = cases();
     let (mut ours, mut given) = (Vec::new(), Vec::new());
     for (_, source) in &sources {
-        let template = Template::new(Some(source), "<s>", "</s>");
+        let template = ChatTemplate::new(Some(source), "<s>", "</s>");
         for case in &cases {
             let (text, context) = match &template {
                 Ok(template) => rendered(template, case),
@@ -168,8 +168,8 @@ fn chat_templates_render_as_in_jinja2() {
 }
 
 /// Renders a case: the text and whether every user's message was found in it, and what the template was given.
-fn rendered(template: &Template, case: &Case) -> (Result<(String, bool), String>, Value) {
-    let options = Options {
+fn rendered(template: &ChatTemplate, case: &Case) -> (Result<(String, bool), String>, Value) {
+    let options = RenderOptions {
         tools: case.tools.clone(),
         add_generation_prompt: true,
         continue_final: false,

@@ -4,14 +4,14 @@
 //! A family is told by the markers in its chat template, not by the model's name, which anybody can change. A model
 //! whose template knows no tools gets them described by us, and answers as the Hermes family does.
 
-use super::format::{CallForm, CallShape, Format, Keys, Tags};
+use super::format::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
 use super::pattern::{Hole, Pattern};
 use serde::Serialize;
 
 /// A line of models whose answers look alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Family {
+pub enum ModelFamily {
     /// Qwen 2 and 3, Hermes, Granite 4: JSON in `<tool_call>`.
     Hermes,
     /// Qwen 3 Coder: tagged parameters in `<tool_call><function=…>`.
@@ -46,7 +46,7 @@ pub enum Family {
     Plain,
 }
 
-impl Family {
+impl ModelFamily {
     /// The family whose markers are in the template.
     #[must_use]
     pub fn of(template: &str) -> Self {
@@ -76,7 +76,7 @@ impl Family {
 
     /// Returns the form of its answers that is known without a template.
     #[must_use]
-    pub fn format(self) -> Format {
+    pub fn format(self) -> AnswerSyntax {
         let (open, close) = match self {
             Self::Mistral => ("[THINK]", "[/THINK]"),
             Self::CommandR => ("<|START_THINKING|>", "<|END_THINKING|>"),
@@ -87,7 +87,7 @@ impl Family {
             Self::CommandR => &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
             _ => &[],
         };
-        Format {
+        AnswerSyntax {
             family: self,
             calls: self.calls(),
             thought: (open.to_owned(), close.to_owned()),
@@ -195,16 +195,16 @@ impl Family {
     }
 }
 
-impl Format {
+impl AnswerSyntax {
     /// The form of answers that a template's markers tell of.
     #[must_use]
     pub fn of_markers(template: &str) -> Self {
-        let mut format = Family::of(template).format();
-        if format.family == Family::Mistral && !template.contains("[ARGS]") {
+        let mut format = ModelFamily::of(template).format();
+        if format.family == ModelFamily::Mistral && !template.contains("[ARGS]") {
             // Mistral wrote a list before it wrote names and arguments.
             format.calls.reverse();
         }
-        if format.family == Family::DeepSeek && !template.contains("```json") {
+        if format.family == ModelFamily::DeepSeek && !template.contains("```json") {
             // DeepSeek's first models put the arguments in a fence.
             format.calls.reverse();
         }
@@ -221,7 +221,7 @@ impl Format {
     /// described, or as it learned.
     #[must_use]
     pub fn without_own_tools(mut self) -> Self {
-        let mut calls = Family::Hermes.calls();
+        let mut calls = ModelFamily::Hermes.calls();
         self.calls.retain(|form| !form.is_bare() && form.shape != CallShape::Channel && *form != calls[0]);
         calls.append(&mut self.calls);
         self.calls = calls;
@@ -231,28 +231,28 @@ impl Format {
 
 #[cfg(test)]
 mod tests {
-    use super::Family;
+    use super::ModelFamily;
 
     #[test]
     fn a_template_tells_its_family() {
         for (template, family) in [
-            ("{{ '<|im_start|>' }}{% if tools %}<tool_call>{% endif %}", Family::Hermes),
-            ("<|start_header_id|>ipython<|end_header_id|>", Family::Llama3),
-            ("[INST] [/INST] [TOOL_CALLS]", Family::Mistral),
-            ("[gMASK]<sop><|observation|>", Family::Glm4),
-            ("<tool_call>{{ name }}<arg_key>", Family::Glm45),
-            ("<tool_call><function=f><parameter=a>", Family::QwenCoder),
-            ("<start_of_turn>model", Family::Gemma),
-            ("<|user|>hi<|end|><|assistant|>", Family::Phi),
-            ("<｜User｜>hi<｜Assistant｜><think>", Family::DeepSeek),
-            ("<|START_OF_TURN_TOKEN|><|START_ACTION|>", Family::CommandR),
-            ("<|start|>assistant<|channel|>final<|message|>", Family::Harmony),
-            ("[INST] {{ m.content }} [/INST]", Family::Plain),
-            ("", Family::Plain),
+            ("{{ '<|im_start|>' }}{% if tools %}<tool_call>{% endif %}", ModelFamily::Hermes),
+            ("<|start_header_id|>ipython<|end_header_id|>", ModelFamily::Llama3),
+            ("[INST] [/INST] [TOOL_CALLS]", ModelFamily::Mistral),
+            ("[gMASK]<sop><|observation|>", ModelFamily::Glm4),
+            ("<tool_call>{{ name }}<arg_key>", ModelFamily::Glm45),
+            ("<tool_call><function=f><parameter=a>", ModelFamily::QwenCoder),
+            ("<start_of_turn>model", ModelFamily::Gemma),
+            ("<|user|>hi<|end|><|assistant|>", ModelFamily::Phi),
+            ("<｜User｜>hi<｜Assistant｜><think>", ModelFamily::DeepSeek),
+            ("<|START_OF_TURN_TOKEN|><|START_ACTION|>", ModelFamily::CommandR),
+            ("<|start|>assistant<|channel|>final<|message|>", ModelFamily::Harmony),
+            ("[INST] {{ m.content }} [/INST]", ModelFamily::Plain),
+            ("", ModelFamily::Plain),
         ] {
-            assert_eq!(Family::of(template), family, "{template}");
+            assert_eq!(ModelFamily::of(template), family, "{template}");
         }
-        assert_eq!(Family::Glm4.format().tool_role, "observation");
-        assert_eq!(Family::Llama3.format().tool_role, "ipython");
+        assert_eq!(ModelFamily::Glm4.format().tool_role, "observation");
+        assert_eq!(ModelFamily::Llama3.format().tool_role, "ipython");
     }
 }

@@ -1,13 +1,13 @@
 //! The written form of a model's answers: the markers of thoughts and text, and the forms of a tool call.
 
-use super::family::Family;
+use super::family::ModelFamily;
 use super::pattern::{Hole, Pattern};
 
 /// The written form of a model's answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Format {
+pub struct AnswerSyntax {
     /// The family.
-    pub family: Family,
+    pub family: ModelFamily,
     /// Forms of a call. All are read, the first is written where an answer must call.
     pub calls: Vec<CallForm>,
     /// The markers before and after a thought.
@@ -96,7 +96,7 @@ pub struct Tags {
     pub lines: bool,
 }
 
-impl Format {
+impl AnswerSyntax {
     /// Returns whether answers are written in channels.
     #[must_use]
     pub fn is_channels(&self) -> bool {

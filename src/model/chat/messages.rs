@@ -1,8 +1,8 @@
 //! Messages as templates expect them, made of what clients send.
 
-use super::Error;
-use super::family::Family;
-use super::format::Format;
+use super::ChatTemplateError;
+use super::family::ModelFamily;
+use super::format::AnswerSyntax;
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -14,8 +14,8 @@ pub(super) struct Last {
 }
 
 /// Takes the last message off, which must be the assistant's.
-pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, Error> {
-    let wrong = |pointer: String, message: &str| Error::Message { pointer, message: message.to_owned() };
+pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, ChatTemplateError> {
+    let wrong = |pointer: String, message: &str| ChatTemplateError::Message { pointer, message: message.to_owned() };
     let at = messages.len() - 1;
     let last = &messages[at];
     if last["role"] != "assistant" {
@@ -37,7 +37,7 @@ pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, Error> {
 }
 
 /// Fits the messages to the family's template: the role of results, the form of arguments, the form of ids.
-pub(super) fn adapt(messages: &mut [Value], format: &Format, arguments_as_text: bool, source: &str) {
+pub(super) fn adapt(messages: &mut [Value], format: &AnswerSyntax, arguments_as_text: bool, source: &str) {
     let mentions = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
     let rename_results = format.tool_role != "tool" && !mentions("tool");
     let rename_developer = !mentions("developer");
@@ -49,14 +49,14 @@ pub(super) fn adapt(messages: &mut [Value], format: &Format, arguments_as_text: 
         } else if role == "developer" && rename_developer {
             fields.insert("role".into(), "system".into());
         }
-        if format.family == Family::Mistral
+        if format.family == ModelFamily::Mistral
             && let Some(id) = fields.get_mut("tool_call_id")
         {
             shorten(id);
         }
         if let Some(Value::Array(calls)) = fields.get_mut("tool_calls") {
             for call in calls {
-                if format.family == Family::Mistral
+                if format.family == ModelFamily::Mistral
                     && let Some(id) = call.get_mut("id")
                 {
                     shorten(id);
@@ -99,8 +99,8 @@ fn shorten(id: &mut Value) {
 
 /// Messages as templates expect them: `content` is a text (parts are joined), the arguments of tool calls are
 /// objects.
-pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, Error> {
-    let wrong = |pointer: String, message: String| Error::Message { pointer, message };
+pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, ChatTemplateError> {
+    let wrong = |pointer: String, message: String| ChatTemplateError::Message { pointer, message };
     let list = messages
         .as_array()
         .filter(|list| !list.is_empty())
@@ -150,10 +150,10 @@ pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, Error> {
     Ok(normal)
 }
 
-fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), Error> {
+fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), ChatTemplateError> {
     let wrong = |pointer: String, expected: &str| {
         let message = format!("{pointer} must be {expected}");
-        Err(Error::Message { pointer, message })
+        Err(ChatTemplateError::Message { pointer, message })
     };
     let calls = match fields.get("tool_calls") {
         None | Some(Value::Null) => return Ok(()),
@@ -172,13 +172,13 @@ fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), Error> 
     Ok(())
 }
 
-fn joined(parts: &[Value], pointer: &str) -> Result<String, Error> {
+fn joined(parts: &[Value], pointer: &str) -> Result<String, ChatTemplateError> {
     let mut texts = Vec::with_capacity(parts.len());
     for part in parts {
         match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
             (Some("text") | None, Some(text)) => texts.push(text),
             (kind, _) => {
-                return Err(Error::Message {
+                return Err(ChatTemplateError::Message {
                     pointer: pointer.to_owned(),
                     message: format!(
                         "{pointer} has a part of type '{}'; the model takes text parts only",

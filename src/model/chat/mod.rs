@@ -1,7 +1,7 @@
 //! Chat templates: messages and tools to the prompt's text, by the template inside the GGUF.
 //!
 //! Templates are written for Python's Jinja2 and come with the weights, from anywhere: they run in minijinja with
-//! Python's methods, a limit of instructions, and no access to anything. [`Rendered`] says which part of the text
+//! Python's methods, a limit of instructions, and no access to anything. [`RenderedPrompt`] says which part of the text
 //! each message became, so that a replay can show who said what.
 
 pub mod answer;
@@ -19,11 +19,11 @@ mod spans;
 mod syntax;
 pub mod tools;
 
-pub use rendered::{Part, Rendered};
+pub use rendered::{RenderedMessage, RenderedPrompt};
 
 use crate::model::{Vocabulary, llama};
 use chrono::{DateTime, Utc};
-use format::Format;
+use format::AnswerSyntax;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
@@ -53,7 +53,7 @@ enum Renderer {
 
 /// A compiled chat template.
 #[derive(Debug)]
-pub struct Template {
+pub struct ChatTemplate {
     renderer: Renderer,
     /// Texts that the template may look for in a message.
     literals: Vec<String>,
@@ -64,13 +64,13 @@ pub struct Template {
     source: String,
     /// Whether it is our fallback, because the model has none.
     fallback: bool,
-    format: Arc<Format>,
+    format: Arc<AnswerSyntax>,
     abilities: Abilities,
 }
 
 /// What is rendered besides the messages.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct RenderOptions {
     /// The tools, in OpenAI's shape.
     pub tools: Option<Value>,
     /// Whether the text ends with the beginning of the assistant's answer.
@@ -85,7 +85,7 @@ pub struct Options {
 
 /// Why a conversation has no prompt.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ChatTemplateError {
     /// The GGUF's template does not compile.
     #[error("the model's chat template cannot be read: {0}")]
     Template(String),
@@ -102,22 +102,24 @@ pub enum Error {
     },
 }
 
-impl Template {
+impl ChatTemplate {
     /// Compiles a model's template; `None` means the `ChatML` fallback. `bos` and `eos` are the texts of those tokens.
     ///
     /// # Errors
-    /// [`Error::Template`].
-    pub fn new(source: Option<&str>, bos: &str, eos: &str) -> Result<Self, Error> {
+    /// [`ChatTemplateError::Template`].
+    pub fn new(source: Option<&str>, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| Error::Template(error.to_string()))?);
+        environment.set_syntax(syntax.map_err(|error| ChatTemplateError::Template(error.to_string()))?);
         environment.set_fuel(Some(FUEL));
         // The text is a prompt, not a page.
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
         let text = source.unwrap_or(CHATML);
         let translation = syntax::translate(text);
-        environment.add_template_owned(NAME, translation.source).map_err(|error| Error::Template(described(&error)))?;
+        environment
+            .add_template_owned(NAME, translation.source)
+            .map_err(|error| ChatTemplateError::Template(described(&error)))?;
         let mut template = Self::with(Renderer::Jinja(Box::new(environment)), text, bos, eos);
         template.literals = translation.literals;
         template.fallback = source.is_none();
@@ -132,17 +134,17 @@ impl Template {
     /// Returns the template that llama.cpp has by this name and renders itself.
     ///
     /// # Errors
-    /// [`Error::Template`] when llama.cpp has none of that name.
-    pub fn of_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, Error> {
+    /// [`ChatTemplateError::Template`] when llama.cpp has none of that name.
+    pub fn of_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
         let said = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
         // What it writes tells the family, as the text of a Jinja template does.
         let Some(sample) = llama::apply_chat_template(name, &said, true) else {
-            return Err(Error::Template(format!("llama.cpp has no chat template '{name}'")));
+            return Err(ChatTemplateError::Template(format!("llama.cpp has no chat template '{name}'")));
         };
         let mut template = Self::with(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
         name.clone_into(&mut template.source);
         template.abilities = Abilities { tools: false, system: true, arguments_as_text: false };
-        template.format = Arc::new(Format::of_markers(&sample).without_own_tools());
+        template.format = Arc::new(AnswerSyntax::of_markers(&sample).without_own_tools());
         Ok(template)
     }
 
@@ -161,7 +163,7 @@ impl Template {
             eos: eos.to_owned(),
             source: text.to_owned(),
             fallback: false,
-            format: Arc::new(Format::of_markers(text)),
+            format: Arc::new(AnswerSyntax::of_markers(text)),
             abilities: Abilities { tools: true, system: true, arguments_as_text: false },
         }
     }
@@ -181,7 +183,7 @@ impl Template {
 
     /// How the model's answers are written.
     #[must_use]
-    pub fn format(&self) -> Arc<Format> {
+    pub fn format(&self) -> Arc<AnswerSyntax> {
         Arc::clone(&self.format)
     }
 
@@ -200,8 +202,8 @@ impl Template {
     /// Renders a conversation in OpenAI's shape: an array of messages with `role` and `content`.
     ///
     /// # Errors
-    /// [`Error::Message`] and [`Error::Refused`].
-    pub fn render(&self, messages: &Value, options: &Options) -> Result<Rendered, Error> {
+    /// [`ChatTemplateError::Message`] and [`ChatTemplateError::Refused`].
+    pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<RenderedPrompt, ChatTemplateError> {
         let mut messages = messages::normalised(messages)?;
         let mut last = if options.continue_final { Some(messages::to_continue(&mut messages)?) } else { None };
         let mut options = options.clone();
@@ -216,11 +218,11 @@ impl Template {
             // What the system says stays the system's, also where it stands in the user's message.
             let end = part.start + system.len();
             let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
-            parts.insert(0, Part { role: "system".into(), start, end });
+            parts.insert(0, RenderedMessage { role: "system".into(), start, end });
         }
         let (open, close) = (self.format.thought.0.as_str(), self.format.thought.1.as_str());
         let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
-        let mut rendered = Rendered { text, parts, masked, thinking };
+        let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
             // The template opens a thought, whatever it is told.
             rendered.push(&format!("\n{close}\n\n"));
@@ -259,7 +261,7 @@ impl Template {
     fn masked(
         &self,
         messages: &[Value],
-        options: &Options,
+        options: &RenderOptions,
         last: Option<&mut messages::Last>,
         text: &mut String,
     ) -> Option<String> {
@@ -273,7 +275,7 @@ impl Template {
             };
             let tools = options.tools.is_some().then(|| conversation["tools"].take());
             let messages = self.adapted(messages, tools.as_ref());
-            self.text(&messages, &Options { tools, ..options.clone() }).ok()
+            self.text(&messages, &RenderOptions { tools, ..options.clone() }).ok()
         };
         let (open, close) = (self.format.thought.0.as_str(), self.format.thought.1.as_str());
         let same = |masked: &String| mask::unmasked(masked) == *text;
@@ -297,7 +299,7 @@ impl Template {
     }
 
     /// Finds what each message's content became in `text`.
-    fn parts(&self, messages: &[Value], options: &Options, text: &str) -> Option<Vec<Part>> {
+    fn parts(&self, messages: &[Value], options: &RenderOptions, text: &str) -> Option<Vec<RenderedMessage>> {
         let whole = Marked::whole(messages);
         let frame = self.text(&whole.messages, options).ok();
         let found = frame.as_ref().and_then(|frame| whole.locate(text, frame, false));
@@ -309,7 +311,7 @@ impl Template {
         found.or_else(in_words).or_else(|| whole.locate(text, &frame?, true))
     }
 
-    fn text(&self, messages: &[Value], options: &Options) -> Result<String, Error> {
+    fn text(&self, messages: &[Value], options: &RenderOptions) -> Result<String, ChatTemplateError> {
         let environment = match &self.renderer {
             Renderer::Jinja(environment) => environment,
             Renderer::LlamaCpp(name) => {
@@ -318,8 +320,9 @@ impl Template {
                     messages.iter().map(|message| (field(message, "role"), field(message, "content"))).collect();
                 let said: Vec<(&str, &str)> =
                     said.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();
-                return llama::apply_chat_template(name, &said, options.add_generation_prompt)
-                    .ok_or_else(|| Error::Refused(format!("llama.cpp's template '{name}' cannot write them")));
+                return llama::apply_chat_template(name, &said, options.add_generation_prompt).ok_or_else(|| {
+                    ChatTemplateError::Refused(format!("llama.cpp's template '{name}' cannot write them"))
+                });
             }
         };
         let now = options.now;
@@ -340,8 +343,9 @@ impl Template {
             strftime_now => Jinja::from_function(move |format: String| python::strftime(now, &format)),
             ..variables
         };
-        let template = environment.get_template(NAME).map_err(|error| Error::Template(described(&error)))?;
-        template.render(context).map_err(|error| Error::Refused(described(&error)))
+        let template =
+            environment.get_template(NAME).map_err(|error| ChatTemplateError::Template(described(&error)))?;
+        template.render(context).map_err(|error| ChatTemplateError::Refused(described(&error)))
     }
 }
 

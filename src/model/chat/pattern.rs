@@ -5,11 +5,11 @@ const MAX_HOLE: usize = 200;
 
 /// A text with holes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Pattern(Vec<Part>);
+pub struct Pattern(Vec<PatternPart>);
 
 /// A part of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum PatternPart {
     /// This text.
     Text(String),
     /// White space. A reader takes any amount of it, a writer writes this.
@@ -68,14 +68,14 @@ impl Pattern {
     /// Reads a text in which [`Hole::mark`] stands for each hole.
     #[must_use]
     pub fn new(marked: &str) -> Self {
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<PatternPart> = Vec::new();
         for c in marked.chars() {
             match (Hole::of(c), c.is_whitespace(), parts.last_mut()) {
-                (Some(hole), ..) => parts.push(Part::Hole(hole)),
-                (None, true, Some(Part::Space(space))) => space.push(c),
-                (None, true, _) => parts.push(Part::Space(c.into())),
-                (None, false, Some(Part::Text(text))) => text.push(c),
-                (None, false, _) => parts.push(Part::Text(c.into())),
+                (Some(hole), ..) => parts.push(PatternPart::Hole(hole)),
+                (None, true, Some(PatternPart::Space(space))) => space.push(c),
+                (None, true, _) => parts.push(PatternPart::Space(c.into())),
+                (None, false, Some(PatternPart::Text(text))) => text.push(c),
+                (None, false, _) => parts.push(PatternPart::Text(c.into())),
             }
         }
         Self(parts)
@@ -83,28 +83,28 @@ impl Pattern {
 
     /// Its parts in order.
     #[must_use]
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[PatternPart] {
         &self.0
     }
 
     /// Returns whether it is nothing but white space.
     #[must_use]
     pub fn is_blank(&self) -> bool {
-        self.0.iter().all(|part| matches!(part, Part::Space(_)))
+        self.0.iter().all(|part| matches!(part, PatternPart::Space(_)))
     }
 
     /// The text that it begins with, white space not counted.
     #[must_use]
     pub fn marker(&self) -> Option<&str> {
-        match self.0.iter().find(|part| !matches!(part, Part::Space(_))) {
-            Some(Part::Text(text)) => Some(text),
+        match self.0.iter().find(|part| !matches!(part, PatternPart::Space(_))) {
+            Some(PatternPart::Text(text)) => Some(text),
             _ => None,
         }
     }
 
     /// Its texts without what varies.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().filter_map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None })
+        self.0.iter().filter_map(|part| if let PatternPart::Text(text) = part { Some(text.as_str()) } else { None })
     }
 
     /// Compares the beginning of a text with the pattern.
@@ -132,18 +132,18 @@ impl Pattern {
     /// The comparison, the word in the last hole, and the end of the last text that was there.
     fn compare<'t>(&self, text: &'t str) -> (Fit, Option<&'t str>, usize) {
         let (mut at, mut hole, mut upto) = (0, None, 0);
-        let last = self.0.iter().rposition(|part| !matches!(part, Part::Space(_))).map_or(0, |last| last + 1);
+        let last = self.0.iter().rposition(|part| !matches!(part, PatternPart::Space(_))).map_or(0, |last| last + 1);
         for part in &self.0[..last] {
             let rest = &text[at..];
             match part {
-                Part::Space(_) => at += rest.len() - rest.trim_start().len(),
-                Part::Text(expected) if rest.starts_with(expected.as_str()) => {
+                PatternPart::Space(_) => at += rest.len() - rest.trim_start().len(),
+                PatternPart::Text(expected) if rest.starts_with(expected.as_str()) => {
                     at += expected.len();
                     upto = at;
                 }
-                Part::Text(expected) if expected.starts_with(rest) => return (Fit::Begun, hole, upto),
-                Part::Text(_) => return (Fit::No, hole, upto),
-                Part::Hole(_) => {
+                PatternPart::Text(expected) if expected.starts_with(rest) => return (Fit::Begun, hole, upto),
+                PatternPart::Text(_) => return (Fit::No, hole, upto),
+                PatternPart::Hole(_) => {
                     let len = rest.bytes().position(|byte| !is_hole_byte(byte)).unwrap_or(rest.len());
                     if len > MAX_HOLE || (len == 0 && !rest.is_empty()) {
                         return (Fit::No, hole, upto);

@@ -1,6 +1,6 @@
 //! What a template can do, found out by asking it: templates do not say.
 
-use super::{Options, Template};
+use super::{ChatTemplate, RenderOptions};
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 
@@ -20,10 +20,10 @@ pub(super) struct Abilities {
 
 impl Abilities {
     /// Renders small conversations and looks at what came out.
-    pub(super) fn of(template: &Template, source: &str) -> Self {
+    pub(super) fn of(template: &ChatTemplate, source: &str) -> Self {
         let render = |messages: Value, tools: Option<Value>| {
             let list = messages.as_array().cloned().unwrap_or_default();
-            let options = Options {
+            let options = RenderOptions {
                 tools,
                 add_generation_prompt: true,
                 continue_final: false,

@@ -6,11 +6,11 @@ use crate::model::Vocabulary;
 
 /// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedPrompt {
     /// The prompt's text.
     pub text: String,
     /// Byte ranges of the messages' contents, in order; empty if they are unknown.
-    pub parts: Vec<Part>,
+    pub parts: Vec<RenderedMessage>,
     /// The text with marks in what reads like a control token and is not the template's; `None` when there is nothing
     /// of that kind.
     pub(super) masked: Option<String>,
@@ -20,7 +20,7 @@ pub struct Rendered {
 
 /// Rendering of a message's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct RenderedMessage {
     /// The message's role.
     pub role: String,
     /// First byte.
@@ -29,7 +29,7 @@ pub struct Part {
     pub end: usize,
 }
 
-impl Rendered {
+impl RenderedPrompt {
     /// Appends a text, which may have marks.
     pub(super) fn push(&mut self, text: &str) {
         if let Some(masked) = &mut self.masked {
@@ -55,7 +55,7 @@ impl Rendered {
         let start = self.text.len();
         self.push(&last.content);
         if !self.parts.is_empty() && !last.content.is_empty() {
-            self.parts.push(Part { role: "assistant".into(), start, end: self.text.len() });
+            self.parts.push(RenderedMessage { role: "assistant".into(), start, end: self.text.len() });
         }
     }
 

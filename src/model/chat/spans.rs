@@ -5,7 +5,7 @@
 //! looks into its messages may write another text around the marks: then only the words between the texts that a
 //! template knows are marked. What a template has changed is what stands where the mark stood.
 
-use super::Part;
+use super::RenderedMessage;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use serde_json::Value;
@@ -66,8 +66,8 @@ impl Marked {
 
     /// Finds the contents in `text`, given the `frame` that was rendered around their marks. With `changed`, a content
     /// may have become anything that stands in its place.
-    pub(super) fn locate(&self, text: &str, frame: &str, changed: bool) -> Option<Vec<Part>> {
-        let mut parts: Vec<Part> = Vec::new();
+    pub(super) fn locate(&self, text: &str, frame: &str, changed: bool) -> Option<Vec<RenderedMessage>> {
+        let mut parts: Vec<RenderedMessage> = Vec::new();
         let mut last = None;
         let mut cursor = 0;
         let mut rest = frame;
@@ -90,7 +90,7 @@ impl Marked {
                 // The pieces of one content, in their order, are one part, with what the template wrote between them.
                 (Some(part), Some((message, before))) if message == piece.message && before < number => part.end = end,
                 _ if end == cursor => {}
-                _ => parts.push(Part { role: piece.role.clone(), start: cursor, end }),
+                _ => parts.push(RenderedMessage { role: piece.role.clone(), start: cursor, end }),
             }
             last = Some((piece.message, number));
             (cursor, rest) = (end, behind);
@@ -147,7 +147,12 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
 }
 
 /// Returns parts of the text as spans of its tokens. A token that reaches over a border belongs to the part in which it begins.
-pub(super) fn over_tokens(text: &str, parts: &[Part], tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<Span> {
+pub(super) fn over_tokens(
+    text: &str,
+    parts: &[RenderedMessage],
+    tokens: &[TokenId],
+    vocabulary: &Vocabulary,
+) -> Vec<Span> {
     if parts.is_empty() {
         return Vec::new();
     }

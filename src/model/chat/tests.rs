@@ -1,10 +1,10 @@
-use super::{Error, Options, Rendered, Template};
+use super::{ChatTemplate, ChatTemplateError, RenderOptions, RenderedPrompt};
 use crate::model::Vocabulary;
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 
-fn options() -> Options {
-    Options {
+fn options() -> RenderOptions {
+    RenderOptions {
         tools: None,
         add_generation_prompt: true,
         continue_final: false,
@@ -13,11 +13,11 @@ fn options() -> Options {
     }
 }
 
-fn render(source: Option<&str>, messages: &Value) -> Result<Rendered, Error> {
-    Template::new(source, "<s>", "</s>").unwrap().render(messages, &options())
+fn render(source: Option<&str>, messages: &Value) -> Result<RenderedPrompt, ChatTemplateError> {
+    ChatTemplate::new(source, "<s>", "</s>").unwrap().render(messages, &options())
 }
 
-fn slices(rendered: &Rendered) -> Vec<(&str, &str)> {
+fn slices(rendered: &RenderedPrompt) -> Vec<(&str, &str)> {
     rendered.parts.iter().map(|part| (part.role.as_str(), &rendered.text[part.start..part.end])).collect()
 }
 
@@ -35,7 +35,7 @@ fn a_model_without_a_template_gets_chatml() {
 #[test]
 fn the_bundled_template_takes_tools_and_their_calls() {
     let source = include_str!("../../../fixtures/models/chat_template.jinja");
-    let template = Template::new(Some(source), "", "").unwrap();
+    let template = ChatTemplate::new(Some(source), "", "").unwrap();
     let tools = json!([{"type": "function", "function": {"name": "get_weather", "description": "The weather.",
         "parameters": {"type": "object", "properties": {"unit": {"type": "string"}, "city": {"type": "string"}}}}}]);
     let messages = json!([
@@ -44,7 +44,7 @@ fn the_bundled_template_takes_tools_and_their_calls() {
             "function": {"name": "get_weather", "arguments": "{\"city\": \"Oakford\"}"}}]},
         {"role": "tool", "tool_call_id": "1", "content": "rain"},
     ]);
-    let rendered = template.render(&messages, &Options { tools: Some(tools), ..options() }).unwrap();
+    let rendered = template.render(&messages, &RenderOptions { tools: Some(tools), ..options() }).unwrap();
     insta::assert_snapshot!(rendered.text, @r#"
     <|im_start|>system
     # Tools
@@ -136,7 +136,10 @@ fn a_template_says_why_it_refuses() {
 #[test]
 fn a_template_cannot_run_for_ever() {
     let source = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a * b }}{% endfor %}{% endfor %}";
-    assert!(matches!(render(Some(source), &json!([{"role": "user", "content": ""}])), Err(Error::Refused(_))));
+    assert!(matches!(
+        render(Some(source), &json!([{"role": "user", "content": ""}])),
+        Err(ChatTemplateError::Refused(_))
+    ));
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn messages_of_another_shape_are_named() {
         (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content"),
     ] {
         match render(None, &messages) {
-            Err(Error::Message { pointer: found, .. }) => assert_eq!(found, pointer),
+            Err(ChatTemplateError::Message { pointer: found, .. }) => assert_eq!(found, pointer),
             other => panic!("{messages}: {other:?}"),
         }
     }
@@ -161,7 +164,7 @@ fn tokens_know_who_wrote_them() {
     // One token a byte, so that the token's index is the byte's.
     let pieces = (0..=255u8).map(|byte| Box::from([byte])).collect();
     let vocabulary =
-        Vocabulary::new(pieces, vec![false; 256], vec![], crate::model::Special::default(), |text, _, _| {
+        Vocabulary::new(pieces, vec![false; 256], vec![], crate::model::SpecialTokens::default(), |text, _, _| {
             text.bytes().map(i32::from).collect()
         });
     let source = "{% for m in messages %}[{{ m.content }}{% endfor %}]";
@@ -189,9 +192,9 @@ fn with_call(arguments: &Value) -> Value {
 #[test]
 fn tools_are_described_to_a_model_whose_template_knows_none() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    let template = Template::new(Some(plain), "", "").unwrap();
+    let template = ChatTemplate::new(Some(plain), "", "").unwrap();
     assert!(!template.knows_tools());
-    let options = Options { tools: Some(tool()), ..options() };
+    let options = RenderOptions { tools: Some(tool()), ..options() };
     let text = template.render(&with_call(&json!("{\"a\": 1}")), &options).unwrap().text;
     insta::assert_snapshot!(text, @r#"
     <system>You may call these functions. Each is described by a JSON object:
@@ -210,7 +213,7 @@ fn tools_are_described_to_a_model_whose_template_knows_none() {
     "#);
     // Some templates refuse a system message: the first user's message tells it then.
     let strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}|{% endfor %}";
-    let template = Template::new(Some(strict), "", "").unwrap();
+    let template = ChatTemplate::new(Some(strict), "", "").unwrap();
     let text = template.render(&json!([{"role": "user", "content": "Hi"}]), &options).unwrap().text;
     assert!(text.starts_with("You may call") && text.ends_with("\n\nHi|"), "{text}");
 }
@@ -218,20 +221,20 @@ fn tools_are_described_to_a_model_whose_template_knows_none() {
 #[test]
 fn messages_are_fitted_to_the_family() {
     let roles = "<|observation|>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ tools }}";
-    let template = Template::new(Some(roles), "", "").unwrap();
-    let options = Options { tools: Some(tool()), ..options() };
+    let template = ChatTemplate::new(Some(roles), "", "").unwrap();
+    let options = RenderOptions { tools: Some(tool()), ..options() };
     let text = template.render(&with_call(&json!({})), &options).unwrap().text;
     assert!(text.contains("<|observation|>3"), "{text}");
 
     let ids = "{% for m in messages %}{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.id }}{% endfor %}\
                {% if m.tool_call_id %}={{ m.tool_call_id }}{% endif %}{% endfor %}{{ tools }}";
-    let template = Template::new(Some(ids), "", "").unwrap();
+    let template = ChatTemplate::new(Some(ids), "", "").unwrap();
     let text = template.render(&with_call(&json!({})), &options).unwrap().text;
     let (call, rest) = text["[TOOL_CALLS]".len()..].split_at(9);
     assert!(call.bytes().all(|byte| byte.is_ascii_alphanumeric()) && rest.starts_with(&format!("={call}")), "{text}");
 
     let as_text = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ 'x' + c.function.arguments }}{% endfor %}{% endfor %}{{ tools }}";
-    let template = Template::new(Some(as_text), "", "").unwrap();
+    let template = ChatTemplate::new(Some(as_text), "", "").unwrap();
     assert!(template.render(&with_call(&json!({"a": 1})), &options).unwrap().text.starts_with("x{\"a\":1}"));
 }
 
@@ -239,7 +242,7 @@ fn messages_are_fitted_to_the_family() {
 fn a_prompt_may_end_within_a_thought() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
                   {% if add_generation_prompt %}<assistant><think>\n{% endif %}";
-    let template = Template::new(Some(source), "", "").unwrap();
+    let template = ChatTemplate::new(Some(source), "", "").unwrap();
     let user = json!([{"role": "user", "content": "Hi"}]);
     assert!(template.render(&user, &options()).unwrap().thinking);
     let mut ruled_out = options();
@@ -247,7 +250,7 @@ fn a_prompt_may_end_within_a_thought() {
     let rendered = template.render(&user, &ruled_out).unwrap();
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\n\n</think>\n\n", false));
 
-    let go_on = Options { continue_final: true, add_generation_prompt: false, ..options() };
+    let go_on = RenderOptions { continue_final: true, add_generation_prompt: false, ..options() };
     let said = |message: Value| json!([{"role": "user", "content": "Hi"}, message]);
     let rendered =
         template.render(&said(json!({"role": "assistant", "content": "The", "reasoning_content": "hm"})), &go_on);
@@ -264,11 +267,11 @@ fn templates_of_llama_cpp_write_every_message() {
     assert!(names.len() > 40);
     let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "hello there"}]);
     for name in names {
-        let template = Template::of_llama_cpp(&name, "<s>", "</s>").unwrap();
+        let template = ChatTemplate::of_llama_cpp(&name, "<s>", "</s>").unwrap();
         let rendered = template.render(&messages, &options()).unwrap();
         assert_eq!(slices(&rendered).last(), Some(&("user", "hello there")), "{name}: {}", rendered.text);
     }
-    assert!(Template::of_llama_cpp("nope", "", "").is_err());
+    assert!(ChatTemplate::of_llama_cpp("nope", "", "").is_err());
 }
 
 /// Every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.
@@ -276,7 +279,8 @@ fn bytes_and_controls() -> Vocabulary {
     const CONTROLS: [&str; 3] = ["<|end|>", "</think>", "<s>"];
     let bytes = (0..=255u8).map(|byte| Box::from([byte]));
     let pieces = bytes.chain(CONTROLS.iter().map(|text| Box::from(text.as_bytes()))).collect();
-    let special = crate::model::Special { bos: Some(258), add_bos: true, ..crate::model::Special::default() };
+    let special =
+        crate::model::SpecialTokens { bos: Some(258), add_bos: true, ..crate::model::SpecialTokens::default() };
     let control = (0..259).map(|token| token > 255).collect();
     Vocabulary::new(pieces, control, vec![256], special, |text, add_special, parse_special| {
         let mut tokens = Vec::from_iter(add_special.then_some(258));
@@ -302,7 +306,7 @@ fn only_the_template_writes_control_tokens() {
     let vocabulary = std::sync::Arc::new(bytes_and_controls());
     let source = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:\
                   {{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>{% endfor %}";
-    let template = Template::new(Some(source), "<s>", "</s>").unwrap().guarding(std::sync::Arc::clone(&vocabulary));
+    let template = ChatTemplate::new(Some(source), "<s>", "</s>").unwrap().guarding(std::sync::Arc::clone(&vocabulary));
     let rendered = |messages: Value| template.render(&messages, &options()).unwrap();
     let controls = |messages: Value| {
         let (tokens, spans) = rendered(messages).tokenize(&vocabulary);

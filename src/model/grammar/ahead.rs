@@ -6,9 +6,9 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Hands work to the thread; cheap to clone. The thread ends with the last one.
 #[derive(Debug, Clone)]
-pub(super) struct Ahead(Option<Sender<Job>>);
+pub(super) struct MaskWorker(Option<Sender<Job>>);
 
-impl Ahead {
+impl MaskWorker {
     /// Starts the thread. Where none can be had, nothing is done ahead.
     pub(super) fn start() -> Self {
         let (sender, jobs) = channel::<Job>();

@@ -1,9 +1,9 @@
 //! From a grammar's text to what follows a run.
 
-use super::ahead::Ahead;
-use super::follower::Follower;
-use super::trigger::Watch;
-use super::{Constraint, Error, Source, gbnf, schema, tokens};
+use super::ahead::MaskWorker;
+use super::follower::GrammarMatcher;
+use super::trigger::TriggerMatcher;
+use super::{Constraint, GrammarError, GrammarSource, gbnf, schema, tokens};
 use crate::model::Vocabulary;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -29,22 +29,22 @@ const AT_ONCE: usize = 4;
 const KEPT: usize = 32;
 
 /// Compiles grammars for one model. Cheap to make: what it needs of the vocabulary is worked out at its first grammar.
-pub struct Grammars {
+pub struct GrammarCompiler {
     vocabulary: Arc<Vocabulary>,
-    factory: OnceLock<Result<Arc<ParserFactory>, Error>>,
-    ahead: OnceLock<Ahead>,
+    factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,
+    ahead: OnceLock<MaskWorker>,
     /// The most recently used last.
     kept: Mutex<Vec<(u128, Matcher)>>,
     compiling: Arc<AtomicUsize>,
 }
 
-impl std::fmt::Debug for Grammars {
+impl std::fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Grammars").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
     }
 }
 
-impl Grammars {
+impl GrammarCompiler {
     /// For models with this vocabulary.
     #[must_use]
     pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
@@ -61,16 +61,16 @@ impl Grammars {
     /// called on an async thread.
     ///
     /// # Errors
-    /// [`Error`], for the person who wrote the grammar.
-    pub fn follow(&self, constraint: &Constraint) -> Result<Follower, Error> {
+    /// [`GrammarError`], for the person who wrote the grammar.
+    pub fn follow(&self, constraint: &Constraint) -> Result<GrammarMatcher, GrammarError> {
         let matcher = self.matcher(&constraint.source)?;
         let environment = self.factory()?.tok_env().clone();
-        let ahead = self.ahead.get_or_init(Ahead::start).clone();
-        Ok(Follower::new(matcher, environment, ahead, constraint.trigger.clone().map(Watch::new)))
+        let ahead = self.ahead.get_or_init(MaskWorker::start).clone();
+        Ok(GrammarMatcher::new(matcher, environment, ahead, constraint.trigger.clone().map(TriggerMatcher::new)))
     }
 
     /// A matcher of its own for one run, at the grammar's start and with its first mask worked out.
-    fn matcher(&self, source: &Source) -> Result<Matcher, Error> {
+    fn matcher(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
         let key = key(source);
         if let Some(kept) = self.kept(key) {
             return Ok(kept);
@@ -98,31 +98,33 @@ impl Grammars {
         Some(copy)
     }
 
-    fn translate(&self, source: &Source) -> Result<TopLevelGrammar, Error> {
+    fn translate(&self, source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
         let fits = |text: &str| {
-            if text.len() > LONGEST { Err(Error::TooLong { bytes: text.len(), limit: LONGEST }) } else { Ok(()) }
+            if text.len() > LONGEST { Err(GrammarError::TooLong { bytes: text.len(), limit: LONGEST }) } else { Ok(()) }
         };
         Ok(match source {
-            Source::JsonSchema(value) => {
+            GrammarSource::JsonSchema(value) => {
                 fits(&value.to_string())?;
                 TopLevelGrammar::from_json_schema(schema::prepare(value)?)
             }
-            Source::JsonObject => TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}))?),
-            Source::Gbnf(text) => {
+            GrammarSource::JsonObject => {
+                TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}))?)
+            }
+            GrammarSource::Gbnf(text) => {
                 fits(text)?;
                 TopLevelGrammar::from_lark(gbnf::to_lark(text, &self.vocabulary)?)
             }
-            Source::Lark(text) => {
+            GrammarSource::Lark(text) => {
                 fits(text)?;
                 let lines = text.lines().count();
                 if lines > MOST_LINES {
-                    return Err(Error::unsupported(format!(
+                    return Err(GrammarError::unsupported(format!(
                         "the grammar has {lines} lines, at most {MOST_LINES} are taken"
                     )));
                 }
                 TopLevelGrammar::from_lark(text.clone())
             }
-            Source::Regex(text) => {
+            GrammarSource::Regex(text) => {
                 fits(text)?;
                 // Anchors say what holds anyway.
                 let text = text.strip_prefix('^').unwrap_or(text);
@@ -135,20 +137,22 @@ impl Grammars {
         })
     }
 
-    fn compile(&self, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
+    fn compile(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
         let factory = self.factory()?;
-        let running = Running::begin(&self.compiling).ok_or(Error::Busy)?;
+        let running = Running::begin(&self.compiling).ok_or(GrammarError::Busy)?;
         let (done, result) = sync_channel(1);
         let work = move || {
             let _running = running;
             let mut matcher = Matcher::new(factory.create_parser(grammar));
             let checked = match matcher.get_error() {
-                Some(error) => Err(Error::Unsupported(readable(&error))),
+                Some(error) => Err(GrammarError::Unsupported(readable(&error))),
                 // A grammar that nothing can begin is told now, and not by the run.
                 None => match matcher.compute_mask_or_eos() {
                     Ok(mask) if mask.num_set() > 0 => Ok(matcher),
-                    Ok(_) => Err(Error::unsupported("no token of this model can begin an answer of this grammar")),
-                    Err(error) => Err(Error::Unsupported(readable(&error.to_string()))),
+                    Ok(_) => {
+                        Err(GrammarError::unsupported("no token of this model can begin an answer of this grammar"))
+                    }
+                    Err(error) => Err(GrammarError::Unsupported(readable(&error.to_string()))),
                 },
             };
             // Nobody waits any more when it took too long.
@@ -158,19 +162,19 @@ impl Grammars {
             .name("thunder-grammar".into())
             .stack_size(STACK)
             .spawn(work)
-            .map_err(|error| Error::unsupported(format!("the grammar cannot be compiled now: {error}")))?;
+            .map_err(|error| GrammarError::unsupported(format!("the grammar cannot be compiled now: {error}")))?;
         match result.recv_timeout(PATIENCE) {
             Ok(checked) => checked,
-            Err(RecvTimeoutError::Timeout) => Err(Error::TooSlow { seconds: PATIENCE.as_secs() }),
-            Err(RecvTimeoutError::Disconnected) => Err(Error::unsupported("the grammar cannot be compiled")),
+            Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow { seconds: PATIENCE.as_secs() }),
+            Err(RecvTimeoutError::Disconnected) => Err(GrammarError::unsupported("the grammar cannot be compiled")),
         }
     }
 
-    fn factory(&self) -> Result<Arc<ParserFactory>, Error> {
+    fn factory(&self) -> Result<Arc<ParserFactory>, GrammarError> {
         self.factory
             .get_or_init(|| {
                 if self.vocabulary.is_empty() {
-                    return Err(Error::unsupported("the model has no vocabulary"));
+                    return Err(GrammarError::unsupported("the model has no vocabulary"));
                 }
                 let environment = tokens::environment(&self.vocabulary);
                 let mut factory = ParserFactory::new(
@@ -178,7 +182,9 @@ impl Grammars {
                     InferenceCapabilities::default(),
                     &SlicedBiasComputer::general_slices(),
                 )
-                .map_err(|error| Error::unsupported(format!("this model's vocabulary takes no grammar: {error}")))?;
+                .map_err(|error| {
+                    GrammarError::unsupported(format!("this model's vocabulary takes no grammar: {error}"))
+                })?;
                 *factory.limits_mut() = limits();
                 factory.quiet();
                 Ok(Arc::new(factory))
@@ -214,17 +220,17 @@ impl Drop for Running {
     }
 }
 
-fn key(source: &Source) -> u128 {
+fn key(source: &GrammarSource) -> u128 {
     let schema;
     let (kind, text) = match source {
-        Source::JsonSchema(value) => {
+        GrammarSource::JsonSchema(value) => {
             schema = value.to_string();
             ("schema", schema.as_str())
         }
-        Source::JsonObject => ("object", ""),
-        Source::Gbnf(text) => ("gbnf", text.as_str()),
-        Source::Lark(text) => ("lark", text.as_str()),
-        Source::Regex(text) => ("regex", text.as_str()),
+        GrammarSource::JsonObject => ("object", ""),
+        GrammarSource::Gbnf(text) => ("gbnf", text.as_str()),
+        GrammarSource::Lark(text) => ("lark", text.as_str()),
+        GrammarSource::Regex(text) => ("regex", text.as_str()),
     };
     xxhash_rust::xxh3::xxh3_128(format!("{kind}\0{text}").as_bytes())
 }

@@ -1,7 +1,7 @@
 //! A grammar that goes along with one run.
 
-use super::ahead::Ahead;
-use super::trigger::Watch;
+use super::ahead::MaskWorker;
+use super::trigger::TriggerMatcher;
 use crate::events::TokenId;
 use llguidance::Matcher;
 use llguidance::toktrie::{SimpleVob, TokEnv};
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 const WORTH_AHEAD: Duration = Duration::from_micros(80);
 
 /// The tokens that may come next, one bit each.
-pub type Mask = SimpleVob;
+pub type TokenMask = SimpleVob;
 
 /// A constraint on its way through a run. A clone goes its own way.
-pub struct Follower {
+pub struct GrammarMatcher {
     core: Arc<Mutex<Core>>,
     environment: TokEnv,
-    ahead: Ahead,
+    ahead: MaskWorker,
     /// Before a lazy constraint has begun, and what it needs to go back there.
-    watch: Option<Watch>,
+    watch: Option<TriggerMatcher>,
     /// What became of each token that was appended, in order.
     taken: Vec<Taken>,
     /// Which of them was the trigger.
@@ -31,7 +31,7 @@ pub struct Follower {
 /// The grammar's state, and the mask that belongs to it once it is known.
 struct Core {
     matcher: Matcher,
-    mask: Option<Result<Arc<Mask>, String>>,
+    mask: Option<Result<Arc<TokenMask>, String>>,
     cost: Duration,
 }
 
@@ -54,20 +54,20 @@ enum Taken {
 
 /// Whether the grammar took a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accepted {
+pub enum AcceptResult {
     /// It did, or it has not begun.
     Fits,
     /// It did not: from here on it says nothing, unless the token is taken away again.
     Contradicts,
 }
 
-impl std::fmt::Debug for Follower {
+impl std::fmt::Debug for GrammarMatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Follower").field("taken", &self.taken.len()).finish_non_exhaustive()
     }
 }
 
-impl Clone for Follower {
+impl Clone for GrammarMatcher {
     fn clone(&self) -> Self {
         let core = lock(&self.core);
         let core = Core { matcher: core.matcher.deep_clone(), mask: core.mask.clone(), cost: core.cost };
@@ -82,8 +82,8 @@ impl Clone for Follower {
     }
 }
 
-impl Follower {
-    pub(super) fn new(matcher: Matcher, environment: TokEnv, ahead: Ahead, watch: Option<Watch>) -> Self {
+impl GrammarMatcher {
+    pub(super) fn new(matcher: Matcher, environment: TokEnv, ahead: MaskWorker, watch: Option<TriggerMatcher>) -> Self {
         let core = Core { matcher, mask: None, cost: Duration::ZERO };
         Self { core: Arc::new(Mutex::new(core)), environment, ahead, watch, taken: Vec::new(), trigger: None }
     }
@@ -92,7 +92,7 @@ impl Follower {
     ///
     /// # Errors
     /// The grammar has become too complex to go on with; the message says so.
-    pub fn mask(&mut self) -> Result<Option<Arc<Mask>>, String> {
+    pub fn mask(&mut self) -> Result<Option<Arc<TokenMask>>, String> {
         if !self.holds() {
             return Ok(None);
         }
@@ -101,7 +101,7 @@ impl Follower {
         core.mask.clone().transpose()
     }
 
-    /// Begins to work out the next mask, if it is worth it; [`Follower::mask`] takes it, or does the work itself.
+    /// Begins to work out the next mask, if it is worth it; [`GrammarMatcher::mask`] takes it, or does the work itself.
     pub fn prepare(&self) {
         if !self.holds() {
             return;
@@ -137,8 +137,8 @@ impl Follower {
         }
     }
 
-    /// Takes a token that was appended to the sequence; for one that ends it, see [`Follower::end`].
-    pub fn accept(&mut self, token: TokenId, piece: &[u8]) -> Accepted {
+    /// Takes a token that was appended to the sequence; for one that ends it, see [`GrammarMatcher::end`].
+    pub fn accept(&mut self, token: TokenId, piece: &[u8]) -> AcceptResult {
         let taken = match self.taken.last() {
             Some(Taken::Against | Taken::After) => Taken::After,
             _ if self.begun() => self.consume(token),
@@ -148,7 +148,7 @@ impl Follower {
             self.trigger = Some(self.taken.len());
         }
         self.taken.push(taken);
-        if taken == Taken::Against { Accepted::Contradicts } else { Accepted::Fits }
+        if taken == Taken::Against { AcceptResult::Contradicts } else { AcceptResult::Fits }
     }
 
     /// Notes a token that ended the answer, which is no part of it.

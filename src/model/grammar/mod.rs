@@ -1,8 +1,8 @@
 //! What an answer may look like: JSON of a schema, a grammar, a regular expression, as a set of tokens that may come next.
 //!
-//! A [`Constraint`] is what a request asks for. [`Grammars`], one per model, compiles it into a [`Follower`], which goes along
+//! A [`Constraint`] is what a request asks for. [`GrammarCompiler`], one per model, compiles it into a [`GrammarMatcher`], which goes along
 //! with one run: it says which tokens may come next, takes the token that came, and goes back where a mod takes tokens away.
-//! The work is llguidance's; llama.cpp's grammar format is translated in [`gbnf`]. Grammars come from strangers: their size,
+//! The work is llguidance's; llama.cpp's grammar format is translated in [`gbnf`]. GrammarCompiler come from strangers: their size,
 //! depth and compile time are bounded, and none of them can end the process.
 //!
 //! Only text can spell text: a control token (`<|im_end|>`) never stands for its characters, and its characters never become
@@ -16,8 +16,8 @@ mod schema;
 mod tokens;
 mod trigger;
 
-pub use compile::Grammars;
-pub use follower::{Accepted, Follower, Mask};
+pub use compile::GrammarCompiler;
+pub use follower::{AcceptResult, GrammarMatcher, TokenMask};
 pub use tokens::token_reference;
 
 use crate::events::TokenId;
@@ -27,7 +27,7 @@ use serde_json::Value;
 /// A grammar, in one of the languages that people write them in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "source", rename_all = "snake_case")]
-pub enum Source {
+pub enum GrammarSource {
     /// JSON that is valid against this schema.
     JsonSchema(Value),
     /// Any JSON object.
@@ -43,9 +43,9 @@ pub enum Source {
 /// What a request asks its answer to be.
 ///
 /// ```
-/// use thunder::model::grammar::{Constraint, Source, Trigger};
-/// let at_once = Constraint::new("grammar", Source::Gbnf("root ::= \"yes\" | \"no\"".into()));
-/// let later = Constraint::new("tools", Source::JsonObject).lazy(Trigger::text("<tool_call>"));
+/// use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
+/// let at_once = Constraint::new("grammar", GrammarSource::Gbnf("root ::= \"yes\" | \"no\"".into()));
+/// let later = Constraint::new("tools", GrammarSource::JsonObject).lazy(Trigger::text("<tool_call>"));
 /// assert!(at_once.trigger.is_none() && later.trigger.is_some());
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub struct Constraint {
     pub field: String,
     /// The grammar.
     #[serde(flatten)]
-    pub source: Source,
+    pub source: GrammarSource,
     /// What must have been generated before the grammar holds; `None`: it holds from the first token on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trigger: Option<Trigger>,
@@ -63,7 +63,7 @@ pub struct Constraint {
 impl Constraint {
     /// A constraint that holds from the first token on.
     #[must_use]
-    pub fn new(field: impl Into<String>, source: Source) -> Self {
+    pub fn new(field: impl Into<String>, source: GrammarSource) -> Self {
         Self { field: field.into(), source, trigger: None }
     }
 
@@ -111,7 +111,7 @@ impl Trigger {
 
 /// Why a grammar cannot be used; every message is for the person who wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum GrammarError {
     /// It is not written as its language wants it.
     #[error("line {line}, column {column}: {message}")]
     Syntax {
@@ -149,7 +149,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-impl Error {
+impl GrammarError {
     fn unsupported(message: impl Into<String>) -> Self {
         Self::Unsupported(message.into())
     }

@@ -1,6 +1,6 @@
 //! A JSON schema as llguidance takes it.
 
-use super::Error;
+use super::GrammarError;
 use serde_json::{Map, Value, json};
 
 /// White space between the parts of the JSON: a blank, or a line break with what indents the next line. Without a bound a
@@ -15,18 +15,18 @@ const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
 
 /// Checks that it is a schema, takes out what only annotates, and says how the JSON is to be laid out.
-pub(super) fn prepare(schema: &Value) -> Result<Value, Error> {
+pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let mut schema = match schema {
         Value::Object(object) => object.clone(),
         Value::Bool(true) => Map::new(),
-        Value::Bool(false) => return Err(Error::unsupported("the schema false allows no answer at all")),
+        Value::Bool(false) => return Err(GrammarError::unsupported("the schema false allows no answer at all")),
         other => {
             let found = match other {
                 Value::Array(_) => "a list",
                 Value::String(_) => "a text",
                 _ => "something else",
             };
-            return Err(Error::unsupported(format!("a schema is an object, got {found}")));
+            return Err(GrammarError::unsupported(format!("a schema is an object, got {found}")));
         }
     };
     simplify(&mut schema, true, 0);

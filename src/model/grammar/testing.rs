@@ -1,9 +1,9 @@
 //! Vocabularies for tests: bytes, some words, and control tokens.
 
-use super::{Constraint, Follower, Grammars, Source};
+use super::{Constraint, GrammarCompiler, GrammarMatcher, GrammarSource};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::model::vocabulary::Special;
+use crate::model::vocabulary::SpecialTokens;
 use std::sync::Arc;
 
 /// The first token that is no byte.
@@ -22,10 +22,12 @@ pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     let control = ["<|end|>", "<|control|>"].map(|word| word.as_bytes().into());
     let pieces: Vec<Box<[u8]>> = bytes.chain(words).chain(control).collect();
     let is_control = (0..pieces.len() as TokenId).map(|token| token >= END).collect();
-    Arc::new(Vocabulary::new(pieces, is_control, vec![END], Special::default(), |text, _, parse_special| match text {
-        "<|end|>" if parse_special => vec![END],
-        "<|control|>" if parse_special => vec![CONTROL],
-        text => text.bytes().map(TokenId::from).collect(),
+    Arc::new(Vocabulary::new(pieces, is_control, vec![END], SpecialTokens::default(), |text, _, parse_special| {
+        match text {
+            "<|end|>" if parse_special => vec![END],
+            "<|control|>" if parse_special => vec![CONTROL],
+            text => text.bytes().map(TokenId::from).collect(),
+        }
     }))
 }
 
@@ -38,18 +40,18 @@ pub(crate) fn sentencepiece() -> Arc<Vocabulary> {
         [" {\"", " \"", "\":", " true", " the", "answer", "}", "\n", " 1", "23"].map(|word| word.as_bytes().into());
     let pieces: Vec<Box<[u8]>> = control.into_iter().chain(bytes).chain(words).collect();
     let is_control = (0..pieces.len()).map(|token| token < 3).collect();
-    let special = Special { bos: Some(1), eos: Some(2), add_bos: true, ..Special::default() };
+    let special = SpecialTokens { bos: Some(1), eos: Some(2), add_bos: true, ..SpecialTokens::default() };
     Arc::new(Vocabulary::new(pieces, is_control, vec![2], special, |text, _, _| {
         text.bytes().map(|byte| TokenId::from(byte) + 3).collect()
     }))
 }
 
-pub(crate) fn follow(source: Source) -> Follower {
-    Grammars::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap()
+pub(crate) fn follow(source: GrammarSource) -> GrammarMatcher {
+    GrammarCompiler::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap()
 }
 
 /// Whether the text, a byte a token, is a whole answer.
-pub(crate) fn accepts(follower: &mut Follower, text: &str) -> bool {
+pub(crate) fn accepts(follower: &mut GrammarMatcher, text: &str) -> bool {
     let mut taken = 0;
     let fits = text.bytes().all(|byte| {
         let token = TokenId::from(byte);
@@ -65,6 +67,6 @@ pub(crate) fn accepts(follower: &mut Follower, text: &str) -> bool {
     whole
 }
 
-pub(crate) fn may_follow(follower: &mut Follower, token: TokenId) -> bool {
+pub(crate) fn may_follow(follower: &mut GrammarMatcher, token: TokenId) -> bool {
     follower.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32))
 }

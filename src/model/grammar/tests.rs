@@ -3,8 +3,8 @@ use super::*;
 use proptest::prelude::*;
 use serde_json::json;
 
-fn error(source: Source) -> String {
-    Grammars::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap_err().to_string()
+fn error(source: GrammarSource) -> String {
+    GrammarCompiler::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap_err().to_string()
 }
 
 #[test]
@@ -14,7 +14,7 @@ fn json_of_a_schema_is_held_to_it() {
         "properties": {"name": {"type": "string", "maxLength": 3}, "age": {"type": "integer", "minimum": 10}},
         "required": ["name", "age"], "additionalProperties": false,
     });
-    let mut follower = follow(Source::JsonSchema(schema));
+    let mut follower = follow(GrammarSource::JsonSchema(schema));
     assert!(accepts(&mut follower, r#"{"name":"Al","age":10}"#));
     assert!(accepts(&mut follower, "{\n  \"name\": \"Al\",\n  \"age\": 99\n}"));
     for wrong in [r#"{"name":"Alan","age":10}"#, r#"{"name":"Al","age":9}"#, r#"{"name":"Al"}"#, "{", "null", ""] {
@@ -24,7 +24,7 @@ fn json_of_a_schema_is_held_to_it() {
 
 #[test]
 fn white_space_has_an_end() {
-    let mut follower = follow(Source::JsonObject);
+    let mut follower = follow(GrammarSource::JsonObject);
     assert!(accepts(&mut follower, "{ \"a\": {} }"));
     assert!(!accepts(&mut follower, "{  \"a\": {}}"));
     assert!(!accepts(&mut follower, &format!("{{\n{}\"a\":1}}", " ".repeat(21))));
@@ -32,25 +32,25 @@ fn white_space_has_an_end() {
 
 #[test]
 fn what_a_schema_cannot_ask_for_is_named() {
-    assert!(error(Source::JsonSchema(json!({"type": "array", "uniqueItems": true}))).contains("uniqueItems"));
-    assert!(error(Source::JsonSchema(json!({"not": {}}))).contains("not"));
-    assert!(error(Source::JsonSchema(json!([1]))).contains("a list"));
-    assert!(error(Source::JsonSchema(json!({"$ref": "https://example.org/schema"}))).contains("example.org"));
-    assert!(error(Source::JsonSchema(json!({"type": "string", "pattern": "("}))).contains("unclosed group"));
+    assert!(error(GrammarSource::JsonSchema(json!({"type": "array", "uniqueItems": true}))).contains("uniqueItems"));
+    assert!(error(GrammarSource::JsonSchema(json!({"not": {}}))).contains("not"));
+    assert!(error(GrammarSource::JsonSchema(json!([1]))).contains("a list"));
+    assert!(error(GrammarSource::JsonSchema(json!({"$ref": "https://example.org/schema"}))).contains("example.org"));
+    assert!(error(GrammarSource::JsonSchema(json!({"type": "string", "pattern": "("}))).contains("unclosed group"));
 }
 
 #[test]
 fn regular_expressions_match_the_whole_answer() {
-    let mut follower = follow(Source::Regex("^(yes|no)[!]{0,2}$".into()));
+    let mut follower = follow(GrammarSource::Regex("^(yes|no)[!]{0,2}$".into()));
     assert!(accepts(&mut follower, "yes!!"));
     assert!(!accepts(&mut follower, "yes!!!"));
     assert!(!accepts(&mut follower, " no"));
-    assert!(error(Source::Regex("(".into())).contains("unclosed group"));
+    assert!(error(GrammarSource::Regex("(".into())).contains("unclosed group"));
 }
 
 #[test]
 fn an_answer_is_complete_when_nothing_can_follow() {
-    let mut follower = follow(Source::Regex("a|abc".into()));
+    let mut follower = follow(GrammarSource::Regex("a|abc".into()));
     follower.accept(97, b"a");
     assert!(!follower.is_complete() && may_follow(&mut follower, END));
     follower.accept(98, b"b");
@@ -63,27 +63,27 @@ fn an_answer_is_complete_when_nothing_can_follow() {
 
 #[test]
 fn control_tokens_are_no_text() {
-    let mut follower = follow(Source::Regex("(?s).*".into()));
+    let mut follower = follow(GrammarSource::Regex("(?s).*".into()));
     assert!(may_follow(&mut follower, TokenId::from(b'<')));
     assert!(!may_follow(&mut follower, CONTROL));
-    let mut named = follow(Source::Lark("start: \"a\" <|control|> \"b\"".into()));
+    let mut named = follow(GrammarSource::Lark("start: \"a\" <|control|> \"b\"".into()));
     named.accept(97, b"a");
     assert!(may_follow(&mut named, CONTROL) && !may_follow(&mut named, TokenId::from(b'<')));
     named.accept(CONTROL, b"<|control|>");
     assert!(may_follow(&mut named, 98));
     assert_eq!(token_reference(&vocabulary(), "<|control|>"), Some(format!("<[{CONTROL}]>")));
-    let mut by_id = follow(Source::Lark(format!("start: <[{CONTROL}]> \"b\"")));
+    let mut by_id = follow(GrammarSource::Lark(format!("start: <[{CONTROL}]> \"b\"")));
     assert!(may_follow(&mut by_id, CONTROL));
-    assert!(!error(Source::Lark("start: <|unknown|>".into())).contains("panic"));
+    assert!(!error(GrammarSource::Lark("start: <|unknown|>".into())).contains("panic"));
 }
 
 #[test]
 fn a_forced_token_that_does_not_fit_switches_off_until_it_is_gone() {
-    let mut follower = follow(Source::Regex("abc".into()));
-    assert_eq!(follower.accept(97, b"a"), Accepted::Fits);
-    assert_eq!(follower.accept(120, b"x"), Accepted::Contradicts);
+    let mut follower = follow(GrammarSource::Regex("abc".into()));
+    assert_eq!(follower.accept(97, b"a"), AcceptResult::Fits);
+    assert_eq!(follower.accept(120, b"x"), AcceptResult::Contradicts);
     assert!(!follower.holds() && follower.mask().unwrap().is_none());
-    assert_eq!(follower.accept(121, b"y"), Accepted::Fits);
+    assert_eq!(follower.accept(121, b"y"), AcceptResult::Fits);
     follower.end();
     follower.rewind(1);
     assert!(!follower.holds());
@@ -93,8 +93,8 @@ fn a_forced_token_that_does_not_fit_switches_off_until_it_is_gone() {
 
 #[test]
 fn a_lazy_constraint_waits_for_its_trigger() {
-    let constraint = Constraint::new("tools", Source::JsonObject).lazy(Trigger::text("<tool_call>"));
-    let mut follower = Grammars::new(vocabulary()).follow(&constraint).unwrap();
+    let constraint = Constraint::new("tools", GrammarSource::JsonObject).lazy(Trigger::text("<tool_call>"));
+    let mut follower = GrammarCompiler::new(vocabulary()).follow(&constraint).unwrap();
     let word = |word: &str| 256 + testing::WORDS.iter().position(|known| *known == word).unwrap() as TokenId;
     assert!(follower.mask().unwrap().is_none());
     follower.accept(word("<tool"), b"<tool");
@@ -114,7 +114,7 @@ fn a_lazy_constraint_waits_for_its_trigger() {
     assert!(follower.mask().unwrap().is_none());
 
     let by_token = constraint.lazy(Trigger::token(CONTROL));
-    let mut follower = Grammars::new(vocabulary()).follow(&by_token).unwrap();
+    let mut follower = GrammarCompiler::new(vocabulary()).follow(&by_token).unwrap();
     follower.accept(97, b"a");
     follower.accept(CONTROL, b"<|control|>");
     assert!(follower.holds() && may_follow(&mut follower, word("{\"")));
@@ -122,9 +122,9 @@ fn a_lazy_constraint_waits_for_its_trigger() {
 
 #[test]
 fn a_vocabulary_without_the_template_s_tokens_takes_a_schema() {
-    let grammars = Grammars::new(sentencepiece());
+    let grammars = GrammarCompiler::new(sentencepiece());
     let schema = json!({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]});
-    let mut follower = grammars.follow(&Constraint::new("json_schema", Source::JsonSchema(schema))).unwrap();
+    let mut follower = grammars.follow(&Constraint::new("json_schema", GrammarSource::JsonSchema(schema))).unwrap();
     let mask = follower.mask().unwrap().unwrap();
     // `{` is a byte here; words begin with a space, which JSON of a schema does not.
     assert!(mask.is_allowed(3 + u32::from(b'{')) && !mask.is_allowed(3 + 256) && !mask.is_allowed(1));
@@ -136,7 +136,7 @@ fn a_vocabulary_without_the_template_s_tokens_takes_a_schema() {
 
 #[test]
 fn a_clone_goes_its_own_way() {
-    let mut one = follow(Source::Regex("ab|ac".into()));
+    let mut one = follow(GrammarSource::Regex("ab|ac".into()));
     one.accept(97, b"a");
     let mut other = one.clone();
     one.accept(98, b"b");
@@ -145,7 +145,7 @@ fn a_clone_goes_its_own_way() {
 
 #[test]
 fn what_is_worked_out_ahead_is_what_is_worked_out_late() {
-    let mut ahead = follow(Source::JsonObject);
+    let mut ahead = follow(GrammarSource::JsonObject);
     let mut late = ahead.clone();
     for byte in br#"{"a": [1, {"b": null}], "c": "d"}"# {
         ahead.prepare();
@@ -156,7 +156,7 @@ fn what_is_worked_out_ahead_is_what_is_worked_out_late() {
     assert!(ahead.is_complete() && late.is_complete());
 }
 
-/// Grammars that are made to hurt: each is an error or a grammar, in bounded time, and never the end of the process.
+/// GrammarCompiler that are made to hurt: each is an error or a grammar, in bounded time, and never the end of the process.
 #[test]
 fn hostile_grammars_do_no_harm() {
     let deep = |open: &str, close: &str, depth: usize| format!("{}\"a\"{}", open.repeat(depth), close.repeat(depth));
@@ -177,36 +177,36 @@ fn hostile_grammars_do_no_harm() {
         .collect();
     let properties: serde_json::Map<_, _> = (0..2000).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
     let sources = [
-        Source::Lark(format!("start: {}", deep("(", ")", 20_000))),
-        Source::Lark(chain("r")),
-        Source::Lark(chain("T")),
-        Source::Lark("start: start".into()),
-        Source::Lark("start: /(a{1000}){1000}/".into()),
-        Source::Lark("start: /((a*)*)*b/ start?".into()),
-        Source::Lark(String::new()),
-        Source::Regex("((((((((((a{9}){9}){9}){9}){9}){9}){9}){9}){9}){9})".into()),
-        Source::Regex(deep("(", ")", 5000).replace('"', "")),
-        Source::Gbnf(format!("root ::= {}", deep("(", ")", 20_000))),
-        Source::Gbnf(doubling(40)),
-        Source::Gbnf("root ::= root".into()),
-        Source::Gbnf("root ::= root root | \"a\"".into()),
-        Source::Gbnf("root ::= (((\"a\"{2000}){2000}){2000}){2000}".into()),
-        Source::Gbnf(format!("root ::= {}", vec!["\"a\"?"; 3000].join(" "))),
-        Source::JsonSchema(nested),
-        Source::JsonSchema(json!({"allOf": all_of})),
-        Source::JsonSchema(json!({"$ref": "#"})),
-        Source::JsonSchema(
+        GrammarSource::Lark(format!("start: {}", deep("(", ")", 20_000))),
+        GrammarSource::Lark(chain("r")),
+        GrammarSource::Lark(chain("T")),
+        GrammarSource::Lark("start: start".into()),
+        GrammarSource::Lark("start: /(a{1000}){1000}/".into()),
+        GrammarSource::Lark("start: /((a*)*)*b/ start?".into()),
+        GrammarSource::Lark(String::new()),
+        GrammarSource::Regex("((((((((((a{9}){9}){9}){9}){9}){9}){9}){9}){9}){9})".into()),
+        GrammarSource::Regex(deep("(", ")", 5000).replace('"', "")),
+        GrammarSource::Gbnf(format!("root ::= {}", deep("(", ")", 20_000))),
+        GrammarSource::Gbnf(doubling(40)),
+        GrammarSource::Gbnf("root ::= root".into()),
+        GrammarSource::Gbnf("root ::= root root | \"a\"".into()),
+        GrammarSource::Gbnf("root ::= (((\"a\"{2000}){2000}){2000}){2000}".into()),
+        GrammarSource::Gbnf(format!("root ::= {}", vec!["\"a\"?"; 3000].join(" "))),
+        GrammarSource::JsonSchema(nested),
+        GrammarSource::JsonSchema(json!({"allOf": all_of})),
+        GrammarSource::JsonSchema(json!({"$ref": "#"})),
+        GrammarSource::JsonSchema(
             json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
         ),
-        Source::JsonSchema(json!({"properties": properties})),
-        Source::JsonSchema(
+        GrammarSource::JsonSchema(json!({"properties": properties})),
+        GrammarSource::JsonSchema(
             json!({"type": "string", "pattern": "^(a+)+$", "minLength": 100_000, "maxLength": 1_000_000}),
         ),
-        Source::JsonSchema(json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000})),
-        Source::JsonSchema(json!({"type": "number", "multipleOf": 0.0})),
-        Source::JsonSchema(json!({"type": "object", "x-guidance": {"whitespace_pattern": "("}})),
+        GrammarSource::JsonSchema(json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000})),
+        GrammarSource::JsonSchema(json!({"type": "number", "multipleOf": 0.0})),
+        GrammarSource::JsonSchema(json!({"type": "object", "x-guidance": {"whitespace_pattern": "("}})),
     ];
-    let grammars = Grammars::new(vocabulary());
+    let grammars = GrammarCompiler::new(vocabulary());
     for source in sources {
         let shown: String = serde_json::to_string(&source).unwrap().chars().take(80).collect();
         let begun = std::time::Instant::now();
@@ -235,7 +235,7 @@ proptest! {
     /// Going back and forth ends where going straight does.
     #[test]
     fn rewinding_is_as_if_it_had_never_been(moves in proptest::collection::vec((any::<u8>(), 0usize..4), 1..40)) {
-        let mut follower = follow(Source::JsonObject);
+        let mut follower = follow(GrammarSource::JsonObject);
         let mut sequence: Vec<TokenId> = Vec::new();
         for (pick, back) in moves {
             if follower.is_complete() {
@@ -244,13 +244,13 @@ proptest! {
             let mask = follower.mask().unwrap().unwrap();
             let allowed: Vec<TokenId> = (0..END).filter(|&token| mask.is_allowed(token as u32)).collect();
             let token = allowed[usize::from(pick) % allowed.len()];
-            prop_assert_eq!(follower.accept(token, vocabulary().piece(token)), Accepted::Fits);
+            prop_assert_eq!(follower.accept(token, vocabulary().piece(token)), AcceptResult::Fits);
             sequence.push(token);
             let back = back.saturating_sub(1).min(sequence.len());
             follower.rewind(back);
             sequence.truncate(sequence.len() - back);
         }
-        let mut straight = follow(Source::JsonObject);
+        let mut straight = follow(GrammarSource::JsonObject);
         for &token in &sequence {
             straight.accept(token, vocabulary().piece(token));
         }
@@ -261,8 +261,8 @@ proptest! {
 
     #[test]
     fn any_text_is_an_error_or_a_grammar(text in "(start|root|a|b| |:|::=|\\n|\"|/|\\[|\\]|\\(|\\)|\\*|\\?|\\||\\{|\\}|,|1|<|>|!|\\.|-|\\\\|%ignore|x|é){0,24}") {
-        let grammars = Grammars::new(vocabulary());
-        for source in [Source::Gbnf(text.clone()), Source::Lark(text.clone()), Source::Regex(text.clone())] {
+        let grammars = GrammarCompiler::new(vocabulary());
+        for source in [GrammarSource::Gbnf(text.clone()), GrammarSource::Lark(text.clone()), GrammarSource::Regex(text.clone())] {
             // What matters is that it returns.
             let _ = grammars.follow(&Constraint::new("test", source));
         }

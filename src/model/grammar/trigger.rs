@@ -5,7 +5,7 @@ use crate::events::TokenId;
 
 /// What was generated so far, and what is looked for in it.
 #[derive(Debug, Clone)]
-pub(super) struct Watch {
+pub(super) struct TriggerMatcher {
     trigger: Trigger,
     longest: usize,
     text: Vec<u8>,
@@ -15,7 +15,7 @@ pub(super) struct Watch {
     anchor: Option<usize>,
 }
 
-impl Watch {
+impl TriggerMatcher {
     pub(super) fn new(mut trigger: Trigger) -> Self {
         trigger.texts.retain(|text| !text.is_empty());
         trigger.openings.retain(|text| !text.is_empty());
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_text_behind_a_trigger_is_found() {
-        let mut watch = Watch::new(Trigger { tokens: vec![7], ..Trigger::text("<tool>") });
+        let mut watch = TriggerMatcher::new(Trigger { tokens: vec![7], ..Trigger::text("<tool>") });
         assert_eq!(watch.behind(1, b"say <to"), None);
         watch.push(b"say <to");
         assert_eq!(watch.behind(2, b"ol>{\"a"), Some(b"{\"a".to_vec()));
@@ -130,13 +130,13 @@ mod tests {
         assert_eq!(watch.behind(2, b"ol>"), None);
     }
 
-    fn opening(only_behind: bool) -> Watch {
+    fn opening(only_behind: bool) -> TriggerMatcher {
         let openings = vec!["{\"name\":\"f\"".into(), "f{".into()];
-        Watch::new(Trigger { openings, behind: "</think>".into(), only_behind, ..Trigger::default() })
+        TriggerMatcher::new(Trigger { openings, behind: "</think>".into(), only_behind, ..Trigger::default() })
     }
 
     /// What the grammar begins with, if it does, and the pieces up to there.
-    fn opened(watch: &mut Watch, pieces: &[&str]) -> Option<(usize, String)> {
+    fn opened(watch: &mut TriggerMatcher, pieces: &[&str]) -> Option<(usize, String)> {
         for (index, piece) in pieces.iter().enumerate() {
             if let Some(behind) = watch.behind(0, piece.as_bytes()) {
                 return Some((index, String::from_utf8(behind).unwrap()));
@@ -173,7 +173,7 @@ mod tests {
         #[test]
         fn cuts_do_not_matter(text in "[ab<>]{0,24}", cuts in proptest::collection::vec(1usize..5, 24)) {
             let whole = text.find("<a>").map(|at| at + 3);
-            let mut watch = Watch::new(Trigger::text("<a>"));
+            let mut watch = TriggerMatcher::new(Trigger::text("<a>"));
             let (mut at, mut found) = (0, None);
             for cut in cuts {
                 let end = (at + cut).min(text.len());

@@ -1,8 +1,8 @@
 //! LoRA adapters: changes to a model's weights that are added while it computes, so that every run can weigh them as it
 //! likes. They are loaded with the model, and stay as long as it does.
 
-use super::ffi::adapters::{self as ffi, Handle};
-use super::{Error, Header, WeightFile, gguf, reason};
+use super::ffi::adapters::{self as ffi, AdapterHandle};
+use super::{GgufHeader, ModelError, WeightFile, gguf, reason};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use serde::Serialize;
@@ -29,17 +29,17 @@ pub struct Adapter {
     pub prompt_prefix: String,
     /// The file with its weights.
     pub weights: WeightFile,
-    handle: Handle,
+    handle: AdapterHandle,
 }
 
 /// Which adapters hold, and how strongly. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct AdapterSet(Arc<[Weighed]>);
+pub struct AdapterSet(Arc<[ScaledAdapter]>);
 
 /// An adapter of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Weighed {
+pub struct ScaledAdapter {
     /// Its place in the list of the model's adapters, from 0.
     pub id: usize,
     /// How strongly it holds; 1 is as it was trained.
@@ -56,8 +56,8 @@ fn shortest<S: serde::Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S
 impl AdapterSet {
     /// A set from scales; those that are 0 do not count, and of several for one adapter the last does.
     #[must_use]
-    pub fn new(scales: impl IntoIterator<Item = Weighed>) -> Self {
-        let mut set: Vec<Weighed> = Vec::new();
+    pub fn new(scales: impl IntoIterator<Item = ScaledAdapter>) -> Self {
+        let mut set: Vec<ScaledAdapter> = Vec::new();
         for weighed in scales {
             set.retain(|other| other.id != weighed.id);
             set.push(weighed);
@@ -69,7 +69,7 @@ impl AdapterSet {
 
     /// The adapters, by id.
     #[must_use]
-    pub fn as_slice(&self) -> &[Weighed] {
+    pub fn as_slice(&self) -> &[ScaledAdapter] {
         &self.0
     }
 
@@ -90,10 +90,10 @@ impl Adapters {
     /// Loads files, each with its usual scale, for a model of which no context was made yet.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] and [`Error::Adapter`].
-    pub(super) fn load(model: &mut LlamaModel, files: &[(PathBuf, f32)]) -> Result<Self, Error> {
+    /// [`ModelError::Unreadable`] and [`ModelError::Adapter`].
+    pub(super) fn load(model: &mut LlamaModel, files: &[(PathBuf, f32)]) -> Result<Self, ModelError> {
         let list = files.iter().map(|(path, _)| Adapter::load(model, path)).collect::<Result<_, _>>()?;
-        let usual = AdapterSet::new(files.iter().enumerate().map(|(id, &(_, scale))| Weighed { id, scale }));
+        let usual = AdapterSet::new(files.iter().enumerate().map(|(id, &(_, scale))| ScaledAdapter { id, scale }));
         Ok(Self { list, usual: RwLock::new(usual) })
     }
 
@@ -123,12 +123,12 @@ impl Adapters {
     /// Makes exactly this set hold in a context. Costs nothing when it holds already.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub(super) fn apply(&self, set: &AdapterSet, context: &mut LlamaContext<'_>) -> Result<(), Error> {
+    /// [`ModelError::Decode`].
+    pub(super) fn apply(&self, set: &AdapterSet, context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
         if self.is_empty() {
             return Ok(());
         }
-        let chosen: Vec<(&Handle, f32)> = set
+        let chosen: Vec<(&AdapterHandle, f32)> = set
             .as_slice()
             .iter()
             .filter_map(|weighed| Some((&self.list.get(weighed.id)?.handle, weighed.scale)))
@@ -136,26 +136,26 @@ impl Adapters {
         if ffi::set(context, &chosen) {
             return Ok(());
         }
-        Err(Error::Decode("the LoRA adapters could not be set".into()))
+        Err(ModelError::Decode("the LoRA adapters could not be set".into()))
     }
 }
 
 impl Adapter {
-    fn load(model: &mut LlamaModel, path: &Path) -> Result<Self, Error> {
+    fn load(model: &mut LlamaModel, path: &Path) -> Result<Self, ModelError> {
         let shown = path.display().to_string();
-        let refused = |reason: String| Error::Adapter { path: shown.clone(), reason };
-        let unreadable = |source| Error::Unreadable { path: shown.clone(), source };
+        let refused = |reason: String| ModelError::Adapter { path: shown.clone(), reason };
+        let unreadable = |source| ModelError::Unreadable { path: shown.clone(), source };
         let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
         let weights = WeightFile::new(path).map_err(unreadable)?;
-        let header = Header::read(path).map_err(|error| match error {
-            gguf::Error::Io(source) => unreadable(source),
+        let header = GgufHeader::read(path).map_err(|error| match error {
+            gguf::GgufError::Io(source) => unreadable(source),
             other => refused(other.to_string()),
         })?;
         if header.text("adapter.type") != Some("lora") {
             return Err(refused("the file is no LoRA adapter: its adapter.type is not lora".into()));
         }
         // llama.cpp ends the process over an alpha of another type.
-        if header.metadata.get("adapter.lora.alpha").is_some_and(|alpha| !matches!(alpha, gguf::Scalar::Float(_))) {
+        if header.metadata.get("adapter.lora.alpha").is_some_and(|alpha| !matches!(alpha, gguf::GgufScalar::Float(_))) {
             return Err(refused("its adapter.lora.alpha is not a number with a fraction".into()));
         }
         let handle = ffi::load(model, &file).map_err(|lines| refused(reason::reason(&lines)))?;
@@ -175,11 +175,12 @@ impl Adapter {
 
 #[cfg(test)]
 mod tests {
-    use super::{AdapterSet, Weighed};
+    use super::{AdapterSet, ScaledAdapter};
 
     #[test]
     fn sets_that_do_the_same_are_equal() {
-        let set = |scales: &[(usize, f32)]| AdapterSet::new(scales.iter().map(|&(id, scale)| Weighed { id, scale }));
+        let set =
+            |scales: &[(usize, f32)]| AdapterSet::new(scales.iter().map(|&(id, scale)| ScaledAdapter { id, scale }));
         assert_eq!(set(&[(1, 0.5), (0, 1.0)]), set(&[(0, 2.0), (2, 0.0), (0, 1.0), (1, 0.5)]));
         assert_ne!(set(&[(0, 1.0)]), set(&[(0, 0.5)]));
         assert!(set(&[(0, 0.0)]).is_empty() && set(&[]) == AdapterSet::default());

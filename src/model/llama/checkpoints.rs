@@ -9,7 +9,7 @@ const MOST_PASSING: usize = 2;
 
 /// What a place is kept for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum CheckpointPurpose {
     /// The beginning of a prompt that others may share.
     Prompt,
     /// Going back within an answer.
@@ -24,7 +24,7 @@ pub struct Checkpoints(Vec<Checkpoint>);
 struct Checkpoint {
     /// Tokens that the sequence had.
     length: u32,
-    purpose: Purpose,
+    purpose: CheckpointPurpose,
     state: Arc<[u8]>,
 }
 
@@ -47,9 +47,9 @@ impl Checkpoints {
     }
 
     /// Adds a place behind all others, and forgets the oldest of its kind where there are too many.
-    pub(super) fn add(&mut self, length: u32, purpose: Purpose, state: Vec<u8>) {
+    pub(super) fn add(&mut self, length: u32, purpose: CheckpointPurpose, state: Vec<u8>) {
         self.0.push(Checkpoint { length, purpose, state: state.into() });
-        let most = if purpose == Purpose::Prompt { MOST_LASTING } else { MOST_PASSING };
+        let most = if purpose == CheckpointPurpose::Prompt { MOST_LASTING } else { MOST_PASSING };
         let alike = |checkpoint: &Checkpoint| checkpoint.purpose == purpose;
         if self.0.iter().filter(|checkpoint| alike(checkpoint)).count() > most
             && let Some(oldest) = self.0.iter().position(alike)
@@ -95,9 +95,9 @@ mod tests {
         let mut checkpoints = Checkpoints::default();
         assert_eq!(checkpoints.last_within(1000), 0);
         for turn in 1..=10 {
-            checkpoints.add(100 * turn, Purpose::Prompt, vec![0; 10]);
+            checkpoints.add(100 * turn, CheckpointPurpose::Prompt, vec![0; 10]);
             for step in 1..=3 {
-                checkpoints.add(100 * turn + step, Purpose::Answer, vec![0; 10]);
+                checkpoints.add(100 * turn + step, CheckpointPurpose::Answer, vec![0; 10]);
             }
         }
         assert_eq!(lengths(&checkpoints), [300, 400, 500, 600, 700, 800, 900, 1000, 1002, 1003]);

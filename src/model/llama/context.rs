@@ -1,16 +1,16 @@
 mod sequences;
 
-use super::Error;
+use super::ModelError;
 use super::adapters::{AdapterSet, Adapters};
-use super::attends::{Attends, Unseen};
+use super::attends::{AttentionSupport, Unsupported};
 use super::cache_type::CacheType;
 use super::checkpoints::Checkpoints;
 use super::control::ControlVector;
 use super::devices::Placement;
-use super::ffi::threads::Pool;
-use super::ffi::{self, CapturedRow, Extent, Tap, WantedRow};
-use super::memory::{self, Memory};
-use super::state::Layout;
+use super::ffi::threads::ThreadPool;
+use super::ffi::{self, CapturedRow, StateExtent, Tap, WantedRow};
+use super::memory::{self, MemoryCapabilities};
+use super::state::StateLayout;
 use super::tuning::Tuning;
 use super::ubatch;
 use crate::events::TokenId;
@@ -59,7 +59,7 @@ pub struct ContextOptions {
 pub struct Context<'model> {
     // Dropped before `tap` and `pool`, whose addresses llama.cpp holds.
     llama: LlamaContext<'model>,
-    pool: Option<Pool>,
+    pool: Option<ThreadPool>,
     adapters: &'model Adapters,
     has_gpu: bool,
     batch: LlamaBatch<'static>,
@@ -69,17 +69,17 @@ pub struct Context<'model> {
     several_streams: bool,
     /// Tokens of a sequence.
     context: u32,
-    memory: Memory,
+    memory: MemoryCapabilities,
     checkpoints: Vec<Checkpoints>,
     checkpoint_bytes: usize,
-    layout: Option<Layout>,
+    layout: Option<StateLayout>,
     architecture: String,
-    attends: Option<Result<Attends, Unseen>>,
+    attends: Option<Result<AttentionSupport, Unsupported>>,
 }
 
 /// An attention row that a decode captured.
 #[derive(Debug, Clone)]
-pub struct Captured {
+pub struct AttentionRow {
     /// Index of the query token in the batch.
     pub index: usize,
     /// Positions attended to.
@@ -101,9 +101,9 @@ impl<'model> Context<'model> {
         backend: &LlamaBackend,
         options: &ContextOptions,
         tuning: &Tuning,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ModelError> {
         if options.attention && options.cache_type_v.is_quantised() {
-            return Err(Error::QuantisedValues { cache_type: options.cache_type_v.as_str() });
+            return Err(ModelError::QuantisedValues { cache_type: options.cache_type_v.as_str() });
         }
         memory::check(model, options.cache_type_k, options.cache_type_v)?;
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
@@ -132,11 +132,11 @@ impl<'model> Context<'model> {
         }
         let mut llama = model
             .new_context(backend, params)
-            .map_err(|error| Error::Context { ctx_size: n_ctx, reason: error.to_string() })?;
+            .map_err(|error| ModelError::Context { ctx_size: n_ctx, reason: error.to_string() })?;
         if let Some(control) = control {
             control.apply(&mut llama)?;
         }
-        let memory = Memory::of(model, &mut llama, options.cache_type_k);
+        let memory = MemoryCapabilities::of(model, &mut llama, options.cache_type_k);
         let pool = tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama));
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
@@ -173,15 +173,15 @@ impl<'model> Context<'model> {
     /// Makes exactly these LoRA adapters hold from the next decode on, for all sequences. Costs nothing when they do already.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn set_adapters(&mut self, set: &AdapterSet) -> Result<(), Error> {
+    /// [`ModelError::Decode`].
+    pub fn set_adapters(&mut self, set: &AdapterSet) -> Result<(), ModelError> {
         self.adapters.apply(set, &mut self.llama)
     }
 
     /// Adds a token to the batch and returns its index there. `output` asks for its logits, `capture` for its attention row.
     ///
     /// # Errors
-    /// [`Error::Decode`] when the batch is full.
+    /// [`ModelError::Decode`] when the batch is full.
     pub fn add(
         &mut self,
         token: TokenId,
@@ -189,10 +189,10 @@ impl<'model> Context<'model> {
         sequence: i32,
         output: bool,
         capture: bool,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, ModelError> {
         self.batch
             .add(LlamaToken::new(token), position as i32, &[sequence], output)
-            .map_err(|error| Error::Decode(error.to_string()))?;
+            .map_err(|error| ModelError::Decode(error.to_string()))?;
         let index = self.sequences.len();
         self.sequences.push(sequence);
         if capture {
@@ -204,8 +204,8 @@ impl<'model> Context<'model> {
     /// Decodes the batch and empties it. Attention rows that were asked for come back in the order of their tokens.
     ///
     /// # Errors
-    /// [`Error::Decode`]; the sequences of the batch are then in no known state and must be cleared.
-    pub fn decode(&mut self) -> Result<Vec<Captured>, Error> {
+    /// [`ModelError::Decode`]; the sequences of the batch are then in no known state and must be cleared.
+    pub fn decode(&mut self) -> Result<Vec<AttentionRow>, ModelError> {
         if let Some(tap) = &mut self.tap {
             let rows = if self.wanted.is_empty() {
                 Vec::new()
@@ -227,8 +227,8 @@ impl<'model> Context<'model> {
         let wanted = std::mem::take(&mut self.wanted);
         let rows = self.tap.as_mut().map(|tap| tap.take()).unwrap_or_default();
         result.map_err(|error| match error {
-            DecodeError::Unknown(NO_MEMORY) => Error::OutOfMemory,
-            other => Error::Decode(other.to_string()),
+            DecodeError::Unknown(NO_MEMORY) => ModelError::OutOfMemory,
+            other => ModelError::Decode(other.to_string()),
         })?;
         let attends = self.attends.as_ref().and_then(|attends| attends.as_ref().ok());
         let complete = |row: &CapturedRow| {
@@ -242,7 +242,7 @@ impl<'model> Context<'model> {
             .into_iter()
             .zip(rows)
             .filter(|(_, row)| complete(row))
-            .map(|((index, row_len), CapturedRow { layer_ids, heads, values })| Captured {
+            .map(|((index, row_len), CapturedRow { layer_ids, heads, values })| AttentionRow {
                 index,
                 row_len,
                 layer_ids,
@@ -269,16 +269,16 @@ impl<'model> Context<'model> {
     /// sequence 0, which must be empty. `None` for a model whose states cannot be checked.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn learn_layout(&mut self) -> Result<Option<Layout>, Error> {
+    /// [`ModelError::Decode`].
+    pub fn learn_layout(&mut self) -> Result<Option<StateLayout>, ModelError> {
         let captures = self.tap.is_some();
         self.add(0, 0, 0, captures, captures)?;
         let rows = self.decode()?;
         if let Some(tap) = &mut self.tap {
-            self.attends = Some(Attends::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
+            self.attends = Some(AttentionSupport::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
         }
-        let layout = ffi::sequence_state(&self.llama, 0, Extent::Whole)
-            .and_then(|state| Layout::learn(&state, self.context as usize, self.memory.window as usize));
+        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Whole)
+            .and_then(|state| StateLayout::learn(&state, self.context as usize, self.memory.window as usize));
         self.clear(0);
         self.layout.clone_from(&layout);
         Ok(layout)
@@ -287,7 +287,7 @@ impl<'model> Context<'model> {
     /// What can be seen of the model's attention; `None` when it cannot be captured here, or [`Context::learn_layout`] was not
     /// called.
     #[must_use]
-    pub fn attends(&self) -> Option<&Result<Attends, Unseen>> {
+    pub fn attends(&self) -> Option<&Result<AttentionSupport, Unsupported>> {
         self.attends.as_ref()
     }
 }

@@ -1,9 +1,9 @@
-//! Control vectors: directions that are added to what comes out of layers, for every token of every run. Files and scales are
+//! ControlVectors vectors: directions that are added to what comes out of layers, for every token of every run. Files and scales are
 //! added up once, when the model is loaded.
 
 use super::ffi::adapters as ffi;
-use super::gguf::{self, Header, Tensor};
-use super::{Card, Error};
+use super::gguf::{self, GgufHeader, GgufTensor};
+use super::{ModelCard, ModelError};
 use llama_cpp_2::context::LlamaContext;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ const PREFIX: &str = "direction.";
 
 /// Which control vectors hold, and where.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Control {
+pub struct ControlVectors {
     /// GGUF files, each with how strongly it holds.
     pub files: Vec<(PathBuf, f32)>,
     /// The layers that they are added to, counted from 0; without it all that the files have a direction for.
@@ -37,14 +37,14 @@ impl ControlVector {
     /// Reads and adds up the files; `None` where nothing is added to anything.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] and [`Error::ControlVector`].
-    pub(super) fn load(control: &Control, card: &Card) -> Result<Option<Self>, Error> {
+    /// [`ModelError::Unreadable`] and [`ModelError::ControlVector`].
+    pub(super) fn load(control: &ControlVectors, card: &ModelCard) -> Result<Option<Self>, ModelError> {
         let width = card.embedding as usize;
         let mut values = vec![0.0; width * card.layers.saturating_sub(1) as usize];
         for (path, scale) in &control.files {
             if !card.generates {
                 let reason = "the model is an encoder, to which llama.cpp adds none".to_owned();
-                return Err(Error::ControlVector { path: path.display().to_string(), reason });
+                return Err(ModelError::ControlVector { path: path.display().to_string(), reason });
             }
             add(path, *scale, width, &mut values)?;
         }
@@ -73,14 +73,14 @@ impl ControlVector {
     /// Makes it hold in a context, of the model that it was loaded for, from the next decode on.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub(super) fn apply(&self, context: &mut LlamaContext<'_>) -> Result<(), Error> {
+    /// [`ModelError::Decode`].
+    pub(super) fn apply(&self, context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
         let [first, last] =
             [*self.layers.start(), *self.layers.end()].map(|layer| i32::try_from(layer).unwrap_or(i32::MAX));
         if ffi::set_control(context, &self.values, self.width, first, last) {
             return Ok(());
         }
-        Err(Error::Decode("the control vector could not be set".into()))
+        Err(ModelError::Decode("the control vector could not be set".into()))
     }
 }
 
@@ -90,12 +90,12 @@ fn layer(at: usize, width: usize) -> u32 {
 }
 
 /// Adds what a file has, times `scale`, to the values of all layers but the first.
-fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), Error> {
+fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), ModelError> {
     let shown = path.display().to_string();
-    let refused = |reason: String| Error::ControlVector { path: shown.clone(), reason };
-    let unreadable = |source| Error::Unreadable { path: shown.clone(), source };
-    let header = Header::read(path).map_err(|error| match error {
-        gguf::Error::Io(source) => unreadable(source),
+    let refused = |reason: String| ModelError::ControlVector { path: shown.clone(), reason };
+    let unreadable = |source| ModelError::Unreadable { path: shown.clone(), source };
+    let header = GgufHeader::read(path).map_err(|error| match error {
+        gguf::GgufError::Io(source) => unreadable(source),
         other => refused(other.to_string()),
     })?;
     if header.tensors.is_empty() {
@@ -123,7 +123,7 @@ fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), 
 }
 
 /// The layer that a tensor is the direction of, at least 1.
-fn direction(tensor: &Tensor, width: usize) -> Result<usize, String> {
+fn direction(tensor: &GgufTensor, width: usize) -> Result<usize, String> {
     let name = &tensor.name;
     let layer = name.strip_prefix(PREFIX).and_then(|number| number.parse::<u16>().ok()).filter(|&layer| layer > 0);
     let Some(layer) = layer else {

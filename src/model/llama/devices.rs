@@ -3,13 +3,13 @@
 mod fit;
 mod tensors;
 
-pub use fit::Room;
+pub use fit::ContextRequirements;
 pub(super) use fit::further_files;
-pub use tensors::{Rule, TensorPlaces};
+pub use tensors::{TensorPlacement, TensorRule};
 
 use super::ffi::{devices as ffi, loading::Loading};
-use super::{Error, GpuLayers, Header, ModelOptions, SplitMode};
-use fit::{Gpu, Needs};
+use super::{GgufHeader, GpuLayers, ModelError, ModelOptions, SplitMode};
+use fit::{Gpu, GpuRequirements};
 use std::path::Path;
 
 /// Something that llama.cpp computes on.
@@ -100,7 +100,7 @@ pub enum PlacementError {
 /// Every device, GPUs and others.
 #[must_use]
 pub fn devices() -> Vec<Device> {
-    let device = |found: ffi::Found| Device {
+    let device = |found: ffi::RawDevice| Device {
         gpu: [llama_cpp_sys_2::GGML_BACKEND_DEVICE_TYPE_GPU, llama_cpp_sys_2::GGML_BACKEND_DEVICE_TYPE_IGPU]
             .contains(&found.kind),
         integrated: found.kind == llama_cpp_sys_2::GGML_BACKEND_DEVICE_TYPE_IGPU,
@@ -128,7 +128,7 @@ pub const fn why_no_gpu() -> &'static str {
 
 /// Refuses a context whose KV cache is larger than all memory of this machine, its GPUs included. llama.cpp would take the
 /// memory page by page until the system ends a process.
-pub(super) fn check_context(options: &ModelOptions, header: &Header) -> Result<(), Error> {
+pub(super) fn check_context(options: &ModelOptions, header: &GgufHeader) -> Result<(), ModelError> {
     let room = &options.room;
     let memory: u64 = devices().iter().map(|device| device.memory_bytes).sum();
     let Some(needed) = fit::cache_bytes(header, room).filter(|&needed| memory > 0 && needed > memory) else {
@@ -140,13 +140,13 @@ pub(super) fn check_context(options: &ModelOptions, header: &Header) -> Result<(
         gib(needed),
         gib(memory)
     );
-    Err(Error::Context { ctx_size: room.context_per_sequence.saturating_mul(room.sequences), reason })
+    Err(ModelError::Context { ctx_size: room.context_per_sequence.saturating_mul(room.sequences), reason })
 }
 
 /// The options in llama.cpp's terms, and where they put the model.
 pub(super) fn loading(
     options: &ModelOptions,
-    header: &Header,
+    header: &GgufHeader,
     path: &Path,
 ) -> Result<(Loading, Placement), PlacementError> {
     let all = devices();
@@ -163,9 +163,9 @@ pub(super) fn loading(
         GpuLayers::All => layers,
         GpuLayers::Count(count) => count.min(layers),
         GpuLayers::Auto => {
-            let further: Vec<Header> =
+            let further: Vec<GgufHeader> =
                 fit::further(path, header).iter().map(|header| tensors::elsewhere(header, &rules)).collect();
-            let needs = Needs::of(&tensors::elsewhere(header, &rules), &further, options);
+            let needs = GpuRequirements::of(&tensors::elsewhere(header, &rules), &further, options);
             let fitting = fit::that_fit(&needs, &shared(&gpus, &all, &options.tensor_split), options.split_mode);
             tracing::debug!(layers = fitting, ?needs, "layers that fit on GPUs");
             u32::try_from(fitting).unwrap_or(u32::MAX)

@@ -5,8 +5,8 @@
 //! models may take inputs that are longer than a physical batch.
 
 use super::adapters::Adapters;
-use super::head::{self, Activation, Family, Head, HeadError};
-use super::{Error, Model, backend};
+use super::head::{self, Activation, Head, HeadError, HeadMetadata};
+use super::{Model, ModelError, backend};
 use crate::events::TokenId;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
@@ -54,7 +54,7 @@ pub enum Pooling {
 
 /// What a model's file says of pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Declared {
+pub enum DeclaredPooling {
     /// It embeds, pooled like this.
     Embeds(Pooling),
     /// It scores, with its classification head.
@@ -74,7 +74,7 @@ pub struct EncoderOptions {
 
 /// What is wanted of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum EncoderOutput {
     /// A vector; for [`Pooling::None`] one for each token, one behind the other.
     Embedding(Pooling),
     /// The classification head's logits.
@@ -103,13 +103,13 @@ impl Model {
 
     /// What its file says of pooling, if anything.
     #[must_use]
-    pub fn declared_pooling(&self) -> Option<Declared> {
+    pub fn declared_pooling(&self) -> Option<DeclaredPooling> {
         Some(match self.number("pooling_type")? as u32 {
-            0 => Declared::Embeds(Pooling::None),
-            1 => Declared::Embeds(Pooling::Mean),
-            2 => Declared::Embeds(Pooling::Cls),
-            3 => Declared::Embeds(Pooling::Last),
-            4 => Declared::Ranks,
+            0 => DeclaredPooling::Embeds(Pooling::None),
+            1 => DeclaredPooling::Embeds(Pooling::Mean),
+            2 => DeclaredPooling::Embeds(Pooling::Cls),
+            3 => DeclaredPooling::Embeds(Pooling::Last),
+            4 => DeclaredPooling::Ranks,
             _ => return None,
         })
     }
@@ -128,8 +128,8 @@ impl Model {
         head::pooling(&self.family())
     }
 
-    fn family(&self) -> Family<'_> {
-        Family {
+    fn family(&self) -> HeadMetadata<'_> {
+        HeadMetadata {
             architecture: &self.card.architecture,
             tokenizer: self.card.tokenizer,
             causal: is_causal(&self.llama, &self.card.architecture),
@@ -149,8 +149,8 @@ impl Model {
     /// Makes a context to encode in. Only with a `head` does it give logits.
     ///
     /// # Errors
-    /// [`Error::Context`], usually because the memory could not be had.
-    pub fn encoder(&self, options: &EncoderOptions, head: Option<Head>) -> Result<EncoderContext<'_>, Error> {
+    /// [`ModelError::Context`], usually because the memory could not be had.
+    pub fn encoder(&self, options: &EncoderOptions, head: Option<Head>) -> Result<EncoderContext<'_>, ModelError> {
         let whole = !self.generates() || !is_causal(&self.llama, &self.card.architecture);
         let batch = options.longest.max(options.ubatch_size);
         // A recurrent state costs its memory for every sequence.
@@ -172,7 +172,7 @@ impl Model {
         let mut llama = self
             .llama
             .new_context(backend()?, params)
-            .map_err(|error| Error::Context { ctx_size: batch, reason: error.to_string() })?;
+            .map_err(|error| ModelError::Context { ctx_size: batch, reason: error.to_string() })?;
         if let Some(control) = &self.control {
             control.apply(&mut llama)?;
         }
@@ -221,18 +221,18 @@ impl EncoderContext<'_> {
     /// than [`Self::fitting`] said.
     ///
     /// # Errors
-    /// [`Error::Decode`]; the next call starts afresh.
-    pub fn encode(&mut self, inputs: &[(&[TokenId], Wanted)]) -> Result<Vec<Vec<f32>>, Error> {
+    /// [`ModelError::Decode`]; the next call starts afresh.
+    pub fn encode(&mut self, inputs: &[(&[TokenId], EncoderOutput)]) -> Result<Vec<Vec<f32>>, ModelError> {
         self.adapters.apply(&self.adapters.usual(), &mut self.llama)?;
         self.batch.clear();
         for (sequence, (tokens, _)) in (0..).zip(inputs) {
             for (position, &token) in (0..).zip(*tokens) {
                 self.batch
                     .add(LlamaToken::new(token), position, &[sequence], true)
-                    .map_err(|error| Error::Decode(error.to_string()))?;
+                    .map_err(|error| ModelError::Decode(error.to_string()))?;
             }
         }
-        let failed = |error: &dyn std::fmt::Display| Error::Decode(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| ModelError::Decode(error.to_string());
         self.llama.clear_kv_cache_seq(None, None, None).map_err(|error| failed(&error))?;
         if self.by_encode {
             self.llama.encode(&mut self.batch).map_err(|error| failed(&error))?;
@@ -250,15 +250,15 @@ impl EncoderContext<'_> {
             .collect()
     }
 
-    fn read(&self, rows: std::ops::Range<usize>, wanted: Wanted) -> Result<Vec<f32>, Error> {
+    fn read(&self, rows: std::ops::Range<usize>, wanted: EncoderOutput) -> Result<Vec<f32>, ModelError> {
         match (wanted, &self.head) {
-            (Wanted::Embedding(pooling), _) => self.pooled(rows, pooling),
-            (Wanted::Logits, Some(head)) => Ok(head.logits(&self.pooled(rows, head.pooling)?)),
-            (Wanted::Logits, None) => Err(Error::Decode("the model has no classification head".into())),
+            (EncoderOutput::Embedding(pooling), _) => self.pooled(rows, pooling),
+            (EncoderOutput::Logits, Some(head)) => Ok(head.logits(&self.pooled(rows, head.pooling)?)),
+            (EncoderOutput::Logits, None) => Err(ModelError::Decode("the model has no classification head".into())),
         }
     }
 
-    fn pooled(&self, rows: std::ops::Range<usize>, pooling: Pooling) -> Result<Vec<f32>, Error> {
+    fn pooled(&self, rows: std::ops::Range<usize>, pooling: Pooling) -> Result<Vec<f32>, ModelError> {
         match pooling {
             Pooling::Cls => self.state(rows.start).map(<[f32]>::to_vec),
             Pooling::Last => self.state(rows.end - 1).map(<[f32]>::to_vec),
@@ -283,7 +283,7 @@ impl EncoderContext<'_> {
         }
     }
 
-    fn state(&self, row: usize) -> Result<&[f32], Error> {
-        self.llama.embeddings_ith(row as i32).map_err(|error| Error::Decode(error.to_string()))
+    fn state(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.llama.embeddings_ith(row as i32).map_err(|error| ModelError::Decode(error.to_string()))
     }
 }

@@ -122,14 +122,14 @@ pub fn set_tap(params: &mut LlamaContextParams, tap: &Tap) {
 
 /// How much of a sequence's state is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
+pub enum StateExtent {
     /// All of it.
     Whole,
     /// What only knows the end of the sequence: all but the cells of its tokens in a plain KV cache.
     Summary,
 }
 
-impl Extent {
+impl StateExtent {
     const fn flags(self) -> LlamaStateSeqFlags {
         match self {
             Self::Whole => LlamaStateSeqFlags::empty(),
@@ -139,7 +139,7 @@ impl Extent {
 }
 
 /// The state of a sequence as llama.cpp writes it; `None` when llama.cpp cannot write it.
-pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32, extent: Extent) -> Option<Vec<u8>> {
+pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32, extent: StateExtent) -> Option<Vec<u8>> {
     let flags = extent.flags();
     let size = context.state_seq_get_size_ext(sequence, flags);
     let mut state: Vec<u8> = Vec::with_capacity(size);
@@ -155,8 +155,8 @@ pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32, extent: Extent)
 }
 
 /// Replaces the state of a sequence. `state` must have been written by a context of this layout, or have been checked
-/// against it with [`super::Layout::unpack`]. `false` when llama.cpp refuses; the sequence is then empty.
-pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8], extent: Extent) -> bool {
+/// against it with [`super::StateLayout::unpack`]. `false` when llama.cpp refuses; the sequence is then empty.
+pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8], extent: StateExtent) -> bool {
     // SAFETY: llama.cpp reads no more than the slice's length, and every count in it was compared with the context's.
     unsafe { context.state_seq_set_data_ext(state, sequence, extent.flags()) }
 }

@@ -21,18 +21,18 @@ pub const F32: u32 = 0;
 
 /// What a GGUF says about itself.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Header {
+pub struct GgufHeader {
     /// Scalars and short texts, by key.
-    pub metadata: HashMap<String, Scalar>,
+    pub metadata: HashMap<String, GgufScalar>,
     /// How many entries each array has, by key.
     pub arrays: HashMap<String, u64>,
     /// Every tensor of this file.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<GgufTensor>,
 }
 
 /// A value of the metadata.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Scalar {
+pub enum GgufScalar {
     /// Of any width and sign, also true (1) and false (0).
     Integer(i128),
     /// Of either width.
@@ -43,7 +43,7 @@ pub enum Scalar {
 
 /// A tensor, without its values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tensor {
+pub struct GgufTensor {
     /// E.g. `blk.0.attn_q.weight`.
     pub name: String,
     /// Number of the type of its values, e.g. [`F32`].
@@ -58,7 +58,7 @@ pub struct Tensor {
 
 /// Why a file is not a GGUF that can be loaded.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum GgufError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(std::io::Error),
@@ -78,14 +78,14 @@ pub enum Error {
     Damaged(String),
 }
 
-impl Header {
+impl GgufHeader {
     /// Reads and checks the header of a file.
     ///
     /// # Errors
     /// What was wrong with the file.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).map_err(Error::Io)?;
-        let length = file.metadata().map_err(Error::Io)?.len();
+    pub fn read(path: &Path) -> Result<Self, GgufError> {
+        let file = File::open(path).map_err(GgufError::Io)?;
+        let length = file.metadata().map_err(GgufError::Io)?.len();
         Reader { file: BufReader::with_capacity(1 << 16, file), length, position: 0 }.header()
     }
 
@@ -93,7 +93,7 @@ impl Header {
     #[must_use]
     pub fn integer(&self, key: &str) -> Option<u64> {
         match self.metadata.get(key)? {
-            Scalar::Integer(value) => u64::try_from(*value).ok(),
+            GgufScalar::Integer(value) => u64::try_from(*value).ok(),
             _ => None,
         }
     }
@@ -102,7 +102,7 @@ impl Header {
     #[must_use]
     pub fn text(&self, key: &str) -> Option<&str> {
         match self.metadata.get(key)? {
-            Scalar::Text(text) => Some(text),
+            GgufScalar::Text(text) => Some(text),
             _ => None,
         }
     }
@@ -115,7 +115,7 @@ impl Header {
 }
 
 enum Value {
-    Scalar(Scalar),
+    Scalar(GgufScalar),
     Array(u64),
     LongText,
 }
@@ -127,9 +127,9 @@ struct Reader<F> {
 }
 
 impl<F: Read + Seek> Reader<F> {
-    fn header(&mut self) -> Result<Header, Error> {
+    fn header(&mut self) -> Result<GgufHeader, GgufError> {
         if self.length < 4 || &self.bytes::<4>("the magic")? != b"GGUF" {
-            return Err(Error::Magic);
+            return Err(GgufError::Magic);
         }
         let version = self.u32("the version")?;
         if !VERSIONS.contains(&version) {
@@ -142,7 +142,7 @@ impl<F: Read + Seek> Reader<F> {
         // The smallest key has 8 + 1 + 4 + 1 bytes, the smallest tensor 8 + 4 + 4 + 8.
         self.plausible(pairs, 14, "keys")?;
         self.plausible(tensors, 24, "tensors")?;
-        let mut header = Header::default();
+        let mut header = GgufHeader::default();
         for number in 0..pairs {
             let key = self.text(&format!("key {number}"), u64::from(u16::MAX))?;
             let key = key.ok_or_else(|| damaged(format!("key {number} is longer than 65535 bytes")))?;
@@ -163,7 +163,9 @@ impl<F: Read + Seek> Reader<F> {
         }
         let alignment = match header.metadata.get("general.alignment") {
             None => DEFAULT_ALIGNMENT,
-            Some(Scalar::Integer(value)) if *value > 0 && *value <= 1 << 20 && value.count_ones() == 1 => *value as u64,
+            Some(GgufScalar::Integer(value)) if *value > 0 && *value <= 1 << 20 && value.count_ones() == 1 => {
+                *value as u64
+            }
             Some(other) => return Err(damaged(format!("general.alignment is {other:?}; it must be a power of 2"))),
         };
         for number in 0..tensors {
@@ -185,7 +187,7 @@ impl<F: Read + Seek> Reader<F> {
     }
 
     /// A tensor, whose place is told from where the data begins.
-    fn tensor(&mut self, number: u64) -> Result<Tensor, Error> {
+    fn tensor(&mut self, number: u64) -> Result<GgufTensor, GgufError> {
         let within = format!("tensor {number}");
         let name = self.text(&within, LONGEST_NAME)?;
         let name = name.ok_or_else(|| damaged(format!("the name of tensor {number} is longer than 63 bytes")))?;
@@ -213,39 +215,39 @@ impl<F: Read + Seek> Reader<F> {
         let size_bytes = (elements / block).checked_mul(bytes);
         let size_bytes = size_bytes.ok_or_else(|| damaged(format!("tensor '{name}' has an impossible size")))?;
         let begins = self.u64(&within)?;
-        Ok(Tensor { name, kind, extents, begins, size_bytes })
+        Ok(GgufTensor { name, kind, extents, begins, size_bytes })
     }
 
     /// Reads a value; the entries of arrays, and long texts, are passed over.
-    fn value(&mut self, key: &str, kind: u32) -> Result<Value, Error> {
+    fn value(&mut self, key: &str, kind: u32) -> Result<Value, GgufError> {
         let within = format!("the value of '{key}'");
         let within = within.as_str();
         Ok(Value::Scalar(match kind {
-            0 => Scalar::Integer(i128::from(self.bytes::<1>(within)?[0])),
-            1 => Scalar::Integer(i128::from(self.bytes::<1>(within)?[0] as i8)),
-            2 => Scalar::Integer(i128::from(u16::from_le_bytes(self.bytes(within)?))),
-            3 => Scalar::Integer(i128::from(i16::from_le_bytes(self.bytes(within)?))),
-            4 => Scalar::Integer(i128::from(self.u32(within)?)),
-            5 => Scalar::Integer(i128::from(i32::from_le_bytes(self.bytes(within)?))),
-            6 => Scalar::Float(f64::from(f32::from_le_bytes(self.bytes(within)?))),
+            0 => GgufScalar::Integer(i128::from(self.bytes::<1>(within)?[0])),
+            1 => GgufScalar::Integer(i128::from(self.bytes::<1>(within)?[0] as i8)),
+            2 => GgufScalar::Integer(i128::from(u16::from_le_bytes(self.bytes(within)?))),
+            3 => GgufScalar::Integer(i128::from(i16::from_le_bytes(self.bytes(within)?))),
+            4 => GgufScalar::Integer(i128::from(self.u32(within)?)),
+            5 => GgufScalar::Integer(i128::from(i32::from_le_bytes(self.bytes(within)?))),
+            6 => GgufScalar::Float(f64::from(f32::from_le_bytes(self.bytes(within)?))),
             7 => match self.bytes::<1>(within)?[0] {
-                bit @ (0 | 1) => Scalar::Integer(i128::from(bit)),
+                bit @ (0 | 1) => GgufScalar::Integer(i128::from(bit)),
                 other => return Err(damaged(format!("{within} is neither true nor false but {other}"))),
             },
             8 => match self.text(within, LONGEST_KEPT)? {
-                Some(text) => Scalar::Text(text),
+                Some(text) => GgufScalar::Text(text),
                 None => return Ok(Value::LongText),
             },
             9 => return Ok(Value::Array(self.array(within)?)),
-            10 => Scalar::Integer(i128::from(self.u64(within)?)),
-            11 => Scalar::Integer(i128::from(i64::from_le_bytes(self.bytes(within)?))),
-            12 => Scalar::Float(f64::from_le_bytes(self.bytes(within)?)),
+            10 => GgufScalar::Integer(i128::from(self.u64(within)?)),
+            11 => GgufScalar::Integer(i128::from(i64::from_le_bytes(self.bytes(within)?))),
+            12 => GgufScalar::Float(f64::from_le_bytes(self.bytes(within)?)),
             other => return Err(damaged(format!("{within} is of unknown type {other}"))),
         }))
     }
 
     /// Passes over the entries of an array, and counts them.
-    fn array(&mut self, within: &str) -> Result<u64, Error> {
+    fn array(&mut self, within: &str) -> Result<u64, GgufError> {
         let kind = self.u32(within)?;
         let count = self.u64(within)?;
         let width = match kind {
@@ -269,7 +271,7 @@ impl<F: Read + Seek> Reader<F> {
     }
 
     /// A text of at most `longest` bytes; a longer one is passed over.
-    fn text(&mut self, within: &str, longest: u64) -> Result<Option<String>, Error> {
+    fn text(&mut self, within: &str, longest: u64) -> Result<Option<String>, GgufError> {
         let length = self.u64(within)?;
         if length > longest {
             self.skip(length, within)?;
@@ -281,53 +283,53 @@ impl<F: Read + Seek> Reader<F> {
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    fn u32(&mut self, within: &str) -> Result<u32, Error> {
+    fn u32(&mut self, within: &str) -> Result<u32, GgufError> {
         Ok(u32::from_le_bytes(self.bytes(within)?))
     }
 
-    fn u64(&mut self, within: &str) -> Result<u64, Error> {
+    fn u64(&mut self, within: &str) -> Result<u64, GgufError> {
         Ok(u64::from_le_bytes(self.bytes(within)?))
     }
 
-    fn bytes<const N: usize>(&mut self, within: &str) -> Result<[u8; N], Error> {
+    fn bytes<const N: usize>(&mut self, within: &str) -> Result<[u8; N], GgufError> {
         let mut bytes = [0; N];
         self.fill(&mut bytes, within)?;
         Ok(bytes)
     }
 
-    fn fill(&mut self, bytes: &mut [u8], within: &str) -> Result<(), Error> {
+    fn fill(&mut self, bytes: &mut [u8], within: &str) -> Result<(), GgufError> {
         self.plausible(bytes.len() as u64, 1, within)?;
-        self.file.read_exact(bytes).map_err(Error::Io)?;
+        self.file.read_exact(bytes).map_err(GgufError::Io)?;
         self.position += bytes.len() as u64;
         Ok(())
     }
 
-    fn skip(&mut self, bytes: u64, within: &str) -> Result<(), Error> {
+    fn skip(&mut self, bytes: u64, within: &str) -> Result<(), GgufError> {
         self.plausible(bytes, 1, within)?;
         let offset = i64::try_from(bytes).map_err(|_| self.truncated(within))?;
-        self.file.seek_relative(offset).map_err(Error::Io)?;
+        self.file.seek_relative(offset).map_err(GgufError::Io)?;
         self.position += bytes;
         Ok(())
     }
 
     /// Whether what is left of the file can hold so many things of so many bytes.
-    fn plausible(&self, count: u64, bytes: u64, within: &str) -> Result<(), Error> {
+    fn plausible(&self, count: u64, bytes: u64, within: &str) -> Result<(), GgufError> {
         let left = self.length - self.position;
         if count.checked_mul(bytes).is_some_and(|needed| needed <= left) { Ok(()) } else { Err(self.truncated(within)) }
     }
 
-    fn truncated(&self, within: &str) -> Error {
-        Error::Truncated { within: within.to_owned(), file_bytes: self.length }
+    fn truncated(&self, within: &str) -> GgufError {
+        GgufError::Truncated { within: within.to_owned(), file_bytes: self.length }
     }
 }
 
-fn damaged(what: String) -> Error {
-    Error::Damaged(what)
+fn damaged(what: String) -> GgufError {
+    GgufError::Damaged(what)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Error, Header, Reader};
+    use super::{GgufError, GgufHeader, Reader};
     use proptest::prelude::*;
     use std::io::Cursor;
     use std::path::{Path, PathBuf};
@@ -338,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_header_is_read() {
-        let header = Header::read(&fixture("tiny.gguf")).unwrap();
+        let header = GgufHeader::read(&fixture("tiny.gguf")).unwrap();
         assert!(header.parameter("block_count").unwrap() > 0);
         assert!(header.tensors.iter().any(|tensor| tensor.name == "token_embd.weight" && tensor.size_bytes > 0));
     }
@@ -351,8 +353,8 @@ mod tests {
         let lengths = (0..4096).chain((4096..whole.len()).step_by(997)).chain([whole.len() - 1]);
         for length in lengths {
             std::fs::write(&path, &whole[..length]).unwrap();
-            let error = Header::read(&path).unwrap_err();
-            assert!(matches!(error, Error::Truncated { .. } | Error::Magic), "{length}: {error}");
+            let error = GgufHeader::read(&path).unwrap_err();
+            assert!(matches!(error, GgufError::Truncated { .. } | GgufError::Magic), "{length}: {error}");
         }
         std::fs::remove_file(&path).unwrap();
     }
@@ -367,7 +369,7 @@ mod tests {
             static WHOLE: std::sync::LazyLock<Vec<u8>> =
                 std::sync::LazyLock::new(|| std::fs::read(fixture("tiny.gguf")).unwrap());
             let length = WHOLE.len() as u64;
-            let size: u64 = Header::read(&fixture("tiny.gguf")).unwrap().tensors.iter().map(|tensor| tensor.size_bytes).sum();
+            let size: u64 = GgufHeader::read(&fixture("tiny.gguf")).unwrap().tensors.iter().map(|tensor| tensor.size_bytes).sum();
             let mut bytes = WHOLE.clone();
             let header = bytes.len() - size as usize;
             for (at, byte) in changes {

@@ -58,7 +58,7 @@ pub enum HeadError {
 
 /// What is known of a model's file when its head is read.
 #[derive(Debug, Clone)]
-pub(super) struct Family<'a> {
+pub(super) struct HeadMetadata<'a> {
     /// `general.architecture`.
     pub architecture: &'a str,
     /// Sort of tokenizer, e.g. `wpm`.
@@ -102,7 +102,7 @@ struct Layer {
 
 impl Head {
     /// Reads the head from the model's file. `asked` overrides what the family says of the activation.
-    pub(super) fn read(path: &Path, family: &Family<'_>, asked: Option<Activation>) -> Result<Self, HeadError> {
+    pub(super) fn read(path: &Path, family: &HeadMetadata<'_>, asked: Option<Activation>) -> Result<Self, HeadError> {
         let unreadable = |error: std::io::Error| HeadError::Unreadable(error.to_string());
         let file = Gguf::open(path).map_err(unreadable)?;
         let layer = |name: &str, columns: usize| -> Result<Option<Layer>, HeadError> {
@@ -166,7 +166,7 @@ impl Head {
 }
 
 fn activation(
-    family: &Family<'_>,
+    family: &HeadMetadata<'_>,
     dense: bool,
     typed: bool,
     asked: Option<Activation>,
@@ -183,7 +183,7 @@ fn activation(
     }
 }
 
-pub(super) fn pooling(family: &Family<'_>) -> Pooling {
+pub(super) fn pooling(family: &HeadMetadata<'_>) -> Pooling {
     const MEAN: u32 = 1;
     match family.classifier_pooling {
         Some(MEAN) => Pooling::Mean,
@@ -250,15 +250,23 @@ fn normalize(state: &mut [f32], weights: &[f32], epsilon: f32) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Activation, Family, HeadError, Pooling, activation, erf, pooling};
+    use super::{Activation, HeadError, HeadMetadata, Pooling, activation, erf, pooling};
 
-    fn family(architecture: &'static str, tokenizer: &'static str) -> Family<'static> {
-        Family { architecture, tokenizer, causal: false, width: 8, epsilon: 1e-5, classifier_pooling: None, files: 1 }
+    fn family(architecture: &'static str, tokenizer: &'static str) -> HeadMetadata<'static> {
+        HeadMetadata {
+            architecture,
+            tokenizer,
+            causal: false,
+            width: 8,
+            epsilon: 1e-5,
+            classifier_pooling: None,
+            files: 1,
+        }
     }
 
     #[test]
     fn the_family_decides_on_the_activation() {
-        let of = |family: &Family<'_>, dense, typed| activation(family, dense, typed, None);
+        let of = |family: &HeadMetadata<'_>, dense, typed| activation(family, dense, typed, None);
         assert_eq!(of(&family("bert", "wpm"), true, true), Ok(Activation::Tanh));
         assert_eq!(of(&family("bert", "wpm"), true, false), Ok(Activation::Relu), "DistilBERT has no token types");
         assert_eq!(of(&family("bert", "ugm"), true, false), Ok(Activation::Tanh), "XLM-R");
@@ -279,8 +287,11 @@ mod tests {
     fn the_family_decides_on_the_state() {
         assert_eq!(pooling(&family("bert", "wpm")), Pooling::Cls);
         assert_eq!(pooling(&family("modern-bert", "bpe")), Pooling::Mean);
-        assert_eq!(pooling(&Family { classifier_pooling: Some(2), ..family("modern-bert", "bpe") }), Pooling::Cls);
-        assert_eq!(pooling(&Family { causal: true, ..family("qwen3", "bpe") }), Pooling::Last);
+        assert_eq!(
+            pooling(&HeadMetadata { classifier_pooling: Some(2), ..family("modern-bert", "bpe") }),
+            Pooling::Cls
+        );
+        assert_eq!(pooling(&HeadMetadata { causal: true, ..family("qwen3", "bpe") }), Pooling::Last);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::cache_type::CacheType;
 use super::ffi;
-use crate::model::Error;
+use crate::model::ModelError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) const OUT_OF_WINDOW: &str =
 
 /// What the memory of a context permits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Memory {
+pub(super) struct MemoryCapabilities {
     /// Width of the attention window of some layers; 0 where all layers see everything.
     pub window: u32,
     /// Whether there is a state that only knows the end of a sequence.
@@ -28,7 +28,7 @@ pub(super) struct Memory {
     pub fixed: Option<&'static str>,
 }
 
-impl Memory {
+impl MemoryCapabilities {
     pub fn of(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType) -> Self {
         let recurrent = model.is_recurrent() || model.is_hybrid();
         Self { window: ffi::memory::window(model), recurrent, fixed: fixed(model, context, keys, recurrent) }
@@ -57,12 +57,12 @@ impl Memory {
 /// Refuses types of cache that the model cannot be computed with.
 ///
 /// # Errors
-/// [`Error::QuantisedHeads`]. llama.cpp itself looks at this only with flash attention; without it, it computes nonsense.
-pub(super) fn check(model: &LlamaModel, keys: CacheType, values: CacheType) -> Result<(), Error> {
+/// [`ModelError::QuantisedHeads`]. llama.cpp itself looks at this only with flash attention; without it, it computes nonsense.
+pub(super) fn check(model: &LlamaModel, keys: CacheType, values: CacheType) -> Result<(), ModelError> {
     for (kind, key) in [(keys, "attention.key_length"), (values, "attention.value_length")] {
         let width = head_width(model, key);
         if kind.is_quantised() && !width.is_multiple_of(BLOCK) {
-            return Err(Error::QuantisedHeads { cache_type: kind.as_str(), width });
+            return Err(ModelError::QuantisedHeads { cache_type: kind.as_str(), width });
         }
     }
     Ok(())
@@ -97,13 +97,13 @@ fn fixed(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType, re
 
 #[cfg(test)]
 mod tests {
-    use super::Memory;
+    use super::MemoryCapabilities;
 
     #[test]
     fn a_window_must_be_whole_to_be_continued() {
-        let plain = Memory { window: 0, recurrent: false, fixed: None };
-        let window = Memory { window: 10, ..plain };
-        let recurrent = Memory { recurrent: true, ..plain };
+        let plain = MemoryCapabilities { window: 0, recurrent: false, fixed: None };
+        let window = MemoryCapabilities { window: 10, ..plain };
+        let recurrent = MemoryCapabilities { recurrent: true, ..plain };
         assert!(plain.can_keep(50, 3) && recurrent.can_keep(50, 50) && recurrent.can_keep(50, 0));
         assert!(!recurrent.can_keep(50, 49));
         // The state has 40 to 49; a token at 49 looks at 40 and on, one at 48 at 39.

@@ -22,29 +22,29 @@ mod tuning;
 mod ubatch;
 mod weights;
 
-pub use adapters::{Adapter, AdapterSet, Adapters, Weighed};
-pub use attends::{Attends, Unseen};
+pub use adapters::{Adapter, AdapterSet, Adapters, ScaledAdapter};
+pub use attends::{AttentionSupport, Unsupported};
 pub use cache_type::CacheType;
-pub use checkpoints::{Checkpoints, Purpose};
-pub use context::{Captured, Context, ContextOptions};
-pub use control::Control;
-pub use devices::{Device, Placement, PlacementError, Room, TensorPlaces, devices, why_no_gpu};
-pub use encoder::{Declared, EncoderContext, EncoderOptions, Pooling, Wanted};
+pub use checkpoints::{CheckpointPurpose, Checkpoints};
+pub use context::{AttentionRow, Context, ContextOptions};
+pub use control::ControlVectors;
+pub use devices::{ContextRequirements, Device, Placement, PlacementError, TensorPlacement, devices, why_no_gpu};
+pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};
 pub use ffi::templates::{apply_chat_template, chat_template_names};
-pub use ffi::threads::Threads;
-pub use gguf::Header;
+pub use ffi::threads::ThreadOptions;
+pub use gguf::GgufHeader;
 pub use head::{Activation, Head, HeadError};
-pub use pair::Pairing;
+pub use pair::RerankTemplate;
 pub use probe::probe;
 pub(super) use sampler::Breakers;
-pub use sampler::{Candidates, Draft, Draw, Sampler, Sampling, Stage};
-pub use state::{Flaw, Layout};
-pub use tuning::{Numa, Rope, Scaling, Tuning, Value};
+pub use sampler::{Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};
+pub use state::{StateError, StateLayout};
+pub use tuning::{MetadataValue, Numa, RopeOptions, RopeScaling, Tuning};
 pub use weights::WeightFile;
 
-use super::grammar::Grammars;
-use super::vocabulary::{FillIn, Special};
-use super::{Error, Vocabulary};
+use super::grammar::GrammarCompiler;
+use super::vocabulary::{InfillTokens, SpecialTokens};
+use super::{ModelError, Vocabulary};
 use control::ControlVector;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
@@ -66,8 +66,8 @@ pub struct Model {
     adapters: Adapters,
     control: Option<ControlVector>,
     vocabulary: Arc<Vocabulary>,
-    grammars: Arc<Grammars>,
-    card: Card,
+    grammars: Arc<GrammarCompiler>,
+    card: ModelCard,
     fingerprint: u128,
     /// Hash of the settings that change the computation beside the weights.
     settings: u128,
@@ -95,17 +95,17 @@ pub struct ModelOptions {
     /// The GPU that is used when the model is not split, counted from 0.
     pub main_gpu: usize,
     /// Tensors that do not go where their layers go.
-    pub tensors: TensorPlaces,
+    pub tensors: TensorPlacement,
     /// Read the file into memory instead of mapping it.
     pub no_mmap: bool,
     /// Keep the weights from being swapped out.
     pub mlock: bool,
     /// What [`GpuLayers::Auto`] leaves room for.
-    pub room: Room,
+    pub room: ContextRequirements,
     /// LoRA adapters, each with its usual scale.
     pub adapters: Vec<(PathBuf, f32)>,
-    /// Control vectors.
-    pub control: Control,
+    /// ControlVectors vectors.
+    pub control: ControlVectors,
     /// How it is computed.
     pub tuning: Tuning,
 }
@@ -136,7 +136,7 @@ pub enum SplitMode {
 
 /// What a person wants to know of a model.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Card {
+pub struct ModelCard {
     /// What it is called.
     pub name: String,
     /// `general.architecture`.
@@ -177,23 +177,23 @@ impl Model {
     /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
     ///
     /// # Errors
-    /// [`Error::Unreadable`], [`Error::Placement`], [`Error::NoMemory`], [`Error::Load`], [`Error::Adapter`] and
-    /// [`Error::ControlVector`].
+    /// [`ModelError::Unreadable`], [`ModelError::Placement`], [`ModelError::NoMemory`], [`ModelError::Load`], [`ModelError::Adapter`] and
+    /// [`ModelError::ControlVector`].
     pub fn load(
         path: &Path,
         options: &ModelOptions,
         progress: impl FnMut(f32) -> bool + 'static,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ModelError> {
         let shown = path.display().to_string();
         backend()?;
-        let refused = |reason| Error::Load { path: shown.clone(), reason };
+        let refused = |reason| ModelError::Load { path: shown.clone(), reason };
         let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
-        let header = Header::read(path).map_err(|error| match error {
-            gguf::Error::Io(source) => Error::Unreadable { path: shown.clone(), source },
+        let header = GgufHeader::read(path).map_err(|error| match error {
+            gguf::GgufError::Io(source) => ModelError::Unreadable { path: shown.clone(), source },
             other => refused(other.to_string()),
         })?;
         devices::check_context(options, &header)?;
-        let unreadable = |source| Error::Unreadable { path: shown.clone(), source };
+        let unreadable = |source| ModelError::Unreadable { path: shown.clone(), source };
         let further = devices::further_files(path, &header);
         let files = std::iter::once(path).chain(further.iter().map(PathBuf::as_path));
         let weights = files.map(WeightFile::new).collect::<Result<_, _>>().map_err(unreadable)?;
@@ -201,7 +201,7 @@ impl Model {
         options.tuning.prepare();
         let failed = |lines: Vec<String>| match reason::reason(&lines) {
             reason if reason.contains(NO_PATTERN) => PlacementError::Pattern { reason }.into(),
-            reason if reason.contains(NO_MEMORY) => Error::NoMemory { path: shown.clone(), reason },
+            reason if reason.contains(NO_MEMORY) => ModelError::NoMemory { path: shown.clone(), reason },
             reason => refused(reason),
         };
         let mut llama = ffi::loading::load(&file, &loading, progress).map_err(failed)?;
@@ -220,7 +220,7 @@ impl Model {
                           tokenizer.ggml.seperator_token_id must name them";
             return Err(refused(reason.into()));
         }
-        let card = Card {
+        let card = ModelCard {
             name: options.name.clone().unwrap_or_else(|| file_stem(path)),
             generates: encoder::generates(&llama, &architecture),
             architecture,
@@ -240,12 +240,12 @@ impl Model {
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
         let control = ControlVector::load(&options.control, &card)?;
-        let fingerprint =
-            fingerprint::of(path).map_err(|source| Error::Unreadable { path: path.display().to_string(), source })?;
+        let fingerprint = fingerprint::of(path)
+            .map_err(|source| ModelError::Unreadable { path: path.display().to_string(), source })?;
         let settings =
             fingerprint::of_text(&options.tuning.difference()) ^ control.as_ref().map_or(0, ControlVector::fingerprint);
         let fingerprint = fingerprint ^ settings;
-        let grammars = Arc::new(Grammars::new(Arc::clone(&vocabulary)));
+        let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary)));
         Ok(Self {
             llama,
             adapters,
@@ -277,13 +277,13 @@ impl Model {
 
     /// Compiles grammars for its vocabulary.
     #[must_use]
-    pub fn grammars(&self) -> &Arc<Grammars> {
+    pub fn grammars(&self) -> &Arc<GrammarCompiler> {
         &self.grammars
     }
 
     /// What a person wants to know of it.
     #[must_use]
-    pub fn card(&self) -> &Card {
+    pub fn card(&self) -> &ModelCard {
         &self.card
     }
 
@@ -321,8 +321,8 @@ impl Model {
     /// Makes a context to decode in.
     ///
     /// # Errors
-    /// [`Error::Context`], usually because the memory could not be had.
-    pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, Error> {
+    /// [`ModelError::Context`], usually because the memory could not be had.
+    pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, ModelError> {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
         let (backend, control) = (backend()?, self.control.as_ref());
         Context::new(&self.llama, &self.adapters, control, &self.placement, backend, options, &self.tuning)
@@ -345,8 +345,8 @@ fn file_stem(path: &Path) -> String {
 /// llama.cpp's backend, initialised once for the process; it can be initialised only once.
 ///
 /// # Errors
-/// [`Error::Load`] when llama.cpp refuses.
-pub fn backend() -> Result<&'static LlamaBackend, Error> {
+/// [`ModelError::Load`] when llama.cpp refuses.
+pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
     static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
     BACKEND
         .get_or_init(|| {
@@ -355,7 +355,7 @@ pub fn backend() -> Result<&'static LlamaBackend, Error> {
             LlamaBackend::init().map_err(|error| error.to_string())
         })
         .as_ref()
-        .map_err(|reason| Error::Load { path: "its backend".into(), reason: reason.clone() })
+        .map_err(|reason| ModelError::Load { path: "its backend".into(), reason: reason.clone() })
 }
 
 fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
@@ -366,11 +366,11 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
     let fill_in = match (valid(vocab.fim_pre()), valid(vocab.fim_suf()), valid(vocab.fim_mid())) {
         (Some(prefix), Some(suffix), Some(middle)) => {
             let (repository, file) = (valid(vocab.fim_rep()), valid(vocab.fim_sep()));
-            Some(FillIn { prefix, suffix, middle, repository, file })
+            Some(InfillTokens { prefix, suffix, middle, repository, file })
         }
         _ => None,
     };
-    let special = Special {
+    let special = SpecialTokens {
         bos: valid(vocab.bos()),
         eos: valid(vocab.eos()),
         eot: valid(vocab.eot()),

@@ -7,7 +7,7 @@ use llama_cpp_2::token::LlamaToken;
 
 /// How a model wants a query and a document joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pairing {
+pub enum RerankTemplate {
     /// A text with `{query}` and `{document}` in it, which the model brings as its template `rerank`.
     Template(String),
     /// Tokens around and between them, for BERT `[CLS] query [SEP] document [SEP]`.
@@ -24,9 +24,9 @@ pub enum Pairing {
 impl Model {
     /// How it wants a query and a document joined.
     #[must_use]
-    pub fn pairing(&self) -> Pairing {
+    pub fn pairing(&self) -> RerankTemplate {
         if let Ok(template) = self.llama.meta_val_str("tokenizer.chat_template.rerank") {
-            return Pairing::Template(template);
+            return RerankTemplate::Template(template);
         }
         let vocab = self.llama.vocab();
         let token = |is_used: bool, token: LlamaToken| Vec::from_iter((is_used && token.0 >= 0).then_some(token.0));
@@ -35,15 +35,15 @@ impl Model {
         // BERT's families have one token between; the vocabulary's flags would leave the last one out or double the first.
         if self.card.tokenizer == "wpm" || self.card.architecture == "modern-bert" {
             let separator = if vocab.sep().0 >= 0 { vocab.sep() } else { end };
-            return Pairing::Frame { before, between: token(true, separator), after: token(true, separator) };
+            return RerankTemplate::Frame { before, between: token(true, separator), after: token(true, separator) };
         }
         let after = token(vocab.should_add_eos(), end);
         let between = [after.clone(), token(vocab.should_add_sep(), vocab.sep())].concat();
-        Pairing::Frame { before, between, after }
+        RerankTemplate::Frame { before, between, after }
     }
 }
 
-impl Pairing {
+impl RerankTemplate {
     /// The tokens of a pair. Neither text is read as special tokens.
     #[must_use]
     pub fn tokens(&self, vocabulary: &Vocabulary, query: &str, document: &str) -> Vec<TokenId> {
@@ -88,12 +88,12 @@ fn fill<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<&'a str
 
 #[cfg(test)]
 mod tests {
-    use super::{Pairing, fill};
-    use crate::model::{Special, Vocabulary};
+    use super::{RerankTemplate, fill};
+    use crate::model::{SpecialTokens, Vocabulary};
 
     /// A token is a byte; `<s>` is 1000 where special tokens are read.
     fn bytes() -> Vocabulary {
-        Vocabulary::new(Vec::new(), Vec::new(), Vec::new(), Special::default(), |text, _, special| {
+        Vocabulary::new(Vec::new(), Vec::new(), Vec::new(), SpecialTokens::default(), |text, _, special| {
             let text = if special { text.replace("<s>", "\u{1}") } else { text.to_owned() };
             text.bytes().map(|byte| if byte == 1 { 1000 } else { i32::from(byte) }).collect()
         })
@@ -107,14 +107,14 @@ mod tests {
 
     #[test]
     fn only_the_template_has_special_tokens() {
-        let template = Pairing::Template("<s>{query}|{document}".into());
+        let template = RerankTemplate::Template("<s>{query}|{document}".into());
         assert_eq!(template.tokens(&bytes(), "a", "b"), [1000, 97, 124, 98]);
         assert_eq!(template.tokens(&bytes(), "<s>", "b"), [1000, 60, 115, 62, 124, 98]);
     }
 
     #[test]
     fn a_frame_goes_around_and_between() {
-        let frame = Pairing::Frame { before: vec![1], between: vec![2, 3], after: vec![4] };
+        let frame = RerankTemplate::Frame { before: vec![1], between: vec![2, 3], after: vec![4] };
         assert_eq!(frame.tokens(&bytes(), "a", "<s>"), [1, 97, 2, 3, 60, 115, 62, 4]);
     }
 }

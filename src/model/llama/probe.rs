@@ -1,7 +1,7 @@
 //! A look at a file with everything that llama.cpp does but reading the weights.
 
 use super::ffi::loading::{self, Loading};
-use super::{Error, Header, backend, gguf, reason};
+use super::{GgufHeader, ModelError, backend, gguf, reason};
 use llama_cpp_2::context::params::LlamaContextParams;
 use std::ffi::CString;
 use std::num::NonZeroU32;
@@ -15,13 +15,13 @@ const TOKENS: u32 = 64;
 /// over some damages, so that this belongs into a process of its own.
 ///
 /// # Errors
-/// [`Error::Unreadable`], [`Error::Load`] and [`Error::Context`].
-pub fn probe(path: &Path) -> Result<(), Error> {
+/// [`ModelError::Unreadable`], [`ModelError::Load`] and [`ModelError::Context`].
+pub fn probe(path: &Path) -> Result<(), ModelError> {
     let shown = path.display().to_string();
-    let refused = |reason| Error::Load { path: shown.clone(), reason };
+    let refused = |reason| ModelError::Load { path: shown.clone(), reason };
     let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
-    Header::read(path).map_err(|error| match error {
-        gguf::Error::Io(source) => Error::Unreadable { path: shown.clone(), source },
+    GgufHeader::read(path).map_err(|error| match error {
+        gguf::GgufError::Io(source) => ModelError::Unreadable { path: shown.clone(), source },
         other => refused(other.to_string()),
     })?;
     let backend = backend()?;
@@ -36,5 +36,5 @@ pub fn probe(path: &Path) -> Result<(), Error> {
     model
         .new_context(backend, params)
         .map(drop)
-        .map_err(|error| Error::Context { ctx_size: TOKENS, reason: error.to_string() })
+        .map_err(|error| ModelError::Context { ctx_size: TOKENS, reason: error.to_string() })
 }

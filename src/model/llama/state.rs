@@ -1,7 +1,7 @@
 //! The state of a sequence as llama.cpp writes it, read before llama.cpp reads it.
 //!
-//! llama.cpp trusts such bytes: on wrong ones it fails half way, or aborts the process. [`Layout`] is learned from a
-//! state that the context itself wrote, and [`Layout::unpack`] compares every number of a foreign state with it.
+//! llama.cpp trusts such bytes: on wrong ones it fails half way, or aborts the process. [`StateLayout`] is learned from a
+//! state that the context itself wrote, and [`StateLayout::unpack`] compares every number of a foreign state with it.
 //! Follows `llama_kv_cache::state_write`, `llama_kv_cache_iswa::state_write` and `llama_memory_hybrid::state_write` of the
 //! pinned llama-cpp-sys-2. A model that keeps anything else has no layout, and its states stay inside the process.
 
@@ -26,7 +26,7 @@ const EXTENSION: usize = 12;
 
 /// What the state of a sequence looks like in one context.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct StateLayout {
     magic: [u8; 4],
     streams: u32,
     caches: Vec<Cache>,
@@ -60,7 +60,7 @@ struct Rows {
 
 /// Why a state does not fit a context.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Flaw {
+pub enum StateError {
     /// It ends too early.
     #[error("the KV data ends at byte {0}, in the middle")]
     Truncated(usize),
@@ -104,7 +104,7 @@ pub enum Flaw {
     Token(usize),
 }
 
-impl Layout {
+impl StateLayout {
     /// Learns from the state of one token at position 0 in a context. `None` when its state is made of anything but KV caches
     /// and recurrent states.
     #[must_use]
@@ -158,8 +158,8 @@ impl Layout {
     /// A state without what only this context knows: its sequences and where the state's is among them.
     ///
     /// # Errors
-    /// [`Flaw`] when `state` was not written by this context.
-    pub fn pack(&self, state: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, Flaw> {
+    /// [`StateError`] when `state` was not written by this context.
+    pub fn pack(&self, state: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(state, HEAD);
         let mut packed = Vec::with_capacity(state.len());
         for cache in &self.caches {
@@ -171,11 +171,11 @@ impl Layout {
         Ok(packed)
     }
 
-    /// Checks what [`Layout::pack`] made, here or elsewhere, and makes it into a state for this context.
+    /// Checks what [`StateLayout::pack`] made, here or elsewhere, and makes it into a state for this context.
     ///
     /// # Errors
-    /// [`Flaw`]: the first number that is not as it must be.
-    pub fn unpack(&self, packed: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, Flaw> {
+    /// [`StateError`]: the first number that is not as it must be.
+    pub fn unpack(&self, packed: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(packed, 0);
         let idle = 4 * (self.streams as usize - 1);
         let mut state = Vec::with_capacity(HEAD + packed.len() + self.caches.len() * (4 + idle));
@@ -193,14 +193,14 @@ impl Layout {
         let sound = |(kind, rows): &(i32, Range<usize>)| {
             CacheType::of_ggml(*kind).is_some_and(|kind| kind.is_sound(&packed[rows.clone()]))
         };
-        if reader.rows.iter().all(sound) { Ok(state) } else { Err(Flaw::Number) }
+        if reader.rows.iter().all(sound) { Ok(state) } else { Err(StateError::Number) }
     }
 
     /// A state that this context wrote, with nothing but zeroes in its keys, values and recurrent states.
     ///
     /// # Errors
-    /// [`Flaw`] when `state` was not written by this context.
-    pub fn zeroed(&self, mut state: Vec<u8>, tokens: &[TokenId]) -> Result<Vec<u8>, Flaw> {
+    /// [`StateError`] when `state` was not written by this context.
+    pub fn zeroed(&self, mut state: Vec<u8>, tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(&state, HEAD);
         for cache in &self.caches {
             Self::cache(&mut reader, cache, tokens, self.streams)?;
@@ -213,12 +213,17 @@ impl Layout {
     }
 
     /// Reads the recurrent states and returns where they stand.
-    fn summaries(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, Flaw> {
+    fn summaries(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
         self.recurrent.as_ref().map_or(Ok(reader.at..reader.at), |recurrent| recurrent.read(reader, tokens))
     }
 
     /// Reads one cache and returns where its only stream stands. `streams` is 0 for a packed state.
-    fn cache(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId], streams: u32) -> Result<Range<usize>, Flaw> {
+    fn cache(
+        reader: &mut Reader<'_>,
+        cache: &Cache,
+        tokens: &[TokenId],
+        streams: u32,
+    ) -> Result<Range<usize>, StateError> {
         if streams == 0 {
             let start = reader.at;
             Self::stream(reader, cache, tokens)?;
@@ -234,27 +239,27 @@ impl Layout {
                 body = Some(start..reader.at);
             }
         }
-        body.ok_or(Flaw::Cells { cells: 0, tokens: tokens.len() })
+        body.ok_or(StateError::Cells { cells: 0, tokens: tokens.len() })
     }
 
-    fn stream(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId]) -> Result<(), Flaw> {
+    fn stream(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId]) -> Result<(), StateError> {
         let cells = reader.u32()? as usize;
         // Cells that no token will look at any more are left out where all it looks at is a window.
         let enough = if cache.window == 0 { tokens.len() } else { tokens.len().min(cache.window) };
         if cells > tokens.len() || cells < enough {
-            return Err(Flaw::Cells { cells, tokens: tokens.len() });
+            return Err(StateError::Cells { cells, tokens: tokens.len() });
         }
         let first = tokens.len() - cells;
         for index in 0..cells {
             let position = reader.i32()?;
             if usize::try_from(position) != Ok(first + index) {
-                return Err(Flaw::Position { cell: index, position });
+                return Err(StateError::Position { cell: index, position });
             }
             differs("the number of sequences of a cell", reader.u32()?, 1)?;
             if cache.extended {
                 reader.take(8)?;
                 if reader.i32()? != tokens[first + index] {
-                    return Err(Flaw::Token(index));
+                    return Err(StateError::Token(index));
                 }
             }
             reader.take(4)?;

@@ -1,16 +1,16 @@
 //! How a model is computed, where a person knows better than llama.cpp.
 
 use super::ffi;
-use super::ffi::threads::{Pool, Threads};
+use super::ffi::threads::{ThreadOptions, ThreadPool};
 use llama_cpp_2::context::params::{LlamaContextParams, RopeScalingType};
 
 /// How a model is computed; the default is llama.cpp's choice, and what the model's file says.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tuning {
     /// Rotary positions.
-    pub rope: Rope,
+    pub rope: RopeOptions,
     /// Something else than what the file says, by key.
-    pub overrides: Vec<(String, Value)>,
+    pub overrides: Vec<(String, MetadataValue)>,
     /// Look for invalid numbers in the weights while they are loaded.
     pub check_tensors: bool,
     /// Keep the KV cache of layers that are on GPUs in the machine's memory.
@@ -23,15 +23,15 @@ pub struct Tuning {
     pub no_host: bool,
     /// Machines of several nodes; holds for the process from the first model that says it.
     pub numa: Option<Numa>,
-    /// Threads that decode.
-    pub threads: Threads,
+    /// ThreadOptions that decode.
+    pub threads: ThreadOptions,
 }
 
 /// Rotary positions; `None` is what the file says.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Rope {
+pub struct RopeOptions {
     /// How positions beyond those of the training are scaled.
-    pub scaling: Option<Scaling>,
+    pub scaling: Option<RopeScaling>,
     /// Base of the frequencies.
     pub base: Option<f32>,
     /// What the frequencies are multiplied by.
@@ -50,7 +50,7 @@ pub struct Rope {
 
 /// How positions beyond those of the training are scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scaling {
+pub enum RopeScaling {
     /// Not at all.
     None,
     /// All alike.
@@ -61,7 +61,7 @@ pub enum Scaling {
 
 /// A value of a model's file.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum MetadataValue {
     /// A whole number.
     Int(i64),
     /// A number.
@@ -94,9 +94,9 @@ impl Tuning {
         let mut params = params.with_offload_kqv(!self.cache_on_host).with_op_offload(!self.no_op_offload);
         if let Some(scaling) = rope.scaling {
             params = params.with_rope_scaling_type(match scaling {
-                Scaling::None => RopeScalingType::None,
-                Scaling::Linear => RopeScalingType::Linear,
-                Scaling::Yarn => RopeScalingType::Yarn,
+                RopeScaling::None => RopeScalingType::None,
+                RopeScaling::Linear => RopeScalingType::Linear,
+                RopeScaling::Yarn => RopeScalingType::Yarn,
             });
         }
         if let Some(tokens) = rope.yarn_original_context {
@@ -110,10 +110,10 @@ impl Tuning {
         set(params, rope.yarn_beta_slow, LlamaContextParams::with_yarn_beta_slow)
     }
 
-    /// Threads that stay between graphs, where they are of use.
-    pub(super) fn pool(&self, threads: i32) -> Option<Pool> {
+    /// ThreadOptions that stay between graphs, where they are of use.
+    pub(super) fn pool(&self, threads: i32) -> Option<ThreadPool> {
         // One thread needs a pool only to be somewhere.
-        (threads > 1 || self.threads.are_placed()).then(|| Pool::start(threads, &self.threads)).flatten()
+        (threads > 1 || self.threads.are_placed()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
     }
 
     /// Tells llama.cpp how the machine is; once for the process, before the first model.
@@ -125,7 +125,7 @@ impl Tuning {
 
     /// What of it changes what the model computes, as a text; empty for nothing.
     pub(super) fn difference(&self) -> String {
-        let rope = (self.rope != Rope::default()).then(|| format!("{:?}", self.rope));
+        let rope = (self.rope != RopeOptions::default()).then(|| format!("{:?}", self.rope));
         let overrides = self.overrides.iter().map(|(key, value)| format!(";{key}={value:?}"));
         rope.into_iter().chain(overrides).collect()
     }
@@ -133,7 +133,7 @@ impl Tuning {
 
 #[cfg(test)]
 mod tests {
-    use super::{Rope, Scaling, Tuning, Value};
+    use super::{MetadataValue, RopeOptions, RopeScaling, Tuning};
     use llama_cpp_2::context::params::{LlamaContextParams, RopeScalingType};
 
     #[test]
@@ -142,12 +142,12 @@ mod tests {
         let tuned = Tuning::default().apply(plain.clone());
         assert_eq!(tuned.rope_freq_base(), plain.rope_freq_base());
         assert_eq!(tuned.offload_kqv(), plain.offload_kqv());
-        let rope = Rope {
-            scaling: Some(Scaling::Yarn),
+        let rope = RopeOptions {
+            scaling: Some(RopeScaling::Yarn),
             base: Some(5e5),
             scale: Some(0.25),
             yarn_original_context: Some(4096),
-            ..Rope::default()
+            ..RopeOptions::default()
         };
         let tuned = Tuning { rope, cache_on_host: true, ..Tuning::default() }.apply(plain);
         assert_eq!(tuned.rope_scaling_type(), RopeScalingType::Yarn);
@@ -158,9 +158,9 @@ mod tests {
     #[test]
     fn only_what_changes_the_numbers_makes_a_difference() {
         assert_eq!(Tuning { check_tensors: true, cache_on_host: true, ..Tuning::default() }.difference(), "");
-        let rope = Rope { base: Some(5e5), ..Rope::default() };
+        let rope = RopeOptions { base: Some(5e5), ..RopeOptions::default() };
         assert_ne!(Tuning { rope, ..Tuning::default() }.difference(), "");
-        let overrides = vec![("a".to_owned(), Value::Bool(true))];
+        let overrides = vec![("a".to_owned(), MetadataValue::Bool(true))];
         assert_ne!(Tuning { overrides, ..Tuning::default() }.difference(), "");
     }
 }

@@ -6,7 +6,7 @@
 
 /// Where a token of the batch lands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct UbatchPosition {
     /// Physical batch.
     pub ubatch: u32,
     /// Index of the sequence within it.
@@ -17,18 +17,18 @@ pub struct Place {
 
 /// The place of every token of a batch whose tokens belong to `sequences`.
 #[must_use]
-pub fn places(sequences: &[i32], n_ubatch: usize, several_streams: bool) -> Vec<Place> {
+pub fn places(sequences: &[i32], n_ubatch: usize, several_streams: bool) -> Vec<UbatchPosition> {
     if several_streams { split_equal(sequences, n_ubatch) } else { split_simple(sequences.len(), n_ubatch) }
 }
 
-fn split_simple(n_tokens: usize, n_ubatch: usize) -> Vec<Place> {
+fn split_simple(n_tokens: usize, n_ubatch: usize) -> Vec<UbatchPosition> {
     (0..n_tokens)
-        .map(|index| Place { ubatch: (index / n_ubatch) as u32, stream: 0, token: (index % n_ubatch) as u32 })
+        .map(|index| UbatchPosition { ubatch: (index / n_ubatch) as u32, stream: 0, token: (index % n_ubatch) as u32 })
         .collect()
 }
 
-fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<Place> {
-    let unplaced = Place { ubatch: u32::MAX, stream: 0, token: 0 };
+fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<UbatchPosition> {
+    let unplaced = UbatchPosition { ubatch: u32::MAX, stream: 0, token: 0 };
     let mut places = vec![unplaced; sequences.len()];
     let mut left = sequences.len();
     let mut ubatch = 0;
@@ -55,7 +55,7 @@ fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<Place> {
         while queues.iter().all(|queue| queue.len() > 0) {
             for (stream, queue) in queues.iter_mut().enumerate() {
                 if let Some(index) = queue.next() {
-                    places[index] = Place { ubatch, stream: stream as u32, token };
+                    places[index] = UbatchPosition { ubatch, stream: stream as u32, token };
                     left -= 1;
                 }
             }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn sequences_that_follow_each_other_share_a_physical_batch() {
-        let place = |ubatch, stream, token| Place { ubatch, stream, token };
+        let place = |ubatch, stream, token| UbatchPosition { ubatch, stream, token };
         assert_eq!(places(&[0, 1, 3], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0)]);
         assert_eq!(places(&[0, 1, 1, 1], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0), place(1, 0, 1)]);
         assert_eq!(places(&[0, 0, 0], 2, false), [place(0, 0, 0), place(0, 0, 1), place(1, 0, 0)]);

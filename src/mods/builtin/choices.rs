@@ -7,7 +7,7 @@ use super::{
     written::Written,
 };
 use crate::events::{EventType, LogLevel, TokenId};
-use crate::model::grammar::{Constraint, Source};
+use crate::model::grammar::{Constraint, GrammarSource};
 use crate::mods::{
     Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
     ReplySender, RunView,
@@ -61,7 +61,7 @@ impl ModFactory for Choices {
         }
         if !scored {
             let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
-            let grammar = Source::Lark(format!("start: {}", alternatives.join(" | ")));
+            let grammar = GrammarSource::Lark(format!("start: {}", alternatives.join(" | ")));
             return Ok(Box::new(Constrained::start(Constraint::new("choices", grammar), None, run)?));
         }
         let end = end_token(run)?;

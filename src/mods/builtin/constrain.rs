@@ -3,7 +3,7 @@
 use super::trail::{Trail, end_token, ends, is_over};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::tools::behind_thought;
-use crate::model::grammar::{Accepted, Constraint, Follower, Trigger};
+use crate::model::grammar::{AcceptResult, Constraint, GrammarMatcher, Trigger};
 use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
 };
@@ -13,7 +13,7 @@ const MOST_REFUSED: usize = 64;
 
 /// The session of a mod that lets only such tokens be drawn as a grammar allows.
 pub struct Constrained {
-    follower: Follower,
+    follower: GrammarMatcher,
     trail: Trail,
     /// What the field is called that the grammar came from.
     field: String,
@@ -53,7 +53,7 @@ impl Constrained {
         for &token in moved.added {
             if ends(call.run, token) {
                 self.follower.end();
-            } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == Accepted::Contradicts {
+            } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Contradicts {
                 let text = call.run.vocabulary.decode(&[token]);
                 let message =
                     format!("{text:?} is not what '{}' allows; while it stands, nothing is held to it", self.field);

@@ -3,7 +3,7 @@
 use super::config::{Fields, schema};
 use super::constrain::Constrained;
 use super::describe;
-use crate::model::grammar::{Constraint, Source};
+use crate::model::grammar::{Constraint, GrammarSource};
 use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -19,7 +19,12 @@ fn after() -> Value {
     json!({"type": "string", "minLength": 1, "description": "The form begins behind this text; until then everything may be written."})
 }
 
-fn session(source: Source, field: &str, fields: &Fields<'_>, run: &RunView) -> Result<Box<dyn ModInstance>, String> {
+fn session(
+    source: GrammarSource,
+    field: &str,
+    fields: &Fields<'_>,
+    run: &RunView,
+) -> Result<Box<dyn ModInstance>, String> {
     Ok(Box::new(Constrained::start(Constraint::new(field, source), fields.text("after")?, run)?))
 }
 
@@ -47,7 +52,9 @@ impl ModFactory for JsonSchema {
         let fields = Fields::read(config, &["schema", "after"])?;
         let right = "'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}";
         match fields.get("schema") {
-            Some(schema @ Value::Object(_)) => session(Source::JsonSchema(schema.clone()), "schema", &fields, run),
+            Some(schema @ Value::Object(_)) => {
+                session(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
+            }
             Some(other) => Err(format!("{right}, found {other}")),
             None => Err(format!("'schema' is missing; {right}")),
         }
@@ -78,7 +85,7 @@ impl ModFactory for Regex {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["pattern", "after"])?;
         match fields.text("pattern")? {
-            Some(pattern) => session(Source::Regex(pattern.to_owned()), "pattern", &fields, run),
+            Some(pattern) => session(GrammarSource::Regex(pattern.to_owned()), "pattern", &fields, run),
             None => Err("'pattern' is missing; it takes a regular expression, e.g. \"[0-9]+\"".into()),
         }
     }
@@ -110,8 +117,8 @@ impl ModFactory for Grammar {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["gbnf", "lark", "after"])?;
         match (fields.text("gbnf")?, fields.text("lark")?) {
-            (Some(text), None) => session(Source::Gbnf(text.to_owned()), "gbnf", &fields, run),
-            (None, Some(text)) => session(Source::Lark(text.to_owned()), "lark", &fields, run),
+            (Some(text), None) => session(GrammarSource::Gbnf(text.to_owned()), "gbnf", &fields, run),
+            (None, Some(text)) => session(GrammarSource::Lark(text.to_owned()), "lark", &fields, run),
             (None, None) => {
                 Err("'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}".into())
             }

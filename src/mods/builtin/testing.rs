@@ -2,9 +2,9 @@
 
 use crate::events::{RunId, TokenId};
 use crate::model::Vocabulary;
-use crate::model::chat::answer::Reading;
-use crate::model::chat::family::Family;
-use crate::model::grammar::Grammars;
+use crate::model::chat::answer::AnswerFormat;
+use crate::model::chat::family::ModelFamily;
+use crate::model::grammar::GrammarCompiler;
 use crate::mods::{Action, Call, CallEvent, LogitEdit, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use serde_json::Value;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub fn vocabulary() -> Vocabulary {
     pieces.extend(WORDS.iter().map(|word| Box::from(word.as_bytes())));
     let mut control = vec![false; pieces.len()];
     control[256] = true;
-    Vocabulary::new(pieces, control, vec![EOG], crate::model::Special::default(), |text, _, parse_special| {
+    Vocabulary::new(pieces, control, vec![EOG], crate::model::SpecialTokens::default(), |text, _, parse_special| {
         let mut rest = text;
         let mut tokens = Vec::new();
         while !rest.is_empty() {
@@ -57,12 +57,12 @@ pub fn run() -> Arc<RunView> {
         run_id: RunId::now(),
         request_id: "request".into(),
         model: "bytes".into(),
-        grammars: Arc::new(Grammars::new(Arc::clone(&vocabulary))),
+        grammars: Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary))),
         vocabulary,
         conversation: None,
         tools: None,
-        reading: Arc::new(Reading {
-            format: Family::Hermes.format().into(),
+        reading: Arc::new(AnswerFormat {
+            format: ModelFamily::Hermes.format().into(),
             tools: Vec::new(),
             thoughts: true,
             thinking: false,

@@ -127,7 +127,7 @@ impl ModInstance for Budget {
 #[cfg(test)]
 mod tests {
     use super::ThinkBudget;
-    use crate::model::chat::family::Family;
+    use crate::model::chat::family::ModelFamily;
     use crate::mods::ModFactory;
     use crate::mods::builtin::force_prefix::ForcePrefix;
     use crate::mods::builtin::testing::{Play, run};
@@ -155,9 +155,11 @@ mod tests {
 
     #[test]
     fn of_every_family_and_where_the_prompt_has_begun_it() {
-        for (family, end) in
-            [(Family::Hermes, "\n</think>\n\n"), (Family::Mistral, "[/THINK]"), (Family::CommandR, "<|END_THINKING|>")]
-        {
+        for (family, end) in [
+            (ModelFamily::Hermes, "\n</think>\n\n"),
+            (ModelFamily::Mistral, "[/THINK]"),
+            (ModelFamily::CommandR, "<|END_THINKING|>"),
+        ] {
             let mut view = (*run()).clone();
             let mut reading = (*view.reading).clone();
             reading.format = family.format().into();

@@ -138,7 +138,7 @@ impl Thought {
 mod tests {
     use super::Thought;
     use crate::events::TokenId;
-    use crate::model::chat::family::Family;
+    use crate::model::chat::family::ModelFamily;
     use crate::mods::builtin::testing::run;
     use crate::mods::builtin::trail::Moved;
     use crate::mods::builtin::written::Written;
@@ -176,7 +176,7 @@ mod tests {
     fn channels_may_hold_several_thoughts() {
         let mut view = (*run()).clone();
         let mut reading = (*view.reading).clone();
-        reading.format = Family::Harmony.format().into();
+        reading.format = ModelFamily::Harmony.format().into();
         view.reading = reading.into();
         let run = Arc::new(view);
         let (mut thought, mut written) = begin(&run);

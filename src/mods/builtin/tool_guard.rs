@@ -5,7 +5,7 @@ use super::{
     written::Written,
 };
 use crate::events::{EventType, LogLevel, TokenId};
-use crate::model::chat::answer::{Parser, Piece, Reading, Tool};
+use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerParser, ToolDefinition};
 use crate::model::complete_prefix;
 use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
@@ -57,9 +57,9 @@ impl ModFactory for ToolGuard {
             Some(_) => fields.texts("block", "[\"delete\"]")?.into_iter().map(str::to_owned).collect(),
             None => Vec::new(),
         };
-        let reading = Arc::new(Reading { tools, ..(*run.reading).clone() });
+        let reading = Arc::new(AnswerFormat { tools, ..(*run.reading).clone() });
         Ok(Box::new(Guard {
-            parser: Parser::new(Arc::clone(&reading)),
+            parser: AnswerParser::new(Arc::clone(&reading)),
             reading,
             block,
             max_retries: fields.count("max_retries", 0..=100, 3)?,
@@ -79,7 +79,7 @@ impl ModFactory for ToolGuard {
 }
 
 /// Tools in OpenAI's shape, with or without the function around them.
-fn read_tools(tools: &Value) -> Result<Vec<Tool>, String> {
+fn read_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
     let right = "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
     let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{right}, found {tools}"))?;
     list.iter()
@@ -93,14 +93,14 @@ fn read_tools(tools: &Value) -> Result<Vec<Tool>, String> {
                     "'tools': the parameters of '{name}' must be a JSON schema, an object, found {parameters}"
                 ));
             }
-            Ok(Tool { name: name.to_owned(), parameters, strict: false })
+            Ok(ToolDefinition { name: name.to_owned(), parameters, strict: false })
         })
         .collect()
 }
 
 struct Guard {
-    parser: Parser,
-    reading: Arc<Reading>,
+    parser: AnswerParser,
+    reading: Arc<AnswerFormat>,
     block: Vec<String>,
     max_retries: usize,
     temperature: f32,
@@ -136,7 +136,7 @@ impl Guard {
         // Another mod had its way: what was wrong still is, and is read again.
         let kept_wrong = self.expected.take().is_some_and(|tokens| self.trail.tokens() - moved.added.len() > tokens);
         if kept_wrong || kept < self.read || (moved.removed > 0 && self.finished) {
-            self.parser = Parser::new(Arc::clone(&self.reading));
+            self.parser = AnswerParser::new(Arc::clone(&self.reading));
             self.finished = false;
             self.standing = self.standing.min(kept);
             self.read = if kept_wrong { 0 } else { complete_prefix(&self.written.bytes()[..kept]) };
@@ -170,7 +170,7 @@ impl Guard {
         wrong
     }
 
-    fn judge(&self, pieces: &[Piece], from: usize, unread: bool) -> Option<Wrong> {
+    fn judge(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<Wrong> {
         let from = if self.reading.format.is_channels() {
             // The parser says the whole channel at once; the call is what its last header began.
             rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
@@ -183,8 +183,8 @@ impl Guard {
             return None;
         }
         let reason = pieces.iter().find_map(|piece| match piece {
-            Piece::Call(name) => self.name_problem(name),
-            Piece::Called => self.arguments_problem(),
+            AnswerDelta::Call(name) => self.name_problem(name),
+            AnswerDelta::Called => self.arguments_problem(),
             _ => None,
         });
         let unread = (unread && reason.is_none()).then(|| "the call cannot be read".to_owned());
@@ -255,8 +255,8 @@ impl Guard {
     }
 }
 
-fn said_call(pieces: &[Piece]) -> bool {
-    pieces.iter().any(|piece| matches!(piece, Piece::Called))
+fn said_call(pieces: &[AnswerDelta]) -> bool {
+    pieces.iter().any(|piece| matches!(piece, AnswerDelta::Called))
 }
 
 fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {

@@ -44,8 +44,8 @@ fn end() -> Arc<RunEnd> {
     Arc::new(RunEnd { status: RunStatus::Done, ..RunEnd::blank(Utc::now(), Usage::default()) })
 }
 
-fn call() -> Item {
-    Item::ModCall(ModCall {
+fn call() -> TraceItem {
+    TraceItem::ModCall(ModCall {
         event_sequence_order: 0,
         mod_name: "m".into(),
         event_type: EventType::Added,
@@ -109,7 +109,7 @@ async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
         pool: store.inner.pool.clone(),
         server_id: store.inner.server_id,
         live: store.inner.live.clone(),
-        promises: Promises::default(),
+        promises: DurabilityAcks::default(),
         unstored: UnstoredRuns::default(),
     };
     let promises = target.promises.clone();

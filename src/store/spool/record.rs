@@ -1,6 +1,6 @@
 //! The coding of a record: its length, its checksum, its body.
 
-use crate::events::{Action, AttentionStep, Event, Item, ModCall, ModLog, RunEnd, RunId, RunStart};
+use crate::events::{ActionRecord, AttentionStep, Event, ModCall, ModLog, RunEnd, RunId, RunStart, TraceItem};
 use crate::store::writer::Record;
 use crate::trace::document::Numbering;
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,7 @@ enum ItemOut<'a> {
     E(&'a Event),
     C(&'a ModCall),
     L(&'a ModLog),
-    A(&'a Action),
+    A(&'a ActionRecord),
 }
 
 #[derive(Deserialize)]
@@ -68,7 +68,7 @@ enum ItemIn {
     E(Event),
     C(ModCall),
     L(ModLog),
-    A(Action),
+    A(ActionRecord),
 }
 
 /// Appends a record.
@@ -79,11 +79,11 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
         Record::Items(run_id, numbering, items) => {
             let plain = items.iter().filter_map(|item| {
                 Some(match item {
-                    Item::Event(event) => ItemOut::E(event),
-                    Item::ModCall(call) => ItemOut::C(call),
-                    Item::ModLog(log) => ItemOut::L(log),
-                    Item::Action(action) => ItemOut::A(action),
-                    Item::Attention(_) => return None,
+                    TraceItem::Event(event) => ItemOut::E(event),
+                    TraceItem::ModCall(call) => ItemOut::C(call),
+                    TraceItem::ModLog(log) => ItemOut::L(log),
+                    TraceItem::Action(action) => ItemOut::A(action),
+                    TraceItem::Attention(_) => return None,
                 })
             });
             let plain = ItemsOut {
@@ -97,7 +97,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
                 push(out, ITEMS, |body| json(body, &plain));
             }
             for item in items.iter() {
-                if let Item::Attention(step) = item {
+                if let TraceItem::Attention(step) = item {
                     push(out, ATTENTION, |body| attention(body, *run_id, step));
                 }
             }
@@ -155,16 +155,16 @@ pub(super) fn decode(body: &[u8]) -> Option<Record> {
             let read: ItemsIn = serde_json::from_slice(body).ok()?;
             let numbering = Numbering { mod_calls: read.calls, mod_logs: read.logs, actions: read.actions };
             let items = read.items.into_iter().map(|item| match item {
-                ItemIn::E(event) => Item::Event(event),
-                ItemIn::C(call) => Item::ModCall(call),
-                ItemIn::L(log) => Item::ModLog(log),
-                ItemIn::A(action) => Item::Action(action),
+                ItemIn::E(event) => TraceItem::Event(event),
+                ItemIn::C(call) => TraceItem::ModCall(call),
+                ItemIn::L(log) => TraceItem::ModLog(log),
+                ItemIn::A(action) => TraceItem::Action(action),
             });
             Record::Items(read.run_id, numbering, Arc::new(items.collect()))
         }
         ATTENTION => {
             let (run_id, step) = decode_attention(body)?;
-            Record::Items(run_id, Numbering::default(), Arc::new(vec![Item::Attention(step)]))
+            Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)]))
         }
         ENDED => {
             let (run_id, end): (RunId, RunEnd) = serde_json::from_slice(body).ok()?;

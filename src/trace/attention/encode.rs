@@ -1,6 +1,8 @@
 //! Coding one step.
 
-use super::{Error, MOST_POSITIONS, STEPS, T0_HEADER, T0_MAGIC, T1_ENTRY, T1_HEADER, T1_MAGIC, VERSION, reduce};
+use super::{
+    AttentionCodecError, MOST_POSITIONS, STEPS, T0_HEADER, T0_MAGIC, T1_ENTRY, T1_HEADER, T1_MAGIC, VERSION, reduce,
+};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use std::fmt;
@@ -10,7 +12,7 @@ use zstd::bulk::Compressor;
 const ZSTD_LEVEL: i32 = 1;
 
 /// Codes step after step with the same buffers.
-pub struct Encoder {
+pub struct AttentionEncoder {
     mean: Vec<f32>,
     max: Vec<f32>,
     layer: Vec<f32>,
@@ -22,19 +24,19 @@ pub struct Encoder {
     compressor: Option<Compressor<'static>>,
 }
 
-impl fmt::Debug for Encoder {
+impl fmt::Debug for AttentionEncoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Encoder").finish_non_exhaustive()
     }
 }
 
-impl Default for Encoder {
+impl Default for AttentionEncoder {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Encoder {
+impl AttentionEncoder {
     /// An encoder with empty buffers.
     #[must_use]
     pub fn new() -> Self {
@@ -54,18 +56,18 @@ impl Encoder {
     /// Codes `rows`, `[layer][head][position]` flattened, as (T0, T1).
     ///
     /// # Errors
-    /// [`Error::Shape`].
+    /// [`AttentionCodecError::Shape`].
     pub fn encode(
         &mut self,
         rows: &[f32],
         layers: usize,
         heads: usize,
         row_len: usize,
-    ) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    ) -> Result<(Vec<u8>, Vec<u8>), AttentionCodecError> {
         let values = layers.checked_mul(heads).and_then(|rows| rows.checked_mul(row_len));
         let fits = u16::try_from(heads).is_ok() && u16::try_from(layers).is_ok() && row_len <= MOST_POSITIONS;
         if values != Some(rows.len()) || rows.is_empty() || !fits {
-            return Err(Error::Shape { values: rows.len(), layers, heads, row_len });
+            return Err(AttentionCodecError::Shape { values: rows.len(), layers, heads, row_len });
         }
         let t1 = self.reduce(rows, layers, heads, row_len);
         Ok((self.overview(rows, layers, heads, row_len), t1))

@@ -15,8 +15,8 @@ mod encode;
 mod reduce;
 mod view;
 
-pub use encode::Encoder;
-pub use view::{Rows, Statistics, Strong};
+pub use encode::AttentionEncoder;
+pub use view::{AttentionRows, AttentionStatistics, TopPosition};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -35,7 +35,7 @@ const MOST_POSITIONS: usize = 1 << 24;
 
 /// Why attention could not be coded or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum AttentionCodecError {
     /// `rows` is not layers × heads × row length, or one of them is 0 or beyond the format.
     #[error("{values} values are not {layers} layers × {heads} heads × {row_len} positions")]
     Shape {
@@ -64,9 +64,9 @@ pub enum Error {
     },
 }
 
-/// Statistics of one head's row.
+/// AttentionStatistics of one head's row.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct HeadStat {
+pub struct HeadStatistics {
     /// In bits.
     pub entropy: f32,
     /// Share of the row on the sink: the position with the largest mean over all heads of all layers.
@@ -79,7 +79,7 @@ pub struct HeadStat {
 
 /// Tier T0, decoded.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Overview {
+pub struct AttentionOverview {
     /// Positions of each vector.
     pub row_len: usize,
     /// Layers of `stats`.
@@ -95,30 +95,35 @@ pub struct Overview {
     /// Mean over the heads of the last layer.
     pub last_layer: Vec<f32>,
     /// `[layer][head]`, flattened.
-    pub stats: Vec<HeadStat>,
+    pub stats: Vec<HeadStatistics>,
 }
 
 thread_local! {
-    static ENCODER: RefCell<Encoder> = RefCell::new(Encoder::new());
+    static ENCODER: RefCell<AttentionEncoder> = RefCell::new(AttentionEncoder::new());
 }
 
 /// Codes one step with buffers that the thread keeps.
 ///
 /// # Errors
-/// [`Error::Shape`].
-pub fn encode(rows: &[f32], layers: usize, heads: usize, row_len: usize) -> Result<(Vec<u8>, Vec<u8>), Error> {
+/// [`AttentionCodecError::Shape`].
+pub fn encode(
+    rows: &[f32],
+    layers: usize,
+    heads: usize,
+    row_len: usize,
+) -> Result<(Vec<u8>, Vec<u8>), AttentionCodecError> {
     ENCODER.with_borrow_mut(|encoder| encoder.encode(rows, layers, heads, row_len))
 }
 
 /// Reads tier T0.
 ///
 /// # Errors
-/// [`Error::Damaged`].
-pub fn decode_t0(t0: &[u8]) -> Result<Overview, Error> {
-    overview(t0).ok_or(Error::Damaged { tier: 0 })
+/// [`AttentionCodecError::Damaged`].
+pub fn decode_t0(t0: &[u8]) -> Result<AttentionOverview, AttentionCodecError> {
+    overview(t0).ok_or(AttentionCodecError::Damaged { tier: 0 })
 }
 
-fn overview(t0: &[u8]) -> Option<Overview> {
+fn overview(t0: &[u8]) -> Option<AttentionOverview> {
     let header =
         t0.get(..T0_HEADER).filter(|header| header[..4] == T0_MAGIC && header[4..6] == VERSION.to_le_bytes())?;
     let heads = u16::from_le_bytes([header[6], header[7]]) as usize;
@@ -139,26 +144,26 @@ fn overview(t0: &[u8]) -> Option<Overview> {
     let stats = (0..stats)
         .map(|i| {
             let peak_position = u32_at(t0, at + 4 * i)?;
-            Some(HeadStat { entropy: entropy[i], sink_mass: sink_mass[i], peak: peak[i], peak_position })
+            Some(HeadStatistics { entropy: entropy[i], sink_mass: sink_mass[i], peak: peak[i], peak_position })
         })
         .collect::<Option<_>>()?;
-    Some(Overview { row_len, layers, heads, sink, mean, max, last_layer, stats })
+    Some(AttentionOverview { row_len, layers, heads, sink, mean, max, last_layer, stats })
 }
 
 /// Reads the head-mean of the layer with this index out of tier T1; one value per position. It is exact to 0.002 of the
 /// row's maximum for values up to a quarter of the maximum, to 0.004 for the largest.
 ///
 /// # Errors
-/// [`Error::Damaged`], [`Error::NoLayer`].
-pub fn decode_t1(t1: &[u8], layer: usize) -> Result<Vec<f32>, Error> {
-    let damaged = || Error::Damaged { tier: 1 };
+/// [`AttentionCodecError::Damaged`], [`AttentionCodecError::NoLayer`].
+pub fn decode_t1(t1: &[u8], layer: usize) -> Result<Vec<f32>, AttentionCodecError> {
+    let damaged = || AttentionCodecError::Damaged { tier: 1 };
     let header = t1.get(..T1_HEADER).ok_or_else(damaged)?;
     if header[..4] != T1_MAGIC || header[4..6] != VERSION.to_le_bytes() {
         return Err(damaged());
     }
     let layers = u32_at(header, 8).ok_or_else(damaged)? as usize;
     if layer >= layers {
-        return Err(Error::NoLayer { layer, layers });
+        return Err(AttentionCodecError::NoLayer { layer, layers });
     }
     head_mean(t1, header, layer).ok_or_else(damaged)
 }
@@ -173,8 +178,8 @@ pub fn layer_weights(layers: usize) -> Vec<f32> {
 /// Reads the mean of the first `layers` layers, weighted with [`layer_weights`], out of tier T1; one value per position.
 ///
 /// # Errors
-/// [`Error::Damaged`], [`Error::NoLayer`].
-pub fn decode_t1_weighted(t1: &[u8], layers: usize) -> Result<Vec<f32>, Error> {
+/// [`AttentionCodecError::Damaged`], [`AttentionCodecError::NoLayer`].
+pub fn decode_t1_weighted(t1: &[u8], layers: usize) -> Result<Vec<f32>, AttentionCodecError> {
     let weights = layer_weights(layers);
     let total: f32 = weights.iter().sum();
     let mut mean = Vec::new();

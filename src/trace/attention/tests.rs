@@ -1,4 +1,4 @@
-use super::{Error, decode_t0, decode_t1, encode};
+use super::{AttentionCodecError, decode_t0, decode_t1, encode};
 use proptest::prelude::*;
 
 /// Rows that sum to 1, most of the mass on few positions, as attention has it.
@@ -38,14 +38,14 @@ fn the_sink_is_found_by_its_mass() {
     ] {
         assert!((found - expected).abs() < 2e-3, "{found} instead of {expected}");
     }
-    assert_eq!(decode_t1(&t1, 2), Err(Error::NoLayer { layer: 2, layers: 2 }));
+    assert_eq!(decode_t1(&t1, 2), Err(AttentionCodecError::NoLayer { layer: 2, layers: 2 }));
 }
 
 #[test]
 fn a_shape_that_does_not_fit_is_refused() {
     for (values, layers, heads, row_len) in [(5, 1, 2, 3), (0, 0, 2, 3), (0, 2, 2, 0), (4, usize::MAX, 2, 2)] {
         let error = encode(&vec![0.0; values], layers, heads, row_len).unwrap_err();
-        assert_eq!(error, Error::Shape { values, layers, heads, row_len });
+        assert_eq!(error, AttentionCodecError::Shape { values, layers, heads, row_len });
     }
 }
 
@@ -65,7 +65,7 @@ fn a_step_of_a_small_model_at_1k_context_takes_little() {
         return;
     }
     let rows: Vec<f32> = (0..24 * 14 * 1024).map(|i| 1.0 / (1.0 + (i % 1024) as f32)).collect();
-    let mut encoder = super::Encoder::new();
+    let mut encoder = super::AttentionEncoder::new();
     let began = std::time::Instant::now();
     (0..20).for_each(|_| drop(encoder.encode(&rows, 24, 14, 1024).unwrap()));
     let each = began.elapsed() / 20;

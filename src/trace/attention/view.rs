@@ -1,11 +1,11 @@
 //! What is made of the raw attention of one step, without loss by coding: one value per position, the strongest positions,
 //! statistics of each layer.
 
-use super::{Error, reduce};
+use super::{AttentionCodecError, reduce};
 
 /// The raw attention of one step: `[layer][head][position]` probabilities.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
+pub struct AttentionRows<'a> {
     values: &'a [f32],
     layers: usize,
     heads: usize,
@@ -14,16 +14,16 @@ pub struct Rows<'a> {
 
 /// A position and how much each layer looks at it: the mean over the layer's heads.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Strong {
+pub struct TopPosition {
     /// Index in the sequence.
     pub position: u32,
     /// One value per layer.
     pub layers: Vec<f32>,
 }
 
-/// Statistics of one step, layer by layer.
+/// AttentionStatistics of one step, layer by layer.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Statistics {
+pub struct AttentionStatistics {
     /// Mean over all positions and heads.
     pub mean_by_layer: Vec<f32>,
     /// Largest value of any head.
@@ -38,16 +38,16 @@ pub struct Statistics {
     pub sink_mass_by_layer: Vec<f32>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> AttentionRows<'a> {
     /// The rows of `layers` × `heads`.
     ///
     /// # Errors
-    /// [`Error::Shape`].
-    pub fn new(values: &'a [f32], layers: usize, heads: usize) -> Result<Self, Error> {
+    /// [`AttentionCodecError::Shape`].
+    pub fn new(values: &'a [f32], layers: usize, heads: usize) -> Result<Self, AttentionCodecError> {
         let rows = layers * heads;
         let row_len = values.len().checked_div(rows).unwrap_or(0);
         if row_len == 0 || row_len * rows != values.len() {
-            return Err(Error::Shape { values: values.len(), layers, heads, row_len });
+            return Err(AttentionCodecError::Shape { values: values.len(), layers, heads, row_len });
         }
         Ok(Self { values, layers, heads, row_len })
     }
@@ -58,7 +58,7 @@ impl<'a> Rows<'a> {
         self.row_len
     }
 
-    /// The sum of a row that is furthest above 1; infinite where a value is not a number. Rows of models with attention sinks
+    /// The sum of a row that is furthest above 1; infinite where a value is not a number. AttentionRows of models with attention sinks
     /// sum to less than 1.
     #[must_use]
     pub fn largest_sum(&self) -> f32 {
@@ -103,7 +103,7 @@ impl<'a> Rows<'a> {
 
     /// The `count` positions with the largest mean over everything, the strongest first.
     #[must_use]
-    pub fn strongest(&self, count: usize) -> Vec<Strong> {
+    pub fn strongest(&self, count: usize) -> Vec<TopPosition> {
         let layers: Vec<Vec<f32>> = (0..self.layers).map(|layer| self.head_mean(layer)).collect();
         let mut mean = vec![0.0; self.row_len];
         layers.iter().for_each(|layer| reduce::add(layer, &mut mean));
@@ -115,16 +115,16 @@ impl<'a> Rows<'a> {
             order.truncate(count);
         }
         order.sort_unstable_by(by_mean);
-        let strong = |position: usize| Strong {
+        let strong = |position: usize| TopPosition {
             position: position as u32,
             layers: layers.iter().map(|layer| layer[position]).collect(),
         };
         order.into_iter().map(strong).collect()
     }
 
-    /// Statistics of every layer.
+    /// AttentionStatistics of every layer.
     #[must_use]
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> AttentionStatistics {
         let mean = self.mean();
         let sink = reduce::position_of(&mean, reduce::largest(&mean));
         let by_layer = |of_row: &dyn Fn(&[f32]) -> f32| -> Vec<f32> {
@@ -132,7 +132,7 @@ impl<'a> Rows<'a> {
             layers.map(|layer| layer.chunks_exact(self.row_len).map(of_row).sum::<f32>() / self.heads as f32).collect()
         };
         let entropy_by_layer = by_layer(&reduce::entropy);
-        Statistics {
+        AttentionStatistics {
             mean_by_layer: by_layer(&|row| reduce::sum(row) / self.row_len as f32),
             max_by_layer: self.values.chunks_exact(self.heads * self.row_len).map(reduce::largest).collect(),
             entropy: entropy_by_layer.iter().sum::<f32>() / self.layers as f32,
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn heads_are_put_together_in_each_way() {
-        let rows = Rows::new(&VALUES, 2, 2).unwrap();
+        let rows = AttentionRows::new(&VALUES, 2, 2).unwrap();
         assert_eq!(rows.mean(), [0.21875, 0.46875, 0.3125]);
         assert_eq!(rows.max(), [0.5, 1.0, 0.75]);
         assert_eq!(rows.last_layer(), [0.1875, 0.3125, 0.5]);
@@ -181,10 +181,10 @@ mod tests {
 
     #[test]
     fn what_has_no_shape_or_is_no_distribution_is_told() {
-        assert!(Rows::new(&VALUES, 5, 1).is_err());
-        assert!(Rows::new(&[], 1, 1).is_err());
-        assert!(Rows::new(&VALUES, 0, 1).is_err());
-        assert_eq!(Rows::new(&[0.5, 0.75], 1, 1).unwrap().largest_sum(), 1.25);
-        assert_eq!(Rows::new(&[f32::NAN, 0.0], 1, 1).unwrap().largest_sum(), f32::INFINITY);
+        assert!(AttentionRows::new(&VALUES, 5, 1).is_err());
+        assert!(AttentionRows::new(&[], 1, 1).is_err());
+        assert!(AttentionRows::new(&VALUES, 0, 1).is_err());
+        assert_eq!(AttentionRows::new(&[0.5, 0.75], 1, 1).unwrap().largest_sum(), 1.25);
+        assert_eq!(AttentionRows::new(&[f32::NAN, 0.0], 1, 1).unwrap().largest_sum(), f32::INFINITY);
     }
 }

@@ -1,6 +1,6 @@
 //! The `/ingest` document: parsing with JSON paths in every error, and writing.
 //!
-//! The one place that knows the spelling of the wire: a whole run as one [`Document`], and single [`Item`]s as the
+//! The one place that knows the spelling of the wire: a whole run as one [`Document`], and single [`TraceItem`]s as the
 //! lines of streams and fixtures. Parsing is strict about types and links and lenient about everything else: unknown
 //! fields are ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` stay
 //! byte for byte as they were given, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
@@ -13,7 +13,7 @@ mod write;
 
 pub use write::{Numbering, item_to_json};
 
-use crate::events::{Action, Event, Item, ModCall, ModLog, RawJson, Surface, TokenId};
+use crate::events::{ActionRecord, Event, ModCall, ModLog, RawJson, Surface, TokenId, TraceItem};
 use chrono::{DateTime, Utc};
 use locate::Shape;
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ pub struct Document {
     /// In the payload's order.
     pub mod_logs: Vec<ModLog>,
     /// In the payload's order.
-    pub actions: Vec<Action>,
+    pub actions: Vec<ActionRecord>,
 }
 
 /// The document's `request` object.
@@ -173,7 +173,7 @@ impl Document {
     /// The run as one list: each event, then for each of its mod calls the call, its logs, its actions. Calls are numbered
     /// in this order, which is the document's own unless it lists calls before those of earlier events.
     #[must_use]
-    pub fn items(&self) -> Vec<Item> {
+    pub fn items(&self) -> Vec<TraceItem> {
         let mut calls_of = vec![Vec::new(); self.events.len()];
         for (index, call) in self.mod_calls.iter().enumerate() {
             if let Some(calls) = calls_of.get_mut(call.event_sequence_order as usize) {
@@ -196,19 +196,17 @@ impl Document {
         let mut items = Vec::with_capacity(total);
         let mut number = 0;
         for (event, calls) in self.events.iter().zip(&calls_of) {
-            items.push(Item::Event(event.clone()));
+            items.push(TraceItem::Event(event.clone()));
             for &call in calls {
-                items.push(Item::ModCall(self.mod_calls[call].clone()));
+                items.push(TraceItem::ModCall(self.mod_calls[call].clone()));
                 items.extend(
-                    logs_of[call]
-                        .iter()
-                        .map(|&log| Item::ModLog(ModLog { mod_call_sequence: number, ..self.mod_logs[log].clone() })),
-                );
-                items.extend(
-                    actions_of[call].iter().map(|&action| {
-                        Item::Action(Action { mod_call_sequence: number, ..self.actions[action].clone() })
+                    logs_of[call].iter().map(|&log| {
+                        TraceItem::ModLog(ModLog { mod_call_sequence: number, ..self.mod_logs[log].clone() })
                     }),
                 );
+                items.extend(actions_of[call].iter().map(|&action| {
+                    TraceItem::Action(ActionRecord { mod_call_sequence: number, ..self.actions[action].clone() })
+                }));
                 number += 1;
             }
         }
@@ -270,7 +268,7 @@ impl Document {
 ///
 /// # Errors
 /// As [`Document::parse`].
-pub fn item_from_json(line: &[u8]) -> Result<Item, DocumentError> {
+pub fn item_from_json(line: &[u8]) -> Result<TraceItem, DocumentError> {
     #[derive(Deserialize)]
     struct Kind<'a> {
         #[serde(borrow)]
@@ -278,10 +276,10 @@ pub fn item_from_json(line: &[u8]) -> Result<Item, DocumentError> {
     }
     let found = serde_json::from_slice::<Kind<'_>>(line);
     match found.as_ref().map(|found| found.kind.as_ref()) {
-        Ok("event") => Ok(Item::Event(read::<wire::EventWire>(line, Shape::Event)?.into())),
-        Ok("mod_call") => Ok(Item::ModCall(read::<wire::ModCallWire>(line, Shape::ModCall)?.into())),
-        Ok("mod_log") => Ok(Item::ModLog(read::<wire::ModLogWire>(line, Shape::ModLog)?.into())),
-        Ok("action") => Ok(Item::Action(read::<wire::ActionWire>(line, Shape::Action)?.into())),
+        Ok("event") => Ok(TraceItem::Event(read::<wire::EventWire>(line, Shape::Event)?.into())),
+        Ok("mod_call") => Ok(TraceItem::ModCall(read::<wire::ModCallWire>(line, Shape::ModCall)?.into())),
+        Ok("mod_log") => Ok(TraceItem::ModLog(read::<wire::ModLogWire>(line, Shape::ModLog)?.into())),
+        Ok("action") => Ok(TraceItem::Action(read::<wire::ActionWire>(line, Shape::Action)?.into())),
         kind => Err(DocumentError {
             path: "$.kind".into(),
             expected: "\"event\", \"mod_call\", \"mod_log\" or \"action\"".into(),

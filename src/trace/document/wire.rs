@@ -3,7 +3,9 @@
 use super::raw;
 use super::time::Timestamp;
 use super::{Document, RequestExtras, RequestMeta};
-use crate::events::{Action, ActionType, Event, EventType, LogLevel, Measured, ModCall, ModLog, RawJson, TokenId};
+use crate::events::{
+    ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, TokenId,
+};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -197,7 +199,7 @@ impl From<DocumentWire> for Document {
 impl From<EventWire> for Event {
     fn from(wire: EventWire) -> Self {
         let measured =
-            wire.details.as_ref().map(Measured::from_details).filter(|measured| !measured.is_empty()).map(Box::new);
+            wire.details.as_ref().map(Measurements::from_details).filter(|measured| !measured.is_empty()).map(Box::new);
         Self {
             event_type: wire.event_type,
             step: wire.step,
@@ -259,7 +261,7 @@ struct Nested {
     tool_calls: Option<RawJson>,
 }
 
-impl From<ActionWire> for Action {
+impl From<ActionWire> for ActionRecord {
     fn from(wire: ActionWire) -> Self {
         /// Tokens that a preview shows.
         const PREVIEW: usize = 10;

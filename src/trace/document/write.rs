@@ -2,7 +2,7 @@
 
 use super::RequestMeta;
 use super::{Document, time};
-use crate::events::{Action, Event, EventType, Item, ModCall, ModLog};
+use crate::events::{ActionRecord, Event, EventType, ModCall, ModLog, TraceItem};
 use chrono::{DateTime, Utc};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -19,17 +19,17 @@ pub struct Numbering {
 
 impl Numbering {
     /// Counts an item without writing it.
-    pub fn skip(&mut self, item: &Item) {
+    pub fn skip(&mut self, item: &TraceItem) {
         self.next(item);
     }
 
     /// The number of this item among its kind.
-    fn next(&mut self, item: &Item) -> u32 {
+    fn next(&mut self, item: &TraceItem) -> u32 {
         let counter = match item {
-            Item::ModCall(_) => &mut self.mod_calls,
-            Item::ModLog(_) => &mut self.mod_logs,
-            Item::Action(_) => &mut self.actions,
-            Item::Event(_) | Item::Attention(_) => return 0,
+            TraceItem::ModCall(_) => &mut self.mod_calls,
+            TraceItem::ModLog(_) => &mut self.mod_logs,
+            TraceItem::Action(_) => &mut self.actions,
+            TraceItem::Event(_) | TraceItem::Attention(_) => return 0,
         };
         *counter += 1;
         *counter - 1
@@ -38,14 +38,14 @@ impl Numbering {
 
 /// The item as one line of JSON without its newline, `kind` first, absent fields left out; `None` for attention, which
 /// does not travel as JSON. `numbering` is that of the items before it, and is moved on.
-pub fn item_to_json(item: &Item, numbering: &mut Numbering) -> Option<String> {
+pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<String> {
     let index = numbering.next(item);
     Some(match item {
-        Item::Event(event) => tagged(r#"{"kind":"event""#.to_owned(), &Out(event)),
-        Item::ModCall(call) => tagged(format!(r#"{{"kind":"mod_call","index":{index}"#), &Out(call)),
-        Item::ModLog(log) => tagged(format!(r#"{{"kind":"mod_log","index":{index}"#), &Out(log)),
-        Item::Action(action) => tagged(format!(r#"{{"kind":"action","index":{index}"#), &Out(action)),
-        Item::Attention(_) => return None,
+        TraceItem::Event(event) => tagged(r#"{"kind":"event""#.to_owned(), &Out(event)),
+        TraceItem::ModCall(call) => tagged(format!(r#"{{"kind":"mod_call","index":{index}"#), &Out(call)),
+        TraceItem::ModLog(log) => tagged(format!(r#"{{"kind":"mod_log","index":{index}"#), &Out(log)),
+        TraceItem::Action(action) => tagged(format!(r#"{{"kind":"action","index":{index}"#), &Out(action)),
+        TraceItem::Attention(_) => return None,
     })
 }
 
@@ -205,7 +205,7 @@ impl Serialize for Out<'_, ModLog> {
     }
 }
 
-impl Serialize for Out<'_, Action> {
+impl Serialize for Out<'_, ActionRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let action = self.0;
         let mut out = Fields::<S>::new(serializer)?;

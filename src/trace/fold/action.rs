@@ -1,7 +1,7 @@
 //! What an action does to the rows.
 
 use super::{Fold, MarkKind, flags};
-use crate::events::{Action, ActionType, EventType, RawJson, TokenId};
+use crate::events::{ActionRecord, ActionType, EventType, RawJson, TokenId};
 use serde::Deserialize;
 
 /// The part of an action's `details` that the fold needs; details of another shape read as empty.
@@ -21,7 +21,7 @@ pub(super) struct Details {
 }
 
 impl Fold {
-    pub(super) fn action(&mut self, action: &Action) {
+    pub(super) fn action(&mut self, action: &ActionRecord) {
         let kind = action.action_type;
         if kind == ActionType::Noop {
             return;
@@ -61,7 +61,7 @@ impl Fold {
         }
     }
 
-    fn adjust_prefill(&mut self, action: &Action, details: &Details, after: u32) {
+    fn adjust_prefill(&mut self, action: &ActionRecord, details: &Details, after: u32) {
         if !details.tokens.is_empty() {
             return self.replace_prompt(&details.tokens, &details.texts, after, flags::TOUCHED);
         }
@@ -86,7 +86,7 @@ impl Fold {
     }
 }
 
-fn label(action: &Action, details: &Details) -> String {
+fn label(action: &ActionRecord, details: &Details) -> String {
     let name = action.action_type.as_str();
     let count = match action.action_type {
         ActionType::Backtrack => {

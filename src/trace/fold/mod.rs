@@ -1,6 +1,6 @@
 //! Items to token instances.
 //!
-//! Every token that ever entered the sequence is one [`Row`]. Rows are never removed: a token that a mod took back
+//! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never removed: a token that a mod took back
 //! keeps its row and gets the event at which it died. The state after any event is then a filter over the rows, which
 //! is what replay, live view and statistics are made of. `ui/assets/replay/fold.js` is the same fold in the browser; the
 //! fixtures in `fixtures/folds` hold both to it.
@@ -10,11 +10,11 @@ mod quote;
 mod row;
 mod step;
 
-use crate::events::{Event, EventType, Eviction, Item, ModCall, ModLog, TokenId};
-pub use row::{Counters, EventPoint, Mark, MarkKind, NEVER, Row, flags};
+use crate::events::{Event, EventType, Eviction, ModCall, ModLog, TokenId, TraceItem};
+pub use row::{Counters, EventPoint, Mark, MarkKind, NEVER, TokenRow, flags};
 use row::{nameless, special};
 use std::collections::HashMap;
-use step::Step;
+use step::StepState;
 
 /// Most rows that a fold invents for tokens which a foreign trace only counts. A few bytes may claim billions.
 const MOST_INVENTED: u32 = 65_536;
@@ -25,7 +25,7 @@ const MOST_LABEL: usize = 80;
 /// The fold: feed it the items of a run in order. Each costs O(1), amortised over the rows it makes or ends.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
-    rows: Vec<Row>,
+    rows: Vec<TokenRow>,
     marks: Vec<Mark>,
     events: Vec<EventPoint>,
     counters: Counters,
@@ -36,7 +36,7 @@ pub struct Fold {
     /// Length of a prompt that is known only by its length.
     base: u32,
     /// What the newest step has shown so far.
-    step: Step,
+    step: StepState,
     /// Where the rows of the newest `Added` begin.
     added_from: usize,
     /// The type of the newest event.
@@ -68,19 +68,19 @@ impl Fold {
     }
 
     /// Takes the next item.
-    pub fn apply(&mut self, item: &Item) {
+    pub fn apply(&mut self, item: &TraceItem) {
         match item {
-            Item::Event(event) => self.event(event),
-            Item::ModCall(call) => self.call(call),
-            Item::ModLog(log) => self.log(log),
-            Item::Action(action) => self.action(action),
-            Item::Attention(_) => {}
+            TraceItem::Event(event) => self.event(event),
+            TraceItem::ModCall(call) => self.call(call),
+            TraceItem::ModLog(log) => self.log(log),
+            TraceItem::Action(action) => self.action(action),
+            TraceItem::Attention(_) => {}
         }
     }
 
     /// All token instances in birth order.
     #[must_use]
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[TokenRow] {
         &self.rows
     }
 
@@ -114,7 +114,7 @@ impl Fold {
     }
 
     /// The generated tokens that stand, in order of position.
-    pub fn answer(&self) -> impl Iterator<Item = &Row> {
+    pub fn answer(&self) -> impl Iterator<Item = &TokenRow> {
         self.alive[self.prompt_rows..].iter().map(|&row| &self.rows[row as usize])
     }
 
@@ -139,11 +139,11 @@ impl Fold {
         }
         match event.event_type {
             EventType::Prefilled => {
-                self.step = Step::default();
+                self.step = StepState::default();
                 self.token_us = time_us;
                 self.prefilled(event, seq);
             }
-            EventType::ForwardPass => self.step = Step::begin(event),
+            EventType::ForwardPass => self.step = StepState::begin(event),
             EventType::Sampled => self.step.sampled(event),
             EventType::Added => {
                 let dt_us = time_us.zip(self.token_us).map_or(0, |(now, before)| now.saturating_sub(before));
@@ -203,7 +203,7 @@ impl Fold {
                 (None, _) => self.texts.get(&token).cloned().unwrap_or_else(|| nameless(token)),
             };
             let known = drawn.filter(|_| !forced);
-            let row = Row {
+            let row = TokenRow {
                 token,
                 pos: 0,
                 born: seq,
@@ -242,13 +242,13 @@ impl Fold {
         }
     }
 
-    fn append(&mut self, row: Row) {
+    fn append(&mut self, row: TokenRow) {
         if let Some(row) = self.assumed_end.take() {
             self.rows[row].flags &= !flags::STOP;
         }
         let pos = self.base.saturating_add(self.alive.len() as u32);
         self.alive.push(self.rows.len() as u32);
-        self.rows.push(Row { pos, ..row });
+        self.rows.push(TokenRow { pos, ..row });
     }
 
     /// Ends the last `count` rows that stand; they are gone from event `seq` on.
@@ -266,7 +266,7 @@ impl Fold {
         self.base = 0;
         for (index, &token) in tokens.iter().enumerate() {
             let text = texts.get(index).cloned().unwrap_or_else(|| nameless(token));
-            self.append(Row {
+            self.append(TokenRow {
                 token,
                 pos: 0,
                 born: seq,

@@ -15,7 +15,7 @@
 
 use super::action::Details;
 use super::row::{nameless, special};
-use super::{Fold, MOST_LABEL, NEVER, Row, flags};
+use super::{Fold, MOST_LABEL, NEVER, TokenRow, flags};
 use crate::events::{ActionType, Event, EventType, TokenId};
 
 /// Returns the tokens that an event lists, without those that a `Backtrack` at the event has queued since: Quote adds them
@@ -125,10 +125,10 @@ impl Fold {
         if removed == 0 || self.invent(queued as u32).is_none() {
             return;
         }
-        let moved: Vec<Row> = self.added_rows().iter().map(|&row| self.rows[row as usize].clone()).collect();
+        let moved: Vec<TokenRow> = self.added_rows().iter().map(|&row| self.rows[row as usize].clone()).collect();
         self.end_rows(removed + queued, after);
         for row in moved {
-            self.append(Row { born: after, ..row });
+            self.append(TokenRow { born: after, ..row });
         }
         self.counters.backtracked += removed as u32;
     }
@@ -141,7 +141,7 @@ impl Fold {
     fn append_forced(&mut self, tokens: &[TokenId], texts: &[String], after: u32) {
         for (index, &token) in tokens.iter().enumerate() {
             let text = texts.get(index).cloned().unwrap_or_else(|| nameless(token));
-            self.append(Row {
+            self.append(TokenRow {
                 token,
                 pos: 0,
                 born: after,

@@ -3,10 +3,10 @@
 use crate::events::TokenId;
 use serde::{Deserialize, Serialize};
 
-/// `Row::died` of a token that stands at the end of the run.
+/// `TokenRow::died` of a token that stands at the end of the run.
 pub const NEVER: u32 = u32::MAX;
 
-/// Bits of [`Row::flags`].
+/// Bits of [`TokenRow::flags`].
 pub mod flags {
     /// Part of the prompt.
     pub const PROMPT: u8 = 1;
@@ -26,7 +26,7 @@ pub mod flags {
 
 /// One token instance. Visible after event `n` ⇔ `born <= n < died`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct TokenRow {
     /// Vocabulary id; -1 where a foreign trace does not say.
     pub token: i32,
     /// Its text; "" for an incomplete piece of UTF-8 whose bytes join a later token.
@@ -104,7 +104,7 @@ pub struct EventPoint {
     pub time_ms: u32,
 }
 
-impl Row {
+impl TokenRow {
     /// Whether it is an end-of-generation token, which is no part of the answer's text.
     pub(crate) fn ends_generation(&self) -> bool {
         self.flags & (flags::STOP | flags::SPECIAL) == flags::STOP | flags::SPECIAL

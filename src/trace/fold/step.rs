@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 /// From a `ForwardPass` to its `Added`.
 #[derive(Debug, Clone, Default)]
-pub struct Step {
+pub struct StepState {
     /// Flags for the rows that this step appends.
     pub pending: u8,
     /// A `ForceTokens` has been accepted. Quote accepts one in a step.
@@ -15,12 +15,12 @@ pub struct Step {
     /// The candidates that a foreign trace names.
     candidates: Vec<Candidate>,
     /// The draw, and the step it belongs to.
-    drawn: Option<(i32, Drawn)>,
+    drawn: Option<(i32, DrawnToken)>,
 }
 
 /// A token that was drawn.
 #[derive(Debug, Clone)]
-pub struct Drawn {
+pub struct DrawnToken {
     pub token: Option<TokenId>,
     pub text: Option<String>,
     pub logprob: Option<f32>,
@@ -61,7 +61,7 @@ impl Weight {
     }
 }
 
-impl Step {
+impl StepState {
     /// Takes a `ForwardPass`.
     pub fn begin(event: &Event) -> Self {
         let measured = event.measured.as_ref();
@@ -80,7 +80,7 @@ impl Step {
         let drawn = self.candidates.iter().find(|candidate| Some(candidate.token) == token);
         let candidate = drawn.and_then(|drawn| Some((drawn.weight.order(), drawn.weight.logprob()?)));
         let above = |order: f64| self.candidates.iter().filter(|other| other.weight.order() > order).count() as u32;
-        let drawn = Drawn {
+        let drawn = DrawnToken {
             token,
             text: event.token_text.clone().or_else(|| measure.map(|measure| measure.text.clone())),
             logprob: measure.and_then(|m| m.logprob).or_else(|| candidate.map(|(_, logprob)| logprob)),
@@ -91,7 +91,7 @@ impl Step {
     }
 
     /// What was drawn in this step.
-    pub fn drawn(&self, step: i32) -> Option<Drawn> {
+    pub fn drawn(&self, step: i32) -> Option<DrawnToken> {
         self.drawn.as_ref().filter(|(of, _)| *of == step).map(|(_, drawn)| drawn.clone())
     }
 }

@@ -1,5 +1,5 @@
 use super::{Fold, NEVER, flags};
-use crate::events::{Action, ActionType, Event, EventType, Item, ModCall};
+use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, TraceItem};
 use crate::trace::columns;
 use crate::trace::document::{Document, item_from_json};
 use base64::Engine as _;
@@ -15,7 +15,7 @@ fn visible(fold: &Fold, n: u32) -> Vec<usize> {
     rows
 }
 
-fn fold_of(items: &[Item]) -> Fold {
+fn fold_of(items: &[TraceItem]) -> Fold {
     let mut fold = Fold::new();
     for item in items {
         fold.apply(item);
@@ -56,7 +56,8 @@ fn fixtures() {
         let path = entry.unwrap().path();
         let mut fixture: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let lines = fixture["items"].as_array().unwrap();
-        let items: Vec<Item> = lines.iter().map(|line| item_from_json(line.to_string().as_bytes()).unwrap()).collect();
+        let items: Vec<TraceItem> =
+            lines.iter().map(|line| item_from_json(line.to_string().as_bytes()).unwrap()).collect();
         let fold = fold_of(&items);
         let found = expectation(&fold);
         let columns = base64::engine::general_purpose::STANDARD.encode(columns::encode(&fold));
@@ -139,10 +140,10 @@ fn repeated_backtracks_cannot_claim_billions_of_rows() {
     let call =
         item_from_json(br#"{"kind":"mod_call","event_sequence_order":1,"mod_name":"m","event_type":"Added","step":0}"#)
             .unwrap();
-    let mut back = Action::new(0, ActionType::Backtrack, None);
+    let mut back = ActionRecord::new(0, ActionType::Backtrack, None);
     back.details = Some(serde_json::value::to_raw_value(&json!({"backtrack_steps": 2})).unwrap());
-    let mut items = vec![Item::Event(added), Item::Event(forced), call];
-    items.extend(std::iter::repeat_n(Item::Action(back), 10_000));
+    let mut items = vec![TraceItem::Event(added), TraceItem::Event(forced), call];
+    items.extend(std::iter::repeat_n(TraceItem::Action(back), 10_000));
     assert!(fold_of(&items).rows().len() <= 60_000 + super::MOST_INVENTED as usize);
 }
 
@@ -161,14 +162,14 @@ fn a_short_payload_cannot_claim_billions_of_rows() {
         exception_message: None,
         exception_traceback: None,
     };
-    let mut adjust = Action::new(0, ActionType::AdjustedPrefill, None);
+    let mut adjust = ActionRecord::new(0, ActionType::AdjustedPrefill, None);
     adjust.new_length = Some(i32::MAX);
     call.event_sequence_order = 0;
     let fold = fold_of(&[
-        Item::Event(Event::new(EventType::Prefilled, 0, 0, None)),
-        Item::ModCall(call),
-        Item::Action(adjust),
-        Item::Event(added),
+        TraceItem::Event(Event::new(EventType::Prefilled, 0, 0, None)),
+        TraceItem::ModCall(call),
+        TraceItem::Action(adjust),
+        TraceItem::Event(added),
     ]);
     assert!(fold.rows().len() <= super::MOST_INVENTED as usize);
     assert_eq!(fold.counters().prompt_tokens, i32::MAX as u32);
@@ -181,10 +182,10 @@ fn ten_thousand_tokens_and_as_many_backtracks() {
     for seq in 0..40_000 {
         let mut added = Event::new(EventType::Added, seq, seq, None);
         added.added_tokens = Some(vec![seq]);
-        fold.apply(&Item::Event(added));
-        let mut back = Action::new(0, ActionType::Backtrack, None);
+        fold.apply(&TraceItem::Event(added));
+        let mut back = ActionRecord::new(0, ActionType::Backtrack, None);
         back.backtrack_steps = Some(seq % 2);
-        fold.apply(&Item::Action(back));
+        fold.apply(&TraceItem::Action(back));
     }
     assert_eq!(fold.counters().tokens_out, 20_000);
     assert!(began.elapsed().as_secs() < 2, "{:?}", began.elapsed());
@@ -214,7 +215,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(step, 0..80)
 }
 
-fn items_of(moves: &[Move]) -> Vec<Item> {
+fn items_of(moves: &[Move]) -> Vec<TraceItem> {
     let (mut seq, mut calls) = (0, 0);
     let mut items = Vec::new();
     for step in moves {
@@ -227,11 +228,11 @@ fn items_of(moves: &[Move]) -> Vec<Item> {
                 event.added_tokens = (kind == EventType::Added).then(|| tokens.clone());
                 event.sampled_token = tokens.first().copied();
                 event.prompt_length = Some(tokens.len() as i32);
-                items.push(Item::Event(event));
+                items.push(TraceItem::Event(event));
                 seq += 1;
             }
             Move::Action(..) | Move::Raise => {
-                items.push(Item::ModCall(ModCall {
+                items.push(TraceItem::ModCall(ModCall {
                     event_sequence_order: seq - 1,
                     mod_name: "m".into(),
                     event_type: EventType::Added,
@@ -243,12 +244,12 @@ fn items_of(moves: &[Move]) -> Vec<Item> {
                     exception_traceback: None,
                 }));
                 if let Move::Action(kind, n, superseded, tokens) = step {
-                    let mut action = Action::new(calls, *kind, None);
+                    let mut action = ActionRecord::new(calls, *kind, None);
                     action.backtrack_steps = Some(*n);
                     action.new_length = Some(*n);
                     let details = json!({"superseded": superseded, "tokens": tokens});
                     action.details = Some(serde_json::value::to_raw_value(&details).unwrap());
-                    items.push(Item::Action(action));
+                    items.push(TraceItem::Action(action));
                 }
                 calls += 1;
             }

@@ -4,7 +4,7 @@ use super::{Told, added_at, bench, bench_with, request, with_mod};
 use std::sync::Mutex;
 use std::time::Duration;
 use thunder::engine::Options;
-use thunder::events::{Item, Signal};
+use thunder::events::{Signal, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
@@ -19,7 +19,7 @@ async fn attention_rows_are_distributions_over_the_positions_before() {
             .items
             .iter()
             .filter_map(|item| match item {
-                Item::Attention(step) => Some(step),
+                TraceItem::Attention(step) => Some(step),
                 _ => None,
             })
             .collect();
@@ -45,7 +45,7 @@ async fn attention_belongs_to_its_own_run() {
         told.items
             .iter()
             .filter_map(|item| match item {
-                Item::Attention(step) => {
+                TraceItem::Attention(step) => {
                     Some(step.t0.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
                 }
                 _ => None,
@@ -114,7 +114,7 @@ async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
         match signal {
             Signal::Started(_) => {}
             Signal::Items(_, items) => {
-                rows += items.iter().filter(|item| matches!(item, Item::Attention(_))).count();
+                rows += items.iter().filter(|item| matches!(item, TraceItem::Attention(_))).count();
             }
             Signal::Ended(..) => ended = true,
         }
@@ -137,6 +137,6 @@ async fn a_row_that_cannot_be_coded_costs_neither_the_run_nor_the_others() {
         asked.attention = true;
         let told = tokio::time::timeout(Duration::from_mins(2), bench.tell(asked)).await.unwrap();
         assert_eq!(told.generated().len(), 150);
-        assert_eq!(told.items.iter().filter(|item| matches!(item, Item::Attention(_))).count(), 75);
+        assert_eq!(told.items.iter().filter(|item| matches!(item, TraceItem::Attention(_))).count(), 75);
     }
 }

@@ -1,19 +1,19 @@
 //! Grammars that begin late, never end or leave nothing.
 
 use super::{bench, model, request};
-use thunder::engine::{Request, Sampling};
+use thunder::engine::{Request, SamplingParams};
 use thunder::events::FinishReason;
-use thunder::model::grammar::{Constraint, Source, Trigger};
+use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
 
 #[tokio::test]
 async fn a_lazy_constraint_begins_behind_its_trigger_and_ends_the_run() {
     let letter = model().vocabulary().encode("a", false, false)[0];
     let request = |constraint| Request {
         constraint: Some(constraint),
-        sampling: Sampling { logit_bias: vec![(letter, 100.0)], ..request("Hello", 1).sampling },
+        sampling: SamplingParams { logit_bias: vec![(letter, 100.0)], ..request("Hello", 1).sampling },
         ..request("Hello", 12)
     };
-    let constraint = Constraint::new("test", Source::Regex("xyz".into()));
+    let constraint = Constraint::new("test", GrammarSource::Regex("xyz".into()));
     let mut bench = bench(1, false).await;
     let triggered = bench.tell(request(constraint.clone().lazy(Trigger::text("aaa")))).await;
     assert_eq!(triggered.text, "aaaxyz");
@@ -30,14 +30,14 @@ async fn a_lazy_constraint_begins_behind_its_trigger_and_ends_the_run() {
 async fn a_grammar_gone_wrong_ends_its_run_and_no_other() {
     let mut bench = bench(2, false).await;
     // Its text never comes to an end: the limit ends it.
-    let endless = Constraint::new("test", Source::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));
+    let endless = Constraint::new("test", GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));
     let failed = bench.tell(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
     assert!(failed.text.starts_with("ab"), "{}", failed.text);
     assert_eq!(failed.end.finish.reason, FinishReason::Length);
     let banned = model().vocabulary().encode("x", false, false)[0];
     let refused = Request {
-        constraint: Some(Constraint::new("test", Source::Regex("x".into()))),
-        sampling: Sampling { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..Sampling::default() },
+        constraint: Some(Constraint::new("test", GrammarSource::Regex("x".into()))),
+        sampling: SamplingParams { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..SamplingParams::default() },
         ..request("Hello", 12)
     };
     let refused = bench.tell(refused).await;

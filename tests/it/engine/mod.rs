@@ -11,8 +11,8 @@ mod unread;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use thunder::engine::{Engine, Limits, Options, Output, Request, Sampling};
-use thunder::events::{EventType, Item, RunEnd, Signal, Surface, TokenId};
+use thunder::engine::{Engine, Limits, Options, Output, Request, SamplingParams};
+use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::{
@@ -38,7 +38,7 @@ pub struct Bench {
 pub struct Told {
     pub text: String,
     pub end: Arc<RunEnd>,
-    pub items: Vec<Item>,
+    pub items: Vec<TraceItem>,
 }
 
 pub async fn bench(parallel: u32, attention: bool) -> Bench {
@@ -87,7 +87,7 @@ pub fn request(prompt: &str, max_tokens: u32) -> Request {
 
 pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request {
-        sampling: Sampling { temperature: 0.0, seed: 7, ..Sampling::default() },
+        sampling: SamplingParams { temperature: 0.0, seed: 7, ..SamplingParams::default() },
         limits: Limits { max_steps: 10 * max_tokens, ignore_eos: true, ..Limits::new(max_tokens) },
         alternatives: 5,
         ..Request::new(prompt, Surface::Cli)
@@ -129,8 +129,8 @@ impl Told {
         let mut generated: Vec<TokenId> = Vec::new();
         for item in &self.items {
             match item {
-                Item::Event(event) => generated.extend(event.added_tokens.iter().flatten()),
-                Item::Action(action) => {
+                TraceItem::Event(event) => generated.extend(event.added_tokens.iter().flatten()),
+                TraceItem::Action(action) => {
                     let details: serde_json::Value = action
                         .details
                         .as_ref()
@@ -155,7 +155,7 @@ impl Told {
         self.items
             .iter()
             .filter_map(|item| match item {
-                Item::Event(event) => Some((event.event_type, event.step)),
+                TraceItem::Event(event) => Some((event.event_type, event.step)),
                 _ => None,
             })
             .collect()

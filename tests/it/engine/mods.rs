@@ -3,7 +3,7 @@
 use super::{added_at, bench, model, request, request_tokens, with_mod};
 use std::sync::{Arc, Mutex};
 use thunder::engine::Output;
-use thunder::events::{EventType, FinishReason, Item, TokenId};
+use thunder::events::{EventType, FinishReason, TokenId, TraceItem};
 use thunder::mods::{Action, Call};
 
 /// Whatever a mod did to the sequence, the model goes on exactly as after a prompt of the same tokens.
@@ -97,7 +97,7 @@ async fn forced_tokens_take_one_decode_and_are_measured() {
             .items
             .iter()
             .filter_map(|item| match item {
-                Item::Event(e) if e.forced == Some(true) => Some(e),
+                TraceItem::Event(e) if e.forced == Some(true) => Some(e),
                 _ => None,
             })
             .collect();
@@ -159,7 +159,7 @@ async fn an_action_that_its_event_does_not_permit_is_the_mods_error() {
         .items
         .iter()
         .find_map(|item| match item {
-            Item::ModCall(call) => Some(call),
+            TraceItem::ModCall(call) => Some(call),
             _ => None,
         })
         .unwrap();
@@ -178,7 +178,7 @@ async fn the_first_mod_that_changes_control_wins() {
     let told = bench.tell(asked).await;
     assert_eq!(told.end.finish.reason, FinishReason::Length);
     assert_eq!(told.generated()[2], 70);
-    let superseded = told.items.iter().any(|item| matches!(item, Item::Action(action)
+    let superseded = told.items.iter().any(|item| matches!(item, TraceItem::Action(action)
         if action.error_message.is_some() && action.details.as_ref().is_some_and(|d| d.get().contains("\"superseded\":true"))));
     assert!(superseded);
 }
@@ -199,7 +199,7 @@ async fn edited_logits_decide_and_the_edit_is_recorded() {
     let moved = told
         .items
         .iter()
-        .any(|item| matches!(item, Item::Action(a) if a.details.as_ref().unwrap().get().contains("\"token\":99")));
+        .any(|item| matches!(item, TraceItem::Action(a) if a.details.as_ref().unwrap().get().contains("\"token\":99")));
     assert!(moved);
 }
 

@@ -4,7 +4,7 @@ use super::{follow, model, options, request, request_tokens};
 use std::collections::HashMap;
 use std::time::Duration;
 use thunder::engine::{Engine, Request};
-use thunder::events::{EventType, Item, RunId, Signal};
+use thunder::events::{EventType, RunId, Signal, TraceItem};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -30,8 +30,10 @@ impl Ledger {
                 assert!(heard.started, "a run's start is its first signal");
                 for item in items.iter() {
                     match item {
-                        Item::Event(event) => heard.passes += usize::from(event.event_type == EventType::ForwardPass),
-                        Item::Attention(_) => heard.rows += 1,
+                        TraceItem::Event(event) => {
+                            heard.passes += usize::from(event.event_type == EventType::ForwardPass)
+                        }
+                        TraceItem::Attention(_) => heard.rows += 1,
                         _ => {}
                     }
                 }

@@ -4,8 +4,8 @@ use super::{Bench, CONTEXT, Told, bench_with, request_tokens, with_mod};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use thunder::engine::{Limits, Overflow, Request, Sampling, Stage};
-use thunder::events::{Event, EventType, FinishReason, Item};
+use thunder::engine::{Limits, Overflow, Request, SamplerStage, SamplingParams};
+use thunder::events::{Event, EventType, FinishReason, TraceItem};
 use thunder::mods::{Action, LogitEdit};
 
 const PROMPT: usize = 8;
@@ -16,7 +16,7 @@ async fn short() -> Bench {
     bench_with(1, false, |options| options.ctx_size = SHORT_CONTEXT).await
 }
 
-fn shifting(keep: Option<usize>, tokens: u32, sampling: Sampling) -> Request {
+fn shifting(keep: Option<usize>, tokens: u32, sampling: SamplingParams) -> Request {
     let asked = request_tokens((5..5 + PROMPT as i32).collect(), tokens);
     Request {
         overflow: Overflow::Shift { keep, discard: 0 },
@@ -37,9 +37,9 @@ fn draws(told: &Told) -> Vec<(usize, &Event)> {
     let mut draws = Vec::new();
     for item in &told.items {
         match item {
-            Item::Event(event) if event.event_type == EventType::Sampled => draws.push((length, event)),
-            Item::Event(event) => length += event.added_tokens.as_ref().map_or(0, Vec::len),
-            Item::Action(action) => {
+            TraceItem::Event(event) if event.event_type == EventType::Sampled => draws.push((length, event)),
+            TraceItem::Event(event) => length += event.added_tokens.as_ref().map_or(0, Vec::len),
+            TraceItem::Action(action) => {
                 let details = action.details.as_ref().map(|details| serde_json::from_str::<Value>(details.get()));
                 length -= details.map_or(0, |details| details.unwrap()["removed"].as_u64().unwrap_or(0) as usize);
             }
@@ -65,14 +65,15 @@ fn drawn_from(event: &Event) -> DrawnFrom {
 
 #[tokio::test]
 async fn what_was_taken_back_teaches_the_sampler_nothing_in_a_context_that_was_full_too() {
-    let mirostat = |mirostat| Sampling { mirostat, mirostat_eta: 0.7, ..Sampling::default() };
-    let adaptive = Sampling { samplers: vec![Stage::AdaptiveP], adaptive_target: 0.1, ..Sampling::default() };
+    let mirostat = |mirostat| SamplingParams { mirostat, mirostat_eta: 0.7, ..SamplingParams::default() };
+    let adaptive =
+        SamplingParams { samplers: vec![SamplerStage::AdaptiveP], adaptive_target: 0.1, ..SamplingParams::default() };
     let kinds = [("mirostat", mirostat(1)), ("mirostat-v2", mirostat(2)), ("adaptive-p", adaptive)];
     let mut bench = short().await;
     // The context is full with 56 tokens of the answer, then 28 go; with 84 again, and so on.
     for (kind, sampling) in kinds {
         for (at, n) in [(30, 7), (60, 2), (60, 20), (57, 25), (88, 21), (120, 15), (142, 28)] {
-            let sampling = Sampling { temperature: 1.0, seed: (at + n) as u32, ..sampling.clone() };
+            let sampling = SamplingParams { temperature: 1.0, seed: (at + n) as u32, ..sampling.clone() };
             let gone_back = AtomicBool::new(false);
             let asked = with_mod(shifting(None, 150, sampling), false, move |call| match call.event_type() {
                 EventType::ForwardPass => Action::AdjustedLogits {
@@ -102,7 +103,7 @@ async fn what_is_left_of_the_sequence_is_never_nothing() {
         for tokens in [vec![], vec![9, 10]] {
             // Of the prompt nothing is kept: all that stands is the answer's, and a mod takes all of it back.
             let gone_back = AtomicBool::new(false);
-            let asked = with_mod(shifting(Some(0), 80, Sampling::default()), false, move |call| {
+            let asked = with_mod(shifting(Some(0), 80, SamplingParams::default()), false, move |call| {
                 if call.evicted > 0 && call.event_type() == event && !gone_back.swap(true, Ordering::Relaxed) {
                     assert_eq!(call.prompt_len, 0);
                     return Action::Backtrack { n: u32::MAX, tokens: tokens.clone() };
@@ -114,7 +115,7 @@ async fn what_is_left_of_the_sequence_is_never_nothing() {
             assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 80), "{event:?}");
             assert_eq!(told.text, finish.text);
             let recorded = told.items.iter().find_map(|item| match item {
-                Item::Action(action) => action.backtrack_steps,
+                TraceItem::Action(action) => action.backtrack_steps,
                 _ => None,
             });
             assert_eq!(recorded, Some(i32::MAX));

@@ -4,7 +4,7 @@ use super::{added_at, bench, bench_with, follow, model, request, request_tokens,
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thunder::engine::{Output, Request};
-use thunder::events::{EventType, FinishReason, Item, RunEnd};
+use thunder::events::{EventType, FinishReason, RunEnd, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
@@ -15,7 +15,7 @@ async fn a_plain_run_is_numbered_without_holes_and_repeats() {
         .items
         .iter()
         .filter_map(|item| match item {
-            Item::Event(event) => Some(event.sequence_order),
+            TraceItem::Event(event) => Some(event.sequence_order),
             _ => None,
         })
         .collect();

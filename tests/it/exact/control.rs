@@ -1,4 +1,4 @@
-//! Control vectors: what they change, and files that are none.
+//! ControlVectors vectors: what they change, and files that are none.
 
 use super::gguf::Writer;
 use super::reference::Reference;
@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thunder::model::Model;
-use thunder::model::llama::{CacheType, Control, ModelOptions};
+use thunder::model::llama::{CacheType, ControlVectors, ModelOptions};
 
 /// Most that a value may be off.
 const CLOSE: f64 = 2e-4;
@@ -32,7 +32,7 @@ fn vector(folder: &Path, file: usize, layers: &[usize]) -> PathBuf {
 }
 
 fn load(path: &Path, files: &[(PathBuf, f32)], layers: Option<RangeInclusive<u32>>) -> Result<Model, String> {
-    let control = Control { files: files.to_vec(), layers };
+    let control = ControlVectors { files: files.to_vec(), layers };
     let options = ModelOptions { control, ..ModelOptions::default() };
     Model::load(path, &options, |_| true).map_err(|error| error.to_string())
 }

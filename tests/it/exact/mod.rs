@@ -12,8 +12,8 @@ use crate::engine::{Bench, Told, added_at, bench_of, request_tokens, with_mod};
 use reference::Reference;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use thunder::engine::{Options, Output, Overflow, ReportOptions, Request, Sampling};
-use thunder::events::{EventType, Item, TokenId};
+use thunder::engine::{Options, Output, Overflow, ReportOptions, Request, SamplingParams};
+use thunder::events::{EventType, TokenId, TraceItem};
 use thunder::model::llama::CacheType;
 use thunder::mods::Action;
 use variant::{HEADS, Kind, Variant};
@@ -44,7 +44,7 @@ async fn bench(variant: &Variant, parallel: u32, cache: CacheType) -> Bench {
 fn compare(told: &Told, prompt: &[TokenId], reference: &mut Reference, close: f64, moves: bool) -> usize {
     let mut rows: BTreeMap<i32, Vec<f32>> = BTreeMap::new();
     for item in &told.items {
-        if let Item::Attention(step) = item {
+        if let TraceItem::Attention(step) = item {
             assert_eq!(step.layer_ids[..], reference.kind.layers(), "every layer that attends has a row");
             rows.insert(step.sequence_order, floats(&step.t0));
         }
@@ -53,7 +53,7 @@ fn compare(told: &Told, prompt: &[TokenId], reference: &mut Reference, close: f6
     let mut sequence = prompt.to_vec();
     for item in &told.items {
         match item {
-            Item::Event(event) => {
+            TraceItem::Event(event) => {
                 let evicted = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref());
                 for &(start, end) in evicted.into_iter().flat_map(|evicted| evicted.ranges.iter().rev()) {
                     sequence.drain(start as usize..end as usize);
@@ -68,7 +68,7 @@ fn compare(told: &Told, prompt: &[TokenId], reference: &mut Reference, close: f6
                 }
                 sequence.extend(event.added_tokens.iter().flatten());
             }
-            Item::Action(action) => {
+            TraceItem::Action(action) => {
                 let details = action.details.as_ref().map(|details| details.get().to_owned()).unwrap_or_default();
                 let details: serde_json::Value = serde_json::from_str(&details).unwrap_or_default();
                 if let Some(removed) = details["removed"].as_u64() {
@@ -278,7 +278,7 @@ async fn capture_never_changes_a_token() {
         let variant = Variant::new(kind);
         let mut bench = bench(&variant, 1, CacheType::F16).await;
         let mut plain = request_tokens(tokens(11, 90), 40);
-        plain.sampling = Sampling { seed: 5, temperature: 1.0, ..Sampling::default() };
+        plain.sampling = SamplingParams { seed: 5, temperature: 1.0, ..SamplingParams::default() };
         plain.cache_prompt = false;
         let mut captured = plain.clone();
         captured.attention = true;

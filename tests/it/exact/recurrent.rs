@@ -6,7 +6,7 @@ use super::{asked, tokens, told_to_client};
 use crate::engine::bench_of;
 use std::path::PathBuf;
 use std::sync::Arc;
-use thunder::engine::{ReportOptions, SubmitError, Unseen};
+use thunder::engine::{ReportOptions, SubmitError, Unsupported};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 
@@ -81,7 +81,7 @@ async fn a_model_without_attention_runs_and_says_that_there_is_none() {
     let mut request = asked(tokens(1, 40), 6);
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let refused = bench.engine.submit(request).await.map(|_| ()).unwrap_err();
-    assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unseen::Nothing, .. }), "{refused}");
+    assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unsupported::Nothing, .. }), "{refused}");
     assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
     let mut plain = asked(tokens(1, 40), 6);
     plain.attention = false;

@@ -4,10 +4,10 @@ use super::super::exact::gguf::Writer;
 use super::super::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use thunder::model::llama::Header;
+use thunder::model::llama::GgufHeader;
 
 fn vector() -> PathBuf {
-    let width = Header::read(&model()).unwrap().parameter("embedding_length").unwrap() as usize;
+    let width = GgufHeader::read(&model()).unwrap().parameter("embedding_length").unwrap() as usize;
     let values: Vec<f32> = (0..width).map(|at| (at % 7) as f32 / 4.0 - 0.75).collect();
     let path = folder().join("control.gguf");
     std::fs::write(&path, Writer::default().with_tensors(&[("direction.1", vec![width], &values)])).unwrap();

@@ -3,7 +3,7 @@
 use super::{first_layer_agrees, long, rows, with_attention};
 use crate::engine::{CONTEXT, added_at, bench, model, request_tokens, with_mod};
 use thunder::engine::{Overflow, Request};
-use thunder::events::{Evicted, FinishReason, Item, Span, TokenId};
+use thunder::events::{EvictedMessage, FinishReason, Span, TokenId, TraceItem};
 use thunder::mods::Action;
 
 /// A conversation in `ChatML`, as tokens and spans; the contents are tokens of one letter.
@@ -35,7 +35,7 @@ fn conversation(messages: &[(&str, Vec<TokenId>)], max_tokens: u32) -> Request {
     request
 }
 
-fn roles(evicted: &[Evicted]) -> Vec<&str> {
+fn roles(evicted: &[EvictedMessage]) -> Vec<&str> {
     evicted.iter().map(|one| one.role.as_str()).collect()
 }
 
@@ -172,7 +172,7 @@ async fn thinking_is_not_lost_between_turns() {
     assert_eq!(told.end.finish.usage.prompt_tokens as usize, expected.len());
     first_layer_agrees(&told, &expected).await;
     let prompt = told.items.iter().find_map(|item| match item {
-        Item::Event(event) => event.measured.as_ref()?.prompt.as_ref(),
+        TraceItem::Event(event) => event.measured.as_ref()?.prompt.as_ref(),
         _ => None,
     });
     assert_eq!(prompt.unwrap().tokens, expected, "the trace shows what the model saw");

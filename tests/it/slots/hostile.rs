@@ -8,7 +8,7 @@ use std::sync::Arc;
 use thunder::engine::SlotError;
 use thunder::events::FinishReason;
 use thunder::model::Model;
-use thunder::model::llama::{AdapterSet, CacheType, ModelOptions, Weighed};
+use thunder::model::llama::{AdapterSet, CacheType, ModelOptions, ScaledAdapter};
 
 #[tokio::test]
 async fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
@@ -182,7 +182,7 @@ async fn numbers_that_are_none_end_the_run_and_not_the_server() {
     let mut bench = bench_of(model, 1, true, |_| {}).await;
     let expected = bench.tell(request_tokens(long(2, 50), 5)).await;
     let mut asked = request_tokens(long(1, 50), 5);
-    asked.adapters = Some(AdapterSet::new([Weighed { id: 0, scale: 1e38 }]));
+    asked.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
     asked.sampling.temperature = 1.0;
     let told = bench.tell(asked).await;
     assert_eq!(told.end.finish.reason, FinishReason::Error);

@@ -11,7 +11,7 @@ mod shift;
 
 use crate::engine::{Bench, Told, bench, request_tokens};
 use thunder::engine::Request;
-use thunder::events::{Item, TokenId};
+use thunder::events::{TokenId, TraceItem};
 
 /// Tokens of a text that is long enough to be worth keeping.
 pub fn long(seed: i32, len: usize) -> Vec<TokenId> {
@@ -33,7 +33,7 @@ pub fn rows(told: &Told) -> Vec<(usize, Vec<f32>)> {
     told.items
         .iter()
         .filter_map(|item| match item {
-            Item::Attention(step) => {
+            TraceItem::Attention(step) => {
                 let values = step.t0.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
                 Some((step.row_len as usize, values))
             }
@@ -51,7 +51,7 @@ pub fn logprobs(told: &Told) -> Vec<f32> {
     told.items
         .iter()
         .filter_map(|item| match item {
-            Item::Event(event) => event.measured.as_ref(),
+            TraceItem::Event(event) => event.measured.as_ref(),
             _ => None,
         })
         .flat_map(|measured| measured.model.iter().map(|alternative| alternative.prob))

@@ -48,7 +48,7 @@ async fn an_empty_slot_can_be_saved_and_restored() {
 
 #[test]
 fn the_flags_name_the_types_that_there_are() {
-    let flags = thunder::config::CacheType::ALL.map(thunder::config::CacheType::as_str);
+    let flags = thunder::config::CacheTypeFlag::ALL.map(thunder::config::CacheTypeFlag::as_str);
     assert_eq!(CacheType::ALL.map(CacheType::as_str), flags);
 }
 

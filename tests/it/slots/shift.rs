@@ -4,7 +4,7 @@ use super::{first_layer_agrees, in_slot, long, rows, with_attention};
 use crate::engine::{CONTEXT, bench, follow, model, request, request_tokens, with_mod};
 use std::time::Duration;
 use thunder::engine::{Overflow, SlotError};
-use thunder::events::{FinishReason, Item};
+use thunder::events::{FinishReason, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn a_full_context_ends_the_answer_or_shifts() {
         .items
         .iter()
         .filter_map(|item| match item {
-            Item::Event(event) => event.measured.as_ref()?.evicted.as_ref(),
+            TraceItem::Event(event) => event.measured.as_ref()?.evicted.as_ref(),
             _ => None,
         })
         .flat_map(|eviction| eviction.ranges.clone())

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use thunder::events::{
-    Action, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, Item, LogLevel, Measured,
-    ModCall, ModLog, Prompt, RunEnd, RunId, RunStart, RunStatus, Signal, Stage, Surface, TokenMeasure, Usage,
+    ActionRecord, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, LogLevel,
+    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Signal, StageCount, Surface,
+    TokenMeasurement, TraceItem, Usage,
 };
 use thunder::store::{Database, EmbeddedError, Error, Store};
 use thunder::trace::document::Document;
@@ -176,7 +177,7 @@ impl Live {
         Signal::Started(Arc::clone(&self.start))
     }
 
-    fn event(&mut self, kind: EventType, measured: Measured) -> Event {
+    fn event(&mut self, kind: EventType, measured: Measurements) -> Event {
         let mut event = Event::new(kind, self.step, self.next_event, Some(now()));
         event.measured = Some(Box::new(measured));
         self.next_event += 1;
@@ -184,18 +185,18 @@ impl Live {
     }
 
     fn prefilled(&mut self) -> Signal {
-        let prompt = Prompt {
+        let prompt = PromptRecord {
             tokens: vec![1, 2, 3],
             texts: vec!["Why".into(), " is".into(), " blue\0".into()],
             parameters: Some(json!({"z": 1, "a": 0.5})),
-            ..Prompt::default()
+            ..PromptRecord::default()
         };
-        let measured = Measured { position: Some(0), prompt: Some(Box::new(prompt)), ..Measured::default() };
+        let measured = Measurements { position: Some(0), prompt: Some(Box::new(prompt)), ..Measurements::default() };
         let mut event = self.event(EventType::Prefilled, measured);
         event.prompt_length = Some(3);
         event.tokens_so_far_len = Some(0);
         event.max_steps = Some(100);
-        Signal::Items(self.run_id(), Arc::new(vec![Item::Event(event)]))
+        Signal::Items(self.run_id(), Arc::new(vec![TraceItem::Event(event)]))
     }
 
     /// One token with a mod call, a log line and attention.
@@ -205,15 +206,15 @@ impl Live {
         let position = self.step.cast_unsigned() + 2;
         let alternative = |token, prob| Alternative { token, text: format!("t{token}"), prob };
         let measure =
-            TokenMeasure { token, text: text.to_owned(), logprob: Some(-0.25), rank: Some(1), entropy: Some(1.5) };
+            TokenMeasurement { token, text: text.to_owned(), logprob: Some(-0.25), rank: Some(1), entropy: Some(1.5) };
         let mut forward = self.event(
             EventType::ForwardPass,
-            Measured {
+            Measurements {
                 position: Some(position),
                 entropy: Some(1.5),
                 model: (0..10).map(|i| alternative(token + i, 0.5 / f32::from(i as i16 + 1))).collect(),
                 elapsed_us: Some(1000),
-                ..Measured::default()
+                ..Measurements::default()
             },
         );
         forward.input_text = Some("the end of the text".into());
@@ -243,40 +244,40 @@ impl Live {
             log_level: LogLevel::Warning,
             created_at: None,
         };
-        let action = Action::new(self.next_call, ActionType::Noop, Some(now()));
+        let action = ActionRecord::new(self.next_call, ActionType::Noop, Some(now()));
         self.next_call += 1;
         let mut sampled = self.event(
             EventType::Sampled,
-            Measured {
+            Measurements {
                 position: Some(position),
                 tokens: vec![measure.clone()],
                 after_sampler: vec![alternative(token, 1.0)],
-                stages: vec![Stage { name: "top-k".into(), left: 40 }],
-                ..Measured::default()
+                stages: vec![StageCount { name: "top-k".into(), left: 40 }],
+                ..Measurements::default()
             },
         );
         sampled.sampled_token = Some(token);
         sampled.token_text = Some(text.to_owned());
         let mut added = self.event(
             EventType::Added,
-            Measured {
+            Measurements {
                 position: Some(position),
                 tokens: vec![measure],
                 stopped_by: (text == ".").then(|| ".".into()),
-                ..Measured::default()
+                ..Measurements::default()
             },
         );
         added.added_tokens = Some(vec![token]);
         added.added_token_count = Some(1);
         added.forced = Some(false);
         let items = vec![
-            Item::Event(forward),
-            Item::ModCall(call),
-            Item::ModLog(log),
-            Item::Action(action),
-            Item::Attention(step),
-            Item::Event(sampled),
-            Item::Event(added),
+            TraceItem::Event(forward),
+            TraceItem::ModCall(call),
+            TraceItem::ModLog(log),
+            TraceItem::Action(action),
+            TraceItem::Attention(step),
+            TraceItem::Event(sampled),
+            TraceItem::Event(added),
         ];
         Signal::Items(self.run_id(), Arc::new(items))
     }
@@ -319,7 +320,7 @@ fn now() -> chrono::DateTime<Utc> {
 fn spoken(signals: &[Signal]) -> String {
     let items =
         signals.iter().filter_map(|signal| if let Signal::Items(_, items) = signal { Some(items) } else { None });
-    let items: Vec<&Item> =
-        items.flat_map(|items| items.iter()).filter(|item| !matches!(item, Item::Attention(_))).collect();
+    let items: Vec<&TraceItem> =
+        items.flat_map(|items| items.iter()).filter(|item| !matches!(item, TraceItem::Attention(_))).collect();
     format!("{items:#?}").replace("NUL \\0", "NUL \u{2400}")
 }

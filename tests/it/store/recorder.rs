@@ -2,7 +2,7 @@ use super::{Data, Live, document, kill, psql, spoken};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use thunder::events::{Item, Recorder, RunId, RunStatus, Signal};
+use thunder::events::{Recorder, RunId, RunStatus, Signal, TraceItem};
 use thunder::store::{Database, Error, LiveUpdate, Store};
 use tokio::sync::broadcast::error::RecvError;
 
@@ -40,7 +40,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
 
     // a subscriber misses nothing and sees nothing twice, whatever is stored in the meantime
     let (mut seen, mut updates) = live.subscribe(run.run_id()).unwrap();
-    let Some(Item::Event(first)) = seen.first().cloned() else { panic!("{seen:?}") };
+    let Some(TraceItem::Event(first)) = seen.first().cloned() else { panic!("{seen:?}") };
     let mut all = store.items(run.run_id(), 0..first.sequence_order).await.unwrap();
     for text in [" is", " blue", "."] {
         let signal = run.token(text);
@@ -59,7 +59,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
             Err(RecvError::Closed) => panic!("closed"),
         }
     }
-    seen.retain(|item| !matches!(item, Item::Attention(_)));
+    seen.retain(|item| !matches!(item, TraceItem::Attention(_)));
     all.extend(seen);
     let stored = store.items(run.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), spoken(&sent));

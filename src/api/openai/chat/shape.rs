@@ -3,10 +3,10 @@
 use crate::api::chat::Talk;
 use crate::api::generation::{self, Probabilities};
 use crate::api::openai::shape::{self, FINGERPRINT, NO_LOGPROB};
-use crate::events::{Alternative, TokenMeasure};
+use crate::events::{Alternative, TokenMeasurement};
 use serde_json::{Map, Value, json};
 
-pub(super) type Tokens = Vec<(TokenMeasure, Vec<Alternative>)>;
+pub(super) type Tokens = Vec<(TokenMeasurement, Vec<Alternative>)>;
 
 /// The object with these choices.
 pub(super) fn object(talk: &Talk, choices: Value, chunk: bool) -> Map<String, Value> {

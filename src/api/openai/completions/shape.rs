@@ -4,7 +4,7 @@ use super::read::{Answer, Prompt};
 use crate::api::generation::runs::BegunRun;
 use crate::api::generation::{self, Probabilities, Told};
 use crate::api::openai::shape::{self, NO_LOGPROB};
-use crate::events::{Alternative, RunEnd, RunId, TokenId, TokenMeasure, Usage};
+use crate::events::{Alternative, RunEnd, RunId, TokenId, TokenMeasurement, Usage};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(super) struct Choice {
     index: usize,
     prompt: Prompt,
     /// How probable the tokens of the prompt were, from the second on.
-    pub(super) measures: Vec<(TokenMeasure, Vec<Alternative>)>,
+    pub(super) measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
     pub(super) told: Told,
     pub(super) end: Option<Arc<RunEnd>>,
     /// Characters that a stream has sent, and not taken back.
@@ -131,7 +131,7 @@ impl Head {
     }
 
     /// The log-probabilities of tokens that a stream is about to send.
-    pub(super) fn logprobs(&self, index: usize, tokens: &[(TokenMeasure, Vec<Alternative>)]) -> Value {
+    pub(super) fn logprobs(&self, index: usize, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Value {
         if tokens.is_empty() {
             return Value::Null;
         }
@@ -194,7 +194,7 @@ impl<'a> Logprobs<'a> {
     }
 
     /// The tokens of the prompt; nothing goes before the first, so that it has no probability.
-    fn prompt(&mut self, tokens: &[TokenId], measures: &[(TokenMeasure, Vec<Alternative>)]) {
+    fn prompt(&mut self, tokens: &[TokenId], measures: &[(TokenMeasurement, Vec<Alternative>)]) {
         let texts = self.vocabulary.texts(tokens);
         for (index, (&token, text)) in tokens.iter().zip(&texts).enumerate() {
             let measured = index.checked_sub(1).and_then(|before| measures.get(before));
@@ -202,7 +202,7 @@ impl<'a> Logprobs<'a> {
         }
     }
 
-    fn answer(&mut self, tokens: &[(TokenMeasure, Vec<Alternative>)]) {
+    fn answer(&mut self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) {
         for (measure, others) in tokens {
             self.push(measure.token, &measure.text, Some((measure.logprob, others)));
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::Special;
+use crate::model::SpecialTokens;
 
 const END: TokenId = 1;
 
@@ -12,7 +12,9 @@ fn vocabulary() -> Vocabulary {
             id => vec![id].into_boxed_slice(),
         })
         .collect();
-    Vocabulary::new(pieces, (0..128).map(|id| id == END).collect(), vec![END], Special::default(), |_, _, _| Vec::new())
+    Vocabulary::new(pieces, (0..128).map(|id| id == END).collect(), vec![END], SpecialTokens::default(), |_, _, _| {
+        Vec::new()
+    })
 }
 
 fn text(text: &str) -> Vec<TokenId> {

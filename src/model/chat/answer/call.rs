@@ -4,7 +4,7 @@ use super::json::{NotJson, Scanner, Seen};
 use super::loose::Loose;
 use super::object::Object;
 use super::tagged::Tagged;
-use super::{Message, Over, Piece, Reading, say_arguments, say_call, say_called};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, Over, say_arguments, say_call, say_called};
 use crate::model::chat::format::{CallForm, CallShape};
 use crate::model::chat::pattern::{Fit, Pattern};
 use serde_json::Value;
@@ -221,7 +221,7 @@ impl CallReader {
     }
 
     /// Returns true if a text without a marker may begin with a call of this form.
-    pub(super) fn may_stand_bare(form: &CallForm, reading: &Reading, words: &str) -> bool {
+    pub(super) fn may_stand_bare(form: &CallForm, reading: &AnswerFormat, words: &str) -> bool {
         match form.shape {
             CallShape::Json(_) => words.starts_with('{'),
             CallShape::Named { .. } => !words.is_empty() && bare_name(reading, words),
@@ -237,11 +237,11 @@ impl CallReader {
     /// Reads on.
     pub(super) fn read(
         &mut self,
-        (reading, form): (&Reading, &CallForm),
+        (reading, form): (&AnswerFormat, &CallForm),
         text: &str,
         over: Option<Over>,
-        pieces: &mut Vec<Piece>,
-        message: &mut Message,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
     ) -> Step {
         let step = match &mut self.kind {
             Kind::Json(object) => object.read(reading, text, &mut self.at, self.bare, &mut self.said, pieces, message),
@@ -269,7 +269,7 @@ impl CallReader {
     }
 
     /// The name, and where the arguments begin.
-    fn head<'t>(&self, reading: &Reading, form: &CallForm, text: &'t str, over: bool) -> Look<(&'t str, usize)> {
+    fn head<'t>(&self, reading: &AnswerFormat, form: &CallForm, text: &'t str, over: bool) -> Look<(&'t str, usize)> {
         let CallShape::Named { middle } = &form.shape else { return Look::No };
         if self.bare && !bare_name(reading, &text[self.from..]) {
             return Look::No;
@@ -292,7 +292,7 @@ impl CallReader {
 
 impl Arguments {
     /// `at` is the first byte that was not read.
-    fn read(&mut self, text: &str, at: &mut usize, pieces: &mut Vec<Piece>, message: &mut Message) -> Step {
+    fn read(&mut self, text: &str, at: &mut usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Step {
         let said = *at;
         for byte in text[*at..].bytes() {
             match self.scanner.push(byte) {
@@ -315,7 +315,7 @@ impl Arguments {
 }
 
 /// Whether the text begins with the name of a tool on a line of its own, then an object; or may still come to it.
-pub(super) fn bare_name(reading: &Reading, text: &str) -> bool {
+pub(super) fn bare_name(reading: &AnswerFormat, text: &str) -> bool {
     reading.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {
             let space = rest.len() - rest.trim_start().len();
@@ -329,13 +329,13 @@ pub(super) fn bare_name(reading: &Reading, text: &str) -> bool {
 
 /// Llama's built-in tools: `name.call(key="value")`, or code for a tool that runs it.
 fn code(
-    reading: &Reading,
+    reading: &AnswerFormat,
     text: &str,
     from: usize,
     over: Option<Over>,
     said: &mut bool,
-    pieces: &mut Vec<Piece>,
-    message: &mut Message,
+    pieces: &mut Vec<AnswerDelta>,
+    message: &mut AnswerMessage,
 ) -> Step {
     let Some(over) = over else { return Step::More };
     let written = &text[from..];

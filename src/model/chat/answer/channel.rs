@@ -3,7 +3,8 @@
 
 use super::json::{NotJson, Scanner, Seen};
 use super::{
-    Message, Over, Piece, Reading, safe, say_arguments, say_call, say_called, say_content, say_reasoning, void_calls,
+    AnswerDelta, AnswerFormat, AnswerMessage, Over, safe, say_arguments, say_call, say_called, say_content,
+    say_reasoning, void_calls,
 };
 use serde_json::Value;
 use std::ops::Range;
@@ -59,11 +60,11 @@ enum Kind {
 impl Channels {
     pub(super) fn read(
         &mut self,
-        reading: &Reading,
+        reading: &AnswerFormat,
         text: &str,
         over: Option<Over>,
-        pieces: &mut Vec<Piece>,
-        message: &mut Message,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
     ) {
         loop {
             let goes_on = if self.body.is_some() {
@@ -85,11 +86,11 @@ impl Channels {
 
     fn read_header(
         &mut self,
-        reading: &Reading,
+        reading: &AnswerFormat,
         text: &str,
         over: Option<Over>,
-        pieces: &mut Vec<Piece>,
-        message: &mut Message,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
     ) -> bool {
         let rest = &text[self.at..];
         if rest.is_empty() {
@@ -157,7 +158,13 @@ impl Channels {
         true
     }
 
-    fn read_body(&mut self, text: &str, over: Option<Over>, pieces: &mut Vec<Piece>, message: &mut Message) -> bool {
+    fn read_body(
+        &mut self,
+        text: &str,
+        over: Option<Over>,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
+    ) -> bool {
         let Some(body) = &mut self.body else { return false };
         let rest = &text[self.at..];
         let end = ENDS.iter().filter_map(|marker| rest.find(marker).map(|at| (at, *marker))).min();
@@ -212,8 +219,8 @@ fn take_arguments(
     scanner: &mut Scanner,
     complete: &mut bool,
     part: &str,
-    pieces: &mut Vec<Piece>,
-    message: &mut Message,
+    pieces: &mut Vec<AnswerDelta>,
+    message: &mut AnswerMessage,
 ) -> bool {
     let mut begin = 0;
     for (at, byte) in part.bytes().enumerate() {

@@ -1,19 +1,25 @@
 //! Values that are written as JSON, as Python writes them, or with keys and strings in other quotes.
 
-use super::{Message, Piece, say_arguments, say_called};
+use super::{AnswerDelta, AnswerMessage, say_arguments, say_called};
 use serde_json::{Map, Value};
 
 /// Deepest nesting, that of `serde_json`.
 const MAX_DEPTH: usize = 127;
 
 /// Says a member of the arguments, after `count` others.
-pub(super) fn say_member(count: usize, key: &str, value: &Value, pieces: &mut Vec<Piece>, message: &mut Message) {
+pub(super) fn say_member(
+    count: usize,
+    key: &str,
+    value: &Value,
+    pieces: &mut Vec<AnswerDelta>,
+    message: &mut AnswerMessage,
+) {
     let before = if count == 0 { "{" } else { ", " };
     say_arguments(pieces, message, &format!("{before}{}: {value}", Value::from(key)));
 }
 
 /// Says the end of arguments with so many members.
-pub(super) fn say_end(count: usize, pieces: &mut Vec<Piece>, message: &mut Message) {
+pub(super) fn say_end(count: usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     say_arguments(pieces, message, if count == 0 { "{}" } else { "}" });
     say_called(pieces, message);
 }

@@ -3,7 +3,7 @@
 
 use super::call::{Look, Step, name_before, skip_space};
 use super::literals::{self, say_end, say_member};
-use super::{Match, Message, Piece, literal, say_call};
+use super::{AnswerDelta, AnswerMessage, Match, literal, say_call};
 use crate::model::chat::pattern::Pattern;
 
 /// Deepest nesting.
@@ -70,8 +70,8 @@ impl Loose {
         text: &str,
         over: bool,
         said: &mut bool,
-        pieces: &mut Vec<Piece>,
-        message: &mut Message,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
     ) -> Step {
         if !self.named {
             let pattern = Pattern::new(&self.open.to_string());
@@ -144,7 +144,7 @@ impl Loose {
         Step::More
     }
 
-    fn say(&mut self, member: &str, pieces: &mut Vec<Piece>, message: &mut Message) -> Option<()> {
+    fn say(&mut self, member: &str, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
         let (key, value) = literals::read_key(member, &self.quote, self.assign)?;
         let value = literals::read_quoted(&member[value..], &self.quote)?;
         say_member(self.count, &key, &value, pieces, message);

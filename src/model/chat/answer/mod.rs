@@ -1,6 +1,6 @@
 //! Reads an answer while it is written: thoughts, text and tool calls.
 //!
-//! [`Parser`] takes the text in whatever pieces it comes and says what each added. However it was cut, the outcome is
+//! [`AnswerParser`] takes the text in whatever pieces it comes and says what each added. However it was cut, the outcome is
 //! the same. Nothing is lost: what begins like a tool call and turns out to be none is text, exactly as it was
 //! written. When a mod takes text back, the parser reads what is left again and says what that voids.
 
@@ -13,21 +13,21 @@ mod object;
 mod parser;
 mod tagged;
 
-pub use parser::Parser;
+pub use parser::AnswerParser;
 
 pub(super) use channel::MARKERS as CHANNEL_MARKERS;
 
-use super::format::Format;
+use super::format::AnswerSyntax;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// How an answer is to be read.
 #[derive(Debug, Clone)]
-pub struct Reading {
+pub struct AnswerFormat {
     /// How the model writes.
-    pub format: Arc<Format>,
+    pub format: Arc<AnswerSyntax>,
     /// The functions that were offered; without any, nothing is a tool call.
-    pub tools: Vec<Tool>,
+    pub tools: Vec<ToolDefinition>,
     /// Whether thoughts are told from the text; else they stay in it, with their markers.
     pub thoughts: bool,
     /// Whether the prompt ended within a thought.
@@ -36,7 +36,7 @@ pub struct Reading {
     pub single: bool,
 }
 
-impl Reading {
+impl AnswerFormat {
     /// What continues a plain prompt, of a model with this chat template: no tools are offered.
     #[must_use]
     pub fn plain(template: &str) -> Self {
@@ -62,7 +62,7 @@ impl Reading {
         let tools = tools.and_then(Value::as_array).into_iter().flatten().filter_map(|tool| {
             let function = tool.get("function").unwrap_or(tool);
             let parameters = function.get("parameters").or_else(|| function.get("input_schema"));
-            Some(Tool {
+            Some(ToolDefinition {
                 name: function["name"].as_str()?.to_owned(),
                 parameters: parameters.cloned().unwrap_or_else(|| json!({})),
                 strict: function["strict"] == true,
@@ -82,7 +82,7 @@ impl Reading {
 
 /// A function that was offered.
 #[derive(Debug, Clone)]
-pub struct Tool {
+pub struct ToolDefinition {
     /// Its name.
     pub name: String,
     /// JSON Schema of its arguments.
@@ -93,18 +93,18 @@ pub struct Tool {
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Message {
+pub struct AnswerMessage {
     /// The thoughts.
     pub reasoning: String,
     /// The text.
     pub content: String,
     /// The calls.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ToolCall>,
 }
 
 /// A tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call {
+pub struct ToolCall {
     /// The function's name.
     pub name: String,
     /// The arguments, a JSON object as it was written; the beginning of one when the answer was cut off in it.
@@ -115,7 +115,7 @@ pub struct Call {
 
 /// What a piece of text added.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub enum AnswerDelta {
     /// To the thoughts.
     Reasoning(String),
     /// To the text.
@@ -148,57 +148,57 @@ struct Over {
     cut: bool,
 }
 
-fn say_reasoning(pieces: &mut Vec<Piece>, message: &mut Message, text: &str) {
+fn say_reasoning(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if !text.is_empty() {
         message.reasoning.push_str(text);
         match pieces.last_mut() {
-            Some(Piece::Reasoning(last)) => last.push_str(text),
-            _ => pieces.push(Piece::Reasoning(text.to_owned())),
+            Some(AnswerDelta::Reasoning(last)) => last.push_str(text),
+            _ => pieces.push(AnswerDelta::Reasoning(text.to_owned())),
         }
     }
 }
 
-fn say_content(pieces: &mut Vec<Piece>, message: &mut Message, text: &str) {
+fn say_content(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if !text.is_empty() {
         message.content.push_str(text);
         match pieces.last_mut() {
-            Some(Piece::Content(last)) => last.push_str(text),
-            _ => pieces.push(Piece::Content(text.to_owned())),
+            Some(AnswerDelta::Content(last)) => last.push_str(text),
+            _ => pieces.push(AnswerDelta::Content(text.to_owned())),
         }
     }
 }
 
-fn say_call(pieces: &mut Vec<Piece>, message: &mut Message, name: &str) {
-    message.calls.push(Call { name: name.to_owned(), arguments: String::new(), complete: false });
-    pieces.push(Piece::Call(name.to_owned()));
+fn say_call(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, name: &str) {
+    message.calls.push(ToolCall { name: name.to_owned(), arguments: String::new(), complete: false });
+    pieces.push(AnswerDelta::Call(name.to_owned()));
 }
 
-fn say_arguments(pieces: &mut Vec<Piece>, message: &mut Message, text: &str) {
+fn say_arguments(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if let Some(call) = message.calls.last_mut().filter(|_| !text.is_empty()) {
         call.arguments.push_str(text);
         match pieces.last_mut() {
-            Some(Piece::Arguments(last)) => last.push_str(text),
-            _ => pieces.push(Piece::Arguments(text.to_owned())),
+            Some(AnswerDelta::Arguments(last)) => last.push_str(text),
+            _ => pieces.push(AnswerDelta::Arguments(text.to_owned())),
         }
     }
 }
 
-fn say_called(pieces: &mut Vec<Piece>, message: &mut Message) {
+fn say_called(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     if let Some(call) = message.calls.last_mut() {
         call.complete = true;
-        pieces.push(Piece::Called);
+        pieces.push(AnswerDelta::Called);
     }
 }
 
-fn void_calls(pieces: &mut Vec<Piece>, message: &mut Message, count: usize) {
+fn void_calls(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, count: usize) {
     if count > 0 {
         message.calls.truncate(message.calls.len().saturating_sub(count));
-        pieces.push(Piece::Retract(Retraction { calls: count, ..Retraction::default() }));
+        pieces.push(AnswerDelta::Retract(Retraction { calls: count, ..Retraction::default() }));
     }
 }
 
 /// What makes `new` of `old`.
-fn difference(old: &Message, new: &Message) -> Vec<Piece> {
+fn difference(old: &AnswerMessage, new: &AnswerMessage) -> Vec<AnswerDelta> {
     let reasoning = common_prefix(&old.reasoning, &new.reasoning);
     let content = common_prefix(&old.content, &new.content);
     let calls = old.calls.iter().zip(&new.calls).take_while(|(a, b)| a == b).count();
@@ -209,21 +209,21 @@ fn difference(old: &Message, new: &Message) -> Vec<Piece> {
     };
     let mut pieces = Vec::new();
     if retraction != Retraction::default() {
-        pieces.push(Piece::Retract(retraction));
+        pieces.push(AnswerDelta::Retract(retraction));
     }
     if reasoning < new.reasoning.len() {
-        pieces.push(Piece::Reasoning(new.reasoning[reasoning..].to_owned()));
+        pieces.push(AnswerDelta::Reasoning(new.reasoning[reasoning..].to_owned()));
     }
     if content < new.content.len() {
-        pieces.push(Piece::Content(new.content[content..].to_owned()));
+        pieces.push(AnswerDelta::Content(new.content[content..].to_owned()));
     }
     for call in &new.calls[calls..] {
-        pieces.push(Piece::Call(call.name.clone()));
+        pieces.push(AnswerDelta::Call(call.name.clone()));
         if !call.arguments.is_empty() {
-            pieces.push(Piece::Arguments(call.arguments.clone()));
+            pieces.push(AnswerDelta::Arguments(call.arguments.clone()));
         }
         if call.complete {
-            pieces.push(Piece::Called);
+            pieces.push(AnswerDelta::Called);
         }
     }
     pieces

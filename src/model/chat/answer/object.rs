@@ -2,7 +2,7 @@
 
 use super::call::Step;
 use super::json::{Scanner, Seen};
-use super::{Message, Piece, Reading, say_arguments, say_call, say_called};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, say_arguments, say_call, say_called};
 use crate::model::chat::format::CallShape;
 use serde_json::Value;
 
@@ -55,13 +55,13 @@ impl Object {
     #[expect(clippy::too_many_arguments, reason = "all of it is the reader's and the parser's state")]
     pub(super) fn read(
         &mut self,
-        reading: &Reading,
+        reading: &AnswerFormat,
         text: &str,
         at: &mut usize,
         bare: bool,
         said: &mut bool,
-        pieces: &mut Vec<Piece>,
-        message: &mut Message,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
     ) -> Step {
         for byte in text[*at..].bytes() {
             let Ok(seen) = self.scanner.push(byte) else { return Step::Failed(*at) };
@@ -117,7 +117,7 @@ impl Object {
         !self.by_key && (own || NAMES.contains(&self.key.as_str()))
     }
 
-    fn take_key(&mut self, reading: &Reading, quoted: &str, bare: bool) -> Option<()> {
+    fn take_key(&mut self, reading: &AnswerFormat, quoted: &str, bare: bool) -> Option<()> {
         self.key = serde_json::from_str(quoted).ok()?;
         if self.by_key && self.name.is_none() {
             self.by_key = reading.tools.iter().any(|tool| tool.name == self.key);
@@ -132,7 +132,7 @@ impl Object {
         (expected || !bare).then_some(())
     }
 
-    fn take_value(&mut self, reading: &Reading, text: &str, end: usize, bare: bool) -> Option<()> {
+    fn take_value(&mut self, reading: &AnswerFormat, text: &str, end: usize, bare: bool) -> Option<()> {
         let from = self.value_from.take()?;
         let value = &text[from..end];
         let key = self.key.as_str();
@@ -163,7 +163,14 @@ impl Object {
     }
 
     /// Says what can be said: the name as soon as the arguments have begun, then these.
-    fn say(&mut self, text: &str, upto: usize, said: &mut bool, pieces: &mut Vec<Piece>, message: &mut Message) {
+    fn say(
+        &mut self,
+        text: &str,
+        upto: usize,
+        said: &mut bool,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
+    ) {
         let Some(name) = &self.name else { return };
         if let Some((_, told)) = &mut self.arguments {
             if !*said {
@@ -178,7 +185,13 @@ impl Object {
         }
     }
 
-    fn end(&mut self, text: &str, said: &mut bool, pieces: &mut Vec<Piece>, message: &mut Message) -> Option<()> {
+    fn end(
+        &mut self,
+        text: &str,
+        said: &mut bool,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
+    ) -> Option<()> {
         if self.name.is_none() {
             // OpenAI's own shape: {"type": "function", "function": {…}}.
             let from = self.object_start(text)?;

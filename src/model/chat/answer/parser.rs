@@ -1,7 +1,8 @@
 use super::call::{self, Between, CallReader, Step};
 use super::channel::Channels;
 use super::{
-    Match, Message, Over, Piece, Reading, Retraction, difference, literal, safe, say_content, say_reasoning, void_calls,
+    AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, Retraction, difference, literal, safe, say_content,
+    say_reasoning, void_calls,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,8 +52,8 @@ struct Marker {
 
 /// Reads one answer.
 #[derive(Debug)]
-pub struct Parser {
-    reading: Arc<Reading>,
+pub struct AnswerParser {
+    reading: Arc<AnswerFormat>,
     markers: Vec<Marker>,
     text: String,
     /// Up to where the text has been said.
@@ -60,16 +61,16 @@ pub struct Parser {
     /// Up to where there is only white space from `at` on.
     blank: usize,
     state: State,
-    message: Message,
-    pieces: Vec<Piece>,
+    message: AnswerMessage,
+    pieces: Vec<AnswerDelta>,
     /// Bytes of the text that are a thought; its end is not known before it is over.
     thought: Option<(usize, Option<usize>)>,
 }
 
-impl Parser {
+impl AnswerParser {
     /// Begins an answer.
     #[must_use]
-    pub fn new(reading: Arc<Reading>) -> Self {
+    pub fn new(reading: Arc<AnswerFormat>) -> Self {
         let state = match () {
             () if reading.format.is_channels() => State::Channels(Channels::default()),
             () if !reading.thoughts => State::Text { search: 0, start: true },
@@ -91,21 +92,21 @@ impl Parser {
             at: 0,
             blank: 0,
             state,
-            message: Message::default(),
+            message: AnswerMessage::default(),
             pieces: Vec::new(),
             thought,
         }
     }
 
     /// Takes further text.
-    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+    pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         self.text.push_str(text);
         self.advance(None);
         std::mem::take(&mut self.pieces)
     }
 
     /// Takes back the last `chars` characters of the text.
-    pub fn retract(&mut self, chars: usize) -> Vec<Piece> {
+    pub fn retract(&mut self, chars: usize) -> Vec<AnswerDelta> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
         let keep = if chars == 0 { self.text.len() } else { keep };
         let mut again = Self::new(Arc::clone(&self.reading));
@@ -117,7 +118,7 @@ impl Parser {
     }
 
     /// The answer is over. `cut` says that it ran into a limit: a call that had begun stays one, although incomplete.
-    pub fn finish(&mut self, cut: bool) -> Vec<Piece> {
+    pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
         self.advance(Some(Over { cut }));
         std::mem::take(&mut self.pieces)
     }
@@ -130,7 +131,7 @@ impl Parser {
 
     /// What was read so far.
     #[must_use]
-    pub fn message(&self) -> &Message {
+    pub fn message(&self) -> &AnswerMessage {
         &self.message
     }
 
@@ -355,7 +356,7 @@ impl Parser {
         if let Some(reader) = &mut block.reader {
             let of = (&*reading, form);
             let step = if block.muted {
-                reader.read(of, &self.text, over, &mut Vec::new(), &mut Message::default())
+                reader.read(of, &self.text, over, &mut Vec::new(), &mut AnswerMessage::default())
             } else {
                 reader.read(of, &self.text, over, &mut self.pieces, &mut self.message)
             };

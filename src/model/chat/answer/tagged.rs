@@ -2,7 +2,7 @@
 
 use super::call::{Look, MAX_NAME, Step, name_before, skip_space};
 use super::literals::{self, say_end, say_member};
-use super::{Match, Message, Over, Piece, Reading, literal, say_arguments, say_call};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, literal, say_arguments, say_call};
 use crate::model::chat::format::{CallForm, CallShape, Tags};
 use crate::model::chat::pattern::{Fit, Hole};
 use serde_json::{Map, Value};
@@ -44,12 +44,12 @@ impl Tagged {
 
     pub(super) fn read(
         &mut self,
-        (reading, form): (&Reading, &CallForm),
+        (reading, form): (&AnswerFormat, &CallForm),
         text: &str,
         over: Option<Over>,
         said: &mut bool,
-        pieces: &mut Vec<Piece>,
-        message: &mut Message,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
     ) -> Step {
         let CallShape::Tagged(tags) = &form.shape else { return Step::Failed(self.at) };
         if self.name.is_none() {
@@ -133,7 +133,14 @@ impl Tagged {
     }
 
     /// The answer ended within a value: what there is of it, as a text that is not closed.
-    fn say_cut(&mut self, reading: &Reading, tags: &Tags, text: &str, pieces: &mut Vec<Piece>, message: &mut Message) {
+    fn say_cut(
+        &mut self,
+        reading: &AnswerFormat,
+        tags: &Tags,
+        text: &str,
+        pieces: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
+    ) {
         let Some(argument) = self.open.take() else { return };
         let written = lines(&text[argument.from..], tags);
         let quoted = Value::from(written).to_string();
@@ -199,7 +206,7 @@ fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-fn schema<'r>(reading: &'r Reading, tool: Option<&str>, key: &str) -> &'r Value {
+fn schema<'r>(reading: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
     let tool = reading.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
     tool.map_or(&Value::Null, |tool| &tool.parameters["properties"][key])
 }

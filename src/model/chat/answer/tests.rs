@@ -1,16 +1,16 @@
-use super::{Call, Message, Parser, Piece, Reading, Tool};
-use crate::model::chat::family::Family;
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, ToolCall, ToolDefinition};
+use crate::model::chat::family::ModelFamily;
 use proptest::prelude::*;
 use serde_json::json;
 use std::sync::Arc;
 
-fn reading(family: Family) -> Reading {
-    let tool = |name: &str| Tool {
+fn reading(family: ModelFamily) -> AnswerFormat {
+    let tool = |name: &str| ToolDefinition {
         name: name.into(),
         parameters: json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}),
         strict: false,
     };
-    Reading {
+    AnswerFormat {
         format: family.format().into(),
         tools: vec![tool("get_weather"), tool("add")],
         thoughts: true,
@@ -20,7 +20,7 @@ fn reading(family: Family) -> Reading {
 }
 
 /// A client that holds what the pieces told it.
-fn apply(client: &mut Message, pieces: Vec<Piece>) {
+fn apply(client: &mut AnswerMessage, pieces: Vec<AnswerDelta>) {
     let cut = |text: &mut String, chars: usize| {
         for _ in 0..chars {
             text.pop().expect("more was voided than said");
@@ -28,12 +28,12 @@ fn apply(client: &mut Message, pieces: Vec<Piece>) {
     };
     for piece in pieces {
         match piece {
-            Piece::Reasoning(text) => client.reasoning.push_str(&text),
-            Piece::Content(text) => client.content.push_str(&text),
-            Piece::Call(name) => client.calls.push(Call { name, arguments: String::new(), complete: false }),
-            Piece::Arguments(text) => client.calls.last_mut().unwrap().arguments.push_str(&text),
-            Piece::Called => client.calls.last_mut().unwrap().complete = true,
-            Piece::Retract(void) => {
+            AnswerDelta::Reasoning(text) => client.reasoning.push_str(&text),
+            AnswerDelta::Content(text) => client.content.push_str(&text),
+            AnswerDelta::Call(name) => client.calls.push(ToolCall { name, arguments: String::new(), complete: false }),
+            AnswerDelta::Arguments(text) => client.calls.last_mut().unwrap().arguments.push_str(&text),
+            AnswerDelta::Called => client.calls.last_mut().unwrap().complete = true,
+            AnswerDelta::Retract(void) => {
                 cut(&mut client.reasoning, void.reasoning);
                 cut(&mut client.content, void.content);
                 client.calls.truncate(client.calls.len().checked_sub(void.calls).unwrap());
@@ -42,9 +42,9 @@ fn apply(client: &mut Message, pieces: Vec<Piece>) {
     }
 }
 
-fn read_in<'a>(reading: &Reading, parts: impl IntoIterator<Item = &'a str>, cut: bool) -> Message {
-    let mut parser = Parser::new(Arc::new(reading.clone()));
-    let mut client = Message::default();
+fn read_in<'a>(reading: &AnswerFormat, parts: impl IntoIterator<Item = &'a str>, cut: bool) -> AnswerMessage {
+    let mut parser = AnswerParser::new(Arc::new(reading.clone()));
+    let mut client = AnswerMessage::default();
     for part in parts {
         apply(&mut client, parser.push(part));
     }
@@ -53,81 +53,81 @@ fn read_in<'a>(reading: &Reading, parts: impl IntoIterator<Item = &'a str>, cut:
     client
 }
 
-fn read(family: Family, text: &str) -> Message {
+fn read(family: ModelFamily, text: &str) -> AnswerMessage {
     read_in(&reading(family), [text], false)
 }
 
-fn calls(message: &Message) -> Vec<(&str, serde_json::Value)> {
-    let parsed = |call: &Call| serde_json::from_str(&call.arguments).unwrap_or_else(|_| panic!("{call:?}"));
+fn calls(message: &AnswerMessage) -> Vec<(&str, serde_json::Value)> {
+    let parsed = |call: &ToolCall| serde_json::from_str(&call.arguments).unwrap_or_else(|_| panic!("{call:?}"));
     message.calls.iter().map(|call| (call.name.as_str(), parsed(call))).collect()
 }
 
 /// For each family an answer with a thought or a text, and two calls.
-const ANSWERS: &[(Family, &str)] = &[
+const ANSWERS: &[(ModelFamily, &str)] = &[
     (
-        Family::Hermes,
+        ModelFamily::Hermes,
         "<think>\nhm </think>\n\nI look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n\
          </tool_call>\n<tool_call>{\"arguments\": {\"days\": 2}, \"name\": \"add\"}</tool_call>",
     ),
     (
-        Family::QwenCoder,
+        ModelFamily::QwenCoder,
         "<think>hm</think>I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n</function>\n\
          </tool_call>\n<tool_call>\n<function=add>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
     ),
     (
-        Family::Llama3,
+        ModelFamily::Llama3,
         "<think>hm</think>I look.<|python_tag|>{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Zürich\"}}; \
          {\"type\": \"function\", \"name\": \"add\", \"parameters\": {\"days\": 2}}",
     ),
     (
-        Family::Functionary,
+        ModelFamily::Functionary,
         "<think>hm</think>I look.<function=get_weather>{\"city\": \"Zürich\"}</function><function=add>{\"days\": 2}</function>",
     ),
     (
-        Family::Mistral,
+        ModelFamily::Mistral,
         "[THINK]hm[/THINK]I look.[TOOL_CALLS] [{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}, \"id\": \
          \"abcdefghi\"}, {\"name\": \"add\", \"arguments\": {\"days\": 2}}]",
     ),
     (
-        Family::Mistral,
+        ModelFamily::Mistral,
         "[THINK]hm[/THINK]I look.[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Zürich\"}[TOOL_CALLS]add[ARGS]{\"days\": 2}",
     ),
-    (Family::Glm4, "<think>hm</think>\nget_weather\n{\"city\": \"Zürich\"}\nadd\n{\"days\": 2}"),
+    (ModelFamily::Glm4, "<think>hm</think>\nget_weather\n{\"city\": \"Zürich\"}\nadd\n{\"days\": 2}"),
     (
-        Family::Glm45,
+        ModelFamily::Glm45,
         "<think>hm</think>I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n</tool_call>\n\
          <tool_call>add<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
     ),
     (
-        Family::DeepSeek,
+        ModelFamily::DeepSeek,
         "<think>hm</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n\
          {\"city\": \"Zürich\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"days\": 2}<｜tool▁call▁end｜>\
          <｜tool▁calls▁end｜>",
     ),
     (
-        Family::Kimi,
+        ModelFamily::Kimi,
         "<think>hm</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>\
          {\"city\": \"Zürich\"}<|tool_call_end|><|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>{\"days\": 2}\
          <|tool_call_end|><|tool_calls_section_end|>",
     ),
     (
-        Family::CommandR,
+        ModelFamily::CommandR,
         "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>I look.<|END_RESPONSE|><|START_ACTION|>[\n{\"tool_call_id\": \"0\", \
          \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Zürich\"}},\n{\"tool_call_id\": \"1\", \"tool_name\": \"add\", \
          \"parameters\": {\"days\": 2}}\n]<|END_ACTION|>",
     ),
     (
-        Family::Phi,
+        ModelFamily::Phi,
         "<think>hm</think>I look.<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}, \
          {\"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": \"{\\\"days\\\": 2}\"}}]<|/tool_call|>",
     ),
     (
-        Family::Nemotron,
+        ModelFamily::Nemotron,
         "<think>hm</think>I look.<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}, \
          {\"name\": \"add\", \"arguments\": {\"days\": 2}}]</TOOLCALL>",
     ),
     (
-        Family::Harmony,
+        ModelFamily::Harmony,
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant\
          <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Zürich\"}<|call|><|start|>assistant \
          to=functions.add<|channel|>commentary json<|message|>{\"days\": 2}<|call|>",
@@ -139,7 +139,7 @@ fn every_familys_answer_is_understood() {
     for (family, text) in ANSWERS {
         let message = read(*family, text);
         assert_eq!(message.reasoning.trim(), "hm", "{family:?}");
-        let expected = if *family == Family::Glm4 { "" } else { "I look." };
+        let expected = if *family == ModelFamily::Glm4 { "" } else { "I look." };
         assert_eq!(message.content, expected, "{family:?}");
         let expected = [("get_weather", json!({"city": "Zürich"})), ("add", json!({"days": 2}))];
         assert_eq!(calls(&message), expected, "{family:?}");
@@ -149,41 +149,41 @@ fn every_familys_answer_is_understood() {
 
 #[test]
 fn arguments_come_while_they_are_written() {
-    let mut parser = Parser::new(Arc::new(reading(Family::Hermes)));
-    let said = |pieces: Vec<Piece>| format!("{pieces:?}");
+    let mut parser = AnswerParser::new(Arc::new(reading(ModelFamily::Hermes)));
+    let said = |pieces: Vec<AnswerDelta>| format!("{pieces:?}");
     assert_eq!(parser.push("<tool_call>\n{\"name\": \"add\", \"argu"), []);
     assert_eq!(
         said(parser.push("ments\": {\"days\"")),
-        said(vec![Piece::Call("add".into()), Piece::Arguments("{\"days\"".into())])
+        said(vec![AnswerDelta::Call("add".into()), AnswerDelta::Arguments("{\"days\"".into())])
     );
-    assert_eq!(parser.push(": 1"), [Piece::Arguments(": 1".into())]);
-    assert_eq!(parser.push("}}"), [Piece::Arguments("}".into()), Piece::Called]);
+    assert_eq!(parser.push(": 1"), [AnswerDelta::Arguments(": 1".into())]);
+    assert_eq!(parser.push("}}"), [AnswerDelta::Arguments("}".into()), AnswerDelta::Called]);
     assert_eq!(parser.push("\n</tool_call>"), []);
 }
 
 #[test]
 fn what_is_no_call_stays_as_it_was_written() {
     for (family, text) in [
-        (Family::Hermes, "a <tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\" 1}}\n</tool_call> b"),
-        (Family::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1"),
-        (Family::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": [1]}</tool_call>"),
-        (Family::Hermes, "<tool_call>\n{\"arguments\": {}}</tool_call>"),
-        (Family::Hermes, "say <tool_call> and </tool_call> around it"),
-        (Family::Hermes, "  <tool_call>"),
-        (Family::Hermes, "a < b and <tool"),
-        (Family::QwenCoder, "<tool_call>\n<function=add>\n<parameter=days>\n1\n</function>"),
-        (Family::Llama3, "{\"name\": \"Ann\", \"age\": 5}"),
-        (Family::Llama3, "{\"name\": \"unknown\", \"parameters\": {}}"),
-        (Family::Llama3, "<|python_tag|>print(1)"),
-        (Family::Mistral, "[TOOL_CALLS][]"),
-        (Family::Mistral, "[TOOL_CALLS]the weather"),
-        (Family::Glm4, "get_weather is a function"),
-        (Family::Glm4, "add\nand subtract"),
-        (Family::Glm45, "<tool_call>add<arg_key>days</arg_key>2</tool_call>"),
-        (Family::DeepSeek, "<｜tool▁calls▁begin｜>add"),
-        (Family::Harmony, "no channel at all"),
-        (Family::Harmony, "<|channel|>commentary to=functions.add<|message|>days: 1"),
-        (Family::Harmony, "<|channel|>"),
+        (ModelFamily::Hermes, "a <tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\" 1}}\n</tool_call> b"),
+        (ModelFamily::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1"),
+        (ModelFamily::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": [1]}</tool_call>"),
+        (ModelFamily::Hermes, "<tool_call>\n{\"arguments\": {}}</tool_call>"),
+        (ModelFamily::Hermes, "say <tool_call> and </tool_call> around it"),
+        (ModelFamily::Hermes, "  <tool_call>"),
+        (ModelFamily::Hermes, "a < b and <tool"),
+        (ModelFamily::QwenCoder, "<tool_call>\n<function=add>\n<parameter=days>\n1\n</function>"),
+        (ModelFamily::Llama3, "{\"name\": \"Ann\", \"age\": 5}"),
+        (ModelFamily::Llama3, "{\"name\": \"unknown\", \"parameters\": {}}"),
+        (ModelFamily::Llama3, "<|python_tag|>print(1)"),
+        (ModelFamily::Mistral, "[TOOL_CALLS][]"),
+        (ModelFamily::Mistral, "[TOOL_CALLS]the weather"),
+        (ModelFamily::Glm4, "get_weather is a function"),
+        (ModelFamily::Glm4, "add\nand subtract"),
+        (ModelFamily::Glm45, "<tool_call>add<arg_key>days</arg_key>2</tool_call>"),
+        (ModelFamily::DeepSeek, "<｜tool▁calls▁begin｜>add"),
+        (ModelFamily::Harmony, "no channel at all"),
+        (ModelFamily::Harmony, "<|channel|>commentary to=functions.add<|message|>days: 1"),
+        (ModelFamily::Harmony, "<|channel|>"),
     ] {
         let message = read(family, text);
         assert_eq!((message.content.as_str(), message.calls.len()), (text, 0), "{family:?}");
@@ -193,12 +193,12 @@ fn what_is_no_call_stays_as_it_was_written() {
 #[test]
 fn what_follows_a_broken_call_is_still_read() {
     let message = read(
-        Family::Hermes,
+        ModelFamily::Hermes,
         "<tool_call>{\"name\": \"add\", oops <tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>",
     );
     assert_eq!(message.content, "<tool_call>{\"name\": \"add\", oops");
     assert_eq!(calls(&message), [("add", json!({}))]);
-    let message = read(Family::Mistral, "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {}}, {oops}] so");
+    let message = read(ModelFamily::Mistral, "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {}}, {oops}] so");
     assert_eq!(message.content, ", {oops}] so");
     assert_eq!(calls(&message), [("add", json!({}))]);
 }
@@ -206,26 +206,27 @@ fn what_follows_a_broken_call_is_still_read() {
 #[test]
 fn a_call_that_was_cut_off_stays_one() {
     for (family, text, arguments) in [
-        (Family::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1", "{\"days\": 1"),
-        (Family::Mistral, "[TOOL_CALLS]add[ARGS]{\"city\": \"Zü", "{\"city\": \"Zü"),
-        (Family::QwenCoder, "<tool_call><function=add><parameter=city>\nZü", "{\"city\": \"Zü"),
-        (Family::Harmony, "<|channel|>commentary to=functions.add<|message|>{\"city\": \"Zü", "{\"city\": \"Zü"),
+        (ModelFamily::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1", "{\"days\": 1"),
+        (ModelFamily::Mistral, "[TOOL_CALLS]add[ARGS]{\"city\": \"Zü", "{\"city\": \"Zü"),
+        (ModelFamily::QwenCoder, "<tool_call><function=add><parameter=city>\nZü", "{\"city\": \"Zü"),
+        (ModelFamily::Harmony, "<|channel|>commentary to=functions.add<|message|>{\"city\": \"Zü", "{\"city\": \"Zü"),
     ] {
         let message = read_in(&reading(family), [text], true);
         let call = &message.calls[0];
         assert_eq!((call.name.as_str(), call.arguments.as_str(), call.complete), ("add", arguments, false));
         assert_eq!(message.content, "");
     }
-    let message = read_in(&reading(Family::Hermes), ["<tool_call>\n{\"name\": \"ad"], true);
+    let message = read_in(&reading(ModelFamily::Hermes), ["<tool_call>\n{\"name\": \"ad"], true);
     assert_eq!(message.content, "<tool_call>\n{\"name\": \"ad");
 }
 
 #[test]
 fn a_header_may_go_on_that_the_prompt_has_begun() {
-    let message = read(Family::Harmony, " to=functions.add<|channel|>commentary json<|message|>{\"days\": 2}<|call|>");
+    let message =
+        read(ModelFamily::Harmony, " to=functions.add<|channel|>commentary json<|message|>{\"days\": 2}<|call|>");
     assert_eq!((calls(&message), message.content.as_str()), (vec![("add", json!({"days": 2}))], ""));
     for text in [" to=", " tomorrow", &format!(" to={}", "é".repeat(400))] {
-        assert_eq!(read(Family::Harmony, text).content, text);
+        assert_eq!(read(ModelFamily::Harmony, text).content, text);
     }
 }
 
@@ -233,19 +234,19 @@ fn a_header_may_go_on_that_the_prompt_has_begun() {
 fn the_end_of_a_thought_that_is_said_twice_is_no_text() {
     let whole = "<think>hm</think>\n</think>\n\nFive.";
     for cut in (0..whole.len()).filter(|&at| whole.is_char_boundary(at)) {
-        let mut parser = Parser::new(Arc::new(reading(Family::Hermes)));
+        let mut parser = AnswerParser::new(Arc::new(reading(ModelFamily::Hermes)));
         parser.push(&whole[..cut]);
         parser.push(&whole[cut..]);
         parser.finish(false);
         let message = parser.message();
         assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("hm", "Five."), "{cut}");
     }
-    assert_eq!(read(Family::Hermes, "<think>hm</think> </thi").content, "</thi");
+    assert_eq!(read(ModelFamily::Hermes, "<think>hm</think> </thi").content, "</thi");
 }
 
 #[test]
 fn thoughts_are_told_apart_only_where_that_is_wanted() {
-    let mut reading = reading(Family::Hermes);
+    let mut reading = reading(ModelFamily::Hermes);
     reading.thinking = true;
     let message = read_in(&reading, ["\nI thi", "nk\n</thi", "nk>\n\nYes"], false);
     assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I think", "Yes"));
@@ -254,14 +255,14 @@ fn thoughts_are_told_apart_only_where_that_is_wanted() {
     reading.thoughts = false;
     let message = read_in(&reading, ["\nI think</think>Yes"], false);
     assert_eq!(message.content, "\nI think</think>Yes");
-    let message = read(Family::Hermes, "Use <think> tags</think>");
+    let message = read(ModelFamily::Hermes, "Use <think> tags</think>");
     assert_eq!(message.content, "Use <think> tags</think>");
 }
 
 #[test]
 fn without_tools_nothing_is_a_call() {
     for (family, text) in ANSWERS {
-        let message = read_in(&Reading { tools: vec![], ..reading(*family) }, [*text], false);
+        let message = read_in(&AnswerFormat { tools: vec![], ..reading(*family) }, [*text], false);
         assert!(message.calls.is_empty());
         assert!(message.content.contains("get_weather"), "{family:?}: {message:?}");
     }
@@ -270,7 +271,7 @@ fn without_tools_nothing_is_a_call() {
 #[test]
 fn only_the_first_call_counts_when_one_was_asked_for() {
     for (family, text) in ANSWERS {
-        let message = read_in(&Reading { single: true, ..reading(*family) }, [*text], false);
+        let message = read_in(&AnswerFormat { single: true, ..reading(*family) }, [*text], false);
         assert_eq!(calls(&message), [("get_weather", json!({"city": "Zürich"}))], "{family:?}");
         assert!(!message.content.contains("add"), "{family:?}: {message:?}");
     }
@@ -278,7 +279,7 @@ fn only_the_first_call_counts_when_one_was_asked_for() {
 
 #[test]
 fn llamas_builtin_tools_are_calls() {
-    let mut reading = reading(Family::Llama3);
+    let mut reading = reading(ModelFamily::Llama3);
     let message = read_in(&reading, ["<|python_tag|>get_weather.call(city=\"a, b\", days=3)"], false);
     assert_eq!(calls(&message), [("get_weather", json!({"city": "a, b", "days": 3}))]);
     reading.tools[0].name = "python".into();
@@ -287,7 +288,7 @@ fn llamas_builtin_tools_are_calls() {
 }
 
 /// Pieces of answers, right and wrong.
-fn text() -> impl Strategy<Value = (Family, String)> {
+fn text() -> impl Strategy<Value = (ModelFamily, String)> {
     let fragments = [
         "<think>",
         "</think>",
@@ -384,7 +385,7 @@ proptest! {
     fn pieces_make_the_whole(
         (family, text) in text(), cuts: Vec<prop::sample::Index>, thoughts: bool, thinking: bool, single: bool, cut: bool,
     ) {
-        let reading = Reading { thoughts, thinking, single, ..reading(family) };
+        let reading = AnswerFormat { thoughts, thinking, single, ..reading(family) };
         let whole = read_in(&reading, [text.as_str()], cut);
         prop_assert_eq!(&read_in(&reading, in_parts(&text, &cuts), cut), &whole);
         let each: Vec<String> = text.chars().map(String::from).collect();
@@ -409,8 +410,8 @@ proptest! {
     #[test]
     fn taking_back_undoes((family, text) in text(), chars in 0usize..40, further in "[a-z{}<>]{0,6}") {
         let reading = Arc::new(reading(family));
-        let mut parser = Parser::new(Arc::clone(&reading));
-        let mut client = Message::default();
+        let mut parser = AnswerParser::new(Arc::clone(&reading));
+        let mut client = AnswerMessage::default();
         apply(&mut client, parser.push(&text));
         apply(&mut client, parser.retract(chars));
         apply(&mut client, parser.push(&further));
@@ -432,41 +433,41 @@ fn swallowed(text: &str) -> bool {
 #[test]
 fn a_reading_comes_back_from_a_recording() {
     let template = "{{ '<|im_start|>' }}<tool_call>";
-    let reading = Reading { thinking: true, single: true, ..Reading::plain(template) };
+    let reading = AnswerFormat { thinking: true, single: true, ..AnswerFormat::plain(template) };
     let parameters = json!({"type": "object", "properties": {"city": {}}});
     for tools in [
         json!([{"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": true}}]),
         json!([{"name": "weather", "input_schema": parameters, "strict": true}]),
     ] {
-        let back = Reading::of_recording(template, Some(&tools), &reading.recorded());
+        let back = AnswerFormat::of_recording(template, Some(&tools), &reading.recorded());
         assert!(back.thinking && back.single && back.thoughts);
         assert_eq!((back.tools[0].name.as_str(), &back.tools[0].parameters), ("weather", &parameters));
         assert!(back.tools[0].strict);
     }
-    let plain = Reading::of_recording(template, None, &serde_json::Value::Null);
+    let plain = AnswerFormat::of_recording(template, None, &serde_json::Value::Null);
     assert!(plain.tools.is_empty() && !plain.thinking);
 }
 
 #[test]
 fn it_is_known_which_bytes_are_thoughts() {
-    let thoughts = |reading: Reading, parts: &[&str]| {
-        let mut parser = Parser::new(Arc::new(reading));
+    let thoughts = |reading: AnswerFormat, parts: &[&str]| {
+        let mut parser = AnswerParser::new(Arc::new(reading));
         for part in parts {
             parser.push(part);
         }
         let text = parts.concat();
         parser.thoughts().into_iter().map(|range| text[range].to_owned()).collect::<Vec<_>>()
     };
-    let hermes = || reading(Family::Hermes);
+    let hermes = || reading(ModelFamily::Hermes);
     assert_eq!(thoughts(hermes(), &["<thi", "nk>a b</thi", "nk>\n\nc"]), ["<think>a b</think>"]);
     assert_eq!(thoughts(hermes(), &["\n<think>a ", "b"]), ["<think>a b"]);
-    assert_eq!(thoughts(Reading { thinking: true, ..hermes() }, &["a</think>c"]), ["a</think>"]);
+    assert_eq!(thoughts(AnswerFormat { thinking: true, ..hermes() }, &["a</think>c"]), ["a</think>"]);
     assert!(thoughts(hermes(), &["no thought </think>"]).is_empty());
     let analysis = "<|channel|>analysis<|message|>a<|end|>";
     let answer = [analysis, "<|start|>assistant", analysis, "<|start|>assistant<|channel|>final<|message|>c"].concat();
     let second = format!("<|start|>assistant{analysis}");
-    assert_eq!(thoughts(reading(Family::Harmony), &[&answer]), [analysis, second.as_str()]);
-    let mut parser = Parser::new(Arc::new(hermes()));
+    assert_eq!(thoughts(reading(ModelFamily::Harmony), &[&answer]), [analysis, second.as_str()]);
+    let mut parser = AnswerParser::new(Arc::new(hermes()));
     parser.push("<think>a</think>b");
     parser.retract(9);
     assert_eq!(parser.thoughts()[0], 0..8, "the thought goes on");

@@ -7,10 +7,10 @@ mod calls;
 mod probe;
 mod segments;
 
-use super::Template;
-use super::answer::{Parser, Reading};
-use super::family::Family;
-use super::format::{CallForm, Format};
+use super::ChatTemplate;
+use super::answer::{AnswerFormat, AnswerParser};
+use super::family::ModelFamily;
+use super::format::{AnswerSyntax, CallForm};
 use probe::{CONTENT, Known, Probe, THOUGHT};
 use segments::{common_end, common_start, is_marker, segments};
 use serde_json::Value;
@@ -30,16 +30,16 @@ const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"]
 
 /// The form of the answers of a model with this template.
 #[must_use]
-pub(super) fn of_source(source: &str) -> Arc<Format> {
-    static KEPT: Mutex<VecDeque<(u128, Arc<Format>)>> = Mutex::new(VecDeque::new());
+pub(super) fn of_source(source: &str) -> Arc<AnswerSyntax> {
+    static KEPT: Mutex<VecDeque<(u128, Arc<AnswerSyntax>)>> = Mutex::new(VecDeque::new());
     let hash = xxh3_128(source.as_bytes());
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, format)) = kept().iter().find(|(of, _)| *of == hash) {
         return Arc::clone(format);
     }
-    let format = match Template::new(Some(source).filter(|source| !source.is_empty()), "", "") {
+    let format = match ChatTemplate::new(Some(source).filter(|source| !source.is_empty()), "", "") {
         Ok(template) => template.format(),
-        Err(_) => Arc::new(Format::of_markers(source)),
+        Err(_) => Arc::new(AnswerSyntax::of_markers(source)),
     };
     let mut kept = kept();
     kept.truncate(MAX_KEPT - 1);
@@ -48,9 +48,9 @@ pub(super) fn of_source(source: &str) -> Arc<Format> {
 }
 
 /// Derives the form of a template's answers; what cannot be derived is that of the family.
-pub(super) fn format(template: &Template) -> Format {
-    let mut format = Format::of_markers(&template.source);
-    if format.family == Family::Harmony {
+pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
+    let mut format = AnswerSyntax::of_markers(&template.source);
+    if format.family == ModelFamily::Harmony {
         return format;
     }
     let probe = Probe::new(template);
@@ -65,7 +65,7 @@ pub(super) fn format(template: &Template) -> Format {
     let markers = markers_before(&format);
     let rest = |text: &str| turns.rest(text, &markers).to_owned();
     if let Some(form) = calls::derive(&probe, &rest, tail) {
-        let derived = Format { calls: vec![form], ..format.clone() };
+        let derived = AnswerSyntax { calls: vec![form], ..format.clone() };
         if reads_back(&derived, &probe, &rest) {
             format.calls = merged(derived.calls, std::mem::take(&mut format.calls), format.family);
             if let Some(lead) = &format.lead
@@ -79,11 +79,11 @@ pub(super) fn format(template: &Template) -> Format {
 }
 
 /// The derived form, and what models of the family are known to write besides.
-fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: Family) -> Vec<CallForm> {
-    if family == Family::Llama3 && derived[0].is_bare() && derived[0].shape == known[0].shape {
+fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: ModelFamily) -> Vec<CallForm> {
+    if family == ModelFamily::Llama3 && derived[0].is_bare() && derived[0].shape == known[0].shape {
         return known;
     }
-    if family == Family::Mistral {
+    if family == ModelFamily::Mistral {
         let other = |form: &CallForm| form.shape != derived[0].shape && form.list != derived[0].list;
         let others: Vec<CallForm> = known.into_iter().filter(other).collect();
         derived.extend(others);
@@ -92,8 +92,8 @@ fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: Family) -> V
 }
 
 /// Returns true if the form reads the known calls from their renderings.
-fn reads_back(format: &Format, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
-    let reading = Arc::new(Reading {
+fn reads_back(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
+    let reading = Arc::new(AnswerFormat {
         format: Arc::new(format.clone()),
         tools: probe::tools(),
         thoughts: true,
@@ -102,7 +102,7 @@ fn reads_back(format: &Format, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String)
     });
     let samples = calls::samples(probe);
     let reads = |(text, known): &(String, Vec<Known>)| {
-        let mut parser = Parser::new(Arc::clone(&reading));
+        let mut parser = AnswerParser::new(Arc::clone(&reading));
         parser.push(&rest(text));
         parser.finish(false);
         let read = &parser.message().calls;
@@ -144,7 +144,7 @@ impl Turns {
         }
     }
 
-    fn derive_thought(&self, probe: &Probe<'_>, format: &mut Format) {
+    fn derive_thought(&self, probe: &Probe<'_>, format: &mut AnswerSyntax) {
         let found = THOUGHT_FIELDS.iter().find_map(|field| {
             let plain = probe.answer(CONTENT, Some(field), &[]);
             let there = |text: &String| text.contains(THOUGHT);
@@ -176,7 +176,7 @@ impl Turns {
     }
 
     /// Derives the markers before an answer's text.
-    fn derive_text(&self, format: &mut Format) {
+    fn derive_text(&self, format: &mut AnswerSyntax) {
         let Some((before, _)) = self.plain.split_once(CONTENT) else { return };
         let open = self.rest(before, &markers_before(format));
         if open.contains('<') || open.contains('[') {
@@ -187,7 +187,7 @@ impl Turns {
     }
 
     /// Derives the markers after an answer's text: those before the token that ends the turn.
-    fn derive_end(probe: &Probe<'_>, tail: Option<&str>, format: &mut Format) {
+    fn derive_end(probe: &Probe<'_>, tail: Option<&str>, format: &mut AnswerSyntax) {
         let (Some(tail), Some(called)) = (tail, probe.calls(&[probe::call(0)])) else { return };
         let (own, common) = tail.split_at(tail.len() - common_end(tail, &called));
         let mut ends: Vec<&str> = segments(own).into_iter().filter(|segment| is_marker(segment)).collect();
@@ -202,13 +202,13 @@ impl Turns {
 }
 
 /// Texts that may stand before an answer's text or its calls.
-fn markers_before(format: &Format) -> Vec<String> {
+fn markers_before(format: &AnswerSyntax) -> Vec<String> {
     let thought = [&format.thought.0, &format.thought.1];
     thought.into_iter().chain(&format.silent).filter(|marker| !marker.is_empty()).cloned().collect()
 }
 
 /// Notes a text that is not part of the answer's.
-fn silence(format: &mut Format, text: &str) {
+fn silence(format: &mut AnswerSyntax, text: &str) {
     let text = text.trim();
     let is_short = text.len() > 2 && text.len() <= MAX_MARKER;
     if is_short

@@ -1,7 +1,7 @@
 //! The known messages that a template is made to render.
 
-use crate::model::chat::answer::Tool;
-use crate::model::chat::{Options, Template};
+use crate::model::chat::answer::ToolDefinition;
+use crate::model::chat::{ChatTemplate, RenderOptions};
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
@@ -65,13 +65,16 @@ fn parameters() -> Value {
 }
 
 /// The functions that are called.
-pub(super) fn tools() -> Vec<Tool> {
-    NAMES.iter().map(|name| Tool { name: (*name).to_owned(), parameters: parameters(), strict: false }).collect()
+pub(super) fn tools() -> Vec<ToolDefinition> {
+    NAMES
+        .iter()
+        .map(|name| ToolDefinition { name: (*name).to_owned(), parameters: parameters(), strict: false })
+        .collect()
 }
 
 /// Renders conversations of one user message and one answer.
 pub(super) struct Probe<'a> {
-    template: &'a Template,
+    template: &'a ChatTemplate,
     tools: Value,
     renderings: Cell<u32>,
     /// True if a message without text has null as its content.
@@ -79,7 +82,7 @@ pub(super) struct Probe<'a> {
 }
 
 impl<'a> Probe<'a> {
-    pub(super) fn new(template: &'a Template) -> Self {
+    pub(super) fn new(template: &'a ChatTemplate) -> Self {
         let tools = NAMES.map(|name| {
             json!({ "type": "function", "function": { "name": name, "description": "h", "parameters": parameters() } })
         });
@@ -95,7 +98,7 @@ impl<'a> Probe<'a> {
         if message.is_some() {
             variables.extend([("enable_thinking".to_owned(), true.into()), ("thinking".to_owned(), true.into())]);
         }
-        let options = Options {
+        let options = RenderOptions {
             tools: Some(self.tools.clone()),
             add_generation_prompt: message.is_none(),
             continue_final: false,

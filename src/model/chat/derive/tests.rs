@@ -1,7 +1,7 @@
-use crate::model::chat::answer::{Message, Parser, Reading, Tool};
-use crate::model::chat::family::Family;
+use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
+use crate::model::chat::family::ModelFamily;
 use crate::model::chat::format::CallShape;
-use crate::model::chat::{Options, Template};
+use crate::model::chat::{ChatTemplate, RenderOptions};
 use chrono::DateTime;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -24,14 +24,14 @@ fn tools() -> Value {
     json!([tool("get_weather"), tool("add")])
 }
 
-fn reading(template: &Template, single: bool) -> Reading {
+fn reading(template: &ChatTemplate, single: bool) -> AnswerFormat {
     let tools = tools().as_array().unwrap().clone();
-    let tool = |tool: &Value| Tool {
+    let tool = |tool: &Value| ToolDefinition {
         name: tool["function"]["name"].as_str().unwrap().to_owned(),
         parameters: tool["function"]["parameters"].clone(),
         strict: false,
     };
-    Reading {
+    AnswerFormat {
         format: template.format(),
         tools: tools.iter().map(tool).collect(),
         thoughts: true,
@@ -40,16 +40,22 @@ fn reading(template: &Template, single: bool) -> Reading {
     }
 }
 
-fn options(add_generation_prompt: bool) -> Options {
+fn options(add_generation_prompt: bool) -> RenderOptions {
     let mut variables = Map::new();
     variables.insert("enable_thinking".into(), true.into());
     variables.insert("thinking".into(), true.into());
     variables.insert("reasoning_effort".into(), "high".into());
-    Options { tools: Some(tools()), add_generation_prompt, continue_final: false, variables, now: DateTime::UNIX_EPOCH }
+    RenderOptions {
+        tools: Some(tools()),
+        add_generation_prompt,
+        continue_final: false,
+        variables,
+        now: DateTime::UNIX_EPOCH,
+    }
 }
 
 /// Renders an answer: the text that the model would have written.
-fn written(template: &Template, message: &Value) -> Result<(String, bool), String> {
+fn written(template: &ChatTemplate, message: &Value) -> Result<(String, bool), String> {
     let user = json!({"role": "user", "content": "UUU"});
     let all = template.render(&json!([user, message]), &options(false)).map_err(|error| error.to_string())?.text;
     let begun = template.render(&json!([user]), &options(true)).map_err(|error| error.to_string())?;
@@ -62,8 +68,8 @@ fn written(template: &Template, message: &Value) -> Result<(String, bool), Strin
     Ok((rest[..end].to_owned(), begun.thinking && rest.contains("RRR")))
 }
 
-fn read(reading: &Reading, parts: &[String]) -> Message {
-    let mut parser = Parser::new(Arc::new(reading.clone()));
+fn read(reading: &AnswerFormat, parts: &[String]) -> AnswerMessage {
+    let mut parser = AnswerParser::new(Arc::new(reading.clone()));
     for part in parts {
         parser.push(part);
     }
@@ -71,7 +77,7 @@ fn read(reading: &Reading, parts: &[String]) -> Message {
     parser.message().clone()
 }
 
-fn calls(message: &Message) -> Vec<(String, Value)> {
+fn calls(message: &AnswerMessage) -> Vec<(String, Value)> {
     message
         .calls
         .iter()
@@ -107,7 +113,7 @@ const OBJECTS: [&str; 2] = [
 /// Reads the template's own rendering back, in one piece and byte by byte, and says what is wrong.
 fn problems(source: &str) -> Vec<String> {
     let mut problems = Vec::new();
-    let template = match Template::new(Some(source), "", "") {
+    let template = match ChatTemplate::new(Some(source), "", "") {
         Ok(template) => template,
         Err(error) => return vec![error.to_string()],
     };
@@ -147,15 +153,17 @@ fn problems(source: &str) -> Vec<String> {
         }
         // A template that renders no calls tells the model how to write them, or leaves that to its training.
         let text = match template.format().family {
-            Family::Lfm2 if unrendered => PYTHON[..known.len()].concat(),
-            Family::Phi if unrendered => OBJECTS[..known.len()].concat(),
+            ModelFamily::Lfm2 if unrendered => PYTHON[..known.len()].concat(),
+            ModelFamily::Phi if unrendered => OBJECTS[..known.len()].concat(),
             _ => text,
         };
         let known = match &template.format().family {
-            Family::Lfm2 | Family::Phi if unrendered => vec![plain.clone(), add.clone()][..known.len()].to_vec(),
+            ModelFamily::Lfm2 | ModelFamily::Phi if unrendered => {
+                vec![plain.clone(), add.clone()][..known.len()].to_vec()
+            }
             _ => known,
         };
-        let reading = Reading { thinking, ..reading(&template, false) };
+        let reading = AnswerFormat { thinking, ..reading(&template, false) };
         let whole = read(&reading, std::slice::from_ref(&text));
         let bytes: Vec<String> = text.chars().map(String::from).collect();
         if read(&reading, &bytes) != whole {
@@ -177,7 +185,7 @@ fn problems(source: &str) -> Vec<String> {
             problem(&format!("text {:?}", whole.content), &text);
         }
         if rendered == 2 {
-            let single = Reading { single: true, ..reading.clone() };
+            let single = AnswerFormat { single: true, ..reading.clone() };
             if calls(&read(&single, std::slice::from_ref(&text))) != expected[..1] {
                 problem(&"two calls where one was asked for", &text);
             }
@@ -271,8 +279,11 @@ fn source(calls: &str) -> String {
 }
 
 /// The formats of templates with different forms of calls.
-pub(in crate::model::chat) fn formats() -> Vec<(&'static str, Arc<crate::model::chat::format::Format>)> {
-    FORMS.iter().map(|(name, calls)| (*name, Template::new(Some(&source(calls)), "", "").unwrap().format())).collect()
+pub(in crate::model::chat) fn formats() -> Vec<(&'static str, Arc<crate::model::chat::format::AnswerSyntax>)> {
+    FORMS
+        .iter()
+        .map(|(name, calls)| (*name, ChatTemplate::new(Some(&source(calls)), "", "").unwrap().format()))
+        .collect()
 }
 
 #[test]
@@ -335,11 +346,11 @@ fn hostile_templates_are_derived_in_bounded_time() {
         "{% for c in m.tool_calls %}{{ c.function.name }}\u{f5a90}\u{f5a94}{{ c.function.arguments }}{% endfor %}";
     let keys = "{% for c in m.tool_calls %}{{ c.function.name }}{% for k in c.function.arguments %}{{ k }}{% endfor %}{% endfor %}";
     for calls in [loops, braces, nested, echo, marks, keys] {
-        let template = Template::new(Some(&source(calls)), "", "").unwrap();
+        let template = ChatTemplate::new(Some(&source(calls)), "", "").unwrap();
         assert!(!template.format().calls.is_empty());
     }
     for whole in [loops, "{{ messages }}", "{{ messages[1].content }}", "", "{{ tools }}{{ messages[-1] }}"] {
-        assert!(!Template::new(Some(whole), "", "").unwrap().format().calls.is_empty());
+        assert!(!ChatTemplate::new(Some(whole), "", "").unwrap().format().calls.is_empty());
     }
 }
 
@@ -347,7 +358,7 @@ fn hostile_templates_are_derived_in_bounded_time() {
 fn broken() -> impl Strategy<Value = (usize, String)> {
     let mut answers = Vec::new();
     for (_, calls) in FORMS {
-        let template = Template::new(Some(&source(calls)), "", "").unwrap();
+        let template = ChatTemplate::new(Some(&source(calls)), "", "").unwrap();
         let weather = ("get_weather", json!({"city": "Zürich", "where": {"zip": "1"}, "units": ["a", "b"]}));
         let message = message("text ", "hm", &[weather, ("add", json!({"days": 2}))]);
         answers.push(written(&template, &message).unwrap().0);
@@ -372,8 +383,8 @@ proptest! {
     /// However the text comes, the outcome is the same.
     #[test]
     fn answer_is_read_alike_in_any_pieces((form, text) in broken(), cuts: Vec<prop::sample::Index>, single: bool) {
-        static FORMATS: std::sync::LazyLock<Vec<Template>> =
-            std::sync::LazyLock::new(|| FORMS.iter().map(|(_, calls)| Template::new(Some(&source(calls)), "", "").unwrap()).collect());
+        static FORMATS: std::sync::LazyLock<Vec<ChatTemplate>> =
+            std::sync::LazyLock::new(|| FORMS.iter().map(|(_, calls)| ChatTemplate::new(Some(&source(calls)), "", "").unwrap()).collect());
         let reading = reading(&FORMATS[form], single);
         let whole = read(&reading, std::slice::from_ref(&text));
         let each: Vec<String> = text.chars().map(String::from).collect();

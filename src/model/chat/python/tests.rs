@@ -1,14 +1,20 @@
-use crate::model::chat::{Error, Options, Template};
+use crate::model::chat::{ChatTemplate, ChatTemplateError, RenderOptions};
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 
-fn options(variables: Value) -> Options {
+fn options(variables: Value) -> RenderOptions {
     let Value::Object(variables) = variables else { panic!("variables are an object") };
-    Options { tools: None, add_generation_prompt: true, continue_final: false, variables, now: DateTime::UNIX_EPOCH }
+    RenderOptions {
+        tools: None,
+        add_generation_prompt: true,
+        continue_final: false,
+        variables,
+        now: DateTime::UNIX_EPOCH,
+    }
 }
 
-fn rendered(source: &str, variables: Value) -> Result<String, Error> {
-    let template = Template::new(Some(source), "<s>", "</s>").unwrap();
+fn rendered(source: &str, variables: Value) -> Result<String, ChatTemplateError> {
+    let template = ChatTemplate::new(Some(source), "<s>", "</s>").unwrap();
     let user = json!([{"role": "user", "content": "Hi"}]);
     template.render(&user, &options(variables)).map(|rendered| rendered.text)
 }
@@ -75,7 +81,7 @@ fn lists_have_limits() {
         "{% set a = [] %}{{ a.pop() }}",
         "{% set n = namespace() %}{% set n.n = n %}{% set a = [] %}{% set _ = a.append(n) %}",
     ] {
-        assert!(matches!(rendered(source, json!({})), Err(Error::Refused(_))), "{source}");
+        assert!(matches!(rendered(source, json!({})), Err(ChatTemplateError::Refused(_))), "{source}");
     }
 }
 

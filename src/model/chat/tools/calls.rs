@@ -1,9 +1,9 @@
 //! Calls from their beginning, as the model's template writes them.
 
-use super::grammar::{Grammar, REPEATED, laid_out};
-use crate::model::chat::answer::Tool;
+use super::grammar::{GrammarWriter, REPEATED, laid_out};
+use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::format::{CallForm, CallShape, Tags};
-use crate::model::chat::pattern::{Hole, Part, Pattern};
+use crate::model::chat::pattern::{Hole, Pattern, PatternPart};
 use serde_json::{Map, Value, json};
 
 /// Deepest nesting of values that are not written as JSON.
@@ -18,10 +18,10 @@ enum Values<'a> {
     Elements(&'a Tags),
 }
 
-impl Grammar<'_> {
+impl GrammarWriter<'_> {
     /// Rules for the calls; the expression that stands for one or several of them. Without `opened` the text that announces
     /// them was written already.
-    pub(super) fn calls(&mut self, tools: &[&Tool], several: bool, opened: bool) -> String {
+    pub(super) fn calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
         let form = self.reading.format.calls[0].clone();
         let (_, rest) = announcement(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
@@ -64,8 +64,8 @@ impl Grammar<'_> {
     }
 
     /// The name and the arguments of a call.
-    fn shape(&mut self, rule: &str, tool: &Tool, shape: &CallShape) -> String {
-        let named = |rest: &Pattern| [&[Part::Hole(Hole::Name)], rest.parts()].concat();
+    fn shape(&mut self, rule: &str, tool: &ToolDefinition, shape: &CallShape) -> String {
+        let named = |rest: &Pattern| [&[PatternPart::Hole(Hole::Name)], rest.parts()].concat();
         let name = Value::from(tool.name.as_str());
         let schema = parameters(tool);
         match shape {
@@ -111,21 +111,21 @@ impl Grammar<'_> {
     }
 
     /// The texts of a pattern in a call of the function, as few literals as possible.
-    pub(super) fn pattern(&self, parts: &[Part], name: &str) -> String {
+    pub(super) fn pattern(&self, parts: &[PatternPart], name: &str) -> String {
         let mut written: Vec<String> = Vec::new();
         let mut text = String::new();
         for part in parts {
             let word = match part {
-                Part::Text(part) | Part::Space(part) => {
+                PatternPart::Text(part) | PatternPart::Space(part) => {
                     text.push_str(part);
                     continue;
                 }
-                Part::Hole(Hole::Name) => {
+                PatternPart::Hole(Hole::Name) => {
                     text.push_str(name);
                     continue;
                 }
-                Part::Hole(Hole::Index) => "/[0-9]{1,2}/",
-                Part::Hole(Hole::Id | Hole::Kind | Hole::Key) => "/[0-9A-Za-z]{9}/",
+                PatternPart::Hole(Hole::Index) => "/[0-9]{1,2}/",
+                PatternPart::Hole(Hole::Id | Hole::Kind | Hole::Key) => "/[0-9A-Za-z]{9}/",
             };
             written.extend([self.literal(&std::mem::take(&mut text)), word.to_owned()]);
         }
@@ -223,9 +223,9 @@ impl Grammar<'_> {
             None => "object",
         };
         let kind = tags.kinds.iter().find(|(kind, _)| *kind == json).or(tags.kinds.last());
-        let mark = Part::Hole(Hole::Kind);
+        let mark = PatternPart::Hole(Hole::Kind);
         let parts = tags.middle.parts().iter().map(|part| match (part, kind) {
-            (part, Some((_, kind))) if *part == mark => Part::Text(kind.clone()),
+            (part, Some((_, kind))) if *part == mark => PatternPart::Text(kind.clone()),
             (part, _) => part.clone(),
         });
         self.pattern(&parts.collect::<Vec<_>>(), "")
@@ -274,18 +274,18 @@ impl Grammar<'_> {
 }
 
 /// The text that announces calls, and the parts of the same pattern after it.
-pub(super) fn announcement(form: &CallForm) -> (String, &[Part]) {
+pub(super) fn announcement(form: &CallForm) -> (String, &[PatternPart]) {
     let pattern: &Pattern = if form.open.is_blank() { &form.before } else { &form.open };
     let parts = pattern.parts();
-    let begin = parts.iter().position(|part| !matches!(part, Part::Space(_))).unwrap_or(parts.len());
-    let hole = parts.iter().position(|part| matches!(part, Part::Hole(_))).unwrap_or(parts.len());
+    let begin = parts.iter().position(|part| !matches!(part, PatternPart::Space(_))).unwrap_or(parts.len());
+    let hole = parts.iter().position(|part| matches!(part, PatternPart::Hole(_))).unwrap_or(parts.len());
     let mut end = hole.max(begin);
-    while end > begin && matches!(parts[end - 1], Part::Space(_)) {
+    while end > begin && matches!(parts[end - 1], PatternPart::Space(_)) {
         end -= 1;
     }
     let text = parts[begin..end].iter().map(|part| match part {
-        Part::Text(text) | Part::Space(text) => text.as_str(),
-        Part::Hole(_) => "",
+        PatternPart::Text(text) | PatternPart::Space(text) => text.as_str(),
+        PatternPart::Hole(_) => "",
     });
     (text.collect(), &parts[end..])
 }
@@ -325,7 +325,7 @@ fn with_definitions(schema: &Value, root: &Value) -> Value {
 }
 
 /// The schema of a tool's arguments.
-pub(super) fn parameters(tool: &Tool) -> Value {
+pub(super) fn parameters(tool: &ToolDefinition) -> Value {
     if tool.strict || tool.parameters.as_object().is_some_and(|schema| !schema.is_empty()) {
         tool.parameters.clone()
     } else {

@@ -2,7 +2,7 @@
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::model::chat::answer::Reading;
+use crate::model::chat::answer::AnswerFormat;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -12,14 +12,14 @@ pub(super) const SPACE: &str = "/[ \\n]/?";
 /// How many further calls one answer may make: a model that finds no end shall find one.
 pub(super) const REPEATED: &str = "{0,31}";
 
-pub(super) struct Grammar<'a> {
-    pub(super) reading: &'a Reading,
+pub(super) struct GrammarWriter<'a> {
+    pub(super) reading: &'a AnswerFormat,
     pub(super) vocabulary: &'a Vocabulary,
     rules: String,
 }
 
-impl<'a> Grammar<'a> {
-    pub(super) fn new(reading: &'a Reading, vocabulary: &'a Vocabulary) -> Self {
+impl<'a> GrammarWriter<'a> {
+    pub(super) fn new(reading: &'a AnswerFormat, vocabulary: &'a Vocabulary) -> Self {
         Self { reading, vocabulary, rules: String::new() }
     }
 

@@ -7,10 +7,10 @@ mod calls;
 mod grammar;
 mod own;
 
-use super::answer::{Reading, Tool};
+use super::answer::{AnswerFormat, ToolDefinition};
 use crate::model::Vocabulary;
-use crate::model::grammar::{Constraint, Source, Trigger};
-use grammar::{Grammar, control};
+use crate::model::grammar::{Constraint, GrammarSource, Trigger};
+use grammar::{GrammarWriter, control};
 use serde_json::{Value, json};
 
 /// The request's field that errors name.
@@ -18,7 +18,7 @@ const FIELD: &str = "tools";
 
 /// What a request says about calling functions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Choice {
+pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
@@ -34,41 +34,41 @@ pub enum Choice {
 /// schema that an answer without a call must follow.
 #[must_use]
 pub fn constraint(
-    reading: &Reading,
-    choice: &Choice,
+    reading: &AnswerFormat,
+    choice: &ToolChoice,
     answer: Option<&Value>,
     may_think: bool,
     vocabulary: &Vocabulary,
 ) -> Option<Constraint> {
-    let chosen: Vec<&Tool> = match choice {
-        Choice::None => return None,
-        Choice::Function(name) => reading.tools.iter().filter(|tool| tool.name == *name).collect(),
-        Choice::Auto | Choice::Required => reading.tools.iter().collect(),
+    let chosen: Vec<&ToolDefinition> = match choice {
+        ToolChoice::None => return None,
+        ToolChoice::Function(name) => reading.tools.iter().filter(|tool| tool.name == *name).collect(),
+        ToolChoice::Auto | ToolChoice::Required => reading.tools.iter().collect(),
     };
     if chosen.is_empty() {
         return None;
     }
-    let mut grammar = Grammar::new(reading, vocabulary);
-    let several = !reading.single && !matches!(choice, Choice::Function(_));
+    let mut grammar = GrammarWriter::new(reading, vocabulary);
+    let several = !reading.single && !matches!(choice, ToolChoice::Function(_));
     match (choice, answer) {
-        (Choice::Auto, None) => {
+        (ToolChoice::Auto, None) => {
             if chosen.iter().all(|tool| !tool.strict) {
                 return None;
             }
             let trigger = grammar.trigger(&chosen);
             let calls = grammar.own_calls(&chosen, several);
-            Some(Constraint::new(FIELD, Source::Lark(grammar.finish(&calls))).lazy(trigger))
+            Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&calls))).lazy(trigger))
         }
-        (Choice::Auto, Some(schema)) => {
+        (ToolChoice::Auto, Some(schema)) => {
             let calls = grammar.calls(&chosen, several, true);
             let lead = grammar.lead(may_think);
             let answer = grammar.answer(schema);
-            Some(Constraint::new(FIELD, Source::Lark(grammar.finish(&format!("{lead}({answer} | {calls})")))))
+            Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&format!("{lead}({answer} | {calls})")))))
         }
         _ => {
             let calls = grammar.calls(&chosen, several, true);
             let lead = grammar.lead(may_think);
-            Some(Constraint::new(FIELD, Source::Lark(grammar.finish(&format!("{lead}{calls}")))))
+            Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&format!("{lead}{calls}")))))
         }
     }
 }
@@ -76,7 +76,12 @@ pub fn constraint(
 /// The same form for an answer in which thoughts come first: those are left alone. `may_think` says whether a thought may
 /// come where none has begun.
 #[must_use]
-pub fn behind_thought(form: Constraint, reading: &Reading, may_think: bool, vocabulary: &Vocabulary) -> Constraint {
+pub fn behind_thought(
+    form: Constraint,
+    reading: &AnswerFormat,
+    may_think: bool,
+    vocabulary: &Vocabulary,
+) -> Constraint {
     if form.trigger.is_some() {
         return form;
     }
@@ -96,23 +101,23 @@ pub fn behind_thought(form: Constraint, reading: &Reading, may_think: bool, voca
 
 /// The form for an answer in channels, of which it is about the last: JSON is made to come there, any other grammar holds as
 /// soon as that channel begins.
-fn in_final_channel(form: Constraint, reading: &Reading, may_think: bool, vocabulary: &Vocabulary) -> Constraint {
+fn in_final_channel(form: Constraint, reading: &AnswerFormat, may_think: bool, vocabulary: &Vocabulary) -> Constraint {
     let Some(schema) = schema(&form) else {
         return form.lazy(Trigger::text("<|channel|>final<|message|>"));
     };
-    let mut grammar = Grammar::new(reading, vocabulary);
+    let mut grammar = GrammarWriter::new(reading, vocabulary);
     let lead = grammar.lead(may_think);
     let answer = grammar.answer(&schema);
-    Constraint { source: Source::Lark(grammar.finish(&format!("{lead}{answer}"))), ..form }
+    Constraint { source: GrammarSource::Lark(grammar.finish(&format!("{lead}{answer}"))), ..form }
 }
 
 /// The schema, where a form says that the text must be JSON.
 #[must_use]
 pub fn schema(form: &Constraint) -> Option<Value> {
     match &form.source {
-        Source::JsonSchema(schema) => Some(schema.clone()),
-        Source::JsonObject => Some(json!({ "type": "object" })),
-        Source::Gbnf(_) | Source::Lark(_) | Source::Regex(_) => None,
+        GrammarSource::JsonSchema(schema) => Some(schema.clone()),
+        GrammarSource::JsonObject => Some(json!({ "type": "object" })),
+        GrammarSource::Gbnf(_) | GrammarSource::Lark(_) | GrammarSource::Regex(_) => None,
     }
 }
 

@@ -1,8 +1,8 @@
 //! Calls that a model makes by itself: what tells that one begins, and how it goes on from there.
 
 use super::calls::{announcement, parameters};
-use super::grammar::{Grammar, REPEATED, SPACE, control, laid_out};
-use crate::model::chat::answer::Tool;
+use super::grammar::{GrammarWriter, REPEATED, SPACE, control, laid_out};
+use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::format::CallShape;
 use crate::model::grammar::Trigger;
 use serde_json::{Value, json};
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 /// What stands between objects that have no marker.
 const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
-impl Grammar<'_> {
+impl GrammarWriter<'_> {
     /// Rules for calls that the model makes by itself, behind what [`Self::trigger`] watches for.
-    pub(super) fn own_calls(&mut self, tools: &[&Tool], several: bool) -> String {
+    pub(super) fn own_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
         let form = self.reading.format.calls[0].clone();
-        let call = |grammar: &mut Self, (index, tool): (usize, &&Tool)| {
+        let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
             let body = match form.shape {
                 CallShape::Channel => grammar.addressed(&rule, tool),
@@ -39,7 +39,7 @@ impl Grammar<'_> {
     }
 
     /// A call behind `to=functions.`, with whatever the rest of its header may be.
-    fn addressed(&mut self, rule: &str, tool: &Tool) -> String {
+    fn addressed(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
         self.rule(&arguments, &format!("%json {}", laid_out(&parameters(tool))));
         let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
@@ -48,7 +48,7 @@ impl Grammar<'_> {
     }
 
     /// What begins a block, or a call where it stands bare.
-    pub(super) fn trigger(&self, tools: &[&Tool]) -> Trigger {
+    pub(super) fn trigger(&self, tools: &[&ToolDefinition]) -> Trigger {
         let format = &self.reading.format;
         if format.is_channels() {
             let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
@@ -89,7 +89,7 @@ impl Grammar<'_> {
 }
 
 /// A call as one object, in whatever white space the model has begun it.
-fn whole_object(tool: &Tool, shape: &CallShape) -> String {
+fn whole_object(tool: &ToolDefinition, shape: &CallShape) -> String {
     let CallShape::Json(keys) = shape else { return String::new() };
     let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());
     let mut parameters = parameters(tool);

@@ -1,9 +1,9 @@
-use super::{Choice, behind_thought, constraint};
-use crate::model::chat::answer::{Message, Parser, Reading, Tool};
-use crate::model::chat::family::Family;
-use crate::model::chat::format::Format;
-use crate::model::grammar::{Constraint, Grammars, Source};
-use crate::model::{Special, Vocabulary};
+use super::{ToolChoice, behind_thought, constraint};
+use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
+use crate::model::chat::family::ModelFamily;
+use crate::model::chat::format::AnswerSyntax;
+use crate::model::grammar::{Constraint, GrammarCompiler, GrammarSource};
+use crate::model::{SpecialTokens, Vocabulary};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -20,12 +20,12 @@ fn vocabulary(literals: &[&str]) -> Arc<Vocabulary> {
         Some(at) => vec![256 + at as i32],
         None => text.bytes().map(i32::from).collect(),
     };
-    Arc::new(Vocabulary::new(pieces, control, vec![END], Special::default(), encode))
+    Arc::new(Vocabulary::new(pieces, control, vec![END], SpecialTokens::default(), encode))
 }
 
-fn reading(format: &Format) -> Reading {
-    let tool = |name: &str, parameters: Value| Tool { name: name.into(), parameters, strict: true };
-    Reading {
+fn reading(format: &AnswerSyntax) -> AnswerFormat {
+    let tool = |name: &str, parameters: Value| ToolDefinition { name: name.into(), parameters, strict: true };
+    AnswerFormat {
         format: format.clone().into(),
         tools: vec![
             tool(
@@ -47,7 +47,7 @@ fn reading(format: &Format) -> Reading {
 
 /// Follows a constraint, drawing each token with the next of `draws`, until it is complete and `draws` are used up.
 fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) -> String {
-    let grammars = Grammars::new(Arc::clone(vocabulary));
+    let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
     let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
     let mut text = Vec::new();
     for step in 0..4000usize {
@@ -69,14 +69,14 @@ fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) ->
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn read(reading: &Reading, text: &str) -> Message {
-    let mut parser = Parser::new(Arc::new(reading.clone()));
+fn read(reading: &AnswerFormat, text: &str) -> AnswerMessage {
+    let mut parser = AnswerParser::new(Arc::new(reading.clone()));
     parser.push(text);
     parser.finish(false);
     parser.message().clone()
 }
 
-fn check(message: &Message, text: &str) {
+fn check(message: &AnswerMessage, text: &str) {
     assert!(!message.calls.is_empty() && message.content.trim().is_empty(), "{text}\n{message:?}");
     for call in &message.calls {
         let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| panic!("{text}"));
@@ -89,26 +89,26 @@ fn check(message: &Message, text: &str) {
 }
 
 /// Every family, and the older ways of two of them.
-fn formats() -> Vec<Format> {
+fn formats() -> Vec<AnswerSyntax> {
     let families = [
-        Family::Hermes,
-        Family::QwenCoder,
-        Family::Llama3,
-        Family::Functionary,
-        Family::Mistral,
-        Family::Glm4,
-        Family::Glm45,
-        Family::DeepSeek,
-        Family::Kimi,
-        Family::CommandR,
-        Family::Phi,
-        Family::Nemotron,
-        Family::Harmony,
-        Family::Gemma,
-        Family::Plain,
+        ModelFamily::Hermes,
+        ModelFamily::QwenCoder,
+        ModelFamily::Llama3,
+        ModelFamily::Functionary,
+        ModelFamily::Mistral,
+        ModelFamily::Glm4,
+        ModelFamily::Glm45,
+        ModelFamily::DeepSeek,
+        ModelFamily::Kimi,
+        ModelFamily::CommandR,
+        ModelFamily::Phi,
+        ModelFamily::Nemotron,
+        ModelFamily::Harmony,
+        ModelFamily::Gemma,
+        ModelFamily::Plain,
     ];
-    let mut formats: Vec<Format> = families.iter().map(|family| family.format()).collect();
-    formats.extend([Format::of_markers("[TOOL_CALLS]"), Format::of_markers("<｜tool▁calls▁begin｜>")]);
+    let mut formats: Vec<AnswerSyntax> = families.iter().map(|family| family.format()).collect();
+    formats.extend([AnswerSyntax::of_markers("[TOOL_CALLS]"), AnswerSyntax::of_markers("<｜tool▁calls▁begin｜>")]);
     formats.extend(crate::model::chat::derive::tests::formats().into_iter().map(|(_, format)| (*format).clone()));
     formats
 }
@@ -121,9 +121,9 @@ proptest! {
     #[test]
     fn what_the_grammar_allows_is_a_call(draws: Vec<u16>, first in any::<bool>()) {
         for format in formats() {
-            let reading = Reading { single: first, ..reading(&format) };
+            let reading = AnswerFormat { single: first, ..reading(&format) };
             for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
-                let constraint = constraint(&reading, &Choice::Required, None, false, &vocabulary).unwrap();
+                let constraint = constraint(&reading, &ToolChoice::Required, None, false, &vocabulary).unwrap();
                 let text = walk(&constraint, &vocabulary, &draws);
                 let message = read(&reading, &text);
                 check(&message, &text);
@@ -139,7 +139,7 @@ fn a_named_function_is_the_only_one() {
         let vocabulary = vocabulary(&format.markers());
         let reading = reading(&format);
         for (name, draw) in [("weather", 0), ("add", 1)] {
-            let choice = Choice::Function(name.into());
+            let choice = ToolChoice::Function(name.into());
             let constraint = constraint(&reading, &choice, None, false, &vocabulary).unwrap();
             let message = read(&reading, &walk(&constraint, &vocabulary, &[draw; 9]));
             assert_eq!(message.calls.iter().map(|call| call.name.as_str()).collect::<Vec<_>>(), [name]);
@@ -150,9 +150,9 @@ fn a_named_function_is_the_only_one() {
 #[test]
 fn a_thought_that_has_begun_comes_before_the_call() {
     for vocabulary in [vocabulary(&[]), vocabulary(&["<think>", "</think>"])] {
-        let reading = Reading { thinking: true, ..reading(&Family::Hermes.format()) };
-        let constraint = constraint(&reading, &Choice::Required, None, false, &vocabulary).unwrap();
-        let grammars = Grammars::new(Arc::clone(&vocabulary));
+        let reading = AnswerFormat { thinking: true, ..reading(&ModelFamily::Hermes.format()) };
+        let constraint = constraint(&reading, &ToolChoice::Required, None, false, &vocabulary).unwrap();
+        let grammars = GrammarCompiler::new(Arc::clone(&vocabulary));
         let mut follower = grammars.follow(&constraint).unwrap();
         let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
         let close = vocabulary.encode("</think>", false, true);
@@ -168,23 +168,23 @@ fn a_thought_that_has_begun_comes_before_the_call() {
 #[test]
 fn the_model_decides_unless_a_function_is_strict() {
     let vocabulary = vocabulary(&["<tool_call>"]);
-    let mut reading = reading(&Family::Hermes.format());
-    let auto = constraint(&reading, &Choice::Auto, None, false, &vocabulary).unwrap();
+    let mut reading = reading(&ModelFamily::Hermes.format());
+    let auto = constraint(&reading, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
     assert_eq!(auto.trigger.unwrap().tokens.len(), 1);
-    assert_eq!(constraint(&reading, &Choice::None, None, false, &vocabulary), None);
+    assert_eq!(constraint(&reading, &ToolChoice::None, None, false, &vocabulary), None);
     for tool in &mut reading.tools {
         tool.strict = false;
     }
-    assert_eq!(constraint(&reading, &Choice::Auto, None, false, &vocabulary), None);
+    assert_eq!(constraint(&reading, &ToolChoice::Auto, None, false, &vocabulary), None);
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]});
-    let either = constraint(&reading, &Choice::Auto, Some(&schema), false, &vocabulary).unwrap();
+    let either = constraint(&reading, &ToolChoice::Auto, Some(&schema), false, &vocabulary).unwrap();
     let text = walk(&either, &vocabulary, &[0]);
     assert!(text.starts_with('{') || text.starts_with("<tool_call>"), "{text}");
 }
 
 /// What a follower makes of a text: whether it was taken as a whole, and whether the grammar holds behind it.
 fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]) -> (bool, bool) {
-    let grammars = Grammars::new(Arc::clone(vocabulary));
+    let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
     let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
     let mut fits = true;
     for token in pieces.iter().flat_map(|piece| vocabulary.encode(piece, false, true)) {
@@ -203,7 +203,7 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
     let with = |head: &[&'static str], rest: &'static str| [head, &[rest][..]].concat();
     for (family, taken, refused, text) in [
         (
-            Family::Llama3,
+            ModelFamily::Llama3,
             vec![
                 vec!["{\"name\": \"weather\", \"parameters\": {\"city\": \"Ulm\", \"dry\": true}}"],
                 vec!["\n{ \"type\": \"function\",\n \"name\" : \"add\", \"parameters\": {\"a\": 2}}"],
@@ -217,7 +217,7 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
             vec!["{\"name\": \"Ann\", \"age\": 5}"],
         ),
         (
-            Family::Glm4,
+            ModelFamily::Glm4,
             vec![
                 vec!["weather\n{\"city\": \"Bern\", \"dry\": false}"],
                 vec!["<think>hm", "</think>", "\nadd\n{\"a\": 1}"],
@@ -227,7 +227,7 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
             vec!["weather is {"],
         ),
         (
-            Family::Harmony,
+            ModelFamily::Harmony,
             vec![with(&channel, "{\"city\": \"Ulm\", \"dry\": true}"), with(&header, "{\"a\": 1}")],
             with(&header, "{\"a\": 7}"),
             vec!["<|channel|>", "final", "<|message|>", "to=functions.add {"],
@@ -238,7 +238,7 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
         markers.retain(|marker| !marker.trim().is_empty());
         for vocabulary in [vocabulary(&[]), vocabulary(&markers)] {
             let reading = reading(&format);
-            let auto = constraint(&reading, &Choice::Auto, None, false, &vocabulary).unwrap();
+            let auto = constraint(&reading, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
             for call in &taken {
                 assert_eq!(follow(&auto, &vocabulary, call), (true, true), "{family:?} {call:?}");
                 let (text, message) = (call.concat(), read(&reading, &call.concat()));
@@ -255,8 +255,8 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
 #[test]
 fn a_form_waits_for_the_end_of_a_thought() {
     let vocabulary = vocabulary(&[]);
-    let mut reading = reading(&Family::Hermes.format());
-    let form = Constraint::new("json_schema", Source::JsonObject);
+    let mut reading = reading(&ModelFamily::Hermes.format());
+    let form = Constraint::new("json_schema", GrammarSource::JsonObject);
     assert!(behind_thought(form.clone(), &reading, true, &vocabulary).trigger.is_none());
     reading.thinking = true;
     assert_eq!(behind_thought(form, &reading, true, &vocabulary).trigger.unwrap().texts, ["</think>"]);
@@ -269,10 +269,10 @@ fn a_form_is_about_the_final_channel() {
     let announced = ["<|channel|>", "final ", "<|constrain|>", "json", "<|message|>", "{\"ok\": true}"];
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
                         "additionalProperties": false});
-    let format = Family::Harmony.format();
+    let format = ModelFamily::Harmony.format();
     for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
         let reading = reading(&format);
-        let form = Constraint::new("response_format", Source::JsonSchema(schema.clone()));
+        let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
         let json = behind_thought(form, &reading, true, &vocabulary);
         for answer in [[&analysis[..], &last].concat(), last.to_vec(), announced.to_vec()] {
             assert_eq!(follow(&json, &vocabulary, &answer), (true, true), "{answer:?}");
@@ -281,13 +281,17 @@ fn a_form_is_about_the_final_channel() {
         for answer in [vec!["{\"ok\": true}"], [&last[..3], &["no"]].concat()] {
             assert!(!follow(&json, &vocabulary, &answer).0, "{answer:?}");
         }
-        let form = Constraint::new("response_format", Source::JsonSchema(schema.clone()));
+        let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
         let at_once = behind_thought(form, &reading, false, &vocabulary);
         assert!(!follow(&at_once, &vocabulary, &analysis).0 && follow(&at_once, &vocabulary, &last).0);
-        let either = constraint(&reading, &Choice::Auto, Some(&schema), true, &vocabulary).unwrap();
+        let either = constraint(&reading, &ToolChoice::Auto, Some(&schema), true, &vocabulary).unwrap();
         assert!(follow(&either, &vocabulary, &[&analysis[..], &last].concat()).0);
-        let regex =
-            behind_thought(Constraint::new("regex", Source::Regex("[0-9]+".into())), &reading, true, &vocabulary);
+        let regex = behind_thought(
+            Constraint::new("regex", GrammarSource::Regex("[0-9]+".into())),
+            &reading,
+            true,
+            &vocabulary,
+        );
         assert_eq!(follow(&regex, &vocabulary, &[&analysis[..], &last[..3], &["17"]].concat()), (true, true));
         assert!(!follow(&regex, &vocabulary, &[&analysis[..], &last].concat()).0);
     }

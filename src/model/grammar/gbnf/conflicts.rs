@@ -5,7 +5,7 @@
 //! on, behind a match of itself or of one that may stand in its place, with a byte that may also begin what comes next. Where
 //! one could, it is taken apart, down to single characters if need be.
 
-use super::lower::{Item, Productions, divisible};
+use super::lower::{Productions, Symbol, divisible};
 use super::nfa::{ALL, Bytes, NONE, join, meet};
 use super::parse::Node;
 use std::collections::HashMap;
@@ -181,7 +181,7 @@ struct Follow<'a> {
 
 impl Follow<'_> {
     /// Notes for every symbol of a sequence what may stand behind it; `after` stands behind the whole.
-    fn walk(&mut self, items: &[Item], after: &First) {
+    fn walk(&mut self, items: &[Symbol], after: &First) {
         for (index, item) in items.iter().enumerate() {
             let mut behind = sequence(&items[index + 1..], self.rules, self.own, self.width);
             if behind.nullable {
@@ -190,10 +190,10 @@ impl Follow<'_> {
             // Nullable means here that the end may follow, which no byte contradicts.
             behind.nullable = false;
             match item {
-                Item::Rule(rule) => self.changed |= self.behind_rule[*rule].join(&behind),
-                Item::Terminal(terminal) => self.changed |= self.behind[*terminal].join(&behind),
-                Item::Token { .. } => {}
-                Item::Repeat(inner, _, most) => {
+                Symbol::Rule(rule) => self.changed |= self.behind_rule[*rule].join(&behind),
+                Symbol::Terminal(terminal) => self.changed |= self.behind[*terminal].join(&behind),
+                Symbol::Token { .. } => {}
+                Symbol::Repeat(inner, _, most) => {
                     if *most != Some(1) {
                         let mut again = sequence(inner, self.rules, self.own, self.width);
                         again.nullable = false;
@@ -206,18 +206,18 @@ impl Follow<'_> {
     }
 }
 
-fn sequence(items: &[Item], rules: &[First], own: &[First], width: usize) -> First {
+fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> First {
     let mut first = First::nothing(width);
     first.nullable = true;
     for item in items {
         let one = match item {
-            Item::Rule(rule) => rules[*rule].clone(),
-            Item::Terminal(terminal) => own[*terminal].clone(),
+            Symbol::Rule(rule) => rules[*rule].clone(),
+            Symbol::Terminal(terminal) => own[*terminal].clone(),
             // A token is told from text by a marker that no text has; any token but one may be text.
-            Item::Token { negated, .. } => {
+            Symbol::Token { negated, .. } => {
                 First { bytes: if *negated { ALL } else { MARKER }, ..First::nothing(width) }
             }
-            Item::Repeat(inner, least, _) => {
+            Symbol::Repeat(inner, least, _) => {
                 let mut inner = sequence(inner, rules, own, width);
                 inner.nullable |= *least == 0;
                 inner
@@ -233,11 +233,11 @@ fn sequence(items: &[Item], rules: &[First], own: &[First], width: usize) -> Fir
     first
 }
 
-fn names_token(items: &[Item]) -> bool {
+fn names_token(items: &[Symbol]) -> bool {
     items.iter().any(|item| match item {
-        Item::Token { .. } => true,
-        Item::Repeat(inner, ..) => names_token(inner),
-        Item::Rule(_) | Item::Terminal(_) => false,
+        Symbol::Token { .. } => true,
+        Symbol::Repeat(inner, ..) => names_token(inner),
+        Symbol::Rule(_) | Symbol::Terminal(_) => false,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Writes productions as llguidance's Lark.
 
-use super::lower::{Item, Productions, is_empty};
+use super::lower::{Productions, Symbol, is_empty};
 use super::parse::Node;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -79,15 +79,15 @@ impl Writer {
     }
 }
 
-fn sequence(items: &[Item]) -> String {
+fn sequence(items: &[Symbol]) -> String {
     if items.is_empty() {
         return "\"\"".into();
     }
-    let one = |item: &Item| match item {
-        Item::Rule(index) => format!("r{index}"),
-        Item::Terminal(index) => format!("T{index}"),
-        Item::Token { id, negated } => format!("<[{}{id}]>", if *negated { "^" } else { "" }),
-        Item::Repeat(inner, least, most) => repeated(&sequence(inner), *least, *most),
+    let one = |item: &Symbol| match item {
+        Symbol::Rule(index) => format!("r{index}"),
+        Symbol::Terminal(index) => format!("T{index}"),
+        Symbol::Token { id, negated } => format!("<[{}{id}]>", if *negated { "^" } else { "" }),
+        Symbol::Repeat(inner, least, most) => repeated(&sequence(inner), *least, *most),
     };
     items.iter().map(one).collect::<Vec<_>>().join(" ")
 }

@@ -1,13 +1,13 @@
 //! From rules to productions over terminals.
 
 use super::nfa::Nfa;
-use super::parse::{Grammar, Node};
+use super::parse::{GbnfGrammar, Node};
 use crate::events::TokenId;
 use std::collections::{HashMap, HashSet};
 
 /// One symbol on the right of a production.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Item {
+pub(super) enum Symbol {
     /// A production's left side, by index.
     Rule(usize),
     /// A terminal, by index.
@@ -15,7 +15,7 @@ pub(super) enum Item {
     /// One token, or any but it.
     Token { id: TokenId, negated: bool },
     /// A sequence, repeated.
-    Repeat(Vec<Item>, u32, Option<u32>),
+    Repeat(Vec<Symbol>, u32, Option<u32>),
 }
 
 /// A part of the grammar that is matched as one regular expression.
@@ -30,12 +30,12 @@ pub(super) struct Terminal {
 #[derive(Debug)]
 pub(super) struct Productions {
     /// Alternatives of each left side.
-    pub(super) rules: Vec<Vec<Vec<Item>>>,
+    pub(super) rules: Vec<Vec<Vec<Symbol>>>,
     pub(super) terminals: Vec<Terminal>,
 }
 
 /// Which rules are regular: those that need no rule that is not.
-pub(super) fn regular_rules(grammar: &Grammar) -> Vec<bool> {
+pub(super) fn regular_rules(grammar: &GbnfGrammar) -> Vec<bool> {
     let mut regular = vec![false; grammar.rules.len()];
     let mut needed_by = vec![Vec::new(); grammar.rules.len()];
     let mut missing: Vec<Option<usize>> = Vec::with_capacity(grammar.rules.len());
@@ -80,7 +80,7 @@ fn collect(node: &Node, rules: &mut HashSet<usize>) -> bool {
 }
 
 /// Puts the productions together, with terminals as large as they may be: regular, and not in `split`.
-pub(super) fn lower(grammar: &Grammar, regular: &[bool], split: &HashSet<Node>) -> Productions {
+pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Node>) -> Productions {
     let mut lowering = Lowering {
         grammar,
         regular,
@@ -119,28 +119,28 @@ impl Productions {
     }
 }
 
-fn can_end(items: &[Item], ends: &[bool]) -> bool {
+fn can_end(items: &[Symbol], ends: &[bool]) -> bool {
     items.iter().all(|item| match item {
-        Item::Rule(rule) => ends[*rule],
-        Item::Repeat(inner, least, _) => *least == 0 || can_end(inner, ends),
-        Item::Terminal(_) | Item::Token { .. } => true,
+        Symbol::Rule(rule) => ends[*rule],
+        Symbol::Repeat(inner, least, _) => *least == 0 || can_end(inner, ends),
+        Symbol::Terminal(_) | Symbol::Token { .. } => true,
     })
 }
 
-fn drop_endless(items: &mut Vec<Item>, ends: &[bool]) {
-    items.retain(|item| !matches!(item, Item::Repeat(inner, ..) if !can_end(inner, ends)));
+fn drop_endless(items: &mut Vec<Symbol>, ends: &[bool]) {
+    items.retain(|item| !matches!(item, Symbol::Repeat(inner, ..) if !can_end(inner, ends)));
     for item in items {
-        if let Item::Repeat(inner, ..) = item {
+        if let Symbol::Repeat(inner, ..) = item {
             drop_endless(inner, ends);
         }
     }
 }
 
 struct Lowering<'a> {
-    grammar: &'a Grammar,
+    grammar: &'a GbnfGrammar,
     regular: &'a [bool],
     split: &'a HashSet<Node>,
-    rules: Vec<Vec<Vec<Item>>>,
+    rules: Vec<Vec<Vec<Symbol>>>,
     of_rule: HashMap<usize, usize>,
     of_node: HashMap<Node, usize>,
     todo: Vec<(usize, usize)>,
@@ -148,14 +148,14 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    fn alternatives(&mut self, node: &Node) -> Vec<Vec<Item>> {
+    fn alternatives(&mut self, node: &Node) -> Vec<Vec<Symbol>> {
         match node {
             Node::Either(nodes) if !self.whole(node) => nodes.iter().map(|node| self.items(node)).collect(),
             other => vec![self.items(other)],
         }
     }
 
-    fn items(&mut self, node: &Node) -> Vec<Item> {
+    fn items(&mut self, node: &Node) -> Vec<Symbol> {
         if self.whole(node) {
             return self.terminal(node);
         }
@@ -164,8 +164,8 @@ impl Lowering<'_> {
                 text.chars().flat_map(|character| self.terminal(&Node::Text(character.into()))).collect()
             }
             Node::Class(_) => self.terminal(node),
-            Node::Rule(index) => vec![Item::Rule(self.rule(*index))],
-            Node::Token { id, negated } => vec![Item::Token { id: *id, negated: *negated }],
+            Node::Rule(index) => vec![Symbol::Rule(self.rule(*index))],
+            Node::Token { id, negated } => vec![Symbol::Token { id: *id, negated: *negated }],
             Node::Sequence(nodes) => {
                 let mut items = Vec::new();
                 let mut at = 0;
@@ -190,11 +190,15 @@ impl Lowering<'_> {
             Node::Either(_) => {
                 let alternatives = self.alternatives(node);
                 self.rules.push(alternatives);
-                vec![Item::Rule(self.rules.len() - 1)]
+                vec![Symbol::Rule(self.rules.len() - 1)]
             }
             Node::Repeat(inner, least, most) => {
                 let inner = self.items(inner);
-                if inner.is_empty() || *most == Some(0) { Vec::new() } else { vec![Item::Repeat(inner, *least, *most)] }
+                if inner.is_empty() || *most == Some(0) {
+                    Vec::new()
+                } else {
+                    vec![Symbol::Repeat(inner, *least, *most)]
+                }
             }
         }
     }
@@ -210,7 +214,7 @@ impl Lowering<'_> {
         at
     }
 
-    fn terminal(&mut self, node: &Node) -> Vec<Item> {
+    fn terminal(&mut self, node: &Node) -> Vec<Symbol> {
         if is_empty(node) {
             return Vec::new();
         }
@@ -219,7 +223,7 @@ impl Lowering<'_> {
             self.of_node.insert(node.clone(), self.terminals.len() - 1);
             self.terminals.len() - 1
         });
-        vec![Item::Terminal(index)]
+        vec![Symbol::Terminal(index)]
     }
 
     /// Whether a node is one terminal.

@@ -9,7 +9,7 @@ mod lower;
 mod nfa;
 mod parse;
 
-use super::Error;
+use super::GrammarError;
 use crate::model::Vocabulary;
 use std::collections::HashSet;
 
@@ -19,8 +19,8 @@ const MOST_ROUNDS: usize = 64;
 /// Translates a grammar; `vocabulary` knows the tokens that it names as `<token>` or `<[id]>`.
 ///
 /// # Errors
-/// [`Error::Syntax`] with line and column.
-pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, Error> {
+/// [`GrammarError::Syntax`] with line and column.
+pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarError> {
     let token = |text: &str| {
         if let Some(id) = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>")) {
             return id.parse().ok().filter(|&id| vocabulary.contains(id));
@@ -36,7 +36,9 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, Error> {
     for _ in 0..MOST_ROUNDS {
         let productions = lower::lower(&grammar, &regular, &split);
         if productions.rules[0].is_empty() {
-            return Err(Error::unsupported("no text matches the rule 'root': its rules need each other without end"));
+            return Err(GrammarError::unsupported(
+                "no text matches the rule 'root': its rules need each other without end",
+            ));
         }
         // One terminal has nothing beside it that could go on where it ends.
         let apart = if regular[grammar.root] { Vec::new() } else { conflicts::find(&productions) };
@@ -45,7 +47,7 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, Error> {
         }
         split.extend(apart);
     }
-    Err(Error::unsupported("the grammar's rules are too entangled; fewer ways to read the same text are needed"))
+    Err(GrammarError::unsupported("the grammar's rules are too entangled; fewer ways to read the same text are needed"))
 }
 
 #[cfg(test)]

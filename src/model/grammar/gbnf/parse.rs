@@ -3,7 +3,7 @@
 //! What llama.cpp takes is taken, with its bounds on repetitions; a mistake is told with its line and column. One difference:
 //! a class that holds no character is a mistake here, where llama.cpp reads it as nothing.
 
-use super::super::Error;
+use super::super::GrammarError;
 use crate::events::TokenId;
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ const MOST_REPETITIONS: u32 = 2000;
 
 /// A grammar's rules; the first of them is named `root`.
 #[derive(Debug, Clone)]
-pub(super) struct Grammar {
+pub(super) struct GbnfGrammar {
     /// By index, as [`Node::Rule`] names them.
     pub(super) rules: Vec<Node>,
     pub(super) root: usize,
@@ -42,7 +42,7 @@ pub(super) enum Node {
 }
 
 /// Parses a grammar. `token` finds the token that a text is.
-pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Result<Grammar, Error> {
+pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Result<GbnfGrammar, GrammarError> {
     let mut parser = Parser {
         rest: source.chars().collect(),
         at: 0,
@@ -71,7 +71,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn rule(&mut self) -> Result<(), Error> {
+    fn rule(&mut self) -> Result<(), GrammarError> {
         let name = self.name()?;
         let index = self.index(&name)?;
         self.space(false);
@@ -91,7 +91,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn finish(self) -> Result<Grammar, Error> {
+    fn finish(self) -> Result<GbnfGrammar, GrammarError> {
         let mut rules = Vec::with_capacity(self.names.len());
         let mut defined = self.rules;
         let root = self.names.iter().position(|(name, ..)| name == "root");
@@ -99,7 +99,7 @@ impl Parser<'_> {
             match defined.remove(&index) {
                 Some(body) => rules.push(body),
                 None => {
-                    return Err(Error::Syntax {
+                    return Err(GrammarError::Syntax {
                         line: *line,
                         column: *column,
                         message: format!("the rule '{name}' is named here and nowhere defined"),
@@ -107,15 +107,15 @@ impl Parser<'_> {
                 }
             }
         }
-        let root = root.ok_or_else(|| Error::Syntax {
+        let root = root.ok_or_else(|| GrammarError::Syntax {
             line: self.line,
             column: self.column,
             message: "the grammar has no rule 'root', at which it would begin".into(),
         })?;
-        Ok(Grammar { rules, root })
+        Ok(GbnfGrammar { rules, root })
     }
 
-    fn alternatives(&mut self, depth: usize) -> Result<Node, Error> {
+    fn alternatives(&mut self, depth: usize) -> Result<Node, GrammarError> {
         if depth > DEEPEST {
             return Err(self.wrong(&format!("groups are nested more than {DEEPEST} deep")));
         }
@@ -127,7 +127,7 @@ impl Parser<'_> {
         Ok(if alternatives.len() == 1 { alternatives.swap_remove(0) } else { Node::Either(alternatives) })
     }
 
-    fn sequence(&mut self, depth: usize) -> Result<Node, Error> {
+    fn sequence(&mut self, depth: usize) -> Result<Node, GrammarError> {
         let nested = depth > 0;
         let mut items = Vec::new();
         while let Some(next) = self.peek() {
@@ -167,7 +167,7 @@ impl Parser<'_> {
         Ok(if items.len() == 1 { items.swap_remove(0) } else { Node::Sequence(items) })
     }
 
-    fn literal(&mut self) -> Result<Node, Error> {
+    fn literal(&mut self) -> Result<Node, GrammarError> {
         self.advance();
         let mut text = String::new();
         loop {
@@ -186,7 +186,7 @@ impl Parser<'_> {
         Ok(Node::Text(text))
     }
 
-    fn class(&mut self) -> Result<Node, Error> {
+    fn class(&mut self) -> Result<Node, GrammarError> {
         self.advance();
         let negated = self.take('^');
         let mut ranges = Vec::new();
@@ -219,7 +219,7 @@ impl Parser<'_> {
         Ok(Node::Class(ranges))
     }
 
-    fn token_literal(&mut self) -> Result<Node, Error> {
+    fn token_literal(&mut self) -> Result<Node, GrammarError> {
         let negated = self.take('!');
         let start = self.at;
         if !self.take('<') {
@@ -244,7 +244,7 @@ impl Parser<'_> {
         }
     }
 
-    fn repetition(&mut self, nested: bool) -> Result<(u32, Option<u32>), Error> {
+    fn repetition(&mut self, nested: bool) -> Result<(u32, Option<u32>), GrammarError> {
         match self.advance() {
             Some('*') => return Ok((0, None)),
             Some('+') => return Ok((1, None)),
@@ -272,7 +272,7 @@ impl Parser<'_> {
         Ok((least, most.filter(|&most| most <= MOST_REPETITIONS)))
     }
 
-    fn number(&mut self) -> Result<u32, Error> {
+    fn number(&mut self) -> Result<u32, GrammarError> {
         let start = self.at;
         while self.peek().is_some_and(|next| next.is_ascii_digit()) {
             self.advance();
@@ -285,7 +285,7 @@ impl Parser<'_> {
     }
 
     /// One character of a text or a class, escaped or not.
-    fn character(&mut self) -> Result<u32, Error> {
+    fn character(&mut self) -> Result<u32, GrammarError> {
         match self.advance() {
             Some('\\') => match self.advance() {
                 Some('x') => self.hexadecimal(2),
@@ -305,7 +305,7 @@ impl Parser<'_> {
         }
     }
 
-    fn hexadecimal(&mut self, digits: usize) -> Result<u32, Error> {
+    fn hexadecimal(&mut self, digits: usize) -> Result<u32, GrammarError> {
         let mut code = 0;
         for _ in 0..digits {
             match self.peek().and_then(|next| next.to_digit(16)) {
@@ -320,7 +320,7 @@ impl Parser<'_> {
         Ok(code)
     }
 
-    fn name(&mut self) -> Result<String, Error> {
+    fn name(&mut self) -> Result<String, GrammarError> {
         let start = self.at;
         while self.peek().is_some_and(is_name) {
             self.advance();
@@ -332,7 +332,7 @@ impl Parser<'_> {
         Ok(self.rest[start..self.at].iter().collect())
     }
 
-    fn index(&mut self, name: &str) -> Result<usize, Error> {
+    fn index(&mut self, name: &str) -> Result<usize, GrammarError> {
         if let Some(index) = self.names.iter().position(|(known, ..)| known == name) {
             return Ok(index);
         }
@@ -397,8 +397,8 @@ impl Parser<'_> {
         Some(next)
     }
 
-    fn wrong(&self, message: &str) -> Error {
-        Error::Syntax { line: self.line, column: self.column, message: message.to_owned() }
+    fn wrong(&self, message: &str) -> GrammarError {
+        GrammarError::Syntax { line: self.line, column: self.column, message: message.to_owned() }
     }
 }
 

@@ -2,15 +2,15 @@ use super::parse::{self, Node};
 use super::to_lark;
 use crate::events::TokenId;
 use crate::model::grammar::testing::{CONTROL, END, accepts, follow, may_follow, vocabulary};
-use crate::model::grammar::{Error, Source};
+use crate::model::grammar::{GrammarError, GrammarSource};
 use proptest::prelude::*;
 
-fn lark(source: &str) -> Result<String, Error> {
+fn lark(source: &str) -> Result<String, GrammarError> {
     to_lark(source, &vocabulary())
 }
 
-fn gbnf(source: &str) -> Source {
-    Source::Gbnf(source.to_owned())
+fn gbnf(source: &str) -> GrammarSource {
+    GrammarSource::Gbnf(source.to_owned())
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn whole_grammars_are_translated() {
     ] {
         let path = format!("{}/fixtures/grammars/{name}.gbnf", env!("CARGO_MANIFEST_DIR"));
         let source = std::fs::read_to_string(path).unwrap();
-        let mut follower = follow(Source::Gbnf(source));
+        let mut follower = follow(GrammarSource::Gbnf(source));
         right.iter().for_each(|text| assert!(accepts(&mut follower, text), "{name}: {text:?}"));
         wrong.iter().for_each(|text| assert!(!accepts(&mut follower, text), "{name}: {text:?}"));
     }
@@ -185,7 +185,7 @@ proptest! {
     /// The translation means what GBNF means: for every text over a and b up to a length.
     #[test]
     fn the_language_stays_the_same(source in grammars()) {
-        let Ok(mut follower) = crate::model::grammar::Grammars::new(vocabulary())
+        let Ok(mut follower) = crate::model::grammar::GrammarCompiler::new(vocabulary())
             .follow(&crate::model::grammar::Constraint::new("test", gbnf(&source)))
         else {
             // Nothing can be said of a grammar that no text matches.

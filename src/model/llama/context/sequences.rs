@@ -2,10 +2,10 @@
 
 use super::Context;
 use crate::events::TokenId;
-use crate::model::llama::checkpoints::{Checkpoints, Purpose};
-use crate::model::llama::ffi::{self, Extent};
+use crate::model::llama::checkpoints::{CheckpointPurpose, Checkpoints};
+use crate::model::llama::ffi::{self, StateExtent};
 use crate::model::llama::memory::{OUT_OF_WINDOW, RECURRENT};
-use crate::model::{Error, ShiftError};
+use crate::model::{ModelError, ShiftError};
 use std::ops::Range;
 
 impl Context<'_> {
@@ -52,7 +52,7 @@ impl Context<'_> {
 
     /// Puts the state of a checkpoint back, and removes what a KV cache beside it has more.
     fn go_back(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
-        let back = ffi::set_sequence_state(&mut self.llama, sequence, state, Extent::Summary)
+        let back = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Summary)
             && self.llama.kv_cache_seq_rm(sequence, Some(length), None).is_ok()
             && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == i64::from(length) - 1;
         if back {
@@ -71,12 +71,12 @@ impl Context<'_> {
     }
 
     /// Keeps what the state of a sequence of `length` tokens is now, so that it can be gone back to.
-    pub fn keep_checkpoint(&mut self, sequence: i32, length: usize, purpose: Purpose) {
+    pub fn keep_checkpoint(&mut self, sequence: i32, length: usize, purpose: CheckpointPurpose) {
         let own = sequence as usize;
         if !self.keeps_checkpoints() || self.checkpoints[own].reach(length as u32) {
             return;
         }
-        let Some(state) = ffi::sequence_state(&self.llama, sequence, Extent::Summary) else {
+        let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Summary) else {
             tracing::warn!(sequence, "the state of a sequence cannot be kept for going back to it");
             return;
         };
@@ -120,27 +120,27 @@ impl Context<'_> {
     /// The state of a sequence, as [`Context::restore`] takes it.
     ///
     /// # Errors
-    /// [`Error::State`].
-    pub fn save(&self, sequence: i32) -> Result<Vec<u8>, Error> {
-        ffi::sequence_state(&self.llama, sequence, Extent::Whole).ok_or(Error::State { doing: "write" })
+    /// [`ModelError::State`].
+    pub fn save(&self, sequence: i32) -> Result<Vec<u8>, ModelError> {
+        ffi::sequence_state(&self.llama, sequence, StateExtent::Whole).ok_or(ModelError::State { doing: "write" })
     }
 
     /// Replaces a sequence, and its checkpoints, by a state with `tokens` tokens, that [`Context::save`] wrote or that was checked with
-    /// [`Layout::unpack`](crate::model::llama::state::Layout::unpack).
+    /// [`Layout::unpack`](crate::model::llama::state::StateLayout::unpack).
     ///
     /// # Errors
-    /// [`Error::State`]; the sequence is then empty.
-    pub fn restore(&mut self, sequence: i32, state: &[u8], tokens: u32) -> Result<(), Error> {
+    /// [`ModelError::State`]; the sequence is then empty.
+    pub fn restore(&mut self, sequence: i32, state: &[u8], tokens: u32) -> Result<(), ModelError> {
         // The cells are then taken from the first on, in the order of the positions.
         self.clear(sequence);
         let last = i64::from(tokens) - 1;
-        if ffi::set_sequence_state(&mut self.llama, sequence, state, Extent::Whole)
+        if ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Whole)
             && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == last
         {
             return Ok(());
         }
         self.clear(sequence);
-        Err(Error::State { doing: "read" })
+        Err(ModelError::State { doing: "read" })
     }
 
     /// Removes ranges of positions from a sequence of `length` tokens, and moves what follows to close the gaps. Ranges
@@ -176,8 +176,9 @@ impl Context<'_> {
         })
     }
 
-    fn close_gaps(&mut self, sequence: i32, ranges: &[Range<u32>], left: u32) -> Result<(), Error> {
-        let refused = |error: llama_cpp_2::context::kv_cache::KvCacheConversionError| Error::Decode(error.to_string());
+    fn close_gaps(&mut self, sequence: i32, ranges: &[Range<u32>], left: u32) -> Result<(), ModelError> {
+        let refused =
+            |error: llama_cpp_2::context::kv_cache::KvCacheConversionError| ModelError::Decode(error.to_string());
         for range in ranges.iter().rev() {
             self.llama.kv_cache_seq_rm(sequence, Some(range.start), Some(range.end)).map_err(refused)?;
             let by = (range.end - range.start) as i32;
@@ -196,10 +197,10 @@ impl Context<'_> {
     /// Removes a sequence of these tokens, and overwrites its keys and values. Cells that are free are masked and read all
     /// the same, so that what is not a number in them spoils whoever comes next.
     pub fn wipe(&mut self, sequence: i32, tokens: &[TokenId]) {
-        let state = ffi::sequence_state(&self.llama, sequence, Extent::Whole);
+        let state = ffi::sequence_state(&self.llama, sequence, StateExtent::Whole);
         let zeroed = state.zip(self.layout.as_ref()).and_then(|(state, layout)| layout.zeroed(state, tokens).ok());
         let overwritten =
-            zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state, Extent::Whole));
+            zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state, StateExtent::Whole));
         if !overwritten {
             tracing::error!(sequence, "damaged keys and values could not be overwritten");
         }

@@ -1,7 +1,7 @@
 //! How many layers of a model fit on GPUs, worked out from its file before anything is loaded.
 
 use super::super::ffi::loading::type_layout;
-use super::super::{CacheType, Header, ModelOptions, SplitMode};
+use super::super::{CacheType, GgufHeader, ModelOptions, SplitMode};
 use std::path::{Path, PathBuf};
 
 /// Memory of each GPU that stays free for its driver and for others, in bytes.
@@ -11,7 +11,7 @@ const MOST_FILES: u64 = 1000;
 
 /// What a context will want beside the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct ContextRequirements {
     /// Tokens of each sequence.
     pub context_per_sequence: u32,
     /// Whether it has at most the tokens that the model was trained with.
@@ -28,7 +28,7 @@ pub struct Room {
     pub values: CacheType,
 }
 
-impl Default for Room {
+impl Default for ContextRequirements {
     fn default() -> Self {
         Self {
             context_per_sequence: 4096,
@@ -53,7 +53,7 @@ pub struct Gpu {
 
 /// What a model takes of GPUs, in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct GpuRequirements {
     /// Each layer with its part of the KV cache, where that goes with the layers, in order.
     layers: Vec<u64>,
     /// What is behind the last layer; llama.cpp counts it as one more.
@@ -62,9 +62,9 @@ pub struct Needs {
     graph: u64,
 }
 
-impl Needs {
+impl GpuRequirements {
     /// Of a model of that header, with those of the further files that it is split into, loaded with these options.
-    pub fn of(header: &Header, further: &[Header], options: &ModelOptions) -> Self {
+    pub fn of(header: &GgufHeader, further: &[GgufHeader], options: &ModelOptions) -> Self {
         let room = &options.room;
         let parameter = |key| header.parameter(key);
         let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
@@ -110,12 +110,12 @@ impl Needs {
 }
 
 /// The headers of the further files that a model is split into; those that cannot be read are left out.
-pub fn further(path: &Path, header: &Header) -> Vec<Header> {
-    further_files(path, header).iter().filter_map(|path| Header::read(path).ok()).collect()
+pub fn further(path: &Path, header: &GgufHeader) -> Vec<GgufHeader> {
+    further_files(path, header).iter().filter_map(|path| GgufHeader::read(path).ok()).collect()
 }
 
 /// The further files that a model is split into.
-pub fn further_files(path: &Path, header: &Header) -> Vec<PathBuf> {
+pub fn further_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
     let files = header.integer("split.count").unwrap_or(1).min(MOST_FILES);
     let stem = path.to_str().and_then(|path| path.strip_suffix(&format!("-00001-of-{files:05}.gguf")));
     let Some(stem) = stem else { return Vec::new() };
@@ -123,7 +123,7 @@ pub fn further_files(path: &Path, header: &Header) -> Vec<PathBuf> {
 }
 
 /// Bytes of the KV cache of that room, at least; `None` for what keeps no keys and values of each token.
-pub fn cache_bytes(header: &Header, room: &Room) -> Option<u64> {
+pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u64> {
     let parameter = |key| header.parameter(key);
     let heads = parameter("attention.head_count").filter(|&heads| heads > 0)?;
     let width = parameter("attention.key_length").unwrap_or(parameter("embedding_length")? / heads);
@@ -146,12 +146,12 @@ pub fn cache_bytes(header: &Header, room: &Room) -> Option<u64> {
 }
 
 /// How many layers, counted from the last, fit on these GPUs; all and one more when the whole model fits.
-pub fn that_fit(needs: &Needs, gpus: &[Gpu], split: SplitMode) -> usize {
+pub fn that_fit(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode) -> usize {
     (1..=needs.layers.len() + 1).rev().find(|&count| fits(needs, gpus, split, count)).unwrap_or(0)
 }
 
 /// Whether the last `count` layers fit, the output counted as one, when they are spread as llama.cpp does it.
-fn fits(needs: &Needs, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
+fn fits(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
     let sum: f32 = gpus.iter().map(|gpu| gpu.share).sum();
     if sum <= 0.0 {
         return false;
@@ -180,7 +180,7 @@ fn fits(needs: &Needs, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::gguf::{Scalar, Tensor};
+    use super::super::super::gguf::{GgufScalar, GgufTensor};
     use super::*;
 
     fn gpus(free: &[u64]) -> Vec<Gpu> {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn layers_go_where_there_is_room() {
-        let needs = Needs { layers: vec![10; 4], output: 5, graph: 1 };
+        let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 1 };
         let most = |free: &[u64]| that_fit(&needs, &gpus(free), SplitMode::Layer);
         for (free, layers) in [(0, 0), (SPARE, 0), (SPARE + 6, 1), (SPARE + 26, 3), (SPARE + 46, 5)] {
             assert_eq!(most(&[free]), layers, "{free}");
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_share_that_is_given_holds() {
-        let needs = Needs { layers: vec![10; 4], output: 5, graph: 0 };
+        let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 0 };
         let mut two = gpus(&[SPARE + 100, SPARE + 10]);
         (two[0].share, two[1].share) = (1.0, 1.0);
         assert_eq!(that_fit(&needs, &two, SplitMode::Layer), 3);
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_header_says_what_its_model_needs() {
-        let tensor = |name: &str, size_bytes| Tensor { name: name.into(), size_bytes, ..Tensor::default() };
+        let tensor = |name: &str, size_bytes| GgufTensor { name: name.into(), size_bytes, ..GgufTensor::default() };
         let numbers = [
             ("block_count", 2),
             ("attention.head_count", 4),
@@ -224,39 +224,52 @@ mod tests {
             ("context_length", 1000),
         ];
         let arrays = [("tokenizer.ggml.tokens".to_owned(), 50)].into_iter().collect();
-        let metadata = numbers.map(|(key, value)| (format!("llama.{key}"), Scalar::Integer(value)));
-        let mut header = Header {
+        let metadata = numbers.map(|(key, value)| (format!("llama.{key}"), GgufScalar::Integer(value)));
+        let mut header = GgufHeader {
             metadata: metadata.into_iter().collect(),
             arrays,
             tensors: vec![tensor("token_embd.weight", 700), tensor("blk.0.attn_q.weight", 11)],
         };
-        header.metadata.insert("general.architecture".into(), Scalar::Text("llama".into()));
-        let second = Header { tensors: vec![tensor("blk.1.attn_q.weight", 13)], ..Header::default() };
-        let third = Header { tensors: vec![tensor("output.weight", 900)], ..Header::default() };
-        let with = |room: Room| ModelOptions { room, ..ModelOptions::default() };
-        let room = Room { context_per_sequence: 8192, sequences: 4, ubatch_size: 10, ..Room::default() };
+        header.metadata.insert("general.architecture".into(), GgufScalar::Text("llama".into()));
+        let second = GgufHeader { tensors: vec![tensor("blk.1.attn_q.weight", 13)], ..GgufHeader::default() };
+        let third = GgufHeader { tensors: vec![tensor("output.weight", 900)], ..GgufHeader::default() };
+        let with = |room: ContextRequirements| ModelOptions { room, ..ModelOptions::default() };
+        let room = ContextRequirements {
+            context_per_sequence: 8192,
+            sequences: 4,
+            ubatch_size: 10,
+            ..ContextRequirements::default()
+        };
 
         // Two heads of 32 keys and as many values, in 16 bits, for 1000 tokens of 4 sequences.
         let cache = 2 * 2 * 32 * 2 * 1000 * 4;
         let (logits, fixed) = (50 * 4 * 10, 1000 + 4 * 128 + 3 * 256);
-        let expected =
-            Needs { layers: vec![cache + 11, cache + 13], output: logits + 700, graph: (4 * 1000 + fixed) * 4 * 10 };
-        assert_eq!(Needs::of(&header, std::slice::from_ref(&second), &with(room)), expected);
+        let expected = GpuRequirements {
+            layers: vec![cache + 11, cache + 13],
+            output: logits + 700,
+            graph: (4 * 1000 + fixed) * 4 * 10,
+        };
+        assert_eq!(GpuRequirements::of(&header, std::slice::from_ref(&second), &with(room)), expected);
         // With an output of its own, the embedding is left where it is.
-        assert_eq!(Needs::of(&header, &[second, third], &with(room)).output, logits + 900);
-        let mut other =
-            with(Room { as_trained: false, scores: false, keys: CacheType::Q8_0, values: CacheType::F32, ..room });
-        let needs = Needs::of(&header, &[], &other);
+        assert_eq!(GpuRequirements::of(&header, &[second, third], &with(room)).output, logits + 900);
+        let mut other = with(ContextRequirements {
+            as_trained: false,
+            scores: false,
+            keys: CacheType::Q8_0,
+            values: CacheType::F32,
+            ..room
+        });
+        let needs = GpuRequirements::of(&header, &[], &other);
         assert_eq!(needs.layers[1], (2 * 34 + 2 * 32 * 4) * 8192 * 4);
         assert_eq!(needs.graph, (8192 + 4 * 128 + 3 * 256) * 4 * 10);
         other.tuning.cache_on_host = true;
-        assert_eq!(Needs::of(&header, &[], &other).layers, [11, 0]);
+        assert_eq!(GpuRequirements::of(&header, &[], &other).layers, [11, 0]);
         other.tuning.cache_on_host = false;
 
         // A header that exaggerates fits nowhere.
         for key in ["embedding_length", "feed_forward_length", "attention.key_length"] {
-            header.metadata.insert(format!("llama.{key}"), Scalar::Integer(u64::MAX.into()));
+            header.metadata.insert(format!("llama.{key}"), GgufScalar::Integer(u64::MAX.into()));
         }
-        assert_eq!(that_fit(&Needs::of(&header, &[], &other), &gpus(&[u64::MAX - 1]), SplitMode::Layer), 0);
+        assert_eq!(that_fit(&GpuRequirements::of(&header, &[], &other), &gpus(&[u64::MAX - 1]), SplitMode::Layer), 0);
     }
 }

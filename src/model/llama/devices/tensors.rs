@@ -1,7 +1,7 @@
 //! Tensors that do not go where their layers go.
 
 use super::PlacementError;
-use crate::model::llama::gguf::{Header, Tensor};
+use crate::model::llama::gguf::{GgufHeader, GgufTensor};
 use regex::Regex;
 use std::ffi::CString;
 
@@ -16,7 +16,7 @@ const FEED_FORWARD: &str = r"\.ffn_(up|down|gate)\.";
 
 /// Tensors that do not go where their layers go. Of several rules for a tensor the first one holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TensorPlaces {
+pub struct TensorPlacement {
     /// Regular expressions, in C++'s spelling of ECMAScript's, for names of tensors; each with llama.cpp's name of a buffer.
     pub named: Vec<(String, String)>,
     /// Whether the experts of all layers stay on the processor.
@@ -29,16 +29,16 @@ pub struct TensorPlaces {
 
 /// A rule as llama.cpp takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
+pub struct TensorRule {
     /// A regular expression that is searched for in names.
     pub pattern: CString,
     /// The buffer's name, as llama.cpp spells it.
     pub buffer: String,
 }
 
-impl TensorPlaces {
+impl TensorPlacement {
     /// The rules for a model of so many layers, where `buffers` can be had.
-    pub(super) fn rules(&self, layers: u64, buffers: &[&str]) -> Result<Vec<Rule>, PlacementError> {
+    pub(super) fn rules(&self, layers: u64, buffers: &[&str]) -> Result<Vec<TensorRule>, PlacementError> {
         let named = self.named.iter().map(|(pattern, wanted)| {
             let buffer = buffers.iter().find(|buffer| buffer.eq_ignore_ascii_case(wanted));
             let buffer =
@@ -59,17 +59,17 @@ impl TensorPlaces {
         let rule = |named: Result<(String, String), PlacementError>| {
             let (pattern, buffer) = named?;
             let no_text = |_| PlacementError::Pattern { reason: "it has a zero byte".into() };
-            Ok(Rule { pattern: CString::new(pattern).map_err(no_text)?, buffer })
+            Ok(TensorRule { pattern: CString::new(pattern).map_err(no_text)?, buffer })
         };
         named.chain(ours).map(rule).collect()
     }
 }
 
 /// A header without the tensors that stay on the processor by these rules. What only C++ can read matches nothing here.
-pub(super) fn elsewhere(header: &Header, rules: &[Rule]) -> Header {
+pub(super) fn elsewhere(header: &GgufHeader, rules: &[TensorRule]) -> GgufHeader {
     let rules: Vec<_> =
         rules.iter().filter_map(|rule| Some((Regex::new(rule.pattern.to_str().ok()?).ok()?, &rule.buffer))).collect();
-    let stays = |tensor: &Tensor| {
+    let stays = |tensor: &GgufTensor| {
         let holds = rules.iter().find(|(pattern, _)| pattern.is_match(&tensor.name));
         holds.is_some_and(|(_, buffer)| *buffer == PROCESSOR)
     };
@@ -80,12 +80,12 @@ pub(super) fn elsewhere(header: &Header, rules: &[Rule]) -> Header {
 
 #[cfg(test)]
 mod tests {
-    use super::{TensorPlaces, elsewhere};
-    use crate::model::llama::gguf::{Header, Tensor};
+    use super::{TensorPlacement, elsewhere};
+    use crate::model::llama::gguf::{GgufHeader, GgufTensor};
 
-    fn left(places: &TensorPlaces, names: &[&str]) -> Vec<String> {
-        let tensors = names.iter().map(|&name| Tensor { name: name.into(), ..Tensor::default() }).collect();
-        let header = Header { tensors, ..Header::default() };
+    fn left(places: &TensorPlacement, names: &[&str]) -> Vec<String> {
+        let tensors = names.iter().map(|&name| GgufTensor { name: name.into(), ..GgufTensor::default() }).collect();
+        let header = GgufHeader { tensors, ..GgufHeader::default() };
         let rules = places.rules(3, &["CPU", "CUDA0"]).unwrap();
         elsewhere(&header, &rules).tensors.into_iter().map(|tensor| tensor.name).collect()
     }
@@ -98,24 +98,24 @@ mod tests {
             "blk.1.ffn_up.weight",
             "blk.11.ffn_up.weight",
         ];
-        assert_eq!(left(&TensorPlaces { experts: true, ..TensorPlaces::default() }, &names), names[2..]);
-        assert_eq!(left(&TensorPlaces { experts_of_first: 1, ..TensorPlaces::default() }, &names), names[1..]);
-        let two = TensorPlaces { feed_forward_of_first: 2, ..TensorPlaces::default() };
+        assert_eq!(left(&TensorPlacement { experts: true, ..TensorPlacement::default() }, &names), names[2..]);
+        assert_eq!(left(&TensorPlacement { experts_of_first: 1, ..TensorPlacement::default() }, &names), names[1..]);
+        let two = TensorPlacement { feed_forward_of_first: 2, ..TensorPlacement::default() };
         assert_eq!(left(&two, &names), [names[0], names[1], names[3]]);
         // A number beyond all layers is all layers.
-        let all = TensorPlaces { experts_of_first: u32::MAX, ..TensorPlaces::default() };
+        let all = TensorPlacement { experts_of_first: u32::MAX, ..TensorPlacement::default() };
         assert_eq!(left(&all, &names), names[2..]);
-        assert!(TensorPlaces::default().rules(3, &["CPU"]).unwrap().is_empty());
+        assert!(TensorPlacement::default().rules(3, &["CPU"]).unwrap().is_empty());
     }
 
     #[test]
     fn the_first_rule_holds_and_goes_before_those_of_experts() {
         let named = vec![(r"blk\.0\.ffn_up_exps".into(), "cuda0".into()), ("up".into(), "CPU".into())];
-        let places = TensorPlaces { named, experts: true, ..TensorPlaces::default() };
+        let places = TensorPlacement { named, experts: true, ..TensorPlacement::default() };
         let names =
             ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight", "blk.1.attn_q.weight", "blk.1.ffn_up.weight"];
         assert_eq!(left(&places, &names), [names[0], names[2]]);
-        let error = TensorPlaces { named: vec![("a".into(), "CUDA1".into())], ..places }.rules(3, &["CPU", "CUDA0"]);
+        let error = TensorPlacement { named: vec![("a".into(), "CUDA1".into())], ..places }.rules(3, &["CPU", "CUDA0"]);
         assert!(error.unwrap_err().to_string().contains("CPU, CUDA0"));
     }
 }

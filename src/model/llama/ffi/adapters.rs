@@ -10,34 +10,34 @@ use std::ptr::NonNull;
 
 /// An adapter that llama.cpp has loaded. It belongs to its model, which frees it.
 #[derive(Debug)]
-pub struct Handle(NonNull<sys::llama_adapter_lora>);
+pub struct AdapterHandle(NonNull<sys::llama_adapter_lora>);
 
 // SAFETY: an adapter does not change after it was loaded.
-unsafe impl Send for Handle {}
+unsafe impl Send for AdapterHandle {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for AdapterHandle {}
 
 /// Loads an adapter for a model of which no context was made yet.
 ///
 /// # Errors
 /// The error lines that llama.cpp wrote meanwhile; none when it was silent.
-pub fn load(model: &mut LlamaModel, path: &CStr) -> Result<Handle, Vec<String>> {
+pub fn load(model: &mut LlamaModel, path: &CStr) -> Result<AdapterHandle, Vec<String>> {
     // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted in `loading`; the path is
     // zero-terminated, and nobody else has the model while it is borrowed mutably.
     loading::with_error_lines(|| unsafe {
         let model: *mut sys::llama_model = std::mem::transmute_copy(model);
-        NonNull::new(sys::llama_adapter_lora_init(model, path.as_ptr())).map(Handle)
+        NonNull::new(sys::llama_adapter_lora_init(model, path.as_ptr())).map(AdapterHandle)
     })
 }
 
 /// Whether the adapter holds only behind certain tokens.
-pub fn is_activated(adapter: &Handle) -> bool {
+pub fn is_activated(adapter: &AdapterHandle) -> bool {
     // SAFETY: the adapter lives as long as its model, which whoever asks holds.
     unsafe { sys::llama_adapter_get_alora_n_invocation_tokens(adapter.0.as_ptr()) > 0 }
 }
 
 /// Makes exactly these adapters hold in the context from the next decode on. `false` when the context cannot be reached.
-pub fn set(context: &mut LlamaContext<'_>, adapters: &[(&Handle, f32)]) -> bool {
+pub fn set(context: &mut LlamaContext<'_>, adapters: &[(&AdapterHandle, f32)]) -> bool {
     let Some(raw) = raw(context) else { return false };
     let mut handles: Vec<_> = adapters.iter().map(|(handle, _)| handle.0.as_ptr()).collect();
     let mut scales: Vec<f32> = adapters.iter().map(|&(_, scale)| scale).collect();

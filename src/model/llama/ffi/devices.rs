@@ -4,7 +4,7 @@ use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char};
 
 /// Something that llama.cpp can compute on.
-pub struct Found {
+pub struct RawDevice {
     /// llama.cpp's name.
     pub name: String,
     /// What a person knows it by.
@@ -26,7 +26,7 @@ pub struct Found {
 }
 
 /// All devices, in llama.cpp's order.
-pub fn list() -> Vec<Found> {
+pub fn list() -> Vec<RawDevice> {
     let text = |text: *const c_char| {
         // SAFETY: names are zero-terminated and live as long as the program.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
@@ -40,7 +40,7 @@ pub fn list() -> Vec<Found> {
                 sys::ggml_backend_dev_get_props(device, &raw mut props);
                 let backend = sys::ggml_backend_dev_backend_reg(device);
                 let cut = sys::ggml_backend_reg_get_proc_address(backend, c"ggml_backend_split_buffer_type".as_ptr());
-                Found {
+                RawDevice {
                     name: text(props.name).unwrap_or_default(),
                     description: text(props.description).unwrap_or_default(),
                     backend: text(sys::ggml_backend_reg_name(backend)).unwrap_or_default(),

@@ -3,8 +3,8 @@
 //! llama-cpp-2 cannot pass `tensor_split`, and drops the reason of a failed load into the log only.
 
 use super::devices::{buffer, handles};
-use crate::model::llama::Value;
-use crate::model::llama::devices::Rule;
+use crate::model::llama::MetadataValue;
+use crate::model::llama::devices::TensorRule;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
@@ -32,7 +32,7 @@ pub struct Loading {
     /// Share of each GPU, as proportions; empty for llama.cpp's choice.
     pub tensor_split: Vec<f32>,
     /// Tensors that do not go where their layers go.
-    pub tensors: Vec<Rule>,
+    pub tensors: Vec<TensorRule>,
     /// Map the file instead of reading it.
     pub mmap: bool,
     /// Keep the weights from being swapped out.
@@ -44,7 +44,7 @@ pub struct Loading {
     /// Let the processor's own layouts be used where GPUs would want plain memory.
     pub no_host: bool,
     /// Something else than what the file says, by key.
-    pub overrides: Vec<(String, Value)>,
+    pub overrides: Vec<(String, MetadataValue)>,
     /// Read everything but the weights.
     pub no_alloc: bool,
 }
@@ -107,25 +107,25 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) })
 }
 
-fn raw_override(said: Option<&(String, Value)>) -> sys::llama_model_kv_override {
+fn raw_override(said: Option<&(String, MetadataValue)>) -> sys::llama_model_kv_override {
     // SAFETY: the structure is numbers and texts, for all of which zero is a value.
     let mut raw: sys::llama_model_kv_override = unsafe { std::mem::zeroed() };
     let Some((key, value)) = said else { return raw };
     write_text(&mut raw.key, key);
     match value {
-        Value::Int(number) => {
+        MetadataValue::Int(number) => {
             raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_INT;
             raw.__bindgen_anon_1.val_i64 = *number;
         }
-        Value::Float(number) => {
+        MetadataValue::Float(number) => {
             raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_FLOAT;
             raw.__bindgen_anon_1.val_f64 = *number;
         }
-        Value::Bool(yes) => {
+        MetadataValue::Bool(yes) => {
             raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_BOOL;
             raw.__bindgen_anon_1.val_bool = *yes;
         }
-        Value::Text(text) => {
+        MetadataValue::Text(text) => {
             raw.tag = sys::LLAMA_KV_OVERRIDE_TYPE_STR;
             let mut bytes = [0; 128];
             write_text(&mut bytes, text);

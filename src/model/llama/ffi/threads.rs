@@ -1,4 +1,4 @@
-//! Threads that stay between graphs. Without a pool of its own a context starts and ends threads for every graph, which it
+//! ThreadOptions that stay between graphs. Without a pool of its own a context starts and ends threads for every graph, which it
 //! does once a decode, and once a layer where attention is captured.
 
 use super::raw;
@@ -10,7 +10,7 @@ use std::sync::Once;
 
 /// How threads wait, and where they run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Threads {
+pub struct ThreadOptions {
     /// How long they look for work before they sleep, in units of 131072 rounds, from 0 to 100: with 1 for some milliseconds,
     /// so that the next decode finds them awake. ggml's own 50 would burn the cores for a tenth of a second.
     pub poll: u32,
@@ -22,13 +22,13 @@ pub struct Threads {
     pub strict: bool,
 }
 
-impl Default for Threads {
+impl Default for ThreadOptions {
     fn default() -> Self {
         Self { poll: 1, priority: 0, processors: Vec::new(), strict: false }
     }
 }
 
-impl Threads {
+impl ThreadOptions {
     /// Whether it is said where or how urgently they run.
     #[must_use]
     pub fn are_placed(&self) -> bool {
@@ -59,14 +59,14 @@ pub fn lower_priority() {
 
 /// The threads of one context, the one that decodes included.
 #[derive(Debug)]
-pub struct Pool(NonNull<sys::ggml_threadpool>);
+pub struct ThreadPool(NonNull<sys::ggml_threadpool>);
 
 // SAFETY: a pool may be used by any thread, though only by one at a time.
-unsafe impl Send for Pool {}
+unsafe impl Send for ThreadPool {}
 
-impl Pool {
+impl ThreadPool {
     /// Starts `threads - 1` threads; the one that decodes is the last. `None` when llama.cpp makes no pool.
-    pub fn start(threads: i32, how: &Threads) -> Option<Self> {
+    pub fn start(threads: i32, how: &ThreadOptions) -> Option<Self> {
         // SAFETY: the parameters are a plain structure that llama.cpp fills; the pool is ours until it is freed.
         let pool = unsafe {
             let mut params = sys::ggml_threadpool_params_default(threads);
@@ -99,7 +99,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         // SAFETY: the contexts that used it are gone.
         unsafe { sys::ggml_threadpool_free(self.0.as_ptr()) };

@@ -1,7 +1,7 @@
 //! Samplers that learn from what they drew: mirostat and adaptive-p. What they know after each token stays known, so that
 //! they can go back to it.
 
-use super::sampling::{Sampling, Stage};
+use super::sampling::{SamplerStage, SamplingParams};
 use crate::events::TokenId;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
@@ -13,10 +13,10 @@ const ESTIMATED_FROM: usize = 100;
 pub(super) struct Adaptive {
     kind: Kind,
     /// What is known: after how many tokens of the answer, and what.
-    known: Vec<(usize, Knowledge)>,
-    start: Knowledge,
+    known: Vec<(usize, AdaptiveState)>,
+    start: AdaptiveState,
     /// The token that was drawn last, and what will be known when it stays.
-    drawn: Option<(TokenId, Knowledge)>,
+    drawn: Option<(TokenId, AdaptiveState)>,
     /// Of adaptive-p: each candidate's probability before it was moved.
     before: Vec<f32>,
 }
@@ -30,19 +30,19 @@ enum Kind {
 
 /// Mirostat: the surprise to aim at. Adaptive-p: weighted sum of probabilities, and of weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Knowledge(f32, f32);
+pub(super) struct AdaptiveState(f32, f32);
 
 impl Adaptive {
     /// `None` when neither is asked for.
-    pub(super) fn new(sampling: &Sampling, vocabulary: usize) -> Option<Self> {
+    pub(super) fn new(sampling: &SamplingParams, vocabulary: usize) -> Option<Self> {
         let (tau, eta) = (sampling.mirostat_tau, sampling.mirostat_eta);
         let (kind, start) = match sampling.mirostat {
-            1 => (Kind::Mirostat { vocabulary, tau, eta }, Knowledge(2.0 * tau, 0.0)),
-            2 => (Kind::Mirostat2 { tau, eta }, Knowledge(2.0 * tau, 0.0)),
-            _ if sampling.samplers.contains(&Stage::AdaptiveP) && sampling.adaptive_target >= 0.0 => {
+            1 => (Kind::Mirostat { vocabulary, tau, eta }, AdaptiveState(2.0 * tau, 0.0)),
+            2 => (Kind::Mirostat2 { tau, eta }, AdaptiveState(2.0 * tau, 0.0)),
+            _ if sampling.samplers.contains(&SamplerStage::AdaptiveP) && sampling.adaptive_target >= 0.0 => {
                 let (target, decay) = (sampling.adaptive_target, sampling.adaptive_decay.clamp(0.0, 0.99));
                 let weight = 1.0 / (1.0 - decay);
-                (Kind::AdaptiveP { target, decay }, Knowledge(target * weight, weight))
+                (Kind::AdaptiveP { target, decay }, AdaptiveState(target * weight, weight))
             }
             _ => return None,
         };
@@ -63,13 +63,13 @@ impl Adaptive {
     }
 
     /// What is known at the end of the answer.
-    pub(super) fn now(&self) -> Knowledge {
+    pub(super) fn now(&self) -> AdaptiveState {
         self.known.last().map_or(self.start, |known| known.1)
     }
 
     /// Leaves the candidates to draw from.
     pub(super) fn apply(&mut self, array: &mut LlamaTokenDataArray) {
-        let Knowledge(mu, weight) = self.now();
+        let AdaptiveState(mu, weight) = self.now();
         if matches!(self.kind, Kind::Mirostat { .. }) {
             sort(array);
         }
@@ -103,13 +103,13 @@ impl Adaptive {
 
     /// Learns what was drawn: which of the candidates, and how probable it was among them.
     pub(super) fn learn(&mut self, token: TokenId, index: usize, prob: f32) {
-        let Knowledge(mu, weight) = self.now();
+        let AdaptiveState(mu, weight) = self.now();
         let next = match self.kind {
             Kind::Mirostat { tau, eta, .. } | Kind::Mirostat2 { tau, eta } => {
-                Knowledge(mu - eta * (-prob.log2() - tau), 0.0)
+                AdaptiveState(mu - eta * (-prob.log2() - tau), 0.0)
             }
             Kind::AdaptiveP { decay, .. } => {
-                Knowledge(self.before.get(index).copied().unwrap_or(prob) + decay * mu, 1.0 + decay * weight)
+                AdaptiveState(self.before.get(index).copied().unwrap_or(prob) + decay * mu, 1.0 + decay * weight)
             }
         };
         self.drawn = Some((token, next));

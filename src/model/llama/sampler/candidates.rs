@@ -27,14 +27,14 @@ impl Default for Candidates {
 
 /// The logits of a step, the tokens that are allowed, and the edits.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a> {
+pub(super) struct LogitsView<'a> {
     pub(super) logits: &'a [f32],
     /// A bit for each token; `None`: all.
     pub(super) allowed: Option<&'a [u32]>,
     pub(super) edits: &'a [(TokenId, f32)],
 }
 
-impl View<'_> {
+impl LogitsView<'_> {
     pub(super) fn allows(&self, token: TokenId) -> bool {
         let index = token as usize;
         self.allowed.is_none_or(|words| words.get(index / WORD).is_some_and(|word| word & 1 << (index % WORD) != 0))
@@ -208,7 +208,7 @@ mod tests {
             let mut edits = Vec::new();
             let biases: Vec<_> = biases.into_iter().collect();
             edit(&mut edits, &logits, &biases, |logit, bias| logit + bias);
-            let view = View { logits: &logits, allowed: words.as_deref(), edits: &edits };
+            let view = LogitsView { logits: &logits, allowed: words.as_deref(), edits: &edits };
             let (mut short, mut long) = (Vec::new(), Vec::new());
             view.all(&mut long);
             prop_assert_eq!(view.count() as usize, long.len());

@@ -14,12 +14,12 @@ mod succession;
 
 pub use candidates::Candidates;
 pub(in crate::model) use repetition::Breakers;
-pub use sampling::{Sampling, Stage};
+pub use sampling::{SamplerStage, SamplingParams};
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use adaptive::Adaptive;
-use candidates::{View, edit};
+use candidates::{LogitsView, edit};
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::data::LlamaTokenData;
 use repetition::{Dry, Penalties};
@@ -49,7 +49,7 @@ enum Step {
 
 /// What a token is drawn from.
 #[derive(Debug, Clone, Copy)]
-pub struct Draft<'a> {
+pub struct SamplerInput<'a> {
     /// One for each token of the vocabulary; `-inf` bans.
     pub logits: &'a [f32],
     /// A bit for each token that is allowed; `None`: all.
@@ -74,14 +74,19 @@ pub struct Draw {
 impl Sampler {
     /// Puts the chain together. Takes milliseconds where DRY is on with breakers that were not used before.
     #[must_use]
-    pub fn new(sampling: &Sampling, vocabulary: &Vocabulary) -> Self {
+    pub fn new(sampling: &SamplingParams, vocabulary: &Vocabulary) -> Self {
         // llama.cpp reads this one seed as "choose one", and a run could not be repeated.
         let seed = if sampling.seed == u32::MAX { u32::MAX - 1 } else { sampling.seed };
         let adaptive = Adaptive::new(sampling, vocabulary.len());
         let chain: Vec<Step> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
-            step(Stage::Temperature, &Sampling { dynatemp_range: 0.0, ..sampling.clone() }, vocabulary, seed)
-                .into_iter()
-                .collect()
+            step(
+                SamplerStage::Temperature,
+                &SamplingParams { dynatemp_range: 0.0, ..sampling.clone() },
+                vocabulary,
+                seed,
+            )
+            .into_iter()
+            .collect()
         } else {
             sampling.samplers.iter().filter_map(|&stage| step(stage, sampling, vocabulary, seed)).collect()
         };
@@ -95,18 +100,18 @@ impl Sampler {
             }
             same
         });
-        let kept = |stage: Stage| sampling.samplers.contains(&stage);
+        let kept = |stage: SamplerStage| sampling.samplers.contains(&stage);
         let repetition = |step: &&Step| matches!(step, Step::Penalties(_) | Step::Dry(_));
         // A filter may leave out what a later penalty would have made the highest.
         let penalises_late = chain.iter().skip_while(repetition).any(|step| repetition(&step));
         // Two filters may leave out the highest logit.
-        let takes_the_highest = (sampling.typical_p >= 1.0 || !kept(Stage::TypicalP))
-            && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(Stage::Xtc))
+        let takes_the_highest = (sampling.typical_p >= 1.0 || !kept(SamplerStage::TypicalP))
+            && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(SamplerStage::Xtc))
             && adaptive.as_ref().is_none_or(Adaptive::is_mirostat);
         Self {
             greedy: sampling.temperature <= 0.0
                 && sampling.dynatemp_range <= 0.0
-                && kept(Stage::Temperature)
+                && kept(SamplerStage::Temperature)
                 && !penalises_late
                 && takes_the_highest,
             bias,
@@ -117,8 +122,8 @@ impl Sampler {
     }
 
     /// Draws a token. `None` when every token is banned.
-    pub fn sample(&mut self, draft: &Draft<'_>, candidates: &mut Candidates) -> Option<Draw> {
-        let Draft { logits, allowed, sequence, temperature } = *draft;
+    pub fn sample(&mut self, draft: &SamplerInput<'_>, candidates: &mut Candidates) -> Option<Draw> {
+        let SamplerInput { logits, allowed, sequence, temperature } = *draft;
         let Candidates { array, edits } = candidates;
         array.sorted = false;
         array.selected = None;
@@ -144,11 +149,11 @@ impl Sampler {
                 }
                 _ => break,
             };
-            stages.push((name, View { logits, allowed, edits }.count()));
+            stages.push((name, LogitsView { logits, allowed, edits }.count()));
             done += 1;
         }
 
-        let view = View { logits, allowed, edits };
+        let view = LogitsView { logits, allowed, edits };
         if temperature.map_or(self.greedy, |temperature| temperature <= 0.0) {
             view.highest(1, &mut array.data);
             let best = array.data.first_mut()?;
@@ -254,24 +259,30 @@ impl Sampler {
 }
 
 /// The stage, if its parameters let it do anything.
-fn step(stage: Stage, sampling: &Sampling, vocabulary: &Vocabulary, seed: u32) -> Option<Step> {
+fn step(stage: SamplerStage, sampling: &SamplingParams, vocabulary: &Vocabulary, seed: u32) -> Option<Step> {
     let keep = sampling.min_keep;
     match stage {
-        Stage::Penalties => Penalties::new(sampling).map(Step::Penalties),
-        Stage::Dry => Dry::new(sampling, vocabulary).map(Step::Dry),
-        Stage::TopNSigma => (sampling.top_n_sigma > 0.0)
+        SamplerStage::Penalties => Penalties::new(sampling).map(Step::Penalties),
+        SamplerStage::Dry => Dry::new(sampling, vocabulary).map(Step::Dry),
+        SamplerStage::TopNSigma => (sampling.top_n_sigma > 0.0)
             .then(|| Step::Filter("top-n-sigma", LlamaSampler::top_n_sigma(sampling.top_n_sigma))),
-        Stage::TopK => (sampling.top_k > 0).then(|| Step::TopK(sampling.top_k, LlamaSampler::top_k(sampling.top_k))),
-        Stage::TypicalP => {
+        SamplerStage::TopK => {
+            (sampling.top_k > 0).then(|| Step::TopK(sampling.top_k, LlamaSampler::top_k(sampling.top_k)))
+        }
+        SamplerStage::TypicalP => {
             (sampling.typical_p < 1.0).then(|| Step::Filter("typical", LlamaSampler::typical(sampling.typical_p, keep)))
         }
-        Stage::TopP => (sampling.top_p < 1.0).then(|| Step::Filter("top-p", LlamaSampler::top_p(sampling.top_p, keep))),
-        Stage::MinP => (sampling.min_p > 0.0).then(|| Step::Filter("min-p", LlamaSampler::min_p(sampling.min_p, keep))),
-        Stage::Xtc => (sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5).then(|| {
+        SamplerStage::TopP => {
+            (sampling.top_p < 1.0).then(|| Step::Filter("top-p", LlamaSampler::top_p(sampling.top_p, keep)))
+        }
+        SamplerStage::MinP => {
+            (sampling.min_p > 0.0).then(|| Step::Filter("min-p", LlamaSampler::min_p(sampling.min_p, keep)))
+        }
+        SamplerStage::Xtc => (sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5).then(|| {
             let (probability, threshold) = (sampling.xtc_probability, sampling.xtc_threshold);
             Step::Filter("xtc", LlamaSampler::xtc(probability, threshold, keep, seed))
         }),
-        Stage::Temperature => {
+        SamplerStage::Temperature => {
             let (temperature, range) = (sampling.temperature, sampling.dynatemp_range);
             Some(Step::Temperature(
                 (temperature != 1.0 || range > 0.0)
@@ -279,7 +290,7 @@ fn step(stage: Stage, sampling: &Sampling, vocabulary: &Vocabulary, seed: u32) -
             ))
         }
         // It draws, and comes last.
-        Stage::AdaptiveP => None,
+        SamplerStage::AdaptiveP => None,
     }
 }
 

@@ -2,7 +2,7 @@
 //! a mod took tokens away as if those had never been.
 
 use super::recent::{Recent, window};
-use super::sampling::Sampling;
+use super::sampling::SamplingParams;
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ pub(super) struct Strength {
 
 impl Penalties {
     /// `None` when they are off.
-    pub(super) fn new(sampling: &Sampling) -> Option<Self> {
-        let Sampling { repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n, .. } = *sampling;
+    pub(super) fn new(sampling: &SamplingParams) -> Option<Self> {
+        let SamplingParams { repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n, .. } = *sampling;
         let on = repeat_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
         (on && repeat_last_n != 0).then(|| Self {
             recent: Recent::new(repeat_last_n),
@@ -105,7 +105,7 @@ impl Breakers {
 
 impl Dry {
     /// `None` when it is off.
-    pub(super) fn new(sampling: &Sampling, vocabulary: &Vocabulary) -> Option<Self> {
+    pub(super) fn new(sampling: &SamplingParams, vocabulary: &Vocabulary) -> Option<Self> {
         let on = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0 && sampling.dry_penalty_last_n != 0;
         on.then(|| Self {
             multiplier: sampling.dry_multiplier,

@@ -3,9 +3,9 @@ use serde::Serialize;
 
 /// How tokens are drawn: llama.cpp's sampler chain, with its names, defaults and order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Sampling {
+pub struct SamplingParams {
     /// The stages in order. One that is left out does not take place, whatever its parameters say.
-    pub samplers: Vec<Stage>,
+    pub samplers: Vec<SamplerStage>,
     /// Fewest candidates that the filters leave.
     pub min_keep: usize,
     /// 0 = argmax.
@@ -62,10 +62,10 @@ pub struct Sampling {
     pub logit_bias: Vec<(TokenId, f32)>,
 }
 
-impl Default for Sampling {
+impl Default for SamplingParams {
     fn default() -> Self {
         Self {
-            samplers: Stage::DEFAULT.to_vec(),
+            samplers: SamplerStage::DEFAULT.to_vec(),
             min_keep: 0,
             temperature: 0.8,
             dynatemp_range: 0.0,
@@ -100,7 +100,7 @@ impl Default for Sampling {
 /// A stage of the sampler chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum SamplerStage {
     /// Repetition, presence and frequency penalties.
     Penalties,
     /// The penalty on repeated sequences.
@@ -124,7 +124,7 @@ pub enum Stage {
     AdaptiveP,
 }
 
-impl Stage {
+impl SamplerStage {
     /// llama.cpp's order.
     pub const DEFAULT: [Self; 9] = [
         Self::Penalties,

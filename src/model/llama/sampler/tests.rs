@@ -1,7 +1,7 @@
 //! The chain against llama.cpp's own, stage for stage over the whole vocabulary.
 
 use super::*;
-use crate::model::grammar::{Constraint, Source};
+use crate::model::grammar::{Constraint, GrammarSource};
 use crate::model::llama::Model;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
@@ -16,7 +16,7 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
 });
 
 /// As llama-server puts it together.
-fn reference(sampling: &Sampling) -> LlamaSampler {
+fn reference(sampling: &SamplingParams) -> LlamaSampler {
     let count = MODEL.vocabulary().len() as i32;
     let keep = sampling.min_keep;
     let bias: Vec<LlamaLogitBias> =
@@ -35,14 +35,14 @@ fn reference(sampling: &Sampling) -> LlamaSampler {
         _ => {
             for stage in &sampling.samplers {
                 chain.push(match stage {
-                    Stage::Penalties => LlamaSampler::penalties(
+                    SamplerStage::Penalties => LlamaSampler::penalties(
                         count,
                         sampling.repeat_last_n,
                         sampling.repeat_penalty,
                         sampling.frequency_penalty,
                         sampling.presence_penalty,
                     ),
-                    Stage::Dry => LlamaSampler::dry(
+                    SamplerStage::Dry => LlamaSampler::dry(
                         &MODEL.llama,
                         sampling.dry_multiplier,
                         sampling.dry_base,
@@ -50,15 +50,15 @@ fn reference(sampling: &Sampling) -> LlamaSampler {
                         sampling.dry_penalty_last_n,
                         &sampling.dry_sequence_breakers,
                     ),
-                    Stage::TopNSigma => LlamaSampler::top_n_sigma(sampling.top_n_sigma),
-                    Stage::TopK => LlamaSampler::top_k(sampling.top_k),
-                    Stage::TypicalP => LlamaSampler::typical(sampling.typical_p, keep),
-                    Stage::TopP => LlamaSampler::top_p(sampling.top_p, keep),
-                    Stage::MinP => LlamaSampler::min_p(sampling.min_p, keep),
-                    Stage::Xtc => {
+                    SamplerStage::TopNSigma => LlamaSampler::top_n_sigma(sampling.top_n_sigma),
+                    SamplerStage::TopK => LlamaSampler::top_k(sampling.top_k),
+                    SamplerStage::TypicalP => LlamaSampler::typical(sampling.typical_p, keep),
+                    SamplerStage::TopP => LlamaSampler::top_p(sampling.top_p, keep),
+                    SamplerStage::MinP => LlamaSampler::min_p(sampling.min_p, keep),
+                    SamplerStage::Xtc => {
                         LlamaSampler::xtc(sampling.xtc_probability, sampling.xtc_threshold, keep, sampling.seed)
                     }
-                    Stage::Temperature | Stage::AdaptiveP => LlamaSampler::temp_ext(
+                    SamplerStage::Temperature | SamplerStage::AdaptiveP => LlamaSampler::temp_ext(
                         sampling.temperature,
                         sampling.dynatemp_range,
                         sampling.dynatemp_exponent,
@@ -83,11 +83,11 @@ fn logits(seed: u64) -> Vec<f32> {
     (0..MODEL.vocabulary().len()).map(|_| if next() < 0.05 { 8.0 * next() } else { 3.0 * next() - 4.0 }).collect()
 }
 
-fn sampling() -> impl Strategy<Value = Sampling> {
+fn sampling() -> impl Strategy<Value = SamplingParams> {
     let off = |on: std::ops::Range<f32>, off: f32| prop_oneof![2 => Just(off), 1 => on];
-    let stages = Just(Stage::DEFAULT.to_vec()).prop_shuffle().prop_flat_map(|stages| {
+    let stages = Just(SamplerStage::DEFAULT.to_vec()).prop_shuffle().prop_flat_map(|stages| {
         let count = stages.len();
-        prop_oneof![Just(Stage::DEFAULT.to_vec()), proptest::sample::subsequence(stages, 0..=count)]
+        prop_oneof![Just(SamplerStage::DEFAULT.to_vec()), proptest::sample::subsequence(stages, 0..=count)]
     });
     let filters = (
         off(0.5..0.99, 1.0),
@@ -113,7 +113,7 @@ fn sampling() -> impl Strategy<Value = Sampling> {
         any::<u32>(),
         proptest::collection::btree_map(0i32..300, prop_oneof![-5f32..5.0, Just(f32::NEG_INFINITY)], 0..5),
     );
-    (stages, filters, repetition, rest).prop_map(|(samplers, filters, repetition, rest)| Sampling {
+    (stages, filters, repetition, rest).prop_map(|(samplers, filters, repetition, rest)| SamplingParams {
         samplers,
         top_p: filters.0,
         min_p: filters.1,
@@ -133,12 +133,12 @@ fn sampling() -> impl Strategy<Value = Sampling> {
         mirostat: rest.3,
         seed: rest.4 & 0x7fff_ffff,
         logit_bias: rest.5.into_iter().collect(),
-        ..Sampling::default()
+        ..SamplingParams::default()
     })
 }
 
-fn draft<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> Draft<'a> {
-    Draft { logits, allowed: None, sequence, temperature: None }
+fn draft<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> SamplerInput<'a> {
+    SamplerInput { logits, allowed: None, sequence, temperature: None }
 }
 
 /// What may happen to an answer.
@@ -193,9 +193,9 @@ proptest! {
         last_n in prop_oneof![Just(-1), Just(9), Just(64)],
         moves in proptest::collection::vec((any::<u64>(), what()), 1..30),
     ) {
-        let mut sampling = Sampling { repeat_last_n: last_n, dry_penalty_last_n: last_n, ..sampling };
+        let mut sampling = SamplingParams { repeat_last_n: last_n, dry_penalty_last_n: last_n, ..sampling };
         if adaptive {
-            sampling.samplers.push(Stage::AdaptiveP);
+            sampling.samplers.push(SamplerStage::AdaptiveP);
             sampling.adaptive_target = 0.3;
         }
         let knowledge = |sampler: &Sampler| sampler.adaptive.as_ref().map(Adaptive::now);
@@ -253,7 +253,7 @@ proptest! {
         allowed.iter().for_each(|token| words[token / 32] |= 1 << (token % 32));
         let logits = logits(seed);
         let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
-        let drawn = sampler.sample(&Draft { allowed: Some(&words), ..draft(&logits, &[1, 2]) }, &mut Candidates::default());
+        let drawn = sampler.sample(&SamplerInput { allowed: Some(&words), ..draft(&logits, &[1, 2]) }, &mut Candidates::default());
         let banned = |token: usize| sampling.logit_bias.iter().any(|&(other, bias)| other == token as i32 && bias == f32::NEG_INFINITY);
         match drawn {
             Some(draw) => {
@@ -267,7 +267,7 @@ proptest! {
 
 #[test]
 fn mirostat_goes_back_to_what_it_knew() {
-    let sampling = Sampling { mirostat: 2, seed: 3, ..Sampling::default() };
+    let sampling = SamplingParams { mirostat: 2, seed: 3, ..SamplingParams::default() };
     let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
     let mut candidates = Candidates::default();
     let mut left = Vec::new();
@@ -286,11 +286,11 @@ fn mirostat_goes_back_to_what_it_knew() {
 
 #[test]
 fn adaptive_p_draws_near_its_target() {
-    let sampling = |target| Sampling {
-        samplers: vec![Stage::AdaptiveP],
+    let sampling = |target| SamplingParams {
+        samplers: vec![SamplerStage::AdaptiveP],
         adaptive_target: target,
         seed: 11,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
     // Probabilities of 0.6, 0.3, 0.1.
     let logits: Vec<f32> = [0.6f32, 0.3, 0.1].map(f32::ln).to_vec();
@@ -310,20 +310,23 @@ fn adaptive_p_draws_near_its_target() {
 #[test]
 fn names_and_letters_are_llama_servers() {
     for name in ["top_k", "top-k", "topk", "TOP_K"] {
-        assert_eq!(Stage::from_name(name), Some(Stage::TopK));
+        assert_eq!(SamplerStage::from_name(name), Some(SamplerStage::TopK));
     }
-    assert_eq!(Stage::from_name("nucleus"), Some(Stage::TopP));
-    assert_eq!(Stage::from_name("typ"), Some(Stage::TypicalP));
-    assert_eq!(Stage::from_name("nothing"), None);
-    assert_eq!("edskypmxt".chars().map(Stage::from_letter).collect::<Option<Vec<_>>>(), Some(Stage::DEFAULT.to_vec()));
-    assert_eq!(serde_json::to_value(Stage::DEFAULT).unwrap()[4], "typ_p");
+    assert_eq!(SamplerStage::from_name("nucleus"), Some(SamplerStage::TopP));
+    assert_eq!(SamplerStage::from_name("typ"), Some(SamplerStage::TypicalP));
+    assert_eq!(SamplerStage::from_name("nothing"), None);
+    assert_eq!(
+        "edskypmxt".chars().map(SamplerStage::from_letter).collect::<Option<Vec<_>>>(),
+        Some(SamplerStage::DEFAULT.to_vec())
+    );
+    assert_eq!(serde_json::to_value(SamplerStage::DEFAULT).unwrap()[4], "typ_p");
 }
 
 #[test]
 fn nothing_is_drawn_where_everything_is_banned() {
     let bans = (0..MODEL.vocabulary().len() as i32).map(|token| (token, f32::NEG_INFINITY)).collect();
     for temperature in [0.0, 0.8] {
-        let sampling = Sampling { temperature, logit_bias: Vec::clone(&bans), ..Sampling::default() };
+        let sampling = SamplingParams { temperature, logit_bias: Vec::clone(&bans), ..SamplingParams::default() };
         let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
         assert_eq!(sampler.sample(&draft(&logits(1), &[]), &mut Candidates::default()), None);
     }
@@ -343,7 +346,8 @@ fn grammars_mean_what_they_mean_to_llama_cpp() {
         let source = std::fs::read_to_string(&path).unwrap();
         for seed in 0..4u64 {
             let mut theirs = LlamaSampler::grammar(&MODEL.llama, &source, "root").unwrap();
-            let mut ours = MODEL.grammars().follow(&Constraint::new("grammar", Source::Gbnf(source.clone()))).unwrap();
+            let mut ours =
+                MODEL.grammars().follow(&Constraint::new("grammar", GrammarSource::Gbnf(source.clone()))).unwrap();
             let mut sequence = Vec::new();
             for step in 0..40 {
                 let mask = ours.mask().unwrap().unwrap();

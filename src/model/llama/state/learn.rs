@@ -2,7 +2,7 @@
 
 use super::reader::{Reader, differs};
 use super::recurrent::Recurrent;
-use super::{Cache, EXTENSION, Flaw, Rows};
+use super::{Cache, EXTENSION, Rows, StateError};
 
 /// What makes up the rest of a state, whichever way of reading it comes out even: caches, then perhaps a recurrent state.
 pub(super) fn sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<Recurrent>)> {
@@ -22,7 +22,7 @@ pub(super) fn sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<
     Recurrent::learn(state, from).map(|recurrent| (Vec::new(), Some(recurrent)))
 }
 
-fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Result<Cache, Flaw> {
+fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Result<Cache, StateError> {
     let streams = reader.u32()?;
     differs("the number of sequences", u32::from((1..=4096).contains(&streams)), 1)?;
     let mut found = None;
@@ -42,7 +42,7 @@ fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Re
         let layers = reader.u32()?;
         let rotations = [reader.u32()?, reader.u32()?];
         let names = ["a type", "a size"];
-        let mut read = |transposed| -> Result<Vec<Rows>, Flaw> {
+        let mut read = |transposed| -> Result<Vec<Rows>, StateError> {
             (0..layers).map(|_| reader.rows(None, names, transposed, 1)).collect()
         };
         let keys = read(false)?;
@@ -50,5 +50,5 @@ fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Re
         differs("the number of sequences with cells", u32::from(found.is_some()), 0)?;
         found = Some(Cache { window: 0, extended, transposed, rotations, keys, values });
     }
-    found.ok_or(Flaw::Truncated(reader.at))
+    found.ok_or(StateError::Truncated(reader.at))
 }

@@ -1,14 +1,14 @@
 //! Numbers and rows out of bytes that may be anything.
 
-use super::{CacheType, Flaw, Rows};
+use super::{CacheType, Rows, StateError};
 use std::ops::Range;
 
 #[expect(clippy::needless_pass_by_value, reason = "mostly numbers")]
-pub(super) fn differs<T: PartialEq + ToString>(what: &'static str, found: T, expected: T) -> Result<(), Flaw> {
+pub(super) fn differs<T: PartialEq + ToString>(what: &'static str, found: T, expected: T) -> Result<(), StateError> {
     if found == expected {
         return Ok(());
     }
-    Err(Flaw::Differs { what, found: found.to_string(), expected: expected.to_string() })
+    Err(StateError::Differs { what, found: found.to_string(), expected: expected.to_string() })
 }
 
 /// Reads from `at` on.
@@ -24,24 +24,24 @@ impl<'a> Reader<'a> {
         Self { bytes, at, rows: Vec::new() }
     }
 
-    pub fn take(&mut self, count: usize) -> Result<&[u8], Flaw> {
+    pub fn take(&mut self, count: usize) -> Result<&[u8], StateError> {
         let taken = self.at.checked_add(count).and_then(|end| self.bytes.get(self.at..end));
-        let taken = taken.ok_or(Flaw::Truncated(self.bytes.len()))?;
+        let taken = taken.ok_or(StateError::Truncated(self.bytes.len()))?;
         self.at += count;
         Ok(taken)
     }
 
-    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Flaw> {
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], StateError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N)?);
         Ok(array)
     }
 
-    pub fn u32(&mut self) -> Result<u32, Flaw> {
+    pub fn u32(&mut self) -> Result<u32, StateError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub fn i32(&mut self) -> Result<i32, Flaw> {
+    pub fn i32(&mut self) -> Result<i32, StateError> {
         self.array().map(i32::from_le_bytes)
     }
 
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         [kind_name, size_name]: [&'static str; 2],
         transposed: bool,
         cells: usize,
-    ) -> Result<Rows, Flaw> {
+    ) -> Result<Rows, StateError> {
         let kind = self.i32()?;
         if let Some(expected) = expected {
             differs(kind_name, CacheType::name_of(kind), CacheType::name_of(expected.kind))?;
@@ -65,23 +65,23 @@ impl<'a> Reader<'a> {
         }
         let bytes = usize::try_from(unit).ok().and_then(|unit| unit.checked_mul(width as usize)?.checked_mul(cells));
         let start = self.at;
-        self.take(bytes.ok_or(Flaw::Truncated(self.bytes.len()))?)?;
+        self.take(bytes.ok_or(StateError::Truncated(self.bytes.len()))?)?;
         self.rows.push((kind, start..self.at));
         Ok(Rows { kind, unit, width })
     }
 
     /// A row of so many bytes that is one number after the other of a type.
-    pub fn row(&mut self, kind: i32, bytes: u64) -> Result<(), Flaw> {
+    pub fn row(&mut self, kind: i32, bytes: u64) -> Result<(), StateError> {
         let start = self.at;
-        self.take(usize::try_from(bytes).map_err(|_| Flaw::Truncated(self.bytes.len()))?)?;
+        self.take(usize::try_from(bytes).map_err(|_| StateError::Truncated(self.bytes.len()))?)?;
         self.rows.push((kind, start..self.at));
         Ok(())
     }
 
-    pub fn end(&self) -> Result<(), Flaw> {
+    pub fn end(&self) -> Result<(), StateError> {
         match self.bytes.len() - self.at {
             0 => Ok(()),
-            left => Err(Flaw::TooLong(left)),
+            left => Err(StateError::TooLong(left)),
         }
     }
 }

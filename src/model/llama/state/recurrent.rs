@@ -2,7 +2,7 @@
 //! knows nothing but its end. Follows `llama_memory_recurrent::state_write` of the pinned llama-cpp-sys-2.
 
 use super::reader::{Reader, differs};
-use super::{CacheType, Flaw};
+use super::{CacheType, StateError};
 use crate::events::TokenId;
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ impl Recurrent {
     }
 
     /// Reads what the context would have written behind so many tokens, and returns where it stands.
-    pub fn read(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, Flaw> {
+    pub fn read(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
         let start = reader.at;
         differs("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;
         for row in &self.rows {
@@ -64,14 +64,14 @@ impl Recurrent {
     }
 
     /// What comes before the rows. Returns the number of layers.
-    fn head(reader: &mut Reader<'_>, tokens: usize) -> Result<u32, Flaw> {
+    fn head(reader: &mut Reader<'_>, tokens: usize) -> Result<u32, StateError> {
         let cells = reader.u32()? as usize;
         if cells != 1 {
-            return Err(Flaw::Summaries(cells));
+            return Err(StateError::Summaries(cells));
         }
         let position = reader.i32()?;
         if usize::try_from(position).map(|position| position + 1) != Ok(tokens) {
-            return Err(Flaw::Position { cell: 0, position });
+            return Err(StateError::Position { cell: 0, position });
         }
         differs("the number of sequences of a cell", reader.u32()?, 0)?;
         differs("the order of recurrent states", reader.u32()?, 0)?;
@@ -97,7 +97,7 @@ fn rows(state: &[u8], from: usize, before: Option<i32>, most: usize) -> Option<V
     None
 }
 
-fn row(reader: &mut Reader<'_>, named: bool, before: Option<i32>) -> Result<Option<(Row, usize)>, Flaw> {
+fn row(reader: &mut Reader<'_>, named: bool, before: Option<i32>) -> Result<Option<(Row, usize)>, StateError> {
     let Some(kind) = (if named { Some(reader.i32()?) } else { before }) else { return Ok(None) };
     let bytes = reader.array().map(u64::from_le_bytes)?;
     // Layers that only convolve have a state of no bytes.

@@ -43,8 +43,8 @@ fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, exte
     out
 }
 
-fn layout(streams: u32, transposed: bool, extended: bool) -> Layout {
-    Layout::learn(&written(&[9], 0, streams, transposed, extended), 64, 0).unwrap()
+fn layout(streams: u32, transposed: bool, extended: bool) -> StateLayout {
+    StateLayout::learn(&written(&[9], 0, streams, transposed, extended), 64, 0).unwrap()
 }
 
 #[test]
@@ -79,17 +79,17 @@ fn only_layers_with_a_window_may_lack_old_tokens() {
         }
         out
     };
-    let layout = Layout::learn(&both(&[9], &[9]), 64, 4).unwrap();
+    let layout = StateLayout::learn(&both(&[9], &[9]), 64, 4).unwrap();
     assert_eq!((layout.caches.len(), layout.caches[0].window, layout.caches[1].window), (2, 0, 4));
     let tokens: Vec<TokenId> = (0..10).collect();
     let packed = layout.pack(&both(&tokens, &tokens[6..]), &tokens).unwrap();
     assert_eq!(layout.unpack(&packed, &tokens).unwrap(), both(&tokens, &tokens[6..]));
     let too_few = layout.pack(&both(&tokens, &tokens[7..]), &tokens).unwrap_err();
-    assert_eq!(too_few, Flaw::Cells { cells: 3, tokens: 10 });
-    let plain = Layout::learn(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
+    assert_eq!(too_few, StateError::Cells { cells: 3, tokens: 10 });
+    let plain = StateLayout::learn(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
     let mut short = vec![0; 8];
     short.extend_from_slice(&both(&tokens, &tokens[6..])[written(&tokens, 0, 1, false, false).len()..]);
-    assert_eq!(plain.pack(&short, &tokens).unwrap_err(), Flaw::Cells { cells: 4, tokens: 10 });
+    assert_eq!(plain.pack(&short, &tokens).unwrap_err(), StateError::Cells { cells: 4, tokens: 10 });
 }
 
 #[test]
@@ -148,6 +148,6 @@ proptest! {
     fn noise_is_refused(noise: Vec<u8>, count in 0usize..40) {
         let tokens: Vec<TokenId> = (0..count as i32).collect();
         prop_assert!(layout(2, true, false).unpack(&noise, &tokens).is_err());
-        prop_assert!(Layout::learn(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
+        prop_assert!(StateLayout::learn(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
     }
 }
