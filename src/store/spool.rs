@@ -1,8 +1,8 @@
-//! Files that hold what could not be stored yet.
+//! Spool files: records on disk that the database could not store yet.
 //!
-//! A record is its length, its XXH3 checksum and its body. Records are appended and synced a batch at a time; whoever
-//! reads a file stops at the first record that is not whole, which is where a crash cut it off. Each Thunder has one file,
-//! locked as long as it lives; the files of dead ones are drained by the next.
+//! A record is its length, its XXH3 checksum and its body. Records are appended and synced in batches. A reader stops at
+//! the first incomplete record, which marks the place of a crash. Each Thunder process has one file and holds a lock on it;
+//! the next process on the folder drains the files of processes that have ended.
 
 mod record;
 
@@ -15,21 +15,22 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
-/// A spool file, locked.
+/// A locked spool file.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
     path: PathBuf,
-    /// Where the next batch is read.
+    /// Offset of the next batch to read.
     read: u64,
-    /// Where the next record is appended.
+    /// Offset at which the next record is appended.
     end: u64,
 }
 
 impl Spool {
-    /// Makes the file of this Thunder.
+    /// Creates the file of this process.
     pub fn create(folder: &Path, server_id: Uuid) -> Result<Self, Error> {
-        // What is spooled is prompts and answers: nobody but the owner may read it. An earlier release was not so strict.
+        // Spooled records contain prompts and answers, so only the owner may read them. Earlier releases created the folder
+        // with wider permissions.
         fs::create_dir_all(folder)
             .and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o700)))
             .map_err(disk("cannot create", folder))?;
@@ -38,7 +39,7 @@ impl Spool {
             let file = File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
             let file = file.map_err(disk("cannot create", &path))?;
             file.lock().map_err(disk("cannot lock", &path))?;
-            // Another Thunder may have taken it for a dead one's before it was locked, and removed it.
+            // Before the lock was held, another process may have considered the file abandoned and removed it.
             if path.exists() {
                 break file;
             }
@@ -47,7 +48,7 @@ impl Spool {
         Ok(Self { file, path, read: 0, end })
     }
 
-    /// The files of Thunders that are dead, oldest first.
+    /// Returns the files of processes that have ended, oldest first.
     pub fn orphans(folder: &Path) -> Vec<Self> {
         let mut paths: Vec<PathBuf> = fs::read_dir(folder)
             .into_iter()
@@ -67,12 +68,12 @@ impl Spool {
             .collect()
     }
 
-    /// Whether everything was read.
+    /// Returns true if all records were read.
     pub fn is_drained(&self) -> bool {
         self.read >= self.end
     }
 
-    /// Appends records; they are on the disk when this returns.
+    /// Appends records and syncs them to disk.
     pub fn append(&mut self, records: &[Record]) -> Result<(), Error> {
         if records.is_empty() {
             return Ok(());
@@ -87,7 +88,7 @@ impl Spool {
             .and_then(|_| self.file.write_all(&bytes))
             .and_then(|()| self.file.sync_data());
         if let Err(source) = written {
-            // What is there of them is no record, and a full disk has better uses for it.
+            // Removes the incomplete record, which also frees space if the disk is full.
             let _ = self.file.set_len(self.end);
             return Err(disk("cannot write", &self.path)(source));
         }
@@ -95,7 +96,7 @@ impl Spool {
         Ok(())
     }
 
-    /// The next records, some `items` of items, and the place after them, which [`Spool::drained`] takes.
+    /// Returns the next records with about `items` items in total, and the offset after them for [`Spool::drained`].
     pub fn next(&mut self, items: usize) -> Result<(Vec<Record>, u64), Error> {
         let mut records: Vec<Record> = Vec::new();
         let (mut at, mut count) = (self.read, 0);
@@ -113,14 +114,14 @@ impl Spool {
                     records.push(record);
                 }
                 None => {
-                    tracing::error!(path = %self.path.display(), at, "a record of the spool file is not one of this version");
+                    tracing::error!(path = %self.path.display(), at, "cannot decode a record of the spool file");
                 }
             }
         }
         Ok((records, at))
     }
 
-    /// Everything before `at` is stored. An empty file starts from the beginning again.
+    /// Marks all records before the offset `at` as stored, and empties the file when none is left.
     pub fn drained(&mut self, at: u64) -> Result<(), Error> {
         self.read = at;
         if self.is_drained() {
@@ -130,12 +131,13 @@ impl Spool {
         Ok(())
     }
 
-    /// Deletes a file that is drained.
+    /// Deletes the file, which must be drained.
     pub fn remove(self) {
         let _ = fs::remove_file(&self.path);
     }
 
-    /// Keeps records that the database refuses for good, so that the others can go on.
+    /// Moves records that the database permanently rejects to a separate file, so they do not block the others. Returns
+    /// its path.
     pub fn refuse(&self, records: &[Record]) -> Result<PathBuf, Error> {
         let path = self.path.with_extension("refused");
         let mut bytes = Vec::new();
@@ -148,7 +150,7 @@ impl Spool {
         Ok(path)
     }
 
-    /// The rest of the file is damaged: a copy stays for whoever wants to look, and the file ends before it.
+    /// Cuts a damaged file at the offset `at` and keeps a copy of the whole file for inspection.
     fn set_aside(&mut self, at: u64) -> Result<(), Error> {
         let aside = self.path.with_extension("damaged");
         fs::copy(&self.path, &aside).map_err(disk("cannot write", &aside))?;
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_in_order_and_the_file_is_empty_again() {
+    fn drained_records_keep_their_order_and_empty_the_file() {
         let (_folder, mut spool) = spool();
         let records = records();
         spool.append(&records[..2]).unwrap();
@@ -279,12 +281,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_a_crash_cut_off_ends_the_file() {
+    fn incomplete_record_ends_the_file() {
         let (folder, mut spool) = spool();
         spool.append(&records()).unwrap();
         let length = spool.file.metadata().unwrap().len();
         spool.file.set_len(length - 3).unwrap();
-        assert!(Spool::orphans(&folder.0).is_empty(), "a living Thunder's file is its own");
+        assert!(Spool::orphans(&folder.0).is_empty(), "a locked file is not an orphan");
         drop(spool);
         let mut orphans = Spool::orphans(&folder.0);
         let (records, at) = orphans[0].next(100).unwrap();

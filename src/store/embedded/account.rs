@@ -1,4 +1,4 @@
-//! The account that runs PostgreSQL: ours, or another one where ours is root, which PostgreSQL refuses.
+//! The operating system account that runs PostgreSQL. PostgreSQL refuses root, so root uses another account.
 
 use crate::store::EmbeddedError;
 use nix::unistd::{Gid, Uid, User, chown, getegid, geteuid};
@@ -7,25 +7,25 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tokio::process::Command;
 
-/// Who PostgreSQL runs as.
+/// The operating system account that runs PostgreSQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
     name: String,
     /// Owner of the data and of the socket's folder.
     pub uid: u32,
     gid: u32,
-    /// Whether it is not us.
+    /// True if it differs from the account of this process.
     other: bool,
 }
 
 impl Account {
-    /// Our own account; for root `postgres`, else `nobody`.
+    /// Returns the account of this process; for root, `postgres` or else `nobody`.
     pub fn choose() -> Result<Self, EmbeddedError> {
         if !geteuid().is_root() {
             let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
             return Ok(Self { name: uid.to_string(), uid, gid, other: false });
         }
-        // by name, since initdb wants a passwd entry for its number
+        // Looked up by name, because initdb needs a passwd entry for the user id.
         ["postgres", "nobody"]
             .into_iter()
             .filter_map(|name| User::from_name(name).ok().flatten())
@@ -34,15 +34,15 @@ impl Account {
             .ok_or(EmbeddedError::NoAccount)
     }
 
-    /// Lets a program run as this account. The standard library drops root's supplementary groups before it changes
-    /// the number.
+    /// Makes a command run as this account. The standard library drops root's supplementary groups before it changes
+    /// the user id.
     pub fn lend(&self, command: &mut Command) {
         if self.other {
             command.uid(self.uid).gid(self.gid);
         }
     }
 
-    /// Gives a file to the account, which alone may read it then.
+    /// Makes the account the owner of a file and the only one who can read it.
     pub fn take(&self, file: &Path) -> std::io::Result<()> {
         if self.other {
             chown(file, Some(Uid::from_raw(self.uid)), Some(Gid::from_raw(self.gid)))?;
@@ -50,7 +50,7 @@ impl Account {
         fs::set_permissions(file, fs::Permissions::from_mode(0o600))
     }
 
-    /// Makes a folder that belongs to the account alone; one that is there already must be such a folder.
+    /// Creates a private folder of the account. An existing folder must already belong to the account.
     pub fn make_folder(&self, folder: &Path) -> Result<(), EmbeddedError> {
         let fail = |action| move |source| EmbeddedError::Disk { action, path: folder.to_owned(), source };
         match DirBuilder::new().mode(0o700).create(folder) {
@@ -59,10 +59,10 @@ impl Account {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(fail("cannot create")(error)),
             _ => Ok(()),
         }?;
-        // somebody else may have put a folder or a link there first: in the temp directory everybody can
+        // Another user may have created a folder or a link first: everyone can write to the temp directory.
         let found = fs::symlink_metadata(folder).map_err(fail("cannot read"))?;
         if !found.is_dir() || found.uid() != self.uid {
-            let text = format!("it is there already and is not a folder of account '{}'", self.name);
+            let text = format!("it exists and is not a folder of account '{}'", self.name);
             return Err(fail("cannot use")(std::io::Error::other(text)));
         }
         if found.permissions().mode() & 0o777 != 0o700 {
@@ -71,7 +71,8 @@ impl Account {
         Ok(())
     }
 
-    /// Checks that the account can enter a folder and all folders above it. We could, but it is not us.
+    /// Checks that the account can enter a folder and all folders above it. Root can enter every folder, the account may
+    /// not.
     pub fn can_enter(&self, folder: &Path) -> Result<(), EmbeddedError> {
         if !self.other {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Where the server listens: on a Unix socket in a folder that only its account can enter, or, where no such socket can be
-//! made, on a port of 127.0.0.1 that asks for a random password.
+//! The address of the embedded server: a Unix socket in a folder that only its account can enter. If no such socket can
+//! be created, a port of 127.0.0.1 that requires a random password.
 
 use super::account::Account;
 use super::{NAME, disk};
@@ -12,12 +12,13 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// A socket address holds little more than 100 bytes; PostgreSQL appends `/.s.PGSQL.5432`.
-const LONGEST_SOCKET_DIR: usize = 80;
+/// Maximum length of the socket's folder. A socket address holds little more than 100 bytes, and PostgreSQL appends
+/// `/.s.PGSQL.5432`.
+const MAX_SOCKET_DIR_BYTES: usize = 80;
 /// The port in the name of a Unix socket.
 const SOCKET_PORT: u16 = 5432;
 
-/// Where the server listens.
+/// The address of the embedded server.
 pub(super) enum Listen {
     /// On a Unix socket in this folder, without a password.
     Socket(PathBuf),
@@ -25,15 +26,16 @@ pub(super) enum Listen {
     Loopback {
         /// The port.
         port: u16,
-        /// Made anew at every start.
+        /// Password, generated at every start.
         password: String,
-        /// The server's rules on who may connect.
+        /// File with the server's authentication rules (`pg_hba.conf` format).
         rules: PathBuf,
     },
 }
 
 impl Listen {
-    /// A Unix socket where there can be one. `folder` belongs to the account, `mark` names the data directory.
+    /// Returns a Unix socket if one can be created, else a loopback port. `folder` belongs to the account; `mark`
+    /// identifies the data directory.
     pub fn choose(account: &Account, folder: &Path, mark: &str) -> Result<Self, EmbeddedError> {
         let socket_dir = make_socket_dir(account, mark)?;
         let probe = socket_dir.join("probe");
@@ -45,13 +47,13 @@ impl Listen {
             }
             Err(error) => {
                 tracing::warn!(%error, folder = %socket_dir.display(),
-                    "no Unix socket can be made here: the database listens on 127.0.0.1, and is slower to write to");
+                    "cannot create a Unix socket; the database listens on 127.0.0.1, where writes are slower");
                 Self::loopback(account, folder)
             }
         }
     }
 
-    /// A free port of 127.0.0.1 and a new password.
+    /// Returns a free port of 127.0.0.1 with a new password.
     pub fn loopback(account: &Account, folder: &Path) -> Result<Self, EmbeddedError> {
         let rules = folder.join("loopback.conf");
         fs::write(&rules, format!("host all {NAME} 127.0.0.1/32 scram-sha-256\n"))
@@ -62,7 +64,7 @@ impl Listen {
         Ok(Self::Loopback { port, password: format!("{:032x}", rand::random::<u128>()), rules })
     }
 
-    /// The server's settings.
+    /// Returns the server settings for this address.
     pub fn settings(&self) -> Vec<OsString> {
         let path = |name: &str, path: &Path| {
             let mut setting = OsString::from(name);
@@ -85,7 +87,7 @@ impl Listen {
         }
     }
 
-    /// How to connect.
+    /// Returns the options of a connection to this address.
     pub fn options(&self) -> PgConnectOptions {
         let options = PgConnectOptions::new_without_pgpass().username(NAME).ssl_mode(PgSslMode::Disable);
         match self {
@@ -94,7 +96,7 @@ impl Listen {
         }
     }
 
-    /// Whether it makes sense to connect yet.
+    /// Returns true if a connection attempt can succeed. False while the socket file does not exist.
     pub fn may_answer(&self) -> bool {
         match self {
             Self::Socket(folder) => folder.join(socket_name()).exists(),
@@ -102,7 +104,7 @@ impl Listen {
         }
     }
 
-    /// Removes what a server that is gone left.
+    /// Removes the socket files of a server that has ended.
     pub fn clear(&self) {
         if let Self::Socket(folder) = self {
             let _ = fs::remove_file(folder.join(socket_name()));
@@ -110,7 +112,7 @@ impl Listen {
         }
     }
 
-    /// Removes the folder of the socket; the next start makes it anew.
+    /// Removes the socket's folder. The next start creates it again.
     pub fn remove(&self) {
         self.clear();
         if let Self::Socket(folder) = self {
@@ -123,10 +125,10 @@ fn socket_name() -> String {
     format!(".s.PGSQL.{SOCKET_PORT}")
 }
 
-/// A short private folder in the temp directory, the same one at every start.
+/// Creates a short private folder in the temp directory, with the same name at every start.
 fn make_socket_dir(account: &Account, mark: &str) -> Result<PathBuf, EmbeddedError> {
     let mut parent = env::temp_dir();
-    if parent.as_os_str().len() > LONGEST_SOCKET_DIR - 30 || account.can_enter(&parent).is_err() {
+    if parent.as_os_str().len() > MAX_SOCKET_DIR_BYTES - 30 || account.can_enter(&parent).is_err() {
         parent = PathBuf::from("/tmp");
     }
     let folder = parent.join(format!("thunder-{}-{mark}", account.uid));

@@ -1,9 +1,9 @@
-//! A PostgreSQL server of our own: the real one, private to one data directory.
+//! The embedded database: a standard PostgreSQL server, private to one data directory.
 //!
-//! `initdb` runs once; the server listens where nobody else can connect (see `listen`), and fsync stays on. A task starts
-//! it again when it ends or is told to stop by another process. It has its own process group, so that Ctrl-C reaches
-//! Thunder alone, which stores what it still holds and then stops it. If Thunder itself is killed with SIGKILL, the server
-//! outlives it, and the next Thunder on the directory stops it before starting its own.
+//! `initdb` runs once. The server accepts only local, private connections (see `listen`), and fsync stays on. A supervisor
+//! task restarts the server when it ends or when another process asks it to stop. The server has its own process group, so
+//! Ctrl-C reaches only Thunder, which stores its remaining data and then stops the server. If Thunder is killed with
+//! SIGKILL, the server keeps running; the next Thunder on the directory stops it before it starts its own.
 
 mod account;
 mod listen;
@@ -38,18 +38,18 @@ pub use postmaster::stop_all;
 /// Name of the database and of its owner.
 const NAME: &str = "thunder";
 
-/// A start after a crash replays the log first, which can take a while.
+/// Maximum duration of a start. After a crash, PostgreSQL replays its write-ahead log first, which can take minutes.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// A running embedded server. Stop it with [`Embedded::stop`]; dropping it stops it in the background.
 pub struct Embedded {
     server: Arc<Server>,
     supervisor: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
-    /// Held as long as we live; the kernel lets go of it whatever way we die.
+    /// Lock of the data directory. The kernel releases it when the process ends, even after SIGKILL.
     _lock: File,
 }
 
-/// What is needed to start the server, again and again.
+/// The configuration of the server process, used at every start.
 struct Server {
     account: Account,
     programs: Programs,
@@ -59,12 +59,13 @@ struct Server {
 }
 
 impl Embedded {
-    /// Starts the server on a data directory, making the database if there is none.
+    /// Starts the server on a data directory and creates the database if it does not exist.
     pub async fn start(data_dir: &Path, progress: &impl Fn(&str)) -> Result<Self, EmbeddedError> {
         Self::start_on(data_dir, progress, Listen::choose).await
     }
 
-    /// The same with another choice of where it listens, from the account, its folder and the mark of the data directory.
+    /// Like [`Embedded::start`], with a function that chooses the address from the account, its folder and the mark of
+    /// the data directory.
     async fn start_on(
         data_dir: &Path,
         progress: &impl Fn(&str),
@@ -85,10 +86,10 @@ impl Embedded {
         let processes = Processes { data, cluster: format!("thunder-{mark}") };
         let server = Arc::new(Server { account, programs, processes, listen, log: data_dir.join("postgres.log") });
         if server.clear().await {
-            progress("stopped the database server that an earlier Thunder left behind");
+            progress("stopped the database server of an earlier Thunder process");
         }
         if version.is_none() {
-            progress("making a new database");
+            progress("creating the database");
             server.init(&folder).await?;
         }
         server.set_password().await?;
@@ -100,12 +101,12 @@ impl Embedded {
         Ok(Self { server, supervisor: Mutex::new(Some((stop, supervisor))), _lock: lock })
     }
 
-    /// How to connect to it.
+    /// Returns the options of a connection to the server.
     pub fn options(&self) -> PgConnectOptions {
         self.server.options(NAME)
     }
 
-    /// Lets it write what it must and stops it. The connections should be closed by then.
+    /// Stops the server with a checkpoint. Close all connections first.
     pub async fn stop(&self) {
         if let Some((stop, supervisor)) = self.supervisor.lock().await.take() {
             let _ = stop.send(());
@@ -119,16 +120,16 @@ impl Server {
         self.listen.options().database(database)
     }
 
-    /// Stops what an earlier server left running, and removes what it left behind.
+    /// Stops processes of an earlier server and removes its files. Returns true if there were such processes.
     async fn clear(&self) -> bool {
         let found_any = self.processes.clear().await;
         self.listen.clear();
         found_any
     }
 
-    /// Makes the data directory under another name, so that an interrupted start leaves no half of one.
+    /// Creates the data directory under a temporary name and renames it, so an interrupted start leaves no partial one.
     async fn init(&self, folder: &Path) -> Result<(), EmbeddedError> {
-        // an initdb that outlived its Thunder may still be writing: everyone has a folder of their own
+        // An initdb of a killed Thunder may still be writing, so every process uses its own folder.
         let fresh = folder.join(format!("data.new.{}", std::process::id()));
         for entry in fs::read_dir(folder).map_err(disk("cannot read", folder))?.flatten() {
             if entry.file_name().to_string_lossy().starts_with("data.new") {
@@ -144,7 +145,7 @@ impl Server {
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("cannot write", folder))
     }
 
-    /// Makes the password valid, where one is asked for: in single-user mode, where nobody can connect.
+    /// Sets the password of a loopback address, in single-user mode, where nobody can connect.
     async fn set_password(&self) -> Result<(), EmbeddedError> {
         let Listen::Loopback { password, .. } = &self.listen else { return Ok(()) };
         let mut command = Command::new(self.programs.postgres());
@@ -154,7 +155,7 @@ impl Server {
         self.finish(command, self.programs.postgres(), &format!("alter role {NAME} password '{password}'\n")).await
     }
 
-    /// Runs a program to its end.
+    /// Runs a program and waits until it ends.
     async fn finish(&self, mut command: Command, program: PathBuf, input: &str) -> Result<(), EmbeddedError> {
         let failed = |status: String, output: &[u8]| EmbeddedError::Program {
             program: program.clone(),
@@ -168,7 +169,7 @@ impl Server {
             stdin.write_all(input.as_bytes()).await.map_err(broken)?;
         }
         let output = child.wait_with_output().await.map_err(broken)?;
-        // Single-user mode tells errors and ends well.
+        // Single-user mode prints errors and still exits with status 0.
         let refused = output.stderr.windows(6).any(|window| window == b"ERROR:");
         if output.status.success() && !refused {
             Ok(())
@@ -197,7 +198,8 @@ impl Server {
             command.args(["-c", setting]);
         }
         if cfg!(target_os = "linux") {
-            // after a crash every file is synced first: one call instead of one for each of thousands of partitions
+            // After a crash PostgreSQL syncs every file. With syncfs that is one call instead of one for each of thousands
+            // of partition files.
             command.args(["-c", "recovery_init_sync_method=syncfs"]);
         }
         command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
@@ -211,8 +213,8 @@ impl Server {
     }
 
     fn open_log(&self) -> std::io::Result<File> {
-        const LARGE: u64 = 16 << 20;
-        if fs::metadata(&self.log).is_ok_and(|log| log.len() > LARGE) {
+        const MAX_LOG_BYTES: u64 = 16 << 20;
+        if fs::metadata(&self.log).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {
             fs::rename(&self.log, self.log.with_extension("log.old"))?;
         }
         open_private(File::options().create(true).append(true), &self.log)
@@ -221,8 +223,8 @@ impl Server {
     async fn wait_until_ready(&self, postmaster: &mut Postmaster) -> Result<(), EmbeddedError> {
         let begin = Instant::now();
         loop {
-            // the file of the socket comes first, and what listens there says that it is still starting
-            if self.listen.may_answer() && self.make_database().await.is_ok() {
+            // The socket file appears first; until the start is complete the server refuses connections.
+            if self.listen.may_answer() && self.create_database().await.is_ok() {
                 return Ok(());
             }
             if let Ok(Some(status)) = postmaster.try_wait() {
@@ -240,12 +242,12 @@ impl Server {
         }
     }
 
-    async fn make_database(&self) -> Result<(), sqlx::Error> {
+    async fn create_database(&self) -> Result<(), sqlx::Error> {
         let mut connection = PgConnection::connect_with(&self.options("postgres").disable_statement_logging()).await?;
-        let there: bool = sqlx::query_scalar("select exists (select from pg_database where datname = 'thunder')")
+        let exists: bool = sqlx::query_scalar("select exists (select from pg_database where datname = 'thunder')")
             .fetch_one(&mut connection)
             .await?;
-        if !there {
+        if !exists {
             sqlx::query("create database thunder").execute(&mut connection).await?;
         }
         connection.close().await
@@ -253,7 +255,7 @@ impl Server {
 
     /// Returns true if the server is shutting down and takes no new connections.
     fn is_stopping(&self) -> bool {
-        // The eighth line is its state: "starting", "ready", "standby" or "stopping".
+        // The eighth line of postmaster.pid is the state: "starting", "ready", "standby" or "stopping".
         let file = fs::read_to_string(self.processes.data.join("postmaster.pid"));
         file.is_ok_and(|text| text.lines().nth(7).is_some_and(|state| state.trim() == "stopping"))
     }
@@ -269,9 +271,9 @@ impl Server {
     }
 }
 
-/// The directory's absolute path; made if it is missing.
+/// Creates the data directory if it does not exist and returns its absolute path.
 fn make_data_dir(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
-    // the account that runs PostgreSQL must get through a folder that root makes, into one of its own
+    // The account that runs PostgreSQL must be able to pass through a folder of root to reach its own.
     let mode = if nix::unistd::geteuid().is_root() { 0o755 } else { 0o700 };
     DirBuilder::new().recursive(true).mode(mode).create(data_dir).map_err(disk("cannot create", data_dir))?;
     data_dir.canonicalize().map_err(disk("cannot find", data_dir))
@@ -294,7 +296,7 @@ fn lock(data_dir: &Path) -> Result<File, EmbeddedError> {
     Ok(file)
 }
 
-/// Opens a file that only its owner may read, also one that an earlier release made.
+/// Opens a file and restricts it to its owner. Earlier releases created files with wider permissions.
 fn open_private(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let file = options.mode(0o600).open(path)?;
     file.set_permissions(Permissions::from_mode(0o600))?;
@@ -311,7 +313,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn listens_with_a_password_where_no_socket_can_be() {
+    async fn loopback_address_requires_the_password() {
         let data_dir = std::env::temp_dir().join(format!("thunder-loopback-{}", std::process::id()));
         for _ in 0..2 {
             let loopback = |account: &Account, folder: &Path, _: &str| Listen::loopback(account, folder);

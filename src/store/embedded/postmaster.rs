@@ -1,4 +1,4 @@
-//! The process of the embedded server: it is always stopped, and started again when it ends by itself.
+//! The process of the embedded server: restarted when it ends, and always stopped at the end.
 
 use super::Server;
 use nix::sys::signal::{Signal, kill};
@@ -13,12 +13,12 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 /// Interval between checks of the server's state.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Duration of a fast shutdown before the server is told to exit without a checkpoint, which loses nothing: the next
-/// start replays the log.
+/// Maximum duration of a fast shutdown. After it the server must exit without a checkpoint, which loses no data because
+/// the next start replays the write-ahead log.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_mins(1);
-/// The same where a person waits for the program's end, or clients for the database.
+/// Maximum duration of a fast shutdown while a person waits for the program's end, or clients wait for the database.
 const SHORT_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Duration of a shutdown without a checkpoint before the server is killed.
+/// Maximum duration of a shutdown without a checkpoint. After it the server is killed.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The embedded servers of this process.
@@ -30,8 +30,8 @@ struct Servers {
     stopping: watch::Sender<bool>,
 }
 
-/// Stops every embedded server of this process and waits for the end of their processes, also of those whose start was
-/// abandoned. No server can be started after it.
+/// Stops every embedded server of this process and waits until their processes have ended, including those whose start
+/// was cancelled. No server can be started afterwards.
 pub async fn stop_all() {
     SERVERS.stopping.send_replace(true);
     // The sender is static, so this cannot fail.
@@ -68,14 +68,14 @@ impl Postmaster {
         self.0.as_mut().map_or(Ok(None), |process| process.0.try_wait())
     }
 
-    /// Rolls back what is open, writes everything and ends the process.
+    /// Ends the process with a fast shutdown: open transactions are rolled back, and a checkpoint is written.
     async fn stop(mut self) {
         if let Some(mut process) = self.0.take() {
             process.stop(SHUTDOWN_TIMEOUT).await;
         }
     }
 
-    /// Ends a process whose clients wait for a new one.
+    /// Ends a process whose clients are waiting for its successor.
     async fn replace(mut self) {
         if let Some(mut process) = self.0.take() {
             process.stop(SHORT_SHUTDOWN_TIMEOUT).await;
@@ -85,7 +85,7 @@ impl Postmaster {
 
 impl Drop for Postmaster {
     fn drop(&mut self) {
-        // Without a runtime nothing can wait for it; the next start on the data directory stops it.
+        // Without a runtime nothing can wait for the process. The next start on the data directory stops it.
         if let Some(mut process) = self.0.take()
             && let Ok(runtime) = Handle::try_current()
         {
@@ -127,8 +127,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts the server again whenever it ends or stops taking connections, until it is told to stop it. A dropped sender
-/// of `stopped` counts as that.
+/// Restarts the server whenever it ends or refuses connections, until `stopped` resolves or its sender is dropped; then
+/// stops it.
 pub async fn supervise(server: Arc<Server>, postmaster: Postmaster, stopped: oneshot::Receiver<()>) {
     if let Some(postmaster) = keep_running(&server, postmaster, stopped).await {
         postmaster.stop().await;
@@ -151,7 +151,7 @@ async fn keep_running(
             tokio::select! {
                 status = postmaster.wait() => {
                     let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                    tracing::error!(status, log = %server.log.display(), "the database server ended; starting it again");
+                    tracing::error!(status, log = %server.log.display(), "the database server ended; restarting it");
                     drop(postmaster);
                     break;
                 }
@@ -159,9 +159,9 @@ async fn keep_running(
                 () = stop_all_requested() => return Some(postmaster),
                 _ = check.tick() => {}
             }
-            // A smart shutdown, which SIGTERM requests: it waits for the connections that are open, ours among them.
+            // SIGTERM requests a smart shutdown, which waits until all open connections, including ours, are closed.
             if server.is_stopping() {
-                tracing::error!(log = %server.log.display(), "the database server was told to stop; starting it again");
+                tracing::error!(log = %server.log.display(), "the database server is shutting down; restarting it");
                 postmaster.replace().await;
                 break;
             }
@@ -179,7 +179,7 @@ async fn keep_running(
             server.clear().await;
             match server.spawn() {
                 Ok(started) => break postmaster = started,
-                Err(error) => tracing::error!(%error, "the database server cannot be started again"),
+                Err(error) => tracing::error!(%error, "cannot restart the database server"),
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Processes of a PostgreSQL server that an earlier Thunder left behind.
+//! PostgreSQL processes that an earlier Thunder left running.
 //!
-//! A process id alone says nothing: the number in `postmaster.pid` may belong to somebody else by now, or to a process
-//! that has ended and that nobody has waited for. So we look at command lines: the server's own has our data directory
-//! in it, those of its children begin with our cluster name.
+//! The process id in `postmaster.pid` is not enough: another process may have that id by now, or it may be a zombie. So
+//! processes are recognised by their command lines: the server's contains our data directory, and those of its children
+//! begin with our cluster name.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -12,10 +12,10 @@ use std::process::Command;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// How long a server may take to write what it must and stop.
+/// Maximum duration of a shutdown, which writes a checkpoint.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What belongs to one data directory.
+/// Identification of the processes of one data directory.
 #[derive(Debug, Clone)]
 pub struct Processes {
     /// PostgreSQL's data directory, absolute.
@@ -31,11 +31,11 @@ enum Role {
 }
 
 impl Processes {
-    /// Stops what runs on the data directory without us, and removes what it left. The caller holds the lock on the
-    /// directory, so nothing of it belongs to a living Thunder.
+    /// Stops all processes on the data directory and removes `postmaster.pid`. The caller holds the directory's lock, so
+    /// none of them belongs to a running Thunder. Returns true if there were any.
     pub async fn clear(&self) -> bool {
         let found_any = !self.find().is_empty();
-        // children go when their server goes, and those that have lost it notice by themselves
+        // Children end with their server, and children that lost their server end by themselves.
         for (to_server, to_children) in
             [(Signal::SIGINT, None), (Signal::SIGQUIT, Some(Signal::SIGQUIT)), (Signal::SIGKILL, Some(Signal::SIGKILL))]
         {
@@ -54,7 +54,7 @@ impl Processes {
                 sleep(Duration::from_millis(20)).await;
             }
         }
-        // what is left now is of the dead, whoever has their numbers today
+        // The file is stale now, even if another process has the id in it.
         let _ = fs::remove_file(self.data.join("postmaster.pid"));
         found_any
     }
@@ -72,7 +72,7 @@ impl Processes {
             return Some(Role::Child);
         }
         let data = self.data.to_string_lossy();
-        // not initdb, and not somebody's editor
+        // Excludes initdb and, for example, an editor with a file of the directory.
         let (program, rest) = line.split_once([' ', '\0'])?;
         let is_server = Path::new(program).file_name().is_some_and(|name| name == "postgres");
         (is_server
@@ -81,13 +81,13 @@ impl Processes {
     }
 }
 
-/// False for a process in a container of its own, where the same path is another directory.
+/// Returns false for a process in another mount namespace (a container), where the same path is another directory.
 fn sees_our_files(pid: i32) -> bool {
     let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     mounts(&pid.to_string()).is_none_or(|theirs| mounts("self").is_none_or(|ours| ours == theirs))
 }
 
-/// Every process and its command line, arguments separated by NUL or blank.
+/// Returns every process id with its command line, arguments separated by NUL or space.
 fn command_lines() -> Vec<(i32, String)> {
     if Path::new("/proc/self/cmdline").exists()
         && let Ok(processes) = fs::read_dir("/proc")
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_our_server_from_others() {
+    fn role_is_known_only_for_processes_of_this_data_directory() {
         let processes =
             Processes { data: PathBuf::from("/var/lib/thunder/postgres/data"), cluster: "thunder-1a2b".into() };
         let role = |line: &str| processes.role(line);

@@ -1,4 +1,4 @@
-//! Where PostgreSQL's server programs are.
+//! Search for PostgreSQL's server programs.
 
 use crate::store::EmbeddedError;
 use std::collections::BTreeSet;
@@ -6,8 +6,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Oldest major version our SQL runs on.
-const OLDEST: u32 = 14;
+/// Minimum major version for our SQL.
+const MIN_MAJOR_VERSION: u32 = 14;
 
 /// `initdb` and `postgres` of one installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,17 +18,17 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Path of `initdb`.
+    /// Returns the path of `initdb`.
     pub fn initdb(&self) -> PathBuf {
         self.folder.join("initdb")
     }
 
-    /// Path of `postgres`.
+    /// Returns the path of `postgres`.
     pub fn postgres(&self) -> PathBuf {
         self.folder.join("postgres")
     }
 
-    /// The programs for a new database, or for one made by major version `wanted`.
+    /// Finds the programs for a new database, or for an existing one of major version `wanted`.
     pub fn find(data_dir: &Path, wanted: Option<&str>) -> Result<Self, EmbeddedError> {
         let folders = candidates();
         let found: Vec<Self> = folders.iter().filter_map(|folder| Self::at(folder)).collect();
@@ -52,27 +52,27 @@ impl Programs {
         }
         let output = Command::new(folder.join("postgres")).arg("--version").output().ok()?;
         let major = major_version(std::str::from_utf8(&output.stdout).ok()?)?;
-        // Debian links /usr/lib/postgresql/<n>/bin from several places
+        // Debian links to /usr/lib/postgresql/<n>/bin from several folders.
         Some(Self { folder: folder.canonicalize().ok()?, major })
     }
 }
 
-/// The first that fits, since the search goes from what a person named to what a distribution put somewhere.
+/// Returns the first match. The search order puts folders that the user configured before those of distributions.
 fn choose<'a>(found: &'a [Programs], wanted: Option<&str>) -> Option<&'a Programs> {
     found.iter().find(|programs| match wanted {
         Some(wanted) => programs.major.to_string() == wanted,
-        None => programs.major >= OLDEST,
+        None => programs.major >= MIN_MAJOR_VERSION,
     })
 }
 
-/// `postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)` → 15; `… 18beta2` → 18.
+/// Parses the major version: `postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)` → 15; `… 18beta2` → 18.
 fn major_version(text: &str) -> Option<u32> {
     let version = text.split_once("(PostgreSQL) ")?.1;
     let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
     version[..digits].parse().ok()
 }
 
-/// Folders in the order of preference, each once.
+/// Returns the candidate folders in order of preference, without duplicates.
 fn candidates() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     if let Some(named) = env::var_os("THUNDER_PG_BIN").filter(|value| !value.is_empty()) {
@@ -102,7 +102,8 @@ fn candidates() -> Vec<PathBuf> {
     folders
 }
 
-/// Folders that match, newest version first; `*` stands for anything within one name and occurs once.
+/// Returns the folders that match a pattern, newest version first. The pattern has one `*`, which matches within one
+/// path component.
 fn expand(pattern: &Path) -> Vec<PathBuf> {
     let mut matches = vec![PathBuf::new()];
     for part in pattern.components() {
@@ -140,14 +141,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_versions() {
+    fn major_version_is_parsed_from_the_version_line() {
         assert_eq!(major_version("postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)\n"), Some(15));
         assert_eq!(major_version("postgres (PostgreSQL) 18beta2"), Some(18));
         assert_eq!(major_version("something else"), None);
     }
 
     #[test]
-    fn the_data_picks_the_programs() {
+    fn programs_match_the_version_of_the_data() {
         let found: Vec<Programs> =
             [13, 17, 15].into_iter().map(|major| Programs { folder: PathBuf::new(), major }).collect();
         assert_eq!(choose(&found, None).map(|programs| programs.major), Some(17));

@@ -1,4 +1,4 @@
-//! The coding of a record: its length, its checksum, its body.
+//! Encoding of spool records: length, checksum and body.
 
 use crate::events::{ActionRecord, AttentionStep, Event, ModCall, ModLog, RunEnd, RunId, RunStart, TraceItem};
 use crate::store::writer::Record;
@@ -9,17 +9,17 @@ use std::sync::Arc;
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Length and checksum.
+/// Bytes of a record's length and checksum.
 pub(super) const HEADER: usize = 12;
-/// A longer record is not one.
-const LONGEST: usize = 1 << 30;
+/// Maximum length of a body. A larger number in a header is damage.
+const MAX_BODY_BYTES: usize = 1 << 30;
 
 const STARTED: u8 = 1;
 const ITEMS: u8 = 2;
 const ATTENTION: u8 = 3;
 const ENDED: u8 = 4;
 
-/// The next body; `None` where none is whole.
+/// Reads the next body. Returns `None` if the rest of the file, `left` bytes, begins with no complete record.
 pub(super) fn read_body(file: &mut impl Read, left: u64) -> io::Result<Option<Vec<u8>>> {
     let mut header = [0; HEADER];
     if left < HEADER as u64 {
@@ -29,7 +29,7 @@ pub(super) fn read_body(file: &mut impl Read, left: u64) -> io::Result<Option<Ve
     let (length, checksum) = header.split_at(4);
     let length = u32::from_le_bytes(length.try_into().unwrap_or_default()) as usize;
     let checksum = u64::from_le_bytes(checksum.try_into().unwrap_or_default());
-    if length > LONGEST || length as u64 > left - HEADER as u64 {
+    if length > MAX_BODY_BYTES || length as u64 > left - HEADER as u64 {
         return Ok(None);
     }
     let mut body = vec![0; length];
@@ -71,7 +71,7 @@ enum ItemIn {
     A(ActionRecord),
 }
 
-/// Appends a record.
+/// Appends an encoded record to `out`.
 pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Started(start, server_id) => push(out, STARTED, |body| json(body, &(&**start, server_id))),
@@ -119,7 +119,7 @@ fn push(out: &mut Vec<u8>, kind: u8, write: impl FnOnce(&mut Vec<u8>)) {
 fn json(out: &mut Vec<u8>, value: &impl Serialize) {
     let begin = out.len();
     if let Err(error) = serde_json::to_writer(&mut *out, value) {
-        // these types hold nothing that JSON cannot
+        // Not reachable with these types, which JSON can represent.
         tracing::error!(%error, "a record cannot be written to the spool file");
         out.truncate(begin);
     }
@@ -143,7 +143,7 @@ fn attention(out: &mut Vec<u8>, run_id: RunId, step: &AttentionStep) {
     out.extend_from_slice(&step.t1);
 }
 
-/// The record of a body; `None` where it is none of this version.
+/// Decodes a body. Returns `None` if it is not a record of this version.
 pub(super) fn decode(body: &[u8]) -> Option<Record> {
     let (kind, body) = body.split_first()?;
     Some(match *kind {
