@@ -1,6 +1,7 @@
 //! Opening the store.
 
 use super::embedded::Embedded;
+use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
 use super::{Error, Inner, Live, Recording, Retention, Store, migrate, recorder, upkeep};
 use crate::events::{DurabilityAcks, UnstoredRuns};
@@ -17,8 +18,8 @@ use uuid::Uuid;
 
 /// Oldest server that our SQL runs on.
 const OLDEST: i32 = 14;
-/// Connections of readers and of `/ingest`, and one that waits for news.
-const CONNECTIONS: u32 = 17;
+/// Connections of readers and of `/ingest`.
+const CONNECTIONS: u32 = 16;
 
 /// Where the data lives.
 #[derive(Clone, PartialEq, Eq)]
@@ -47,7 +48,7 @@ impl fmt::Debug for Database {
 }
 
 impl Store {
-    /// Connects or starts the server, migrates, marks runs of dead servers as interrupted, drains the spool.
+    /// Connects or starts the server, migrates, drains the spool, marks runs of servers that died here as interrupted.
     ///
     /// `progress` is told what is going on, in words for a person who waits.
     ///
@@ -62,7 +63,7 @@ impl Store {
             }
             Database::Url { url, data_dir } => (None, parse(&url)?, data_dir),
         };
-        let opened = Self::connect(&options, &data_dir, &progress).await;
+        let opened = Self::connect(&options, &data_dir, embedded.is_some(), &progress).await;
         let (mut inner, server_id) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -80,6 +81,7 @@ impl Store {
     async fn connect(
         options: &PgConnectOptions,
         data_dir: &Path,
+        is_embedded: bool,
         progress: &impl Fn(&str),
     ) -> Result<(Inner, Uuid), Error> {
         let options = options
@@ -91,6 +93,9 @@ impl Store {
         check_version(&mut connection).await?;
         migrate::migrate(&mut connection, progress).await?;
         migrate::make_partitions(&mut connection, Utc::now().date_naive()).await?;
+        let (server_id, live) = (Uuid::now_v7(), Live::new());
+        servers::beat(&mut connection, server_id, &Announcement::default()).await?;
+        let listed = servers::heartbeats(&mut connection).await?;
         connection.close().await?;
 
         let pool = |connections, wait| {
@@ -101,34 +106,49 @@ impl Store {
         };
         let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 1));
         let copies = options.get_socket().is_some() || options.get_host().starts_with('/');
-        let server_id = Uuid::now_v7();
-        let announced = upkeep::announce(&options, server_id).await?;
         let folder = data_dir.join("spool");
+        // Those whose files are here have died, and so has every other one that used an embedded database.
+        let mut dead: Vec<Uuid> = listed.into_iter().map(|(server, _)| server).filter(|_| is_embedded).collect();
         for mut spool in Spool::orphans(&folder) {
             if !spool.is_drained() {
                 progress("storing what could not be stored before");
             }
             while !spool.is_drained() {
-                Box::pin(recorder::drain_some(&pool, &mut spool)).await?;
+                Box::pin(recorder::drain_some(&pool, server_id, &mut spool)).await?;
             }
+            dead.extend(spool.server_id());
             spool.remove();
         }
-        upkeep::sweep(&pool, server_id).await?;
+        for server in dead.into_iter().filter(|&server| server != server_id) {
+            servers::bury(&pool, &live, server_id, server, None).await?;
+        }
         let spool = Spool::create(&folder, server_id)?;
         let retention = watch::Sender::new(Retention::default());
-        let upkeep = tokio::spawn(upkeep::keep_up(pool.clone(), options, server_id, announced, retention.subscribe()));
+        let (announcement, mods) = (watch::Sender::new(Announcement::default()), watch::Sender::new(()));
+        let link = Link {
+            pool: pool.clone(),
+            options,
+            server_id,
+            live: live.clone(),
+            mods: mods.clone(),
+            announcement: announcement.subscribe(),
+        };
+        let maintenance = upkeep::keep_up(pool.clone(), retention.subscribe());
+        let tasks = vec![tokio::spawn(link.run()), tokio::spawn(maintenance)];
         let inner = Inner {
             pool,
             copies,
             recorder_pool,
             server_id,
-            live: Live::new(),
+            live,
             recorder: Mutex::new(Recording::Waiting(Some(spool))),
             promises: DurabilityAcks::default(),
             unstored: UnstoredRuns::default(),
             closing: watch::Sender::new(false),
             retention,
-            upkeep,
+            announcement,
+            mods,
+            tasks,
             write_failed: Mutex::default(),
             embedded: None,
         };

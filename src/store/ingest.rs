@@ -4,6 +4,7 @@ use super::copy::Borrowed;
 use super::outline::{Outline, RunRow};
 use super::rows::{Rows, Way};
 use super::runs::{claim, holder, save};
+use super::servers::notification::{RunNotification, notify};
 use super::{IngestError, Store, extras};
 use crate::events::{RunId, RunStatus};
 use crate::trace::document::Document;
@@ -99,6 +100,8 @@ impl Store {
         }
         rows.insert(&mut transaction).await?;
         save(&mut transaction, &prepared.await?).await?;
+        let change = RunNotification { run_id, status: Some(RunStatus::Done) };
+        notify(&mut transaction, self.inner.server_id, vec![change]).await?;
         transaction.commit().await?;
         borrowed.give_back();
         Ok(Ingested { run_id, created: true })

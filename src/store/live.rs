@@ -1,12 +1,14 @@
 //! What is going on right now, for subscribers: the newest items of every running run, and changes of the run list.
 
 use crate::events::{RunId, RunStatus, TraceItem};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 /// Updates that a slow subscriber may lag behind before it has to subscribe anew.
 const UPDATES: usize = 1024;
+/// Ended runs whose status is remembered, so that a lookup does not report it again.
+const MAX_ENDED: usize = 4096;
 
 /// Something happened to a run that somebody follows.
 #[derive(Debug, Clone)]
@@ -26,11 +28,31 @@ pub struct RunChange {
     pub status: RunStatus,
 }
 
+/// News of the run list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunListUpdate {
+    /// A run changed, here or on another server.
+    Changed(RunChange),
+    /// Too much changed to tell of each run: the list must be loaded again.
+    Missed,
+}
+
 /// The hub between the recorder and everybody who watches; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Live {
     hub: Arc<Mutex<HashMap<RunId, Running>>>,
-    changes: broadcast::Sender<RunChange>,
+    changes: broadcast::Sender<RunListUpdate>,
+    statuses: Arc<Mutex<Statuses>>,
+    /// Followers of runs that other servers generate.
+    followers: Arc<Mutex<HashMap<RunId, watch::Sender<()>>>>,
+}
+
+/// The last known status of runs.
+#[derive(Debug, Default)]
+struct Statuses {
+    runs: HashMap<RunId, RunStatus>,
+    /// Those of them that are over, oldest first.
+    ended: VecDeque<RunId>,
 }
 
 #[derive(Debug)]
@@ -42,7 +64,12 @@ struct Running {
 
 impl Live {
     pub(super) fn new() -> Self {
-        Self { hub: Arc::default(), changes: broadcast::Sender::new(UPDATES) }
+        Self {
+            hub: Arc::default(),
+            changes: broadcast::Sender::new(UPDATES),
+            statuses: Arc::default(),
+            followers: Arc::default(),
+        }
     }
 
     /// Follows a running run: the items that may not be stored yet, and what comes after them. `None` when the run is
@@ -59,10 +86,53 @@ impl Live {
         Some((backlog, running.updates.subscribe()))
     }
 
-    /// Runs that appear and runs that end, here and by `/ingest`.
+    /// Runs that appear and runs that end, here, by `/ingest`, and on other servers.
     #[must_use]
-    pub fn runs(&self) -> broadcast::Receiver<RunChange> {
+    pub fn runs(&self) -> broadcast::Receiver<RunListUpdate> {
         self.changes.subscribe()
+    }
+
+    /// Follows a run that another server generates: told whenever more of it is stored.
+    #[must_use]
+    pub fn follow_remote(&self, run_id: RunId) -> watch::Receiver<()> {
+        let mut followers = self.followers();
+        followers.retain(|_, follower| follower.receiver_count() > 0);
+        followers.entry(run_id).or_default().subscribe()
+    }
+
+    /// Another server has stored more of a run; `status` is its new status, if that changed.
+    pub(super) fn remote_changed(&self, run_id: RunId, status: Option<RunStatus>) {
+        if let Some(follower) = self.followers().get(&run_id) {
+            follower.send_replace(());
+        }
+        if let Some(status) = status {
+            self.changed(run_id, status);
+        }
+    }
+
+    /// The database says that a run has this status.
+    pub(super) fn looked_up(&self, run_id: RunId, status: RunStatus) {
+        let is_known = self.statuses().runs.get(&run_id) == Some(&status);
+        // What this server generates is reported when it is stored.
+        if !is_known && !self.lock().contains_key(&run_id) {
+            self.changed(run_id, status);
+        }
+    }
+
+    /// Returns the runs whose last known status is running.
+    pub(super) fn known_running(&self) -> Vec<RunId> {
+        let statuses = self.statuses();
+        statuses.runs.iter().filter(|(_, status)| **status == RunStatus::Running).map(|(run_id, _)| *run_id).collect()
+    }
+
+    /// Has everybody who follows a run of another server look at it again.
+    pub(super) fn wake_followers(&self) {
+        self.followers().values().for_each(|follower| follower.send_replace(()));
+    }
+
+    /// Has everybody who watches the list load it again.
+    pub(super) fn missed(&self) {
+        let _ = self.changes.send(RunListUpdate::Missed);
     }
 
     pub(super) fn started(&self, run_id: RunId) {
@@ -91,11 +161,34 @@ impl Live {
     }
 
     pub(super) fn changed(&self, run_id: RunId, status: RunStatus) {
-        let _ = self.changes.send(RunChange { run_id, status });
+        self.statuses().set(run_id, status);
+        let _ = self.changes.send(RunListUpdate::Changed(RunChange { run_id, status }));
+    }
+
+    fn statuses(&self) -> MutexGuard<'_, Statuses> {
+        self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn followers(&self) -> MutexGuard<'_, HashMap<RunId, watch::Sender<()>>> {
+        self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Running>> {
         self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Statuses {
+    fn set(&mut self, run_id: RunId, status: RunStatus) {
+        let before = self.runs.insert(run_id, status);
+        if status != RunStatus::Running && before.is_none_or(|before| before == RunStatus::Running) {
+            self.ended.push_back(run_id);
+        }
+        while self.ended.len() > MAX_ENDED
+            && let Some(oldest) = self.ended.pop_front()
+        {
+            self.runs.remove(&oldest);
+        }
     }
 }
 

@@ -28,6 +28,7 @@ mod responses;
 mod retention;
 mod rows;
 mod runs;
+mod servers;
 mod spool;
 mod statements;
 mod unstored;
@@ -40,12 +41,13 @@ pub use extras::Reported;
 pub use feedback::{Feedback, NewFeedback};
 pub use ingest::Ingested;
 pub use list::{MAX_PAGE, RunPage, RunQuery};
-pub use live::{Live, LiveUpdate, RunChange};
+pub use live::{Live, LiveUpdate, RunChange, RunListUpdate};
 pub use mods::{ModChanges, ModState, ModVersion};
 pub use read::ItemPage;
 pub use responses::NewResponse;
 pub use retention::Retention;
 pub use runs::RunSummary;
+pub use servers::{Announcement, ServerInfo};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use embedded::Embedded;
@@ -81,7 +83,11 @@ struct Inner {
     unstored: UnstoredRuns,
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,
-    upkeep: JoinHandle<()>,
+    announcement: watch::Sender<Announcement>,
+    /// Told when mods may have changed.
+    mods: watch::Sender<()>,
+    /// Tasks that end with the store.
+    tasks: Vec<JoinHandle<()>>,
     /// Time of the last document that could not be stored; `None` once a later one was.
     write_failed: Mutex<Option<Instant>>,
     embedded: Option<Embedded>,
@@ -169,6 +175,7 @@ impl Store {
     /// Stores or spools what the recorder still holds, closes the connections and stops the embedded server.
     pub async fn close(self) {
         const PATIENCE: Duration = Duration::from_secs(30);
+        const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
         let inner = &self.inner;
         inner.closing.send_replace(true);
         let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -185,7 +192,12 @@ impl Store {
         {
             tracing::error!("the recorder did not finish in time");
         }
-        inner.upkeep.abort();
+        inner.tasks.iter().for_each(JoinHandle::abort);
+        // Runs that did not end will not be continued; other servers need not find that out.
+        let leave = servers::bury(&inner.pool, &inner.live, inner.server_id, inner.server_id, None);
+        if !matches!(timeout(LEAVE_TIMEOUT, leave).await, Ok(Ok(_))) {
+            tracing::debug!("the database could not be told that this server stops");
+        }
         inner.recorder_pool.close().await;
         inner.pool.close().await;
         if let Some(embedded) = &inner.embedded {
@@ -196,6 +208,6 @@ impl Store {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.upkeep.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }

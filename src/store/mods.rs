@@ -4,20 +4,20 @@ use super::rows::clean;
 use super::{Error, Store};
 use chrono::{DateTime, NaiveDate, Utc};
 use serde_json::Value;
-use sqlx::PgPool;
-use sqlx::postgres::{PgConnection, PgListener};
+use sqlx::postgres::PgConnection;
 use sqlx::types::Json;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 /// Versions that are kept of a name; older ones go.
 const MOST_VERSIONS: i64 = 100;
-/// What the database calls the news that a mod was uploaded, removed or switched.
-const CHANNEL: &str = "thunder_mods";
-/// News may get lost, and between us and the database may be a pool that has none: one looks now and then in any case.
-const LOOK: Duration = Duration::from_secs(30);
-/// Pause before the database is asked for news again.
-const PAUSE: Duration = Duration::from_secs(2);
+/// Channel for changes of mods.
+pub(super) const MODS_CHANNEL: &str = "thunder_mods";
+/// Interval of lookups without a notification, for databases that deliver none.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
+/// Delay of each answer after the store has closed.
+const CLOSED_DELAY: Duration = Duration::from_secs(1);
 
 /// A version of a mod: an uploaded one, or a file's that a run has used.
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
@@ -186,55 +186,29 @@ impl Store {
         Ok(())
     }
 
-    /// The news of mods that this server, or another one on the database, uploads, removes or switches from now on.
+    /// The changes of mods that this server, or another one on the database, makes from now on.
     #[must_use]
     pub fn mod_changes(&self) -> ModChanges {
-        ModChanges { pool: self.inner.pool.clone(), listener: None }
+        ModChanges(self.inner.mods.subscribe())
     }
 }
 
-/// News of mods.
-pub struct ModChanges {
-    pool: PgPool,
-    listener: Option<PgListener>,
-}
+/// Changes of mods.
+pub struct ModChanges(watch::Receiver<()>);
 
 impl ModChanges {
-    /// Returns when something may have changed: also when news may have been missed, and now and then in any case.
+    /// Returns when something may have changed: also when a notification may have been missed, and now and then in any case.
     pub async fn next(&mut self) {
-        let Some(listener) = &mut self.listener else {
-            match listen(&self.pool).await {
-                // What changed before is no news to it.
-                Ok(listener) => self.listener = Some(listener),
-                Err(error) => {
-                    tracing::debug!(%error, "the database has no news of mods");
-                    sleep(PAUSE).await;
-                }
-            }
-            return;
-        };
-        match timeout(LOOK, listener.try_recv()).await {
-            Ok(Ok(Some(_))) => while listener.next_buffered().is_some() {},
-            // The connection was lost, and is another one.
-            Ok(Ok(None)) | Err(_) => {}
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "the database has no news of mods any more");
-                self.listener = None;
-                sleep(PAUSE).await;
-            }
+        if let Ok(Err(_)) = timeout(LOOKUP_INTERVAL, self.0.changed()).await {
+            // The store has closed: nothing changes any more, and nobody may look without a pause.
+            sleep(CLOSED_DELAY).await;
         }
     }
 }
 
-async fn listen(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
-    let mut listener = PgListener::connect_with(pool).await?;
-    listener.listen(CHANNEL).await?;
-    Ok(listener)
-}
-
 /// Tells every server on the database once the transaction is done.
 async fn tell(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query("select pg_notify($1, '')").bind(CHANNEL).execute(connection).await?;
+    sqlx::query("select pg_notify($1, '')").bind(MODS_CHANNEL).execute(connection).await?;
     Ok(())
 }
 

@@ -157,7 +157,9 @@ pub async fn record(
             let batch = recorder.batch();
             let (runs, given_up) = (batch.records.iter().map(Record::run_id).collect(), batch.given_up.clone());
             let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
-            let task = tokio::spawn(async move { land(&pool, &mut *spool.lock().await, batch, overload, lost).await });
+            let server = recorder.target.server_id;
+            let task =
+                tokio::spawn(async move { land(&pool, server, &mut *spool.lock().await, batch, overload, lost).await });
             flight = Some(Flight { task, runs, given_up, flushes });
         }
     }

@@ -230,7 +230,7 @@ pub(super) async fn mark_interrupted(
     run_id: RunId,
     at: DateTime<Utc>,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query("update runs set status = $2, completed_at = $3, version = version + 1 where run_id = $1")
+    sqlx::query("update runs set status = $2, completed_at = $3, version = version + 1 where run_id = $1 and status = 'running'")
         .bind(run_id.0)
         .bind(RunStatus::Interrupted.as_str())
         .bind(at)

@@ -68,6 +68,11 @@ impl Spool {
             .collect()
     }
 
+    /// Returns the server that the file belongs to.
+    pub fn server_id(&self) -> Option<Uuid> {
+        self.path.file_stem()?.to_str()?.parse().ok()
+    }
+
     /// Returns true if all records were read.
     pub fn is_drained(&self) -> bool {
         self.read >= self.end

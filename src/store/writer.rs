@@ -5,11 +5,13 @@ use super::outline::{Outline, RunRow};
 use super::read;
 use super::rows::{Rows, Way, clean};
 use super::runs::{by_id, claim, holder, mark_interrupted, save};
-use crate::events::{RunEnd, RunId, RunStart, TraceItem};
+use super::servers::notification::{RunNotification, notify};
+use crate::events::{RunEnd, RunId, RunStart, RunStatus, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnection;
+use std::collections::HashMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -53,9 +55,10 @@ pub enum Attempt {
     Again,
 }
 
-/// Writes records and the runs' rows as they are after them, in one transaction.
+/// Writes records and the runs' rows as they are after them, in one transaction, and notifies the servers other than `server`.
 pub async fn write<'r>(
     pool: &PgPool,
+    server: Uuid,
     records: &[Record],
     runs: impl IntoIterator<Item = &'r RunRow>,
     attempt: Attempt,
@@ -65,11 +68,32 @@ pub async fn write<'r>(
     for run in runs {
         save(&mut transaction, run).await?;
     }
+    notify(&mut transaction, server, changes(records)).await?;
     transaction.commit().await
 }
 
+/// Returns the changes that records make, one for each run.
+fn changes(records: &[Record]) -> Vec<RunNotification> {
+    let mut changes: Vec<RunNotification> = Vec::new();
+    let mut places = HashMap::new();
+    for record in records {
+        let run_id = record.run_id();
+        let status = match record {
+            Record::Started(..) => Some(RunStatus::Running),
+            Record::Items(..) => None,
+            Record::Ended(_, end) => Some(end.status),
+        };
+        let place = *places.entry(run_id).or_insert_with(|| {
+            changes.push(RunNotification { run_id, status: None });
+            changes.len() - 1
+        });
+        changes[place].status = status.or(changes[place].status);
+    }
+    changes
+}
+
 /// Writes records of a spool file, of which all may be there already. How the runs' rows are after them is worked out from what is stored.
-pub async fn rewrite(pool: &PgPool, records: &[Record]) -> Result<(), Error> {
+pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
     write_records(&mut transaction, records, Attempt::Again).await?;
     for record in records {
@@ -77,24 +101,40 @@ pub async fn rewrite(pool: &PgPool, records: &[Record]) -> Result<(), Error> {
             refold(&mut transaction, *run_id, |outline| outline.ended(end)).await?;
         }
     }
+    notify(&mut transaction, server, changes(records)).await?;
     Ok(transaction.commit().await?)
 }
 
-/// Marks a run whose server died, and counts what there is of it, as far as that can be read.
-pub async fn interrupt(pool: &PgPool, run_id: RunId, at: DateTime<Utc>) -> Result<(), Error> {
+/// Marks a run whose server died, and counts what there is of it, as far as that can be read. Returns false if the run is not
+/// running (any more).
+pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<Utc>) -> Result<bool, Error> {
     let mut transaction = pool.begin().await?;
+    // Its server may be alive after all: what that has written is not overwritten, and what it writes later is written after this.
+    let running = sqlx::query_scalar::<_, bool>("select status = 'running' from runs where run_id = $1 for update");
+    if running.bind(run_id.0).fetch_optional(&mut *transaction).await? != Some(true) {
+        return Ok(false);
+    }
+    let change = RunNotification { run_id, status: Some(RunStatus::Interrupted) };
     // Attention is coded beside the run, and may have been stored before the event that it is of.
     let orphans = "delete from attention t where t.run_id = $1 and not exists \
                    (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
     sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
     let failure = match refold(&mut transaction, run_id, |outline| outline.interrupted(at)).await {
-        Ok(()) => return Ok(transaction.commit().await?),
+        Ok(()) => {
+            notify(&mut transaction, server, vec![change]).await?;
+            transaction.commit().await?;
+            return Ok(true);
+        }
         Err(failure @ Error::Unavailable(_)) => return Err(failure),
         Err(failure) => failure,
     };
     transaction.rollback().await?;
     tracing::error!(run.id = %run_id, error = %failure, "an interrupted run is only marked; what is stored of it cannot be read");
-    Ok(mark_interrupted(&mut *pool.acquire().await?, run_id, at).await?)
+    let mut transaction = pool.begin().await?;
+    mark_interrupted(&mut transaction, run_id, at).await?;
+    notify(&mut transaction, server, vec![change]).await?;
+    transaction.commit().await?;
+    Ok(true)
 }
 
 async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {

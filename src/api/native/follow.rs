@@ -15,8 +15,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 /// Proxies close connections that are silent for longer.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// How often a run that another server generates is looked at.
-const POLL: Duration = Duration::from_millis(500);
+/// How often a run that another server generates is looked at without a notification.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a run that has not reached the recorder yet is looked up again.
 const START_DELAY: Duration = Duration::from_millis(10);
 /// Events that wait for a slow client; more stay where they are.
@@ -103,11 +103,15 @@ impl Follower {
                 }
                 continue;
             }
-            // It runs on another server, or is over and stored.
+            // It runs on another server, or is over and stored. Changes count from before it is looked at.
+            let mut changed = self.app.live()?.follow_remote(self.run_id);
             let run = self.app.store()?.find(&self.run_id.to_string()).await?;
             self.stored(self.cursor.event, i32::MAX).await?;
             match run {
-                Some(run) if run.status == RunStatus::Running => tokio::time::sleep(POLL).await,
+                Some(run) if run.status == RunStatus::Running => {
+                    // An error would mean that the store has closed; then the next look fails.
+                    let _ = tokio::time::timeout(POLL_INTERVAL, changed.changed()).await;
+                }
                 Some(run) => {
                     let summary = serde_json::to_string(&run).map_err(ApiError::internal)?;
                     return self.send(Event::default().event("end").data(summary)).await;

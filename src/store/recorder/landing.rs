@@ -11,6 +11,7 @@ use sqlx::PgPool;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
+use uuid::Uuid;
 
 /// So many records of the spool file are stored at once.
 const BATCH: usize = 512;
@@ -49,13 +50,20 @@ pub(super) enum Fate {
 }
 
 /// Brings a batch to the database or, when it is away, to the disk. `told` says that it is known that neither takes any.
-pub(super) async fn land(pool: &PgPool, spool: &mut Spool, batch: Batch, overload: bool, told: bool) -> Landed {
+pub(super) async fn land(
+    pool: &PgPool,
+    server: Uuid,
+    spool: &mut Spool,
+    batch: Batch,
+    overload: bool,
+    told: bool,
+) -> Landed {
     let Batch { records, rows, mut given_up } = batch;
     if spool.is_drained() && !overload {
-        match attempt(writer::write(pool, &records, &rows, Attempt::First)).await {
+        match attempt(writer::write(pool, server, &records, &rows, Attempt::First)).await {
             Ok(()) => {
                 while let Some(run_id) = given_up.last()
-                    && attempt(writer::interrupt(pool, *run_id, Utc::now())).await.is_ok()
+                    && attempt(writer::interrupt(pool, server, *run_id, Utc::now())).await.is_ok()
                 {
                     given_up.pop();
                 }
@@ -63,7 +71,7 @@ pub(super) async fn land(pool: &PgPool, spool: &mut Spool, batch: Batch, overloa
             }
             Err(failure) if !failure.is_transient() => {
                 tracing::error!(error = %failure, "the database refused a batch; trying run by run");
-                let lost = store_one_by_one(pool, spool, &records, &rows).await;
+                let lost = store_one_by_one(pool, server, spool, &records, &rows).await;
                 let fate = if spool.is_drained() { Fate::Stored } else { Fate::Spooled };
                 return Landed { records, rows, fate, given_up, lost };
             }
@@ -84,7 +92,7 @@ pub(super) async fn land(pool: &PgPool, spool: &mut Spool, batch: Batch, overloa
     };
     let until = Instant::now() + DRAIN;
     while !spool.is_drained() && Instant::now() < until {
-        match drain_some(pool, spool).await {
+        match drain_some(pool, server, spool).await {
             Ok(()) if spool.is_drained() => tracing::info!("the database is back and the spool file is drained"),
             Ok(()) => {}
             Err(Error::Unavailable(_)) => break,
@@ -98,14 +106,14 @@ pub(super) async fn land(pool: &PgPool, spool: &mut Spool, batch: Batch, overloa
 }
 
 /// Stores the next records of a spool file.
-pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
+pub async fn drain_some(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Result<(), Error> {
     let (records, at) = spool.next(BATCH)?;
-    match attempt(writer::rewrite(pool, &records)).await {
+    match attempt(writer::rewrite(pool, server, &records)).await {
         Ok(()) => {}
         Err(failure) if !failure.is_transient() => {
             tracing::error!(error = %failure, "the database refused spooled records; trying run by run");
             for (_, records) in by_run(&records) {
-                match attempt(writer::rewrite(pool, &records)).await {
+                match attempt(writer::rewrite(pool, server, &records)).await {
                     Ok(()) => {}
                     Err(failure) if failure.is_transient() => return Err(away()),
                     Err(failure) => refuse(spool, &records, &failure)?,
@@ -118,7 +126,13 @@ pub async fn drain_some(pool: &PgPool, spool: &mut Spool) -> Result<(), Error> {
 }
 
 /// Returns the runs that found no place.
-async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], rows: &[RunRow]) -> Vec<RunId> {
+async fn store_one_by_one(
+    pool: &PgPool,
+    server: Uuid,
+    spool: &mut Spool,
+    records: &[Record],
+    rows: &[RunRow],
+) -> Vec<RunId> {
     let mut lost = Vec::new();
     let mut is_away = false;
     for (run_id, records) in by_run(records) {
@@ -127,7 +141,7 @@ async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], 
         let result = if is_away {
             Err(Failure::from(away()))
         } else {
-            attempt(writer::write(pool, &records, row, Attempt::Again)).await
+            attempt(writer::write(pool, server, &records, row, Attempt::Again)).await
         };
         let put_aside = match result {
             Ok(()) => Ok(()),
@@ -137,7 +151,7 @@ async fn store_one_by_one(pool: &PgPool, spool: &mut Spool, records: &[Record], 
             }
             Err(failure) => match refuse(spool, &records, &failure) {
                 // what the run list shows of it may still fit
-                Ok(()) => attempt(writer::write(pool, &[], row, Attempt::Again)).await.or(Ok(())),
+                Ok(()) => attempt(writer::write(pool, server, &[], row, Attempt::Again)).await.or(Ok(())),
                 Err(failure) => Err(failure),
             },
         };
@@ -177,7 +191,7 @@ impl Failure {
 }
 
 /// Waits for a write, but not for ever, and takes a panic in it for a refusal.
-async fn attempt<E: Into<Error>>(write: impl Future<Output = Result<(), E>>) -> Result<(), Failure> {
+async fn attempt<T, E: Into<Error>>(write: impl Future<Output = Result<T, E>>) -> Result<T, Failure> {
     match timeout(PATIENCE, AssertUnwindSafe(write).catch_unwind()).await {
         Ok(Ok(result)) => result.map_err(|failure| Failure::Store(failure.into())),
         Ok(Err(_)) => Err(Failure::Panicked),

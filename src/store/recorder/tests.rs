@@ -84,9 +84,15 @@ async fn a_batch_or_a_spool_file_with_a_record_that_panics_is_stored_but_for_its
     let (folder, store) = store().await;
     let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
     let (ids, batch) = records();
-    let landed =
-        land(&store.inner.pool, &mut spool, Batch { records: batch, rows: vec![], given_up: vec![] }, false, false)
-            .await;
+    let landed = land(
+        &store.inner.pool,
+        store.inner.server_id,
+        &mut spool,
+        Batch { records: batch, rows: vec![], given_up: vec![] },
+        false,
+        false,
+    )
+    .await;
     assert!(landed.fate == Fate::Stored && landed.lost.is_empty());
     assert!(store.find(&ids[0].to_string()).await.unwrap().is_none());
     assert!(store.find(&ids[1].to_string()).await.unwrap().is_some());
@@ -94,7 +100,7 @@ async fn a_batch_or_a_spool_file_with_a_record_that_panics_is_stored_but_for_its
     let (ids, spooled) = records();
     spool.append(&spooled).unwrap();
     while !spool.is_drained() {
-        drain_some(&store.inner.pool, &mut spool).await.unwrap();
+        drain_some(&store.inner.pool, store.inner.server_id, &mut spool).await.unwrap();
     }
     assert!(store.find(&ids[0].to_string()).await.unwrap().is_none());
     assert_eq!(store.find(&ids[1].to_string()).await.unwrap().unwrap().status, RunStatus::Done);
@@ -148,7 +154,8 @@ async fn a_database_that_stops_answering_is_not_waited_for_for_ever() {
     sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
     let given_up = RunId::now();
     let batch = Batch { records: Vec::new(), rows: Vec::new(), given_up: vec![given_up] };
-    let landed = timeout(4 * PATIENCE, land(&store.inner.pool, &mut spool, batch, false, false)).await;
+    let landed =
+        timeout(4 * PATIENCE, land(&store.inner.pool, store.inner.server_id, &mut spool, batch, false, false)).await;
     assert_eq!(landed.expect("it waits for the database").given_up, [given_up], "it is marked the next time");
     blocker.rollback().await.unwrap();
     spool.remove();

@@ -6,6 +6,7 @@ mod mods;
 mod recorder;
 mod retention;
 mod runs;
+mod servers;
 
 use chrono::Utc;
 use serde_json::json;
@@ -17,9 +18,10 @@ use thunder::events::{
     Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Signal, StageCount, Surface,
     TokenMeasurement, TraceItem, Usage,
 };
-use thunder::store::{Database, EmbeddedError, Error, Store};
+use thunder::store::{Database, EmbeddedError, Error, RunChange, RunListUpdate, Store};
 use thunder::trace::document::Document;
 use tokio::process::Command;
+use tokio::sync::broadcast::Receiver;
 
 /// A data directory that goes away with the test.
 struct Data(PathBuf);
@@ -91,6 +93,22 @@ impl Drop for Data {
 fn kill(pid: i32, signal: &str) {
     let done = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
     assert!(done.success());
+}
+
+/// The next change of the run list.
+async fn next_change(updates: &mut Receiver<RunListUpdate>) -> RunChange {
+    loop {
+        let update = tokio::time::timeout(Duration::from_mins(1), updates.recv()).await.expect("no change is reported");
+        if let RunListUpdate::Changed(change) = update.unwrap() {
+            return change;
+        }
+    }
+}
+
+/// Kills the connections on which servers listen; returns how many there were.
+async fn kill_listeners(url: &str) -> String {
+    let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'thunder notifications'";
+    psql(url, sql).await
 }
 
 /// One value by an independent client.

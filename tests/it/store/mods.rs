@@ -1,4 +1,4 @@
-use super::{Data, Live, psql};
+use super::{Data, Live, kill_listeners, psql};
 use chrono::{Days, Utc};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ async fn who_listens_is_told_of_changes_also_after_the_database_was_away() {
     timeout(soon, changes.next()).await.expect("an upload");
     store.enable_mod("calm", false, Utc::now(), None).await.unwrap();
     timeout(soon, changes.next()).await.expect("a switch");
-    psql(&data.url(), "select pg_terminate_backend(pid) from pg_stat_activity where query like 'LISTEN%'").await;
+    assert_eq!(kill_listeners(&data.url()).await, "1");
     timeout(soon, changes.next()).await.expect("a lost connection: what was missed is not known");
     let told = async {
         loop {

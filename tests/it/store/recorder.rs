@@ -1,4 +1,4 @@
-use super::{Data, Live, document, kill, psql, spoken};
+use super::{Data, Live, document, kill, next_change, psql, spoken};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
         recorder.send(signal.clone()).await.unwrap();
     }
     wait_for(&store, run.run_id(), RunStatus::Running).await;
-    assert_eq!(changes.recv().await.unwrap().status, RunStatus::Running);
+    assert_eq!(next_change(&mut changes).await.status, RunStatus::Running);
     while store.items(run.run_id(), 0..100).await.unwrap().len() < 7 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -130,7 +130,7 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     for signal in &sent_during {
         recorder.send(signal.clone()).await.unwrap();
     }
-    while ends.recv().await.unwrap().status != RunStatus::Done {}
+    while next_change(&mut ends).await.status != RunStatus::Done {}
     assert!(client.spool_files().iter().any(|path| path.metadata().unwrap().len() > 0), "nothing was spooled");
     assert!(matches!(
         store.ingest(document("away", 3)).await,
@@ -196,7 +196,7 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
     for signal in half_sent.iter().chain(&whole_sent) {
         recorder.send(signal.clone()).await.unwrap();
     }
-    while ends.recv().await.unwrap().status != RunStatus::Done {}
+    while next_change(&mut ends).await.status != RunStatus::Done {}
     // as if killed: nothing is drained any more, and the lock on the file is gone
     store.close().await;
     assert_eq!(client.spool_files().len(), 1);

@@ -233,7 +233,7 @@ async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
     assert!(said.lock().unwrap().is_empty(), "a new database lacks nothing: {said:?}");
     psql(
         &old_url,
-        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras;
+        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras; drop table servers, shared_secrets;
         drop index runs_status, runs_model, runs_errors, runs_changed, runs_mods, runs_created; drop index if exists run_keys_contain; drop extension if exists pg_trgm;
         create index runs_running on runs (run_id) where status = 'running'",
     )
@@ -241,7 +241,7 @@ async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
     open().await.close().await;
     assert_eq!(
         *said.lock().unwrap(),
-        ["bringing the database up to date: V7__list_indexes, V8__request_extras, V12__citus"]
+        ["bringing the database up to date: V7__list_indexes, V8__request_extras, V11__servers, V12__citus"]
     );
     first.close().await;
 }

@@ -1,0 +1,191 @@
+//! The connection by which a server hears of the others and they hear of it.
+//!
+//! One connection per server listens for notifications and sends the heartbeats, so that neither waits for a free
+//! connection of a busy pool. It is replaced when it is lost, and what was missed meanwhile is looked up. A heartbeat also
+//! notifies: a server that does not hear its own is behind a pool without notifications, and looks up changes every second.
+
+use super::liveness::{HEARTBEAT_INTERVAL, Watch};
+use super::notification::{self, Notification, RUNS_CHANNEL};
+use super::{Announcement, beat, bury, heartbeats};
+use crate::events::{RunId, RunStatus};
+use crate::store::Live;
+use crate::store::mods::MODS_CHANNEL;
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use uuid::Uuid;
+
+/// Name of the connection in `pg_stat_activity`.
+const APPLICATION_NAME: &str = "thunder notifications";
+/// Delay before the database is tried again.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// Interval of lookups while no notifications arrive.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Heartbeats of this server that may be on their way before notifications count as missing.
+const MAX_UNHEARD: u32 = 2;
+/// Runs that began up to this long before a gap are looked up, since ids of runs follow the clocks of their servers.
+const MARGIN: TimeDelta = TimeDelta::minutes(5);
+/// Maximum number of changes that are looked up; after more, clients have to load the list again.
+const MAX_LOOKUP: usize = 1000;
+
+/// The task behind the connection, and its surroundings.
+pub struct Link {
+    /// Connections for everything that may take long.
+    pub pool: PgPool,
+    /// Address of the dedicated connection; must not lead through a pool that shares connections among transactions.
+    pub options: PgConnectOptions,
+    /// This server.
+    pub server_id: Uuid,
+    /// Subscribers to runs.
+    pub live: Live,
+    /// Told when mods may have changed.
+    pub mods: watch::Sender<()>,
+    /// Data of this server for its row.
+    pub announcement: watch::Receiver<Announcement>,
+}
+
+/// State that outlives a connection.
+struct State {
+    watch: Watch,
+    /// Marks the runs of dead servers.
+    burying: Option<JoinHandle<()>>,
+    /// Changes before this time, by the database's clock, were received or looked up.
+    heard_until: Option<DateTime<Utc>>,
+    /// Heartbeats of this server whose notification has not arrived yet.
+    unheard: u32,
+}
+
+impl Link {
+    /// Runs until it is aborted.
+    pub async fn run(mut self) {
+        let own = PgPoolOptions::new()
+            .max_connections(2) // the lost connection and its successor
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(HEARTBEAT_INTERVAL)
+            .connect_lazy_with(self.options.clone().application_name(APPLICATION_NAME));
+        let mut state = State { watch: Watch::default(), burying: None, heard_until: None, unheard: 0 };
+        loop {
+            let lost = self.connected(&own, &mut state).await;
+            let reason = lost.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string());
+            tracing::debug!(reason, "the connection for notifications is lost");
+            sleep(RETRY_DELAY).await;
+        }
+    }
+
+    /// Serves one connection until it is lost.
+    async fn connected(&mut self, own: &PgPool, state: &mut State) -> Result<(), sqlx::Error> {
+        let mut listener = PgListener::connect_with(own).await?;
+        listener.eager_reconnect(false);
+        listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL]).await?;
+        state.unheard = 0;
+        self.catch_up(&mut listener, state).await?;
+        self.mods.send_replace(());
+        let mut beats = interval(HEARTBEAT_INTERVAL);
+        let mut polls = interval(POLL_INTERVAL);
+        for ticks in [&mut beats, &mut polls] {
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        }
+        loop {
+            tokio::select! {
+                received = listener.try_recv() => match received? {
+                    Some(notification) if notification.channel() == MODS_CHANNEL => {
+                        self.mods.send_replace(());
+                    }
+                    Some(notification) => self.hear(notification.payload(), state),
+                    None => return Ok(()),
+                },
+                _ = beats.tick() => self.beat(&mut listener, state).await?,
+                _ = self.announcement.changed() => self.beat(&mut listener, state).await?,
+                _ = polls.tick(), if state.unheard > MAX_UNHEARD => self.catch_up(&mut listener, state).await?,
+            }
+        }
+    }
+
+    fn hear(&self, payload: &str, state: &mut State) {
+        let Ok(Notification { server, runs }) = serde_json::from_str(payload) else {
+            return tracing::debug!(payload, "a notification of an unknown form");
+        };
+        if server != self.server_id {
+            runs.into_iter().for_each(|run| self.live.remote_changed(run.run_id, run.status));
+        } else if runs.is_empty() {
+            state.unheard = 0;
+        }
+    }
+
+    /// Renews this server's row, and looks after the other servers.
+    async fn beat(&mut self, listener: &mut PgListener, state: &mut State) -> Result<(), sqlx::Error> {
+        let announcement = self.announcement.borrow_and_update().clone();
+        let beaten = async {
+            let now = beat(&mut *listener, self.server_id, &announcement).await?;
+            sqlx::query("select pg_notify($1, $2)")
+                .bind(RUNS_CHANNEL)
+                .bind(notification::heartbeat(self.server_id))
+                .execute(&mut *listener)
+                .await?;
+            Ok::<_, sqlx::Error>((now, heartbeats(&mut *listener).await?))
+        };
+        let (now, counts) = timeout(2 * HEARTBEAT_INTERVAL, beaten).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
+        if state.unheard == 0 {
+            state.heard_until = Some(now);
+        }
+        state.unheard += 1;
+        if state.unheard == MAX_UNHEARD + 1 {
+            tracing::warn!(
+                "the database delivers no notifications, perhaps because of a pool that shares connections: changes of other \
+                 servers are looked up every second"
+            );
+        }
+        let others = counts.into_iter().filter(|(server, _)| *server != self.server_id);
+        let dead = state.watch.look(others, Instant::now());
+        if !dead.is_empty() && state.burying.as_ref().is_none_or(JoinHandle::is_finished) {
+            let (pool, live, own) = (self.pool.clone(), self.live.clone(), self.server_id);
+            state.burying = Some(tokio::spawn(async move {
+                for (server, count) in dead {
+                    match bury(&pool, &live, own, server, count).await {
+                        Ok(runs) => {
+                            tracing::info!(%server, runs, "a server has died; its runs are marked as interrupted")
+                        }
+                        Err(error) => tracing::warn!(%server, %error, "runs of a dead server could not be marked"),
+                    }
+                }
+            }));
+        }
+        Ok(())
+    }
+
+    /// Looks up what may have changed since notifications arrived last.
+    async fn catch_up(&self, listener: &mut PgListener, state: &mut State) -> Result<(), sqlx::Error> {
+        let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&mut *listener).await?;
+        let since = state.heard_until.unwrap_or(now) - MARGIN;
+        let first = RunId(Uuid::new_v7(uuid::Timestamp::from_unix(
+            uuid::NoContext,
+            u64::try_from(since.timestamp()).unwrap_or(0),
+            0,
+        )));
+        let select = "select run_id, status from runs where run_id >= $1 order by run_id limit $2";
+        let mut rows: Vec<(Uuid, String)> =
+            sqlx::query_as(select).bind(first.0).bind(MAX_LOOKUP as i64 + 1).fetch_all(&mut *listener).await?;
+        let complete = rows.len() <= MAX_LOOKUP;
+        let running = sqlx::query_as("select run_id, status from runs where status = 'running'");
+        rows.extend(running.fetch_all(&mut *listener).await?);
+        let known: Vec<Uuid> = self.live.known_running().into_iter().map(|run_id| run_id.0).collect();
+        let ended = sqlx::query_as("select run_id, status from runs where run_id = any($1) and status <> 'running'");
+        rows.extend(ended.bind(known).fetch_all(&mut *listener).await?);
+        for (run_id, status) in rows {
+            if let Some(status) = RunStatus::from_name(&status) {
+                self.live.looked_up(RunId(run_id), status);
+            }
+        }
+        self.live.wake_followers();
+        if !complete {
+            self.live.missed();
+        }
+        state.heard_until = Some(now);
+        Ok(())
+    }
+}

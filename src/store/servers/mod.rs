@@ -1,0 +1,165 @@
+//! The servers on one database: their list, their liveness, and their notifications to each other.
+//!
+//! Each server has a row in `servers` that it renews by heartbeats, and one dedicated connection, see [`link`]. The runs of
+//! a dead server are marked as interrupted by any of the others.
+
+pub(super) mod link;
+mod liveness;
+pub(super) mod notification;
+
+use super::{Error, Live, Store, writer};
+use crate::events::{RunId, RunStatus};
+use chrono::{DateTime, Utc};
+use sqlx::PgPool;
+use sqlx::postgres::PgExecutor;
+use uuid::Uuid;
+
+/// The data that a server publishes for the others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Announcement {
+    /// Its address; `None` if the others cannot reach it.
+    pub url: Option<String>,
+    /// Names of its models.
+    pub models: Vec<String>,
+}
+
+/// A server on the database.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct ServerInfo {
+    /// Its id, new with each start.
+    pub server_id: Uuid,
+    /// Its address, if it announces one.
+    pub url: Option<String>,
+    /// Names of its models.
+    pub models: Vec<String>,
+    /// Time of its start, by the database's clock.
+    pub started_at: DateTime<Utc>,
+}
+
+impl Store {
+    /// The id of this server.
+    #[must_use]
+    pub fn server_id(&self) -> Uuid {
+        self.inner.server_id
+    }
+
+    /// Changes what this server tells the others of itself.
+    pub fn announce(&self, announcement: Announcement) {
+        self.inner.announcement.send_if_modified(|now| {
+            let changes = *now != announcement;
+            *now = announcement;
+            changes
+        });
+    }
+
+    /// Returns the other servers on the database.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn other_servers(&self) -> Result<Vec<ServerInfo>, Error> {
+        let servers = sqlx::query_as(
+            "select server_id, url, models, started_at from servers where server_id <> $1 order by started_at, server_id",
+        );
+        Ok(servers.bind(self.inner.server_id).fetch_all(&self.inner.pool).await?)
+    }
+
+    /// Returns the other server that generates a run; `None` if this one does, if the run is over, or if that server is not
+    /// listed.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn generating_server(&self, run_id: RunId) -> Result<Option<ServerInfo>, Error> {
+        let server: Option<Option<Uuid>> =
+            sqlx::query_scalar("select server_id from runs where run_id = $1 and status = 'running'")
+                .bind(run_id.0)
+                .fetch_optional(&self.inner.pool)
+                .await?;
+        let Some(server) = server.flatten().filter(|server| *server != self.inner.server_id) else { return Ok(None) };
+        let found = sqlx::query_as("select server_id, url, models, started_at from servers where server_id = $1");
+        Ok(found.bind(server).fetch_optional(&self.inner.pool).await?)
+    }
+
+    /// Returns a secret that all servers on the database share; makes it on the first call.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn shared_secret(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let random: [u8; 32] = rand::random();
+        sqlx::query("insert into shared_secrets (name, secret) values ($1, $2) on conflict (name) do nothing")
+            .bind(name)
+            .bind(&random[..])
+            .execute(&self.inner.pool)
+            .await?;
+        let secret = sqlx::query_scalar("select secret from shared_secrets where name = $1");
+        Ok(secret.bind(name).fetch_one(&self.inner.pool).await?)
+    }
+}
+
+/// Lists this server or renews its row.
+pub(super) async fn beat(
+    executor: impl PgExecutor<'_>,
+    server_id: Uuid,
+    announcement: &Announcement,
+) -> Result<DateTime<Utc>, sqlx::Error> {
+    sqlx::query_scalar(
+        "insert into servers (server_id, url, models) values ($1, $2, $3)
+        on conflict (server_id) do update set url = excluded.url, models = excluded.models,
+            heartbeat = servers.heartbeat + 1, seen_at = clock_timestamp()
+        returning seen_at",
+    )
+    .bind(server_id)
+    .bind(announcement.url.as_deref())
+    .bind(&announcement.models)
+    .fetch_one(executor)
+    .await
+}
+
+/// Returns the servers that are listed or have running runs, each with its count of heartbeats.
+pub(super) async fn heartbeats<'c, E>(executor: E) -> Result<Vec<(Uuid, Option<i64>)>, sqlx::Error>
+where
+    E: PgExecutor<'c>,
+{
+    // Two reads in one statement that no database has to join.
+    sqlx::query_as(
+        "select server_id, max(heartbeat) from (
+            select server_id, heartbeat from servers
+            union all
+            select coalesce(server_id, '00000000-0000-0000-0000-000000000000'), null::bigint from runs
+                where status = 'running'
+        ) known group by server_id",
+    )
+    .fetch_all(executor)
+    .await
+}
+
+/// Marks the runs of a dead server as interrupted, and takes it off the list unless it has come back; returns how many runs
+/// were marked.
+pub(super) async fn bury(
+    pool: &PgPool,
+    live: &Live,
+    own: Uuid,
+    dead: Uuid,
+    count: Option<i64>,
+) -> Result<usize, Error> {
+    let runs: Vec<Uuid> = sqlx::query_scalar(
+        "select run_id from runs where status = 'running'
+            and coalesce(server_id, '00000000-0000-0000-0000-000000000000') = $1",
+    )
+    .bind(dead)
+    .fetch_all(pool)
+    .await?;
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(pool).await?;
+    let mut marked = 0;
+    for run_id in runs.into_iter().map(RunId) {
+        if writer::interrupt(pool, own, run_id, now).await? {
+            live.changed(run_id, RunStatus::Interrupted);
+            marked += 1;
+        }
+    }
+    sqlx::query("delete from servers where server_id = $1 and heartbeat = coalesce($2, heartbeat)")
+        .bind(dead)
+        .bind(count)
+        .execute(pool)
+        .await?;
+    Ok(marked)
+}

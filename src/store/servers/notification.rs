@@ -1,0 +1,98 @@
+//! Notifications between the servers on one database.
+//!
+//! A transaction that changes runs notifies [`RUNS_CHANNEL`], so that the other servers hear of the change when it is
+//! committed and not before.
+
+use crate::events::{RunId, RunStatus};
+use serde::{Deserialize, Serialize};
+use sqlx::postgres::PgConnection;
+use uuid::Uuid;
+
+/// Channel for changes of runs, and for heartbeats.
+pub const RUNS_CHANNEL: &str = "thunder_runs";
+/// Maximum size of a payload; PostgreSQL refuses 8000 bytes.
+const MAX_PAYLOAD_BYTES: usize = 7900;
+
+/// A change of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunNotification {
+    /// The run.
+    pub run_id: RunId,
+    /// Its status, if that is new; else items were added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<RunStatus>,
+}
+
+/// Payload of a notification. Without runs it is a heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notification {
+    /// The server that sent it.
+    pub server: Uuid,
+    /// The runs that changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub runs: Vec<RunNotification>,
+}
+
+/// Notifies the other servers of changed runs once the transaction of `connection` is committed.
+pub async fn notify(
+    connection: &mut PgConnection,
+    server: Uuid,
+    runs: Vec<RunNotification>,
+) -> Result<(), sqlx::Error> {
+    if runs.is_empty() {
+        return Ok(());
+    }
+    sqlx::query("select pg_notify($1, payload) from unnest($2::text[]) payload")
+        .bind(RUNS_CHANNEL)
+        .bind(payloads(server, runs))
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// Returns the payload of a heartbeat.
+pub fn heartbeat(server: Uuid) -> String {
+    payload(server, Vec::new())
+}
+
+/// Returns as few payloads for these changes as their size allows.
+fn payloads(server: Uuid, runs: Vec<RunNotification>) -> Vec<String> {
+    let envelope = heartbeat(server).len() + r#","runs":[]"#.len();
+    let (mut payloads, mut batch, mut size) = (Vec::new(), Vec::new(), envelope);
+    for run in runs {
+        let bytes = serde_json::to_string(&run).map_or(0, |json| json.len()) + 1;
+        if size + bytes > MAX_PAYLOAD_BYTES {
+            payloads.push(payload(server, std::mem::take(&mut batch)));
+            size = envelope;
+        }
+        size += bytes;
+        batch.push(run);
+    }
+    payloads.push(payload(server, batch));
+    payloads
+}
+
+fn payload(server: Uuid, runs: Vec<RunNotification>) -> String {
+    // Ids and names always serialize.
+    serde_json::to_string(&Notification { server, runs }).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_are_few_and_keep_every_run_in_order() {
+        let server = Uuid::now_v7();
+        let runs: Vec<_> = (0..1000)
+            .map(|index| RunNotification {
+                run_id: RunId::now(),
+                status: (index % 2 == 0).then_some(RunStatus::Interrupted),
+            })
+            .collect();
+        let payloads = payloads(server, runs.clone());
+        assert!(payloads.iter().all(|payload| payload.len() < 8000) && payloads.len() < 12, "{}", payloads.len());
+        let read = payloads.iter().flat_map(|payload| serde_json::from_str::<Notification>(payload).unwrap().runs);
+        assert_eq!(read.collect::<Vec<_>>(), runs);
+    }
+}

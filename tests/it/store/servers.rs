@@ -1,0 +1,152 @@
+//! Several stores on one database.
+
+use super::{Data, Live, document, kill_listeners, next_change, psql};
+use std::time::{Duration, Instant};
+use thunder::events::{Recorder, RunId, RunStatus, Signal};
+use thunder::store::{Announcement, Database, RunChange, Store};
+
+/// Two stores on one database. The first has started it.
+async fn two(data: &Data) -> (Store, Store) {
+    let first = data.open().await;
+    let url = Database::Url { url: data.url(), data_dir: data.0.join("second") };
+    (first, Store::open(url, |_| {}).await.unwrap())
+}
+
+async fn send(store: &Store, signals: impl IntoIterator<Item = Signal>) {
+    let (Recorder { signals: recorder, .. }, _) = store.recorder();
+    for signal in signals {
+        recorder.send(signal).await.unwrap();
+    }
+}
+
+/// Waits until the store says that of the run.
+async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
+    let begun = Instant::now();
+    while store.find(&run_id.to_string()).await.unwrap().is_none_or(|run| run.status != status) {
+        assert!(begun.elapsed() < Duration::from_mins(1), "the run never is {status:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_of_another_server_appear_and_end_in_the_list() {
+    let data = Data::new();
+    let (first, second) = two(&data).await;
+    let mut changes = second.live().runs();
+    let mut run = Live::new("elsewhere");
+    let run_id = run.run_id();
+    send(&first, [run.started(), run.prefilled()]).await;
+    assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Running });
+    let mut more = second.live().follow_remote(run_id);
+    send(&first, [run.token(" a")]).await;
+    tokio::time::timeout(Duration::from_mins(1), more.changed()).await.expect("its followers are not woken").unwrap();
+    send(&first, [run.ended()]).await;
+    assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Done });
+    let ingested = first.ingest(document("ingested elsewhere", 2)).await.unwrap().run_id;
+    assert_eq!(next_change(&mut changes).await, RunChange { run_id: ingested, status: RunStatus::Done });
+    second.close().await;
+    first.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_listening_connection_misses_no_run() {
+    let data = Data::new();
+    let (first, second) = two(&data).await;
+    let mut run = Live::new("long");
+    let long = run.run_id();
+    send(&first, [run.started(), run.prefilled()]).await;
+    let mut changes = second.live().runs();
+    wait_for(&second, long, RunStatus::Running).await;
+    for round in 0..5 {
+        kill_listeners(&data.url()).await;
+        // Begins and ends while nobody listens.
+        let run_id = first.ingest(document(&format!("round {round}"), 1)).await.unwrap().run_id;
+        while next_change(&mut changes).await != (RunChange { run_id, status: RunStatus::Done }) {}
+    }
+    kill_listeners(&data.url()).await;
+    send(&first, [run.ended()]).await;
+    while next_change(&mut changes).await != (RunChange { run_id: long, status: RunStatus::Done }) {}
+    second.close().await;
+    first.close().await;
+}
+
+/// The dead store sends no heartbeats, and does not take itself off the list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_of_a_dead_server_are_interrupted_within_30_seconds() {
+    let data = Data::new();
+    let (first, second) = two(&data).await;
+    let mut dead = Live::new("dead");
+    let mut alive = Live::new("alive");
+    send(&second, [dead.started(), dead.prefilled()]).await;
+    send(&first, [alive.started(), alive.prefilled()]).await;
+    wait_for(&first, dead.run_id(), RunStatus::Running).await;
+    let mut changes = first.live().runs();
+    let begun = Instant::now();
+    drop(second);
+    while next_change(&mut changes).await != (RunChange { run_id: dead.run_id(), status: RunStatus::Interrupted }) {}
+    let took = begun.elapsed();
+    assert!((Duration::from_secs(10)..Duration::from_secs(30)).contains(&took), "{took:?}");
+    wait_for(&first, alive.run_id(), RunStatus::Running).await;
+    assert_eq!(psql(&data.url(), "select count(*) from servers").await, "1");
+    first.close().await;
+}
+
+/// The other server has marked the run, as after an interruption of the network, and then more of it arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_was_declared_dead_and_comes_back_ends_its_run_as_it_was() {
+    let data = Data::new();
+    let (first, second) = two(&data).await;
+    let mut run = Live::new("not dead");
+    let run_id = run.run_id();
+    send(&second, [run.started(), run.prefilled(), run.token(" a")]).await;
+    wait_for(&first, run_id, RunStatus::Running).await;
+    let sql = format!(
+        "update runs set status = 'interrupted', completed_at = now() where run_id = '{run_id}'; delete from servers"
+    );
+    psql(&data.url(), &sql).await;
+    send(&second, [run.token(" b")]).await;
+    wait_for(&first, run_id, RunStatus::Running).await;
+    send(&second, [run.token(" c"), run.ended()]).await;
+    wait_for(&first, run_id, RunStatus::Done).await;
+    assert_eq!(
+        first
+            .items(run_id, 0..100)
+            .await
+            .unwrap()
+            .iter()
+            .filter(|item| format!("{item:?}").contains("Sampled"))
+            .count(),
+        3
+    );
+    assert_eq!(first.damaged_links().await.unwrap(), Vec::<String>::new());
+    second.close().await;
+    first.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_know_each_other_and_who_generates_a_run() {
+    let data = Data::new();
+    let (first, second) = two(&data).await;
+    let url = Some("http://first.example:6767".to_owned());
+    first.announce(Announcement { url: url.clone(), models: vec!["demo".into()] });
+    let begun = Instant::now();
+    let info = loop {
+        let servers = second.other_servers().await.unwrap();
+        if let [info] = servers.as_slice()
+            && info.url == url
+        {
+            break info.clone();
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "{servers:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!((info.server_id, info.models.as_slice()), (first.server_id(), &["demo".to_owned()][..]));
+    let run = Live::new("of the first");
+    send(&first, [run.started()]).await;
+    wait_for(&second, run.run_id(), RunStatus::Running).await;
+    assert_eq!(second.generating_server(run.run_id()).await.unwrap(), Some(info));
+    assert_eq!(first.generating_server(run.run_id()).await.unwrap(), None, "its own");
+    assert_eq!(first.shared_secret("s").await.unwrap(), second.shared_secret("s").await.unwrap());
+    first.close().await;
+    drop(second);
+}
