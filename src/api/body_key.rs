@@ -3,7 +3,7 @@
 //! The body is read before its sender is known, so little of it is: one of at most [`MAX_BYTES`], within [`READ_TIMEOUT`], and of
 //! [`MAX_READS`] requests at a time. The route gets the same bytes.
 
-use super::{ApiError, Kind};
+use super::{ApiError, ErrorKind};
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::{Method, header};
@@ -42,7 +42,7 @@ pub(super) async fn read(request: Request) -> Result<(Request, Option<String>), 
     let Ok(_permit) = READS.try_acquire() else {
         let detail =
             "too many requests with a key in their body are being read; send the key as a header, or try again";
-        return Err(ApiError::new(Kind::Busy, detail).retry_after(1));
+        return Err(ApiError::new(ErrorKind::Busy, detail).retry_after(1));
     };
     let (parts, body) = request.into_parts();
     let Ok(Ok(bytes)) = tokio::time::timeout(READ_TIMEOUT, to_bytes(body, MAX_BYTES)).await else {
@@ -52,7 +52,7 @@ pub(super) async fn read(request: Request) -> Result<(Request, Option<String>), 
             MAX_BYTES >> 20,
             READ_TIMEOUT.as_secs()
         );
-        return Err(ApiError::new(Kind::Unauthorized, detail));
+        return Err(ApiError::new(ErrorKind::Unauthorized, detail));
     };
     let sent = serde_json::from_slice::<Keyed>(&bytes).ok().and_then(|keyed| keyed.user_api_key);
     Ok((Request::from_parts(parts, Body::from(bytes)), sent))

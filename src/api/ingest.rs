@@ -4,7 +4,7 @@
 //! that the run is committed. Posting the same document again is answered with 201 again, so that a client which lost the
 //! answer can simply repeat; another document under the same `request_id` is a conflict.
 
-use super::{ApiError, App, Kind, Problem, mods};
+use super::{ApiError, App, ErrorKind, Problem, mods};
 use crate::events::Surface;
 use crate::trace::document::{Document, DocumentError};
 use axum::body::{Body, BodyDataStream};
@@ -79,7 +79,7 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
     let files = mods::used_files(&document);
     store.ingest(document).await?;
     // The run is stored, and an error would say that it is not.
-    if let Err(error) = mods::keep_handed(&app, files).await {
+    if let Err(error) = mods::store_local_sources(&app, files).await {
         tracing::warn!(?error, "sources of mods that a run has used are not kept: it cannot be run again with them");
     }
     Ok(StatusCode::CREATED)
@@ -117,7 +117,7 @@ async fn discard(mut chunks: BodyDataStream) {
 }
 
 fn too_large() -> ApiError {
-    ApiError::new(Kind::TooLarge, format!("a document may have {} MiB, decompressed", MOST_BYTES >> 20))
+    ApiError::new(ErrorKind::TooLarge, format!("a document may have {} MiB, decompressed", MOST_BYTES >> 20))
 }
 
 fn unreadable(error: &axum::Error) -> ApiError {

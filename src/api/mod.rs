@@ -30,21 +30,22 @@ mod responses;
 mod security;
 mod server;
 mod session;
+mod shared;
 mod socket;
 mod stream;
-mod wire;
 
 pub use app::{App, State};
 pub use attention::AttentionError;
 pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
 pub use error::{
-    AnthropicError, ApiError, Kind, LlamaError, OpenAiError, Problem, StreamError, request_id, with_request_id,
+    AnthropicError, ApiError, ErrorKind, LlamaError, OpenAiError, Problem, StreamError, request_id, with_request_id,
 };
 pub use health::Health;
 pub use kobold::KoboldError;
 pub use llama::sleep_when_idle;
 pub use mods::{
-    Followed, MOST_BYTES as MOST_UPLOAD_BYTES, keep_used, source_of, take, uploader, used_files, versions_of,
+    MAX_BODY_BYTES as MAX_UPLOAD_BYTES, ModSync, register_upload, require_upload_rights, source_of,
+    store_used_versions, used_files, versions_of,
 };
 pub use prefix::base;
 pub use security::Caller;
@@ -155,13 +156,13 @@ async fn unknown_path(app: Shared<App>, request: Request) -> Response {
     if security::wants_page(&request) {
         return ui::not_found(app, request.headers().clone(), request.uri().clone()).await;
     }
-    security::in_dialect(path, ApiError::new(Kind::NotFound, format!("there is nothing at {path}")))
+    security::in_dialect(path, ApiError::new(ErrorKind::NotFound, format!("there is nothing at {path}")))
 }
 
 async fn unknown_method(request: Request) -> Response {
     let path = request.uri().path();
     let detail = format!("{path} does not take {}", request.method());
-    security::in_dialect(path, ApiError::new(Kind::MethodNotAllowed, detail))
+    security::in_dialect(path, ApiError::new(ErrorKind::MethodNotAllowed, detail))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer hands the panic over")]

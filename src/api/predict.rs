@@ -1,7 +1,7 @@
 //! Vertex AI's predictions: requests to other routes, several in one body, run at the same time and answered together.
 
-use super::wire;
-use super::wire::fields::{Fields, shown, wrong};
+use super::shared;
+use super::shared::fields::{Fields, abbreviate, invalid_value};
 use super::{ApiError, App, LlamaError};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
@@ -39,7 +39,7 @@ pub(super) fn router<'a>(path: &str, routes: Router, paths: impl Iterator<Item =
 async fn predict(targets: Targets, request: Request) -> Result<Json<Value>, LlamaError> {
     let (head, body) = request.into_parts();
     let body = Bytes::from_request(Request::from_parts(head.clone(), body), &()).await.map_err(ApiError::from)?;
-    let body = wire::json(&body)?;
+    let body = shared::parse_json(&body)?;
     let expected = format!("a list of at most {MAX_INSTANCES} requests, each with @requestFormat");
     let instances = match Fields::new(&body)?.list("instances")? {
         Some(list) if list.len() <= MAX_INSTANCES => list,
@@ -72,13 +72,13 @@ impl Targets {
     fn request(&self, head: &Parts, index: usize, instance: &Value) -> Result<Request, ApiError> {
         const FORMAT: &str = "@requestFormat";
         let place = format!("instances[{index}]");
-        let mut fields = instance.as_object().cloned().ok_or_else(|| wrong(&place, "an object", instance))?;
+        let mut fields = instance.as_object().cloned().ok_or_else(|| invalid_value(&place, "an object", instance))?;
         let format = fields.remove(FORMAT).unwrap_or_default();
         let path = format.as_str().and_then(|name| self.paths.get(name)).ok_or_else(|| {
             let field = format!("{place}.{FORMAT}");
             let detail = format!(
                 "{field} must be the path of a route or its name, such as \"chatCompletions\", got {}",
-                shown(&format)
+                abbreviate(&format)
             );
             ApiError::invalid(field, detail)
         })?;

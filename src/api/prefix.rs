@@ -3,7 +3,7 @@
 //! The prefix is taken away before any route, gate or limit sees a request, and put back where an answer leads on. Pages learn of
 //! it from a header that only this file sets.
 
-use super::{ApiError, Kind, security};
+use super::{ApiError, ErrorKind, security};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -51,5 +51,5 @@ async fn pass(State(prefix): State<Arc<str>>, mut request: Request, next: Next) 
 fn outside(prefix: &str, request: &Request) -> Response {
     let path = request.uri().path();
     let detail = format!("there is nothing at {path}; everything of this server is below {prefix}");
-    security::in_dialect(path, ApiError::new(Kind::NotFound, detail))
+    security::in_dialect(path, ApiError::new(ErrorKind::NotFound, detail))
 }

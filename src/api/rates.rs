@@ -1,7 +1,7 @@
 //! How often runs may be begun: by each key, and from each address. One middleware for all generation routes; a WebSocket asks
 //! for each run.
 
-use super::{ApiError, App, Caller, Kind, security};
+use super::{ApiError, App, Caller, ErrorKind, security};
 use crate::config::RateConfig;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::Method;
@@ -96,7 +96,7 @@ impl<K: Hash + Eq + Clone> Rate<K> {
             let wait = until.wait_time_from(DefaultClock::default().now());
             let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
             let detail = format!("{whose} may {act} {} {what} a minute; try again in {seconds} s", self.per_minute);
-            ApiError::new(Kind::Busy, detail).retry_after(seconds).code("rate_limited")
+            ApiError::new(ErrorKind::Busy, detail).retry_after(seconds).code("rate_limited")
         })
     }
 }

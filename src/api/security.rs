@@ -6,8 +6,8 @@
 //! `Origin` and pass the second gate. Traces may have keys of their own, or need none.
 
 use super::{
-    AnthropicError, ApiError, App, AttentionError, Kind, KoboldError, LlamaError, OpenAiError, StreamError, anthropic,
-    attention, body_key, kobold, llama, openai, session, socket, stream,
+    AnthropicError, ApiError, App, AttentionError, ErrorKind, KoboldError, LlamaError, OpenAiError, StreamError,
+    anthropic, attention, body_key, kobold, llama, openai, session, socket, stream,
 };
 use crate::config::{Config, KeyHash, SecurityConfig, ServerConfig};
 use axum::extract::{Request, State};
@@ -54,15 +54,15 @@ pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if below(&"/v1/mods") {
         error.into_response()
-    } else if stream::owns(path) {
+    } else if stream::is_route(path) {
         StreamError(error).into_response()
-    } else if anthropic::owns(path) {
+    } else if anthropic::is_route(path) {
         AnthropicError(error).into_response()
-    } else if attention::owns(path) {
+    } else if attention::is_route(path) {
         AttentionError(error).into_response()
-    } else if kobold::owns(path) {
+    } else if kobold::is_route(path) {
         KoboldError(error).into_response()
-    } else if openai::owns(path) && !llama::owns(path) {
+    } else if openai::is_route(path) && !llama::is_route(path) {
         OpenAiError(error).into_response()
     } else if OURS.iter().any(below) {
         error.into_response()
@@ -76,7 +76,7 @@ pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
 pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let mut admitted = admit(&app, &request, &path);
-    if admitted.as_ref().is_err_and(|error| error.kind() == Kind::Unauthorized)
+    if admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unauthorized)
         && !shows_key(request.headers())
         && body_key::is_possible(&request)
     {
@@ -94,7 +94,7 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
             request.extensions_mut().extend_some(caller);
             next.run(request).await
         }
-        Err(error) if error.kind() == Kind::Unauthorized && wants_page(&request) => {
+        Err(error) if error.kind() == ErrorKind::Unauthorized && wants_page(&request) => {
             Redirect::to(&session::address(request.uri())).into_response()
         }
         Err(error) => in_dialect(&path, error),
@@ -121,7 +121,7 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
     let host = host(request).ok_or_else(|| ApiError::bad_request("the request has no Host header"))?;
     if !is_ours(&host, config) {
         return Err(ApiError::new(
-            Kind::Forbidden,
+            ErrorKind::Forbidden,
             format!("this server is not known as '{host}'; start it with --trusted-host {host} if it should be"),
         ));
     }
@@ -252,7 +252,7 @@ fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<
 
 fn foreign(origin: &str) -> ApiError {
     ApiError::new(
-        Kind::Forbidden,
+        ErrorKind::Forbidden,
         format!("a page of {origin} may not change anything here; start the server with --cors-origin to let it"),
     )
 }
@@ -275,14 +275,14 @@ fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Res
         None if !access.needs_key(security) => Ok(None),
         None if !sent.is_empty() => Err(unknown_key()),
         None => Err(ApiError::new(
-            Kind::Unauthorized,
+            ErrorKind::Unauthorized,
             "this server needs an API key, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'",
         )),
     }
 }
 
 fn unknown_key() -> ApiError {
-    ApiError::new(Kind::Unauthorized, "this server does not know the API key that was sent")
+    ApiError::new(ErrorKind::Unauthorized, "this server does not know the API key that was sent")
 }
 
 /// Answers for the origins that may call from a page; without `--cors-origin` there are none. With `*` any page may call,

@@ -6,7 +6,7 @@
 use super::client::Server;
 use super::progress::Progress;
 use super::startup;
-use crate::api::{App, Listeners, State, keep_used, used_files};
+use crate::api::{App, Listeners, State, store_used_versions, used_files};
 use crate::config::{Config, KeyHash, SecurityConfig};
 use crate::events::{RunId, Signal, TraceItem};
 use crate::mods::{ModRegistry, source_store};
@@ -64,7 +64,7 @@ impl Local {
                 let store = startup::open_store(&config.data, progress).await?;
                 let (recorder, live) = store.recorder();
                 self.app.set_database(store, live);
-                keep_used(&self.app);
+                store_used_versions(&self.app);
                 recorder
             }
             Record::Document => {

@@ -1,7 +1,7 @@
 use super::progress::Progress;
 use super::signals::EndSignals;
 use super::startup;
-use crate::api::{App, Followed, Listeners, State, keep_used, sleep_when_idle};
+use crate::api::{App, Listeners, ModSync, State, sleep_when_idle, store_used_versions};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
@@ -87,8 +87,8 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
     app.set_database(store, live);
     let folder = startup::register_mods(app.registry(), config, progress).await?;
     startup::tell_sandbox(app.registry()).await;
-    tokio::spawn(Followed::at_start(app).await?.follow(app.clone()));
-    keep_used(app);
+    tokio::spawn(ModSync::load(app).await?.run(app.clone()));
+    store_used_versions(app);
     let watch = folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {
         Ok(watch) => Some(watch),
         Err(error) => {

@@ -6,7 +6,7 @@
 use super::error::{self, sentence, show};
 use super::mods::{Field, fields};
 use super::shell::{Shell, encoded, machine_time, runs_href};
-use crate::api::{ApiError, App, Caller, Kind, source_of, take, uploader, versions_of};
+use crate::api::{ApiError, App, Caller, ErrorKind, register_upload, require_upload_rights, source_of, versions_of};
 use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
 use crate::mods::{ModOrigin, ModSource, ModUpload, RegisteredVersion};
 use askama::Template;
@@ -179,15 +179,15 @@ async fn save_as(
         Ok(Form(sent)) => sent,
         Err(rejection) => {
             let too_large = rejection.status() == StatusCode::PAYLOAD_TOO_LARGE;
-            let kind = if too_large { Kind::TooLarge } else { Kind::BadRequest };
+            let kind = if too_large { ErrorKind::TooLarge } else { ErrorKind::BadRequest };
             return error::render(headers, &ApiError::new(kind, rejection.body_text()));
         }
     };
     // A form's lines end in CRLF.
     let source = sent.source.replace("\r\n", "\n");
-    let saved = match uploader(app, caller.clone()) {
+    let saved = match require_upload_rights(app, caller.clone()) {
         Ok(by) => match upload_of(app, &sent.name, source.clone()).await {
-            Ok(upload) => take(app, by, upload).await,
+            Ok(upload) => register_upload(app, by, upload).await,
             Err(error) => Err(error),
         },
         Err(error) => Err(error),
@@ -250,7 +250,7 @@ impl EditorPage {
         let source = match source_of(app, name, asked).await {
             Ok(source) => Some(source),
             // A built-in mod has none.
-            Err(error) if version.is_none() && error.kind() == Kind::NotFound => None,
+            Err(error) if version.is_none() && error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
         let hash = source.as_ref().map(ModSource::hash).unwrap_or_default();
@@ -320,7 +320,7 @@ impl EditorPage {
     }
 
     fn empty(app: &App, caller: Option<Extension<Caller>>, headers: &HeaderMap) -> Self {
-        let refused = uploader(app, caller).err();
+        let refused = require_upload_rights(app, caller).err();
         Self {
             shell: Shell::new(headers, "mods"),
             nonce: format!("{:032x}", rand::random::<u128>()),

@@ -1,7 +1,7 @@
 //! The page for what could not be shown, with ways out of it.
 
 use super::shell::Shell;
-use crate::api::{ApiError, App, Kind, base};
+use crate::api::{ApiError, App, ErrorKind, base};
 use crate::store;
 use askama::Template;
 use axum::extract::State;
@@ -31,7 +31,7 @@ pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
 
 /// An error as a page.
 pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
-    let refresh = if error.kind() == Kind::Unavailable { "3" } else { "" };
+    let refresh = if error.kind() == ErrorKind::Unavailable { "3" } else { "" };
     show(error.kind().status(), &page(headers, error, refresh.to_owned()))
 }
 

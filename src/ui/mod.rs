@@ -22,7 +22,7 @@ mod shell;
 
 pub use error::not_found;
 
-use crate::api::{App, MOST_UPLOAD_BYTES};
+use crate::api::{App, MAX_UPLOAD_BYTES};
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, header};
@@ -46,7 +46,7 @@ pub fn router() -> Router<App> {
         .route("/mods", get(mods::page))
         .route("/mods/-new", get(editor::begin).post(editor::save_new))
         .route("/mods/{name}", get(editor::page).post(editor::save))
-        .layer(DefaultBodyLimit::max(MOST_UPLOAD_BYTES))
+        .layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES))
         .route("/assets/{version}/{*path}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))
         .layer(axum::middleware::map_response(guard))

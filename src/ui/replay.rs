@@ -7,7 +7,7 @@ use super::replay_text;
 use super::reported::{self, ReportedView};
 use super::run::{Banner, RunView, banners};
 use super::shell::{Shell, encoded, runs_href};
-use crate::api::{ApiError, App, Kind};
+use crate::api::{ApiError, App, ErrorKind};
 use crate::store::{RunQuery, RunSummary};
 use askama::Template;
 use axum::extract::{Path, Query, State};
@@ -73,9 +73,9 @@ pub(super) async fn page(
 ) -> Response {
     let run = match app.find_run(&id).await {
         Ok(run) => run,
-        Err(error) if error.kind() == Kind::NotFound && asked.retry < MAX_RETRIES => {
+        Err(error) if error.kind() == ErrorKind::NotFound && asked.retry < MAX_RETRIES => {
             let waiting = "it may have begun a moment ago on another server; this page looks again for a few seconds";
-            let error = ApiError::new(Kind::NotFound, format!("{}: {waiting}", error.problem().detail));
+            let error = ApiError::new(ErrorKind::NotFound, format!("{}: {waiting}", error.problem().detail));
             return error::render_and_look_again(&headers, &error, &href(&id, uri.query(), asked.retry + 1));
         }
         Err(error) => return error::render(&headers, &error),

@@ -104,7 +104,7 @@ async fn the_same_again_is_created_again_and_something_else_is_a_conflict() {
     insta::assert_json_snapshot!(problem(&other.to_string()).await, @r#"
     {
       "type": "/problems/conflict",
-      "title": "It contradicts what is there",
+      "title": "Conflict",
       "status": 409,
       "detail": "request_id 'again' is taken by another run with different content",
       "pointer": "$.request.request_id"
@@ -134,7 +134,7 @@ async fn a_wrong_document_names_the_place() {
     insta::assert_json_snapshot!(problem(&payload.to_string()).await, @r#"
     {
       "type": "/problems/bad-request",
-      "title": "The request is not valid",
+      "title": "Bad Request",
       "status": 400,
       "detail": "expected an integer from -2147483648 to 2147483647, found \"1234\"",
       "pointer": "$.events[2].sampled_token"
@@ -145,7 +145,7 @@ async fn a_wrong_document_names_the_place() {
     insta::assert_json_snapshot!(problem(&payload.to_string()).await, @r#"
     {
       "type": "/problems/bad-request",
-      "title": "The request is not valid",
+      "title": "Bad Request",
       "status": 400,
       "detail": "expected the sequence_order of one of the events, 0 to 3, found 9",
       "pointer": "$.mod_calls[1].event_sequence_order"
@@ -154,7 +154,7 @@ async fn a_wrong_document_names_the_place() {
     insta::assert_json_snapshot!(problem("{\"request\": ").await, @r#"
     {
       "type": "/problems/bad-request",
-      "title": "The request is not valid",
+      "title": "Bad Request",
       "status": 400,
       "detail": "expected JSON, found EOF while parsing a value at line 1 column 12",
       "pointer": "$"
@@ -163,7 +163,7 @@ async fn a_wrong_document_names_the_place() {
     insta::assert_json_snapshot!(problem("").await, @r#"
     {
       "type": "/problems/bad-request",
-      "title": "The request is not valid",
+      "title": "Bad Request",
       "status": 400,
       "detail": "expected JSON, found EOF while parsing a value at line 1 column 0",
       "pointer": "$"

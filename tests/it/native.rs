@@ -110,8 +110,8 @@ async fn wrong_queries_are_named() {
     /api/v1/runs?limit=0: 400 limit must be 1 to 500
     /api/v1/runs?before=yesterday: 400 before: UUID parsing failed: invalid character: found `y` at 0
     /api/v1/runs?q=modle:x: 400 'modle' is not a field; the fields are model, mod, status, surface, error, request, tokens, backtracks, forced, actions, after, before. Put the term in quotation marks to search for it as text (at character 1 of the filter) [model]
-    /api/v1/runs/nobody: 404 there is no run 'nobody'
-    /api/v1/runs/nobody/columns: 404 there is no run 'nobody'
+    /api/v1/runs/nobody: 404 no run 'nobody' exists
+    /api/v1/runs/nobody/columns: 404 no run 'nobody' exists
     /api/v1/runs/queries/events?from=5&to=2: 400 from and to must be 0 <= from <= to, got 5 and 2
     /api/v1/runs/queries/events?from=a: 400 from: invalid digit found in string
     /api/v1/runs/queries/attention: 400 either at, an event, or from and to, a range of events, must be given

@@ -1,14 +1,14 @@
-//! Anthropic's Messages: the same conversations, written as content blocks.
+//! Anthropic's Messages API: chat requests and answers in content blocks.
 //!
-//! `convert` writes the body as that of a chat completion, so that every parameter of one is a parameter of the other, and
-//! `shape` and `stream` write what was heard as blocks and events. `anthropic-version` is taken, whatever it says.
+//! `request` converts the body to that of a chat completion, so that every parameter of a chat completion is accepted.
+//! `response` and `stream` convert the answer to content blocks and events. Any `anthropic-version` is accepted.
 
-mod convert;
-mod shape;
+mod request;
+mod response;
 mod stream;
 
-use super::chat::{Asked, Conversation, Refused, Talk, stream::respond};
-use super::wire::{self, Fields};
+use super::chat::{ChatRequest, ChatStream, Conversation, FailedRequest, sse::respond};
+use super::shared::{self, Fields};
 use super::{AnthropicError, ApiError, App, Caller, generation};
 use axum::body::Bytes;
 use axum::extract::State;
@@ -20,31 +20,31 @@ use serde_json::{Value, json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The routes.
+/// Returns the Messages routes.
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(messages)).routes(routes!(count_tokens))
 }
 
-/// Whether the path's clients expect Anthropic's errors.
-pub(super) fn owns(path: &str) -> bool {
+/// Returns true if clients of the path expect Anthropic's error format.
+pub(super) fn is_route(path: &str) -> bool {
     path == "/v1/messages" || path.starts_with("/v1/messages/")
 }
 
-/// Answers a conversation, as Anthropic's route of that name does; with `"stream": true` event by event.
+/// Answers a conversation like Anthropic's Messages; with `"stream": true` event by event.
 #[utoipa::path(post, path = "/v1/messages", tag = "anthropic",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "A message, or server-sent events of its content blocks"),
-              (status = 400, description = "A field is wrong; the message names it"),
+              (status = 400, description = "A field is invalid; the message names it"),
               (status = 409, description = "Another run has this `request_id`"),
-              (status = 422, description = "A mod ended the run with an error before its first token; 400 where it was written for Quote"),
-              (status = 503, description = "The model is being loaded")))]
+              (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
+              (status = 503, description = "The model is loading")))]
 async fn messages(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    answer(&app, caller, &headers, body).await.unwrap_or_else(|refused| refused.respond(AnthropicError))
+    answer(&app, caller, &headers, body).await.unwrap_or_else(|failed| failed.respond(AnthropicError))
 }
 
 async fn answer(
@@ -52,34 +52,34 @@ async fn answer(
     caller: Option<Extension<Caller>>,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Refused> {
-    let body = wire::json(&body.map_err(ApiError::from)?)?;
-    let stops = convert::stop_sequences(&body)?;
-    let body = convert::to_chat(&body)?;
+) -> Result<Response, FailedRequest> {
+    let body = shared::parse_json(&body.map_err(ApiError::from)?)?;
+    let stop_sequences = request::stop_sequences(&body)?;
+    let body = request::to_chat(&body)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let asked = Asked::read(app, &loaded, &body)?;
-    let mut talk = Talk::begin(app, &loaded, asked, headers, caller).await?;
-    let run = talk.run();
-    let response = if talk.wishes.stream {
-        respond(talk, stream::Events::new(stops))
+    let request = ChatRequest::parse(app, &loaded, &body)?;
+    let mut chat = ChatStream::start(app, &loaded, request, headers, caller).await?;
+    let run = chat.run();
+    let response = if chat.options.stream {
+        respond(chat, stream::MessageEvents::new(stop_sequences))
     } else {
-        while talk.next().await.map_err(|error| Refused { error, run: Some(run) })?.is_some() {}
-        Json(shape::message(&talk, &stops)).into_response()
+        while chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })?.is_some() {}
+        Json(response::message(&chat, &stop_sequences)).into_response()
     };
     Ok(generation::with_run_id(response, run))
 }
 
-/// How many tokens the prompt of a message has, without running it.
+/// Counts the tokens of a message's prompt without running it.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{\"input_tokens\": n}`"),
-              (status = 400, description = "A field is wrong; the message names it")))]
+              (status = 400, description = "A field is invalid; the message names it")))]
 async fn count_tokens(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, AnthropicError> {
-    let body = convert::to_chat(&wire::json(&body?)?)?;
+    let body = request::to_chat(&shared::parse_json(&body?)?)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let prepared = Conversation::read(&app, Fields::new(&body)?)?.prepare(&loaded)?;
+    let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded)?;
     Ok(Json(json!({ "input_tokens": prepared.tokens.len() })))
 }

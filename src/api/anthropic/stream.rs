@@ -1,21 +1,22 @@
-//! A message as events: its head, each block with its beginning, pieces and end, why it ended, its end.
+//! Streams a message: `message_start`, each content block with its start, deltas and stop, `message_delta`,
+//! `message_stop`.
 //!
-//! What a mod takes back is told in an event `thunder_retract`, which clients that do not know it ignore.
+//! Retractions of mods are sent as the event `thunder_retract`, which clients ignore unless they support it.
 
-use super::shape;
+use super::response;
 use crate::api::ApiError;
-use crate::api::chat::stream::{Dialect, Ready, typed};
-use crate::api::chat::{Heard, Said, Talk};
+use crate::api::chat::sse::{ChatEventWriter, PendingEvents, push_named};
+use crate::api::chat::{ChatDelta, ChatStream, ChatUpdate};
 use axum::response::sse::Event;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
-/// Writes the events.
+/// Writes the events of a message.
 #[derive(Debug)]
-pub(super) struct Events {
-    stops: Vec<String>,
+pub(super) struct MessageEvents {
+    stop_sequences: Vec<String>,
     block: Option<Block>,
-    /// Blocks that have begun.
+    /// Number of blocks started.
     count: usize,
 }
 
@@ -26,93 +27,93 @@ enum Block {
     Call,
 }
 
-impl Events {
-    pub(super) fn new(stops: Vec<String>) -> Self {
-        Self { stops, block: None, count: 0 }
+impl MessageEvents {
+    pub(super) fn new(stop_sequences: Vec<String>) -> Self {
+        Self { stop_sequences, block: None, count: 0 }
     }
 
-    fn open(&mut self, block: Block, content: &Value, ready: &mut Ready) {
-        self.close(ready);
+    fn open(&mut self, block: Block, content: &Value, pending: &mut PendingEvents) {
+        self.close(pending);
         let start = json!({ "type": "content_block_start", "index": self.count, "content_block": content });
-        typed(ready, "content_block_start", &start);
+        push_named(pending, "content_block_start", &start);
         self.count += 1;
         self.block = Some(block);
     }
 
-    fn close(&mut self, ready: &mut Ready) {
+    fn close(&mut self, pending: &mut PendingEvents) {
         let Some(block) = self.block.take() else { return };
         if block == Block::Thinking {
-            self.delta(&json!({ "type": "signature_delta", "signature": "" }), ready);
+            self.delta(&json!({ "type": "signature_delta", "signature": "" }), pending);
         }
-        typed(ready, "content_block_stop", &json!({ "type": "content_block_stop", "index": self.count - 1 }));
+        push_named(pending, "content_block_stop", &json!({ "type": "content_block_stop", "index": self.count - 1 }));
     }
 
-    fn delta(&self, delta: &Value, ready: &mut Ready) {
+    fn delta(&self, delta: &Value, pending: &mut PendingEvents) {
         let index = self.count.saturating_sub(1);
         let event = json!({ "type": "content_block_delta", "index": index, "delta": delta });
-        typed(ready, "content_block_delta", &event);
+        push_named(pending, "content_block_delta", &event);
     }
 }
 
-impl Dialect for Events {
-    fn begin(&mut self, talk: &Talk, ready: &mut Ready) {
-        let mut message = shape::head(talk);
-        message["thunder"] = shape::thunder(talk);
-        typed(ready, "message_start", &json!({ "type": "message_start", "message": message }));
-        typed(ready, "ping", &json!({ "type": "ping" }));
+impl ChatEventWriter for MessageEvents {
+    fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
+        let mut message = response::empty_message(chat);
+        message["thunder"] = response::thunder(chat);
+        push_named(pending, "message_start", &json!({ "type": "message_start", "message": message }));
+        push_named(pending, "ping", &json!({ "type": "ping" }));
     }
 
-    fn heard(&mut self, talk: &Talk, heard: Heard, ready: &mut Ready) {
-        for said in heard.said {
-            match said {
-                Said::Reasoning(text) => {
+    fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
+        for delta in update.deltas {
+            match delta {
+                ChatDelta::Reasoning(text) => {
                     if self.block != Some(Block::Thinking) {
                         let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
-                        self.open(Block::Thinking, &block, ready);
+                        self.open(Block::Thinking, &block, pending);
                     }
-                    self.delta(&json!({ "type": "thinking_delta", "thinking": text }), ready);
+                    self.delta(&json!({ "type": "thinking_delta", "thinking": text }), pending);
                 }
-                Said::Content(text) => {
+                ChatDelta::Content(text) => {
                     if self.block != Some(Block::Text) {
-                        self.open(Block::Text, &json!({ "type": "text", "text": "" }), ready);
+                        self.open(Block::Text, &json!({ "type": "text", "text": "" }), pending);
                     }
-                    self.delta(&json!({ "type": "text_delta", "text": text }), ready);
+                    self.delta(&json!({ "type": "text_delta", "text": text }), pending);
                 }
-                Said::Call { id, name, .. } => {
+                ChatDelta::ToolCall { id, name, .. } => {
                     let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
-                    self.open(Block::Call, &block, ready);
+                    self.open(Block::Call, &block, pending);
                 }
-                Said::Arguments { text, .. } => {
-                    self.delta(&json!({ "type": "input_json_delta", "partial_json": text }), ready);
+                ChatDelta::ToolArguments { text, .. } => {
+                    self.delta(&json!({ "type": "input_json_delta", "partial_json": text }), pending);
                 }
-                Said::Called(_) => self.close(ready),
-                Said::Retract(void) => {
-                    self.close(ready);
+                ChatDelta::ToolCallEnd(_) => self.close(pending),
+                ChatDelta::Retract(void) => {
+                    self.close(pending);
                     let event = json!({ "type": "thunder_retract", "chars": void.content,
                                         "reasoning_chars": void.reasoning, "tool_calls": void.calls });
-                    typed(ready, "thunder_retract", &event);
+                    push_named(pending, "thunder_retract", &event);
                 }
             }
         }
-        if heard.end.is_some() {
-            self.close(ready);
-            let (reason, stop) = shape::ending(talk, &self.stops);
+        if update.end.is_some() {
+            self.close(pending);
+            let (reason, stop) = response::stop_reason(chat, &self.stop_sequences);
             let event = json!({ "type": "message_delta", "delta": { "stop_reason": reason, "stop_sequence": stop },
-                                "usage": shape::usage(talk) });
-            typed(ready, "message_delta", &event);
+                                "usage": response::usage(chat) });
+            push_named(pending, "message_delta", &event);
         }
     }
 
-    fn end(&mut self, _: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>> {
-        typed(ready, "message_stop", &json!({ "type": "message_stop" }));
+    fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
+        push_named(pending, "message_stop", &json!({ "type": "message_stop" }));
         None
     }
 
-    fn failed(&mut self, error: &ApiError, ready: &mut Ready) {
-        typed(ready, "error", &error.anthropic());
+    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+        push_named(pending, "error", &error.anthropic());
     }
 
-    fn ping(&self) -> Option<Event> {
+    fn ping_event(&self) -> Option<Event> {
         Some(Event::default().event("ping").data("{\"type\":\"ping\"}"))
     }
 }

@@ -2,9 +2,9 @@
 
 use super::pruning::Watch;
 use super::shape::{Coding, Shape, Usual};
-use crate::api::generation::is_known;
-use crate::api::wire::fields::{integer, shown, wrong};
-use crate::api::wire::{Fields, constraint, mods, parameters};
+use crate::api::generation::request_id_exists;
+use crate::api::shared::fields::{abbreviate, integer, invalid_value};
+use crate::api::shared::{Fields, constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -125,7 +125,7 @@ pub(in crate::api) fn renamed(app: &App, fields: Fields<'_>) -> Map<String, Valu
 pub(in crate::api) fn in_their_words(error: ApiError, fields: Fields<'_>) -> ApiError {
     let theirs = NAMES.iter().find(|(theirs, ours)| error.pointer() == Some(*ours) && fields.get(theirs).is_some());
     match theirs {
-        Some((theirs, ours)) => error.renamed(ours, theirs),
+        Some((theirs, ours)) => error.rename_field(ours, theirs),
         None => error,
     }
 }
@@ -142,7 +142,7 @@ pub(in crate::api) fn read(
     taken: Instant,
 ) -> Result<Asked, ApiError> {
     let layer = renamed(app, fields);
-    read_with(app, loaded, fields.or(&layer), dialect, taken).map_err(|error| in_their_words(error, fields))
+    read_with(app, loaded, fields.with_defaults(&layer), dialect, taken).map_err(|error| in_their_words(error, fields))
 }
 
 fn read_with(
@@ -177,9 +177,9 @@ fn read_with(
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
         sampling: parameters::sampling(fields, vocabulary)?,
-        constraint: constraint::constraint(fields, false)?,
+        constraint: constraint::parse_constraint(fields, false)?,
         limits,
-        mods: mods::chosen(fields, loaded, app.registry())?,
+        mods: mods::requested_mods(fields, loaded, app.registry())?,
         attention: shows,
         alternatives: Request::ALTERNATIVES.max(answer.logprobs.unwrap_or(0)),
         record: parameters::record(fields)?,
@@ -207,7 +207,7 @@ fn answer(
     prompt: &[TokenId],
     taken: Instant,
 ) -> Result<Answer, ApiError> {
-    let flag = |names: [&str; 2]| match fields.first(&names) {
+    let flag = |names: [&str; 2]| match fields.first_present(&names) {
         Some((name, _)) => fields.flag(name).map(|flag| flag.unwrap_or(false)),
         None => Ok(false),
     };
@@ -221,7 +221,7 @@ fn answer(
         && let Err(unavailable) = loaded.engine().attention()
     {
         let asks = if attention.is_some() {
-            fields.first(&RETURN).map_or(RETURN[0], |(name, _)| name)
+            fields.first_present(&RETURN).map_or(RETURN[0], |(name, _)| name)
         } else {
             "suggest_pruning"
         };
@@ -249,7 +249,7 @@ pub(in crate::api) async fn free_ids(app: &App, requests: &mut [Request]) -> Res
     for request in requests {
         request.may_drop_request_id = true;
         if let Some(id) = &request.request_id
-            && is_known(app, id).await?
+            && request_id_exists(app, id).await?
         {
             request.request_id = None;
         }
@@ -265,7 +265,7 @@ fn logprobs(fields: Fields<'_>, usual: Option<usize>) -> Result<Option<usize>, A
         Some(Value::Bool(false)) => Ok(None),
         Some(Value::Bool(true)) => Ok(Some(top.unwrap_or(0))),
         Some(Value::Number(_)) => Ok(fields.integer("logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize)),
-        Some(other) => Err(wrong("logprobs", "true, false or a number of alternatives", other)),
+        Some(other) => Err(invalid_value("logprobs", "true, false or a number of alternatives", other)),
     }
 }
 
@@ -284,7 +284,7 @@ pub(in crate::api) fn token_ids(
             let Some(id) = integer(value) else {
                 return Err(ApiError::invalid(
                     name,
-                    format!("{name} must be a list of token ids, got {}", shown(value)),
+                    format!("{name} must be a list of token ids, got {}", abbreviate(value)),
                 )
                 .code("invalid_token"));
             };

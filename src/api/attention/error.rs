@@ -1,6 +1,6 @@
 //! Errors as this API's clients read them: `{"type": "error", "error": text, "error_code": WORD, …}`.
 
-use crate::api::{ApiError, Kind};
+use crate::api::{ApiError, ErrorKind};
 use crate::engine::AttentionRow;
 use crate::model::llama::devices;
 use axum::response::{IntoResponse, Response};
@@ -54,31 +54,31 @@ pub(super) fn out_of_memory(what: &str, most_bytes: usize, row: Option<&Attentio
          (--max-attention); ask for fewer tokens, for another attention_format or for float16; on the WebSocket the limit \
          holds for each token"
     );
-    ApiError::new(Kind::NoRoom, message).code("out_of_memory").at_context(context)
+    ApiError::new(ErrorKind::NoRoom, message).code("out_of_memory").at_context(context)
 }
 
 /// The word for programs.
 fn code(error: &ApiError) -> String {
-    match error.coded() {
+    match error.error_code() {
         Some("out_of_memory") => return "OOM".into(),
         Some("model_not_loaded") => return "NO_MODEL".into(),
         Some(code) => return code.to_ascii_uppercase(),
         None => {}
     }
     let word = match error.kind() {
-        Kind::BadRequest | Kind::UnsupportedMediaType => "INVALID_REQUEST",
-        Kind::Unauthorized => "UNAUTHORIZED",
-        Kind::Forbidden => "FORBIDDEN",
-        Kind::NotFound => "NOT_FOUND",
-        Kind::MethodNotAllowed => "METHOD_NOT_ALLOWED",
-        Kind::Conflict => "CONFLICT",
-        Kind::TooLarge => "TOO_LARGE",
-        Kind::Unprocessable => "RUN_FAILED",
-        Kind::NoRoom => "OOM",
-        Kind::Busy => "BUSY",
-        Kind::Internal => "INTERNAL",
-        Kind::NotSupported => "NOT_SUPPORTED",
-        Kind::Unavailable => "NO_MODEL",
+        ErrorKind::BadRequest | ErrorKind::UnsupportedMediaType => "INVALID_REQUEST",
+        ErrorKind::Unauthorized => "UNAUTHORIZED",
+        ErrorKind::Forbidden => "FORBIDDEN",
+        ErrorKind::NotFound => "NOT_FOUND",
+        ErrorKind::MethodNotAllowed => "METHOD_NOT_ALLOWED",
+        ErrorKind::Conflict => "CONFLICT",
+        ErrorKind::TooLarge => "TOO_LARGE",
+        ErrorKind::Unprocessable => "RUN_FAILED",
+        ErrorKind::NoRoom => "OOM",
+        ErrorKind::Busy => "BUSY",
+        ErrorKind::Internal => "INTERNAL",
+        ErrorKind::NotSupported => "NOT_SUPPORTED",
+        ErrorKind::Unavailable => "NO_MODEL",
     };
     word.into()
 }

@@ -38,7 +38,7 @@ pub fn router() -> OpenApiRouter<App> {
 }
 
 /// Whether the path's clients expect this API's errors.
-pub(super) fn owns(path: &str) -> bool {
+pub(super) fn is_route(path: &str) -> bool {
     const EXACT: [&str; 5] =
         ["/api/v1/model/info", "/api/v1/tokenize", "/api/v1/detokenize", "/api/v1/generate", "/api/v1/generate/stream"];
     EXACT.contains(&path)

@@ -1,8 +1,8 @@
 //! Suggestions what a client could take out of its context: sentences that the model hardly looked at while it answered.
 
 use crate::api::ApiError;
-use crate::api::wire::Fields;
-use crate::api::wire::fields::{integer, shown};
+use crate::api::shared::Fields;
+use crate::api::shared::fields::{abbreviate, integer};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::trace::attention::AttentionRows;
@@ -161,7 +161,7 @@ fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiErro
         let message = format!(
             "sentences[{at}] must be {{turn_id, sentence_id, start, end}} with 0 <= start < end <= {tokens}, the number of \
              input_ids, got {}",
-            shown(value)
+            abbreviate(value)
         );
         ApiError::invalid(format!("sentences[{at}]"), message)
     })

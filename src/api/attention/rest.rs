@@ -7,7 +7,7 @@ use super::pruning::Prunable;
 use super::shape::Attention;
 use super::telling::{Said, Telling, attention_of, beside};
 use crate::api::generation::{self, Runs};
-use crate::api::wire::{self, Fields};
+use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, kobold};
 use crate::events::TokenId;
 use axum::Extension;
@@ -89,9 +89,9 @@ pub(super) async fn generate(
 
 fn read_body(headers: &HeaderMap, body: &[u8]) -> Result<Value, ApiError> {
     if names(headers, &header::CONTENT_TYPE) {
-        return wire::packed(body);
+        return shared::parse_msgpack(body);
     }
-    wire::json(body)
+    shared::parse_json(body)
 }
 
 fn names(headers: &HeaderMap, name: &header::HeaderName) -> bool {
@@ -112,10 +112,10 @@ async fn answer(
     let dialect = if packed { Dialect::Packed } else { Dialect::Rest };
     let mut asked = ask::read(&app, &loaded, fields, dialect, taken)?;
     for request in &mut asked.requests {
-        generation::note_client(request, headers, caller.clone());
+        generation::set_client(request, headers, caller.clone());
     }
     ask::free_ids(&app, &mut asked.requests).await?;
-    let runs = Runs::begin(app, &loaded, asked.requests).await?;
+    let runs = Runs::start(app, &loaded, asked.requests).await?;
     let telling = Telling::new(runs, asked.answer);
     let run_id = telling.run_id();
     let response = match whole(telling).await {

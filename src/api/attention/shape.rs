@@ -1,8 +1,8 @@
 //! What a client wants to see of a row of attention, and how it becomes that.
 
 use crate::api::ApiError;
-use crate::api::wire::Fields;
-use crate::api::wire::fields::wrong;
+use crate::api::shared::Fields;
+use crate::api::shared::fields::invalid_value;
 use crate::engine::AttentionRow;
 use crate::trace::attention::{AttentionRows, AttentionStatistics, TopPosition, layer_weights};
 use base64::Engine;
@@ -145,12 +145,14 @@ impl Shape {
                 View::Sparse(fields.integer("attention_top_k", 1..=i64::from(u32::MAX))?.unwrap_or(TOP) as usize)
             }
             Some("viz") => View::Viz,
-            Some(other) => return Err(wrong("attention_format", FORMATS, &Value::from(other))),
+            Some(other) => return Err(invalid_value("attention_format", FORMATS, &Value::from(other))),
         };
         let half = match fields.text("attention_dtype")? {
             None | Some("float32") => false,
             Some("float16") => true,
-            Some(other) => return Err(wrong("attention_dtype", "\"float32\" or \"float16\"", &Value::from(other))),
+            Some(other) => {
+                return Err(invalid_value("attention_dtype", "\"float32\" or \"float16\"", &Value::from(other)));
+            }
         };
         let numbers = matches!(view, View::PerLayer | View::Aggregated(_));
         let coding = match fields.text("attention_encoding")? {
@@ -168,7 +170,11 @@ impl Shape {
                 return Err(ApiError::invalid("attention_encoding", message));
             }
             Some(other) => {
-                return Err(wrong("attention_encoding", "\"base64\", \"binary\" or \"array\"", &Value::from(other)));
+                return Err(invalid_value(
+                    "attention_encoding",
+                    "\"base64\", \"binary\" or \"array\"",
+                    &Value::from(other),
+                ));
             }
         };
         Ok(Self { view, half, coding: if numbers { coding } else { Coding::Array } })
@@ -286,7 +292,7 @@ fn mode(fields: Fields<'_>) -> Result<Mode, ApiError> {
         Some("max") => Ok(Mode::Max),
         Some("last_layer") => Ok(Mode::LastLayer),
         Some("weighted_layers") => Ok(Mode::Weighted(weights(fields)?)),
-        Some(other) => Err(wrong("aggregation_mode", MODES, &Value::from(other))),
+        Some(other) => Err(invalid_value("aggregation_mode", MODES, &Value::from(other))),
     }
 }
 
@@ -304,7 +310,7 @@ fn weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
         let sum: f32 = weights.iter().sum();
         weights.len() <= MOST_WEIGHTS && sum.is_normal()
     };
-    weights.filter(usable).map(Some).ok_or_else(|| wrong(FIELD, WEIGHTS, &Value::Array(list.clone())))
+    weights.filter(usable).map(Some).ok_or_else(|| invalid_value(FIELD, WEIGHTS, &Value::Array(list.clone())))
 }
 
 /// The weights of the layers that a row has.

@@ -10,10 +10,10 @@ use super::event::{Carrier, Writer, error_message, pack};
 use super::pruning::History;
 use super::telling::{Said, Telling};
 use crate::api::generation::Runs;
+use crate::api::shared::fields::{abbreviate, invalid_value};
+use crate::api::shared::{self, Fields, parameters};
 use crate::api::socket::{Close, Message, Outgoing, Socket, Upgrade};
-use crate::api::wire::fields::{shown, wrong};
-use crate::api::wire::{self, Fields, parameters};
-use crate::api::{ApiError, App, Caller, Kind};
+use crate::api::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -107,8 +107,8 @@ async fn talk(app: App, socket: Socket) -> Close {
 /// The form in which a message is to be answered, and its fields.
 fn read(message: &Message) -> (Carrier, Result<Value, ApiError>) {
     match message {
-        Message::Text(text) => (Carrier::Json, wire::json(text.as_bytes())),
-        Message::Binary(bytes) => (Carrier::Packed, wire::packed(bytes)),
+        Message::Text(text) => (Carrier::Json, shared::parse_json(text.as_bytes())),
+        Message::Binary(bytes) => (Carrier::Packed, shared::parse_msgpack(bytes)),
     }
 }
 
@@ -126,8 +126,10 @@ impl Connection {
                 let _ = self.outgoing.send(pong).await;
                 Ok(())
             }
-            Some(other) => Err(wrong("type", TYPES, &Value::from(other))),
-            None => Err(ApiError::invalid("type", format!("type is missing; it takes {TYPES}, got {}", shown(&body)))),
+            Some(other) => Err(invalid_value("type", TYPES, &Value::from(other))),
+            None => {
+                Err(ApiError::invalid("type", format!("type is missing; it takes {TYPES}, got {}", abbreviate(&body))))
+            }
         }
     }
 
@@ -137,7 +139,7 @@ impl Connection {
             None => carrier,
             Some("json") => Carrier::Json,
             Some("msgpack") => Carrier::Packed,
-            Some(other) => return Err(wrong("message_format", "\"json\" or \"msgpack\"", &Value::from(other))),
+            Some(other) => return Err(invalid_value("message_format", "\"json\" or \"msgpack\"", &Value::from(other))),
         };
         let id = parameters::request_id(fields)?.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
         let (number, (cancel, cancelled)) = (rand::random(), watch::channel(false));
@@ -145,7 +147,7 @@ impl Connection {
             let mut requests = self.requests();
             if requests.len() >= MOST_REQUESTS {
                 let message = format!("a connection can have {MOST_REQUESTS} requests under way; wait for one to end");
-                return Err(ApiError::new(Kind::Busy, message));
+                return Err(ApiError::new(ErrorKind::Busy, message));
             }
             if requests.contains_key(&id) {
                 let message =
@@ -213,7 +215,7 @@ impl Connection {
         let writer = Writer::new(carrier, id, &asked.answer);
         let samples = asked.answer.samples;
         let mut over = vec![false; samples];
-        let begin = Runs::begin(self.app.clone(), &loaded, asked.requests);
+        let begin = Runs::start(self.app.clone(), &loaded, asked.requests);
         let runs = tokio::select! {
             runs = begin => runs?,
             () = until_cancelled(&mut cancelled) => {

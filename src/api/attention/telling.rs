@@ -4,7 +4,7 @@ use super::ask::Answer;
 use super::pruning::{History, Prunable};
 use super::shape::{Attention, Shape};
 use crate::api::generation::{self, Runs};
-use crate::api::{ApiError, Kind};
+use crate::api::{ApiError, ErrorKind};
 use crate::engine::{AttentionRow, Output};
 use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::trace::attention::AttentionRows;
@@ -105,7 +105,7 @@ impl Telling {
 
     /// The first run's id.
     pub(in crate::api) fn run_id(&self) -> Option<RunId> {
-        self.runs.begun.first().map(|run| run.id)
+        self.runs.started.first().map(|run| run.id)
     }
 
     /// The next thing to tell; `None` when all samples are over.
@@ -148,7 +148,7 @@ impl Telling {
     }
 
     fn ended(&mut self, sample: usize, end: &RunEnd) {
-        if let Some(error) = generation::failure(end, self.runs.begun[sample].id) {
+        if let Some(error) = generation::failure(end, self.runs.started[sample].id) {
             let context = end.finish.usage.prompt_tokens + self.counts[sample] as u32;
             self.ready.push_back(Said::Failed { sample, error: error.at_context(context) });
             return;
@@ -199,7 +199,7 @@ pub(super) async fn beside<T: Send + 'static>(
     }
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
-        Err(_) => Err(ApiError::new(Kind::Internal, "putting attention into its shape panicked")),
+        Err(_) => Err(ApiError::new(ErrorKind::Internal, "putting attention into its shape panicked")),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::AttentionError;
 use super::ask::token_ids;
-use crate::api::wire::{self, Fields};
+use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App};
 use crate::events::TokenId;
 use axum::Json;
@@ -51,7 +51,7 @@ pub(super) async fn tokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Tokens>, AttentionError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let text = fields.text("text")?.ok_or_else(|| ApiError::invalid("text", "text is missing"))?;
     let add_special = fields.flag("add_special_tokens")?.unwrap_or(false);
@@ -72,7 +72,7 @@ pub(super) async fn detokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Text>, AttentionError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let tokens = token_ids(fields, "token_ids", loaded.vocabulary())?

@@ -170,7 +170,7 @@ impl Catalogue {
                 // The sender lives as long as this catalogue, so waiting cannot fail.
                 Ok(Look::Changing) => drop(changed.changed().await),
                 // Perhaps its file came after the folder was looked at.
-                Err(error) if error.kind() == super::Kind::NotFound && !looked => {
+                Err(error) if error.kind() == super::ErrorKind::NotFound && !looked => {
                     looked = true;
                     self.refresh().await;
                 }
@@ -248,7 +248,7 @@ impl Models {
             known.join(", "),
             known.first().unwrap_or(&"none")
         );
-        ApiError::new(super::Kind::NotFound, detail).at("model").code("model_not_found")
+        ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found")
     }
 }
 

@@ -1,7 +1,7 @@
 //! Unloading: by request, and to make room for another model.
 
 use super::{Catalogue, Entry, Loaded, ModelState};
-use crate::api::{ApiError, Kind};
+use crate::api::{ApiError, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Catalogue {
             if began.elapsed() > self.0.config.server.shutdown_grace {
                 let detail =
                     format!("{most} models are loaded and in use, and --models-max allows no more; try again later");
-                return Err(ApiError::new(Kind::Busy, detail).at("model").retry_after(5));
+                return Err(ApiError::new(ErrorKind::Busy, detail).at("model").retry_after(5));
             }
             let unloading = self.list().iter().any(|entry| matches!(entry.state, ModelState::Unloading));
             if let Some(idle) = idle.filter(|_| !unloading) {

@@ -1,14 +1,14 @@
-//! The one way of a conversation, whichever dialect it came in.
+//! Chat requests, shared by all chat protocols.
 //!
-//! A dialect writes what it was asked as the body of a chat completion. [`Asked::read`] makes the engine's requests of it:
-//! messages to a prompt, tools and formats to a constraint, and how the answer is to be read. A [`Talk`] runs them and
-//! says what was heard, thoughts and calls told from text; [`stream`] carries that to a client as server-sent events.
+//! A protocol converts its body into that of a chat completion. [`ChatRequest::parse`] turns that into engine requests:
+//! messages become a prompt, tools and response formats become a constraint. A [`ChatStream`] runs them and separates
+//! reasoning and tool calls from text; [`sse`] sends the result as server-sent events.
 
-mod ask;
 mod conversation;
-pub(super) mod stream;
-mod talk;
+mod request;
+pub(super) mod sse;
+mod stream;
 
-pub(super) use ask::Asked;
-pub(super) use conversation::{Conversation, Prepared};
-pub(super) use talk::{CallOf, Heard, Refused, Said, Talk};
+pub(super) use conversation::{Conversation, PreparedChat};
+pub(super) use request::ChatRequest;
+pub(super) use stream::{ChatDelta, ChatStream, ChatUpdate, FailedRequest, MeasuredTokens, ToolCallRef};

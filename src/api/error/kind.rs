@@ -1,40 +1,40 @@
 use axum::http::StatusCode;
 
-/// What sort of error it is; decides status and title.
+/// The kind of an error; determines HTTP status and title.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// The request is wrong.
+pub enum ErrorKind {
+    /// The request is invalid.
     BadRequest,
-    /// No key, or one that is not known.
+    /// The key is missing or unknown.
     Unauthorized,
-    /// Known, but not allowed.
+    /// The key lacks the right.
     Forbidden,
-    /// There is no such thing.
+    /// The resource does not exist.
     NotFound,
-    /// The route exists, for another method.
+    /// The route exists, but not for this method.
     MethodNotAllowed,
-    /// It contradicts what is there.
+    /// The request conflicts with existing state.
     Conflict,
-    /// The body is larger than the route takes.
+    /// The body exceeds the route's limit.
     TooLarge,
-    /// The body is of another type than the route takes.
+    /// The body's content type is not supported.
     UnsupportedMediaType,
-    /// Well formed, and refused: a mod ended the run with an error before its first token.
+    /// A valid request failed: a mod ended the run with an error before its first token.
     Unprocessable,
-    /// There is no room to keep it.
+    /// Storage or memory is exhausted.
     NoRoom,
-    /// Too many requests at once; try again later.
+    /// Too many concurrent requests; the client can retry later.
     Busy,
-    /// Our fault.
+    /// The server failed.
     Internal,
-    /// The server was started without it, or the model cannot do it.
+    /// The server was started without the feature, or the model does not support it.
     NotSupported,
-    /// A part of the server is not there (yet).
+    /// A part of the server is not ready.
     Unavailable,
 }
 
-impl Kind {
-    /// The HTTP status.
+impl ErrorKind {
+    /// Returns the HTTP status.
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
@@ -74,22 +74,7 @@ impl Kind {
         }
     }
 
-    pub(super) const fn title(self) -> &'static str {
-        match self {
-            Self::BadRequest => "The request is not valid",
-            Self::Unauthorized => "An API key is needed",
-            Self::Forbidden => "Not allowed",
-            Self::NotFound => "Not found",
-            Self::MethodNotAllowed => "Method not allowed",
-            Self::Conflict => "It contradicts what is there",
-            Self::TooLarge => "The body is too large",
-            Self::UnsupportedMediaType => "The body is of a type that is not taken here",
-            Self::Unprocessable => "The run was refused",
-            Self::NoRoom => "There is no room to keep it",
-            Self::Busy => "Too many runs at once",
-            Self::Internal => "Something went wrong on the server",
-            Self::NotSupported => "This server cannot do that",
-            Self::Unavailable => "The server is not ready",
-        }
+    pub(super) fn title(self) -> &'static str {
+        self.status().canonical_reason().unwrap_or("Error")
     }
 }

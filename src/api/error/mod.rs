@@ -1,14 +1,14 @@
-//! The one error of every machine surface, and the only type that knows status codes.
+//! The error type of all HTTP APIs. No other type maps errors to status codes.
 //!
-//! A handler answers with [`ApiError`], which renders as `application/problem+json`; a dialect wraps it in its own
-//! newtype ([`OpenAiError`], [`LlamaError`]) and renders the same error in its shape. The cause of a 5xx is logged once, here,
-//! and the client gets the request id to ask for it.
+//! Handlers return [`ApiError`], which is rendered as `application/problem+json`. Each protocol wraps it in a newtype
+//! ([`OpenAiError`], [`LlamaError`]) and renders it in its own format. The cause of a 500 is logged once, here, and the
+//! client receives the request id to find it in the log.
 
-mod dialects;
 mod kind;
+mod protocols;
 
-pub use dialects::{AnthropicError, LlamaError, OpenAiError, StreamError};
-pub use kind::Kind;
+pub use kind::ErrorKind;
+pub use protocols::{AnthropicError, LlamaError, OpenAiError, StreamError};
 
 use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -18,61 +18,61 @@ use std::fmt::Display;
 use utoipa::ToSchema;
 
 tokio::task_local! {
-    /// The id of the request that is being answered.
+    /// Id of the current request.
     static REQUEST_ID: String;
 }
 
-/// Runs a request with its id, so that every error in it can name the id.
+/// Runs a request's handler with the request id that its errors report.
 pub async fn with_request_id<F: Future>(id: String, request: F) -> F::Output {
     REQUEST_ID.scope(id, request).await
 }
 
-/// The id of the request that is being answered, where there is one.
+/// Returns the id of the current request, if any.
 #[must_use]
 pub fn request_id() -> Option<String> {
     REQUEST_ID.try_with(Clone::clone).ok()
 }
 
-/// An error of a machine surface.
+/// An error of an HTTP API.
 #[derive(Debug, Clone)]
 pub struct ApiError {
-    kind: Kind,
+    kind: ErrorKind,
     detail: String,
     pointer: Option<String>,
     did_you_mean: Option<Box<str>>,
     retry_after_s: Option<u64>,
     code: Option<&'static str>,
-    /// Tokens of a prompt that does not fit, and of the context.
+    /// Tokens of a prompt that does not fit, and size of the context.
     exceeded: Option<(u32, u32)>,
-    /// Tokens of the context at which memory ran out.
+    /// Context size at which memory ran out.
     context: Option<u32>,
 }
 
-/// An error in the shape of RFC 9457.
+/// An error in the format of RFC 9457.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Problem {
-    /// `/problems/` and the sort of error, e.g. `/problems/not-found`.
+    /// `/problems/` and the kind of error, e.g. `/problems/not-found`.
     pub r#type: String,
-    /// The sort of error in words.
+    /// Title of the HTTP status.
     pub title: &'static str,
     /// HTTP status.
     pub status: u16,
-    /// What was wrong, where, and what would be right.
+    /// Cause of the error, and the expected value.
     pub detail: String,
-    /// The field or place that was wrong, e.g. `$.events[3].step` or `max_tokens`.
+    /// The invalid field or position, e.g. `$.events[3].step` or `max_tokens`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pointer: Option<String>,
-    /// A name that exists and is close to the one that does not.
+    /// An existing name similar to the unknown one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub did_you_mean: Option<String>,
-    /// The id of this request, as it stands in the server's log.
+    /// Id of this request in the server's log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
 }
 
 impl ApiError {
-    /// An error of that sort. `detail` says what was wrong, where, and what would be right.
-    pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
+    /// Creates an error. `detail` states what was found, what is expected and where.
+    pub fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
         Self {
             kind,
             detail: detail.into(),
@@ -85,130 +85,130 @@ impl ApiError {
         }
     }
 
-    /// 400: the request is wrong.
+    /// Creates a 400 error for an invalid request.
     pub fn bad_request(detail: impl Into<String>) -> Self {
-        Self::new(Kind::BadRequest, detail)
+        Self::new(ErrorKind::BadRequest, detail)
     }
 
-    /// 400: one field of the request is wrong.
+    /// Creates a 400 error for one invalid field.
     pub fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(Kind::BadRequest, detail).at(pointer)
+        Self::new(ErrorKind::BadRequest, detail).at(pointer)
     }
 
-    /// 404: there is no such thing, e.g. `ApiError::not_found("run", id)`.
+    /// Creates a 404 error, e.g. `ApiError::not_found("run", id)`.
     pub fn not_found(what: &str, name: impl Display) -> Self {
-        Self::new(Kind::NotFound, format!("there is no {what} '{name}'"))
+        Self::new(ErrorKind::NotFound, format!("no {what} '{name}' exists"))
     }
 
-    /// 409: it contradicts what is there.
+    /// Creates a 409 error for a conflict with existing state.
     pub fn conflict(detail: impl Into<String>) -> Self {
-        Self::new(Kind::Conflict, detail)
+        Self::new(ErrorKind::Conflict, detail)
     }
 
-    /// 501: the server was started without it, or the model cannot do it; `detail` says what would be needed.
+    /// Creates a 501 error; `detail` states what the feature requires.
     pub fn not_supported(detail: impl Into<String>) -> Self {
-        Self::new(Kind::NotSupported, detail)
+        Self::new(ErrorKind::NotSupported, detail)
     }
 
-    /// 503: a part of the server is not there (yet).
+    /// Creates a 503 error for a part of the server that is not ready.
     pub fn unavailable(detail: impl Into<String>) -> Self {
-        Self::new(Kind::Unavailable, detail)
+        Self::new(ErrorKind::Unavailable, detail)
     }
 
-    /// 500. `cause` is logged when the error is rendered, and never sent.
+    /// Creates a 500 error. `cause` is logged when the error is rendered, and never sent.
     pub fn internal(cause: impl Display) -> Self {
-        Self::new(Kind::Internal, format!("{cause:#}"))
+        Self::new(ErrorKind::Internal, format!("{cause:#}"))
     }
 
-    /// Names the field or place that was wrong.
+    /// Sets the invalid field or position.
     #[must_use]
     pub fn at(mut self, pointer: impl Into<String>) -> Self {
         self.pointer = Some(pointer.into());
         self
     }
 
-    /// Names something that exists and is close to what was asked for.
+    /// Sets an existing name that is similar to the unknown one.
     #[must_use]
     pub fn did_you_mean(mut self, name: Option<impl Into<String>>) -> Self {
         self.did_you_mean = name.map(|name| name.into().into_boxed_str());
         self
     }
 
-    /// Says when trying again makes sense.
+    /// Sets the delay after which a retry makes sense.
     #[must_use]
     pub const fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds);
         self
     }
 
-    /// A word for programs, e.g. `context_length_exceeded`.
+    /// Sets the machine-readable code, e.g. `context_length_exceeded`.
     #[must_use]
     pub const fn code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
         self
     }
 
-    /// The prompt has more tokens than the context holds.
+    /// Marks a prompt that has more tokens than the context.
     #[must_use]
     pub const fn exceeds_context(mut self, prompt_tokens: usize, context: usize) -> Self {
         self.exceeded = Some((prompt_tokens as u32, context as u32));
         self.code("context_length_exceeded")
     }
 
-    /// How many tokens the context had when memory ran out.
+    /// Sets the context size at which memory ran out.
     #[must_use]
     pub const fn at_context(mut self, tokens: u32) -> Self {
         self.context = Some(tokens);
         self
     }
 
-    /// The field or place that was wrong.
+    /// Returns the invalid field or position.
     #[must_use]
     pub fn pointer(&self) -> Option<&str> {
         self.pointer.as_deref()
     }
 
-    /// The word for programs.
+    /// Returns the machine-readable code.
     #[must_use]
-    pub const fn coded(&self) -> Option<&'static str> {
+    pub const fn error_code(&self) -> Option<&'static str> {
         self.code
     }
 
-    /// Tokens of a prompt that does not fit, and of the context.
+    /// Returns the tokens of a prompt that does not fit, and the size of the context.
     #[must_use]
     pub const fn exceeded(&self) -> Option<(u32, u32)> {
         self.exceeded
     }
 
-    /// Tokens of the context at which memory ran out.
+    /// Returns the context size at which memory ran out.
     #[must_use]
     pub const fn context(&self) -> Option<u32> {
         self.context
     }
 
-    /// The same error of a field that this dialect's clients call otherwise.
+    /// Replaces a field's name by the name that the protocol's clients use.
     #[must_use]
-    pub fn renamed(mut self, ours: &str, theirs: &str) -> Self {
+    pub fn rename_field(mut self, ours: &str, theirs: &str) -> Self {
         self.detail = self.detail.replace(ours, theirs);
         self.pointer = Some(theirs.to_owned());
         self
     }
 
-    /// What sort it is.
+    /// Returns the kind of the error.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         self.kind.status()
     }
 
-    /// The detail as a client may see it; the cause of an internal error is logged in its stead.
+    /// Returns the detail to send. The cause of an internal error is logged instead.
     pub(in crate::api) fn public_detail(&self) -> String {
-        if self.kind != Kind::Internal {
+        if self.kind != ErrorKind::Internal {
             return self.detail.clone();
         }
         let id = request_id();
@@ -219,7 +219,7 @@ impl ApiError {
         }
     }
 
-    /// As RFC 9457 has it. Logs the cause of an internal error.
+    /// Returns the error in the format of RFC 9457. Logs the cause of an internal error.
     #[must_use]
     pub fn problem(&self) -> Problem {
         Problem {
@@ -240,7 +240,7 @@ impl ApiError {
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if self.kind == Kind::Unauthorized {
+        if self.kind == ErrorKind::Unauthorized {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
@@ -259,7 +259,7 @@ impl From<JsonRejection> for ApiError {
         match rejection {
             JsonRejection::BytesRejection(rejection) => rejection.into(),
             JsonRejection::MissingJsonContentType(_) => Self::new(
-                Kind::UnsupportedMediaType,
+                ErrorKind::UnsupportedMediaType,
                 "the body must be JSON, sent with the header 'content-type: application/json'",
             ),
             rejection => Self::bad_request(rejection.body_text()),
@@ -269,7 +269,11 @@ impl From<JsonRejection> for ApiError {
 
 impl From<BytesRejection> for ApiError {
     fn from(rejection: BytesRejection) -> Self {
-        let kind = if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { Kind::TooLarge } else { Kind::BadRequest };
+        let kind = if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            ErrorKind::TooLarge
+        } else {
+            ErrorKind::BadRequest
+        };
         Self::new(kind, rejection.body_text())
     }
 }
@@ -296,7 +300,7 @@ mod tests {
     use super::{ApiError, with_request_id};
 
     #[tokio::test]
-    async fn an_internal_error_keeps_its_cause_to_itself() {
+    async fn internal_error_hides_its_cause() {
         let problem =
             with_request_id("r-1".into(), async { ApiError::internal("password is hunter2").problem() }).await;
         assert_eq!(problem.status, 500);
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_does_not_fit_says_by_how_much() {
+    fn context_overflow_reports_token_counts() {
         let error = ApiError::bad_request("too long").exceeds_context(40, 16);
         insta::assert_json_snapshot!(error.llama(), @r#"
         {
@@ -322,12 +326,12 @@ mod tests {
     }
 
     #[test]
-    fn one_error_speaks_both_dialects() {
+    fn error_renders_in_each_protocol() {
         let error = ApiError::invalid("top_p", "top_p must be between 0 and 1, got 3").code("out_of_range");
         insta::assert_json_snapshot!(error.problem(), @r#"
         {
           "type": "/problems/bad-request",
-          "title": "The request is not valid",
+          "title": "Bad Request",
           "status": 400,
           "detail": "top_p must be between 0 and 1, got 3",
           "pointer": "top_p"

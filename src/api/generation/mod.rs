@@ -1,13 +1,13 @@
-//! From a validated request to a run that has begun, and from its end to an error: the same for every dialect.
+//! Starts runs for validated requests and converts their results, for all protocols.
 
 mod probabilities;
 pub(super) mod runs;
 pub(super) mod stream;
 
-pub(in crate::api) use probabilities::Probabilities;
-pub(in crate::api) use runs::{Runs, Told, answers};
+pub(in crate::api) use probabilities::ProbabilityFormatter;
+pub(in crate::api) use runs::{Runs, SentTokens, repeat_request};
 
-use super::{ApiError, App, Caller, Kind};
+use super::{ApiError, App, Caller, ErrorKind};
 use crate::engine::{OUT_OF_MEMORY, PromptProgress, PromptTiming, Request, SubmitError};
 use crate::events::{Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
@@ -17,15 +17,16 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// So long a request waits to hear whether its id is taken: a busy database must not hold up the first token.
-const ASKING: Duration = Duration::from_millis(250);
+/// Maximum wait for the lookup of a request id, so that a busy database does not delay the first token.
+const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
 
 const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
-/// `thunder run` says so, and its runs are told from those of other programs.
+/// `thunder run` sends this header, so that its runs can be distinguished from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
-/// Writes down who asks: the key's label, unless the request names somebody, and whether it is our own command line.
-pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
+/// Sets the request's user label to the key's label unless the client named a user, and marks requests of `thunder
+/// run`.
+pub(in crate::api) fn set_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
     if headers.get(CLIENT).is_some_and(|client| client == "cli") {
         request.surface = Surface::Cli;
     }
@@ -34,7 +35,7 @@ pub(in crate::api) fn note_client(request: &mut Request, headers: &HeaderMap, ca
     }
 }
 
-/// The error that a run ended with, if it did.
+/// Returns the error with which a run ended, if any.
 pub(in crate::api) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
     let finish = &end.finish;
     let message = finish.message.clone();
@@ -46,15 +47,16 @@ pub(in crate::api) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
         FinishReason::Error => {
             let message = message.unwrap_or_else(|| format!("run {run} failed"));
             if message.contains(OUT_OF_MEMORY) {
-                return Some(ApiError::new(Kind::NoRoom, message).code("out_of_memory"));
+                return Some(ApiError::new(ErrorKind::NoRoom, message).code("out_of_memory"));
             }
-            let kind = if finish.fault == Some(Fault::QuoteMod) { Kind::BadRequest } else { Kind::Unprocessable };
+            let kind =
+                if finish.fault == Some(Fault::QuoteMod) { ErrorKind::BadRequest } else { ErrorKind::Unprocessable };
             Some(ApiError::new(kind, message).code("run_failed"))
         }
     }
 }
 
-/// The response with the header that leads to the run's replay; a failed run is recorded too.
+/// Adds the header with the run's id. Failed runs get it too because they are recorded.
 pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Response {
     if let Ok(run_id) = HeaderValue::from_str(&run.to_string()) {
         response.headers_mut().insert(RUN_ID, run_id);
@@ -62,29 +64,29 @@ pub(in crate::api) fn with_run_id(mut response: Response, run: RunId) -> Respons
     response
 }
 
-/// Where the time of a run went, as llama-server tells it, and which messages went because the context was full.
+/// Returns llama-server's `timings` of a run, with the messages evicted because the context was full.
 pub(in crate::api) fn timings(finish: &Finish) -> Value {
     timings_with(finish, finish.usage.completion_tokens)
 }
 
-/// The same where `predicted` tokens count, the one that ended the answer included.
+/// Returns the timings with `predicted` as the number of generated tokens, including the one that ended the answer.
 pub(in crate::api) fn timings_with(finish: &Finish, predicted: u32) -> Value {
     let usage = Usage { completion_tokens: predicted, ..finish.usage };
-    let mut timings = timings_of(usage, finish.prompt_decoded, finish.prompt_us, finish.generation_us);
+    let mut timings = timings_from_counts(usage, finish.prompt_decoded, finish.prompt_us, finish.generation_us);
     if finish.evicted_tokens > 0 {
         timings["evicted_n"] = finish.evicted_tokens.into();
         timings["evicted"] = json!(finish.evicted);
     }
-    // What the reason alone does not say: a limit that was met, a mod that was switched off.
+    // The finish reason alone does not tell that a time limit was reached or a mod was switched off.
     if let Some(message) = &finish.message {
         timings["message"] = message.as_str().into();
     }
     timings
 }
 
-/// The same for these counts and times in microseconds. The first token comes with the prompt, so that the rate is that of
-/// the tokens behind it.
-fn timings_of(usage: Usage, prompt: u32, prompt_us: u64, generation_us: u64) -> Value {
+/// Returns the timings for these counts and times in microseconds. The first token is produced with the prompt, so the
+/// rate covers only the tokens after it.
+fn timings_from_counts(usage: Usage, prompt: u32, prompt_us: u64, generation_us: u64) -> Value {
     let (prompt_ms, predicted_ms) = (prompt_us as f64 / 1e3, generation_us as f64 / 1e3);
     let per_second = |count: u32, ms: f64| if ms > 0.0 { f64::from(count) * 1e3 / ms } else { 0.0 };
     let per_token = |count: u32, ms: f64| if count > 0 { ms / f64::from(count) } else { 0.0 };
@@ -102,14 +104,14 @@ fn timings_of(usage: Usage, prompt: u32, prompt_us: u64, generation_us: u64) -> 
     })
 }
 
-/// The same of a run that goes on, `generated` tokens behind its prompt.
-pub(in crate::api) fn timings_so_far(prompt: &PromptTiming, generated: u32) -> Value {
+/// Returns the timings of an active run that has generated `generated` tokens.
+pub(in crate::api) fn partial_timings(prompt: &PromptTiming, generated: u32) -> Value {
     let usage = Usage { prompt_tokens: prompt.tokens, cached_tokens: prompt.cached, completion_tokens: generated };
     let decoded = prompt.tokens.saturating_sub(prompt.cached);
-    timings_of(usage, decoded, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
+    timings_from_counts(usage, decoded, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
 }
 
-/// The progress of a prompt as llama-server's `prompt_progress`.
+/// Returns prompt progress in llama-server's `prompt_progress` format.
 pub(in crate::api) fn prompt_progress(progress: PromptProgress) -> Value {
     json!({
         "total": progress.total,
@@ -119,34 +121,37 @@ pub(in crate::api) fn prompt_progress(progress: PromptProgress) -> Value {
     })
 }
 
-/// The timings of a run whose prompt is being decoded: all 0 before the first decode.
+/// Returns the timings while the prompt is evaluated; all are 0 before the first decode.
 pub(in crate::api) fn prompt_timings(progress: PromptProgress) -> Value {
     let usage = Usage { prompt_tokens: progress.total, cached_tokens: progress.cached, completion_tokens: 0 };
     let decoded = progress.processed.saturating_sub(progress.cached);
-    timings_of(usage, decoded, if decoded > 0 { progress.elapsed_us } else { 0 }, 0)
+    timings_from_counts(usage, decoded, if decoded > 0 { progress.elapsed_us } else { 0 }, 0)
 }
 
-/// Tokens that a shift of the context let go. What goes as whole messages mostly goes before the prompt is counted.
-pub(in crate::api) fn shifted(finish: &Finish) -> u32 {
+/// Returns the number of tokens removed by context shifts. Whole messages are usually evicted before the prompt is
+/// counted.
+pub(in crate::api) fn shifted_tokens(finish: &Finish) -> u32 {
     if finish.evicted.is_empty() { finish.evicted_tokens } else { 0 }
 }
 
-/// A client's id names one run for ever. When the database cannot be asked, or does not say so at once, the run goes on.
-pub(in crate::api) async fn refuse_known_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
+/// Rejects a request id that belongs to another run. If the database is unavailable or slow, the request is accepted.
+pub(in crate::api) async fn check_request_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
     if let Some(id) = request_id
-        && is_known(app, id).await?
+        && request_id_exists(app, id).await?
     {
-        return Err(ApiError::conflict(format!("request_id '{id}' belongs to another run")).at("request_id"));
+        return Err(
+            ApiError::conflict(format!("`request_id` '{id}' belongs to another run; choose a new id")).at("request_id")
+        );
     }
     Ok(())
 }
 
-/// Whether an earlier run has a client's id, as far as the database can say within [`ASKING`].
+/// Returns true if an earlier run has this request id, as far as the database answers within [`LOOKUP_TIMEOUT`].
 ///
 /// # Errors
-/// 503 while the database is being started.
-pub(in crate::api) async fn is_known(app: &App, id: &str) -> Result<bool, ApiError> {
-    let found = tokio::time::timeout(ASKING, app.store()?.find(id)).await;
+/// 503 while the database is starting.
+pub(in crate::api) async fn request_id_exists(app: &App, id: &str) -> Result<bool, ApiError> {
+    let found = tokio::time::timeout(LOOKUP_TIMEOUT, app.store()?.find(id)).await;
     Ok(matches!(found, Ok(Ok(Some(_)))))
 }
 
@@ -167,10 +172,10 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
             SubmitError::Constraint { error: grammar::GrammarError::Busy, .. } => {
-                Self::new(Kind::Busy, message).retry_after(1)
+                Self::new(ErrorKind::Busy, message).retry_after(1)
             }
             SubmitError::Constraint { field, .. } => Self::invalid(field, message),
-            SubmitError::Busy { .. } => Self::new(Kind::Busy, message).retry_after(1),
+            SubmitError::Busy { .. } => Self::new(ErrorKind::Busy, message).retry_after(1),
             SubmitError::RequestIdInUse { .. } => Self::conflict(message).at("request_id"),
             SubmitError::Stopped => Self::unavailable(message),
         }

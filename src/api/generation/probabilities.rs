@@ -1,33 +1,33 @@
-//! How probable tokens were, as llama-server tells it, on OpenAI's routes as on its own.
+//! Formats token probabilities as llama-server does, for its own routes and OpenAI's.
 
 use crate::events::{Alternative, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
 
-/// How probabilities are written.
+/// Formats token probabilities.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::api) struct Probabilities<'a> {
+pub(in crate::api) struct ProbabilityFormatter<'a> {
     pub(in crate::api) vocabulary: &'a Vocabulary,
-    /// How many alternatives are told.
+    /// Maximum number of alternatives to report.
     pub(in crate::api) top: usize,
-    /// Whether they are probabilities behind the sampler's stages, instead of the logarithms of the model's.
+    /// Report probabilities after the sampling stages instead of the model's log-probabilities.
     pub(in crate::api) after_sampler: bool,
-    /// What stands for the logarithm of 0: JSON has no infinity.
+    /// Value reported for the logarithm of 0, because JSON has no infinity.
     pub(in crate::api) no_logprob: f32,
 }
 
-impl Probabilities<'_> {
-    /// A token that was drawn, and the alternatives to it, the most probable first.
-    pub(in crate::api) fn drawn(&self, measure: &TokenMeasurement, others: &[Alternative]) -> Value {
+impl ProbabilityFormatter<'_> {
+    /// Returns the entry of a drawn token with its alternatives, most probable first.
+    pub(in crate::api) fn drawn_token(&self, measure: &TokenMeasurement, others: &[Alternative]) -> Value {
         self.entry(measure.token, Some(measure.logprob.unwrap_or(self.no_logprob)), others)
     }
 
-    /// A token, the logarithm of its probability, where there is one, and the alternatives to it.
+    /// Returns the entry of a token, its log-probability if known, and its alternatives.
     pub(in crate::api) fn entry(&self, token: TokenId, logprob: Option<f32>, others: &[Alternative]) -> Value {
         let mut entry = self.named(token);
         let top = others.iter().take(self.top);
         if self.after_sampler {
-            // What cannot be drawn is not told.
+            // Tokens that cannot be drawn are not listed.
             let top = top.filter(|other| other.prob > 0.0).map(|other| self.with(other, "prob", other.prob));
             let own = others.iter().find(|other| other.token == token).map_or(1.0, |other| other.prob);
             entry.insert("top_probs".into(), top.collect());
@@ -40,7 +40,7 @@ impl Probabilities<'_> {
         Value::Object(entry)
     }
 
-    /// The logarithm of a probability.
+    /// Returns the logarithm of a probability.
     pub(in crate::api) fn ln(&self, probability: f32) -> f32 {
         if probability > 0.0 { probability.ln() } else { self.no_logprob }
     }

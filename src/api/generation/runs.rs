@@ -1,6 +1,6 @@
-//! Several runs of one request at once: prompts of a list, or several answers to one prompt.
+//! Several runs for one request: prompts of a list, or several answers to one prompt.
 
-use super::{failure, refuse_known_id};
+use super::{check_request_id, failure};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Output, Request, RunMetrics, TextDelta};
 use crate::events::{Alternative, RunId, TokenMeasurement};
@@ -9,12 +9,12 @@ use futures::stream::{BoxStream, SelectAll};
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Most runs that one request may make.
-pub(in crate::api) const MOST_RUNS: usize = 256;
+/// Maximum runs of one request.
+pub(in crate::api) const MAX_RUNS: usize = 256;
 
-/// The requests for several answers to one prompt: they differ, and only the first is for the slot that was named, for the
-/// others would wait until it is free again.
-pub(in crate::api) fn answers(first: Request, count: u32) -> impl Iterator<Item = Request> {
+/// Returns the requests for several answers to one prompt. Their seeds differ. Only the first uses the requested slot
+/// because the others would wait for it.
+pub(in crate::api) fn repeat_request(first: Request, count: u32) -> impl Iterator<Item = Request> {
     (0..count).map(move |index| {
         let mut request = first.clone();
         request.sampling.seed = request.sampling.seed.wrapping_add(index);
@@ -23,70 +23,71 @@ pub(in crate::api) fn answers(first: Request, count: u32) -> impl Iterator<Item 
     })
 }
 
-/// Runs that have begun, and their outputs in the order they come.
+/// Started runs and their outputs in order of arrival.
 pub(in crate::api) struct Runs {
     app: App,
-    /// Of each run, in the order of the requests.
-    pub(in crate::api) begun: Vec<BegunRun>,
+    /// Started runs in the order of the requests.
+    pub(in crate::api) started: Vec<StartedRun>,
     first: Option<(usize, Output)>,
     outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
-    going_on: usize,
+    active: usize,
 }
 
-/// A run that was accepted.
+/// A run accepted by the engine.
 #[derive(Debug, Clone)]
-pub(in crate::api) struct BegunRun {
+pub(in crate::api) struct StartedRun {
     pub(in crate::api) id: RunId,
     pub(in crate::api) metrics: Arc<RunMetrics>,
 }
 
 impl Runs {
-    /// Hands all requests to the engine and waits for the first output of any of them.
+    /// Submits all requests and waits for the first output of any run.
     ///
     /// # Errors
-    /// One of them is not taken.
-    pub(in crate::api) async fn begin(app: App, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
-        if requests.len() > MOST_RUNS {
-            let message = format!("one request may make {MOST_RUNS} runs, this one makes {}", requests.len());
+    /// The engine rejected one of the requests.
+    pub(in crate::api) async fn start(app: App, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
+        if requests.len() > MAX_RUNS {
+            let message = format!("one request may start at most {MAX_RUNS} runs, this one starts {}", requests.len());
             return Err(ApiError::invalid("prompt", message));
         }
         if let ([_, _, ..], Some(_)) = (&requests[..], requests.iter().find_map(|request| request.request_id.as_ref()))
         {
-            let message = format!("request_id names one run, and this request makes {}", requests.len());
+            let message = format!("`request_id` identifies one run, but this request starts {}", requests.len());
             return Err(ApiError::invalid("request_id", message));
         }
-        let going_on = requests.len();
-        let (mut begun, mut outputs) = (Vec::with_capacity(going_on), SelectAll::new());
+        let active = requests.len();
+        let (mut started, mut outputs) = (Vec::with_capacity(active), SelectAll::new());
         for (index, request) in requests.into_iter().enumerate() {
-            refuse_known_id(&app, request.request_id.as_deref()).await?;
+            check_request_id(&app, request.request_id.as_deref()).await?;
             let generation = loaded.engine().submit(request).await?;
-            begun.push(BegunRun { id: generation.run_id, metrics: generation.metrics });
+            started.push(StartedRun { id: generation.run_id, metrics: generation.metrics });
             outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
         }
-        let mut runs = Self { app, begun, first: None, outputs, going_on };
+        let mut runs = Self { app, started, first: None, outputs, active };
         let first = runs.next().await?;
-        // Handed out again below, with everything that follows.
-        runs.going_on += usize::from(matches!(first, Some((_, Output::Ended(_)))));
+        // `next` counts an end as delivered, but the first output is delivered again below.
+        runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));
         runs.first = first;
         Ok(runs)
     }
 
-    /// The error that a run ended with before anything else happened: a plain error, also where a stream was asked for.
-    pub(in crate::api) fn failed_at_once(&self) -> Option<ApiError> {
+    /// Returns the error if the first output is a failed end, so that streaming requests get a plain error response
+    /// too.
+    pub(in crate::api) fn initial_error(&self) -> Option<ApiError> {
         match &self.first {
-            Some((index, Output::Ended(end))) => failure(end, self.begun[*index].id),
+            Some((index, Output::Ended(end))) => failure(end, self.started[*index].id),
             _ => None,
         }
     }
 
-    /// The next output of any run, with the run's index; `None` when all have ended.
+    /// Returns the next output of any run with the run's index, or `None` when all have ended.
     ///
     /// # Errors
-    /// 503 when the server stops.
+    /// 503 when the server is stopping.
     pub(in crate::api) async fn next(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
         let next = match self.first.take() {
             Some(first) => Some(first),
-            None if self.going_on == 0 => return Ok(None),
+            None if self.active == 0 => return Ok(None),
             None => tokio::select! {
                 output = self.outputs.next() => output,
                 () = self.app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
@@ -95,21 +96,21 @@ impl Runs {
         match next {
             None => Err(ApiError::internal("the engine dropped a run")),
             Some((index, output)) => {
-                self.going_on -= usize::from(matches!(output, Output::Ended(_)));
+                self.active -= usize::from(matches!(output, Output::Ended(_)));
                 Ok(Some((index, output)))
             }
         }
     }
 }
 
-/// The tokens of an answer that a client has been told of.
+/// The tokens already sent to a client.
 #[derive(Debug, Default)]
-pub(in crate::api) struct Told {
+pub(in crate::api) struct SentTokens {
     pub(in crate::api) tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
 }
 
-impl Told {
-    /// Adds what was appended.
+impl SentTokens {
+    /// Appends the tokens of a delta.
     pub(in crate::api) fn add(&mut self, delta: TextDelta) {
         self.tokens.extend(delta.tokens);
     }
@@ -122,15 +123,16 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
-    use super::answers;
+    use super::repeat_request;
     use crate::engine::Request;
     use crate::events::Surface;
 
     #[test]
-    fn several_answers_differ_and_only_the_first_waits_for_the_slot() {
+    fn repeated_requests_differ_in_seed_and_only_the_first_has_the_slot() {
         let mut first = Request::new(vec![1], Surface::Openai);
         (first.slot, first.sampling.seed) = (Some(2), u32::MAX);
-        let told: Vec<_> = answers(first, 3).map(|request| (request.slot, request.sampling.seed)).collect();
-        assert_eq!(told, [(Some(2), u32::MAX), (None, 0), (None, 1)]);
+        let slots_and_seeds: Vec<_> =
+            repeat_request(first, 3).map(|request| (request.slot, request.sampling.seed)).collect();
+        assert_eq!(slots_and_seeds, [(Some(2), u32::MAX), (None, 0), (None, 1)]);
     }
 }

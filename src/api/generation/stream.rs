@@ -1,5 +1,5 @@
-//! Runs as server-sent events. The stream pulls: a client that does not read stops its own runs, and one that has gone
-//! drops the stream, and with it the runs.
+//! Sends runs as server-sent events. The stream pulls: a client that stops reading pauses its own runs, and a client
+//! that disconnects drops the stream and with it the runs.
 
 use super::runs::Runs;
 use crate::api::ApiError;
@@ -11,24 +11,25 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
-/// How a dialect writes outputs.
-pub(in crate::api) trait Writer: Send + 'static {
-    /// Appends the data of the events that an output of that run becomes.
+/// Writes engine outputs in one protocol's format.
+pub(in crate::api) trait OutputWriter: Send + 'static {
+    /// Appends the data of the events for one output of a run.
     ///
     /// # Errors
-    /// The run failed; nothing more is sent then.
-    fn write(&mut self, run: usize, output: Output, ready: &mut VecDeque<String>) -> Result<(), ApiError>;
+    /// The run failed; the error is the last event.
+    fn write(&mut self, run: usize, output: Output, pending: &mut VecDeque<String>) -> Result<(), ApiError>;
 
-    /// Appends what stands behind the end of the last run.
-    fn end(&mut self, ready: &mut VecDeque<String>);
+    /// Appends the events after the end of the last run.
+    fn end(&mut self, pending: &mut VecDeque<String>);
 
-    /// An error as this dialect's clients read it.
+    /// Returns an error in the protocol's format.
     fn error(&self, error: &ApiError) -> String;
 }
 
-/// The response that streams runs. After `ping` of silence it sends a comment, so that proxies keep the connection.
-pub(in crate::api) fn respond(runs: Runs, writer: impl Writer, ping: Option<Duration>) -> Response {
-    let sse = Sse::new(events(Sending { runs, writer, ready: VecDeque::new(), over: false }));
+/// Returns the response that streams runs. After `ping` of silence it sends a comment, so that proxies keep the
+/// connection open.
+pub(in crate::api) fn respond(runs: Runs, writer: impl OutputWriter, ping: Option<Duration>) -> Response {
+    let sse = Sse::new(event_stream(RunEvents { runs, writer, pending: VecDeque::new(), done: false }));
     let headers = [("x-accel-buffering", "no")];
     match ping {
         // nginx would otherwise hold tokens back until its buffer is full.
@@ -37,37 +38,37 @@ pub(in crate::api) fn respond(runs: Runs, writer: impl Writer, ping: Option<Dura
     }
 }
 
-struct Sending<W> {
+struct RunEvents<W> {
     runs: Runs,
     writer: W,
-    ready: VecDeque<String>,
-    over: bool,
+    pending: VecDeque<String>,
+    done: bool,
 }
 
-fn events<W: Writer>(sending: Sending<W>) -> impl Stream<Item = Result<Event, Infallible>> {
-    stream::unfold(sending, |mut sending| async move {
+fn event_stream<W: OutputWriter>(events: RunEvents<W>) -> impl Stream<Item = Result<Event, Infallible>> {
+    stream::unfold(events, |mut events| async move {
         loop {
-            if let Some(data) = sending.ready.pop_front() {
-                return Some((Ok(Event::default().data(data)), sending));
+            if let Some(data) = events.pending.pop_front() {
+                return Some((Ok(Event::default().data(data)), events));
             }
-            if sending.over {
+            if events.done {
                 return None;
             }
-            if let Err(error) = sending.advance().await {
-                sending.ready.push_back(sending.writer.error(&error));
-                sending.over = true;
+            if let Err(error) = events.advance().await {
+                events.pending.push_back(events.writer.error(&error));
+                events.done = true;
             }
         }
     })
 }
 
-impl<W: Writer> Sending<W> {
+impl<W: OutputWriter> RunEvents<W> {
     async fn advance(&mut self) -> Result<(), ApiError> {
         if let Some((run, output)) = self.runs.next().await? {
-            self.writer.write(run, output, &mut self.ready)
+            self.writer.write(run, output, &mut self.pending)
         } else {
-            self.writer.end(&mut self.ready);
-            self.over = true;
+            self.writer.end(&mut self.pending);
+            self.done = true;
             Ok(())
         }
     }

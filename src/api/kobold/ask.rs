@@ -1,7 +1,7 @@
 //! From a body with a `prompt` to the request that the engine takes.
 
 use crate::api::attention::{in_their_words, renamed};
-use crate::api::wire::{Fields, constraint, mods, parameters};
+use crate::api::shared::{Fields, constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -38,7 +38,7 @@ pub(super) fn read(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Ask
         layer.insert("ignore_eos".into(), Value::Bool(true));
     }
     // Its clients send what they have in their forms, in range or not, as llama-server's do.
-    read_with(app, loaded, fields.or(&layer).clamping()).map_err(|error| in_their_words(error, fields))
+    read_with(app, loaded, fields.with_defaults(&layer).clamp_numbers()).map_err(|error| in_their_words(error, fields))
 }
 
 fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, ApiError> {
@@ -54,9 +54,9 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, Ap
         user_label: parameters::user(fields)?,
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
         sampling: parameters::sampling(fields, vocabulary)?,
-        constraint: constraint::constraint(fields, false)?,
+        constraint: constraint::parse_constraint(fields, false)?,
         limits: parameters::limits(fields, vocabulary, room)?,
-        mods: mods::chosen(fields, loaded, app.registry())?,
+        mods: mods::requested_mods(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
         record: parameters::record(fields)?,
         // The stop string is part of the text, unless it is to be trimmed.

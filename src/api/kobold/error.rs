@@ -1,6 +1,6 @@
 //! Errors as `KoboldCPP`'s clients read them: `{"detail": {"msg": text, "type": word}}`.
 
-use crate::api::{ApiError, Kind};
+use crate::api::{ApiError, ErrorKind};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -24,12 +24,12 @@ impl IntoResponse for KoboldError {
 /// The body of an error.
 pub(super) fn shape(error: &ApiError) -> Value {
     let word = match error.kind() {
-        Kind::Unauthorized => "unauthorized",
-        Kind::Forbidden => "forbidden",
-        Kind::NotFound => "not_found",
-        Kind::Busy | Kind::Unavailable | Kind::NoRoom => "service_unavailable",
-        Kind::Internal => "server_error",
-        Kind::NotSupported => "not_supported",
+        ErrorKind::Unauthorized => "unauthorized",
+        ErrorKind::Forbidden => "forbidden",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::NoRoom => "service_unavailable",
+        ErrorKind::Internal => "server_error",
+        ErrorKind::NotSupported => "not_supported",
         _ => "bad_input",
     };
     json!({ "detail": { "msg": error.public_detail(), "type": word } })

@@ -4,8 +4,8 @@ use super::ask::{self, Asked};
 use super::error::KoboldError;
 use super::genkeys::{Entry, Genkeys};
 use super::logprobs;
-use crate::api::generation::{self, Runs, Told};
-use crate::api::wire::{self, Fields};
+use crate::api::generation::{self, Runs, SentTokens};
+use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller};
 use crate::engine::{Output, TextDelta};
 use crate::events::{FinishReason, RunEnd, Usage};
@@ -55,7 +55,7 @@ async fn answer(
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
     });
-    let run_id = generation.runs.begun[0].id;
+    let run_id = generation.runs.started[0].id;
     Ok(generation::with_run_id(Json(json!({ "results": [result] })).into_response(), run_id))
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Generation {
     /// Characters of each token that was told of, where each is.
     told: Vec<usize>,
     /// Its tokens, where their log-probabilities were asked for.
-    tokens: Option<Told>,
+    tokens: Option<SentTokens>,
 }
 
 /// What became of it.
@@ -93,15 +93,15 @@ pub(super) async fn begin(
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let Asked { mut request, genkey, render_special, logprobs } = ask::read(&app, &loaded, fields)?;
-    generation::note_client(&mut request, headers, caller);
+    generation::set_client(&mut request, headers, caller);
     let entry = genkeys.enter(&genkey);
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
-    let runs = Runs::begin(app, &loaded, vec![request]).await?;
-    if let Some(error) = runs.failed_at_once() {
+    let runs = Runs::start(app, &loaded, vec![request]).await?;
+    if let Some(error) = runs.initial_error() {
         return Err(error);
     }
-    let tokens = logprobs.then(Told::default);
+    let tokens = logprobs.then(SentTokens::default);
     Ok(Generation { runs, entry, vocabulary, render_special, per_token, told: Vec::new(), tokens })
 }
 
@@ -127,7 +127,7 @@ impl Generation {
                 Output::Text(delta) => self.of(delta),
                 Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. } => continue,
                 Output::Retract { chars, .. } => Piece::Retract(chars),
-                Output::Ended(end) => match generation::failure(&end, self.runs.begun[0].id) {
+                Output::Ended(end) => match generation::failure(&end, self.runs.started[0].id) {
                     Some(error) => return Err(error),
                     None => Piece::Ended(end),
                 },
@@ -203,6 +203,6 @@ pub(super) fn genkey(body: &[u8]) -> Result<String, ApiError> {
     if body.is_empty() {
         return Ok(String::new());
     }
-    let body = wire::json(body)?;
+    let body = shared::parse_json(body)?;
     Ok(Fields::new(&body)?.text("genkey")?.unwrap_or_default().to_owned())
 }

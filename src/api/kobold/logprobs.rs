@@ -3,7 +3,7 @@
 use super::error::KoboldError;
 use super::generate::genkey;
 use super::genkeys::Genkeys;
-use crate::api::generation::{Probabilities, Told};
+use crate::api::generation::{ProbabilityFormatter, SentTokens};
 use crate::model::Vocabulary;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -28,11 +28,11 @@ pub(super) async fn last(
 }
 
 /// Writes the tokens of an answer.
-pub(super) fn of(told: &Told, vocabulary: &Vocabulary) -> Value {
+pub(super) fn of(told: &SentTokens, vocabulary: &Vocabulary) -> Value {
     let probabilities =
-        Probabilities { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
+        ProbabilityFormatter { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
     let content: Vec<Value> =
-        told.tokens.iter().map(|(measure, others)| with_token_id(probabilities.drawn(measure, others))).collect();
+        told.tokens.iter().map(|(measure, others)| with_token_id(probabilities.drawn_token(measure, others))).collect();
     let column = |name: &str| content.iter().map(|entry| entry[name].clone()).collect::<Value>();
     let top = content.iter().map(|entry| {
         let others = entry["top_logprobs"].as_array().into_iter().flatten();

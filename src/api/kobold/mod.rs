@@ -37,7 +37,7 @@ pub fn router() -> OpenApiRouter<App> {
 }
 
 /// Whether the path's clients expect `KoboldCPP`'s errors.
-pub(super) fn owns(path: &str) -> bool {
+pub(super) fn is_route(path: &str) -> bool {
     const EXACT: [&str; 3] = ["/api/v1/model", "/api/v1/info/version", "/api/latest/model"];
     const BELOW: [&str; 3] = ["/api/extra/", "/api/v1/config/", "/api/latest/"];
     EXACT.contains(&path) || BELOW.iter().any(|start| path.starts_with(start))

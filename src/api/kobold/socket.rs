@@ -8,9 +8,9 @@ use super::error::{self, KoboldError};
 use super::genkeys::{Entry, Genkeys};
 use crate::api::attention::{self, Answer, Asked, Carrier, Dialect, Said, Telling, Writer};
 use crate::api::generation::Runs;
+use crate::api::shared::fields::invalid_value;
+use crate::api::shared::{self, Fields};
 use crate::api::socket::{Close, Message, Outgoing, Socket, Upgrade};
-use crate::api::wire::fields::wrong;
-use crate::api::wire::{self, Fields};
 use crate::api::{ApiError, App, Caller, Loaded};
 use axum::Extension;
 use axum::extract::{FromRequestParts, Request, State};
@@ -71,7 +71,7 @@ impl Connection {
             return Err(ApiError::bad_request("the message is binary; a request is JSON text").code("invalid_json"));
         };
         let taken = Instant::now();
-        let mut body = wire::json(text.as_bytes())?;
+        let mut body = shared::parse_json(text.as_bytes())?;
         self.app.rates().check(self.caller.as_ref(), self.address)?;
         let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
         complete(&mut body, &loaded)?;
@@ -84,7 +84,7 @@ impl Connection {
         }
         attention::free_ids(&self.app, &mut requests).await?;
         let entry = self.genkeys.enter(fields.text("genkey")?.unwrap_or_default());
-        let runs = Runs::begin(self.app.clone(), &loaded, requests).await?;
+        let runs = Runs::start(self.app.clone(), &loaded, requests).await?;
         self.tell(Telling::new(runs, answer), entry).await
     }
 
@@ -132,7 +132,7 @@ fn complete(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
     if let Some(format) = fields.text("attention_format")?
         && !["aggregated", "per_layer"].contains(&format)
     {
-        return Err(wrong("attention_format", "\"aggregated\" or \"per_layer\"", &Value::from(format)));
+        return Err(invalid_value("attention_format", "\"aggregated\" or \"per_layer\"", &Value::from(format)));
     }
     if let Some(object) = body.as_object_mut() {
         object.entry("output_attentions").or_insert(true.into());

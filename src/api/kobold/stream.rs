@@ -6,8 +6,8 @@ use super::generate::{Generation, Piece, begin, reason};
 use super::genkeys::{Entry, Genkeys};
 use crate::api::attention::{self, Asked, Carrier, Dialect, Said, Telling, Writer};
 use crate::api::generation::{self, Runs};
+use crate::api::shared::{self, Fields};
 use crate::api::socket::Message;
-use crate::api::wire::{self, Fields};
 use crate::api::{ApiError, App, Caller};
 use axum::Extension;
 use axum::body::Bytes;
@@ -40,7 +40,7 @@ pub(super) async fn open(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, KoboldError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let response = if body.get("input_ids").is_some() {
         tokens(app, &genkeys, caller, &headers, &body).await?
     } else {
@@ -57,7 +57,7 @@ async fn text(
     body: &Value,
 ) -> Result<Response, ApiError> {
     let generation = begin(app, genkeys, caller, headers, body).await?;
-    let run_id = generation.runs.begun[0].id;
+    let run_id = generation.runs.started[0].id;
     let events = stream::unfold(Some(generation), |generation| async move {
         let mut generation = generation?;
         let (data, over) = told(&mut generation).await?;
@@ -97,12 +97,12 @@ async fn tokens(
     let loaded = app.loaded(fields.text("model")?).await?;
     let Asked { mut requests, answer } = attention::read(&app, &loaded, fields, Dialect::Events, taken)?;
     for request in &mut requests {
-        generation::note_client(request, headers, caller.clone());
+        generation::set_client(request, headers, caller.clone());
     }
     attention::free_ids(&app, &mut requests).await?;
     let entry = genkeys.enter(fields.text("genkey")?.unwrap_or_default());
-    let runs = Runs::begin(app, &loaded, requests).await?;
-    if let Some(error) = runs.failed_at_once() {
+    let runs = Runs::start(app, &loaded, requests).await?;
+    if let Some(error) = runs.initial_error() {
         return Err(error);
     }
     let telling = Telling::new(runs, answer);

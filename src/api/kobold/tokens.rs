@@ -1,7 +1,7 @@
 //! `/api/extra/tokencount` and `/api/extra/detokenize`.
 
 use super::error::KoboldError;
-use crate::api::wire::{self, Fields};
+use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, attention};
 use axum::Json;
 use axum::body::Bytes;
@@ -18,7 +18,7 @@ pub(super) async fn count(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let text = fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let special = fields.flag("special")?.unwrap_or(true);
@@ -36,7 +36,7 @@ pub(super) async fn text(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let ids = attention::token_ids(fields, "ids", loaded.vocabulary())?

@@ -2,8 +2,8 @@
 
 use super::ask::Answer;
 use super::settings::settings;
-use crate::api::generation::runs::BegunRun;
-use crate::api::generation::{self, Probabilities, Told};
+use crate::api::generation::runs::StartedRun;
+use crate::api::generation::{self, ProbabilityFormatter, SentTokens};
 use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::model::Vocabulary;
@@ -16,14 +16,14 @@ const NO_LOGPROB: f32 = f32::MIN;
 /// A run, and what of its answer was told so far.
 pub(super) struct Line {
     index: usize,
-    run: BegunRun,
+    run: StartedRun,
     vocabulary: Arc<Vocabulary>,
     model: String,
     prompt: String,
     sampling: SamplingParams,
     limits: Limits,
     answer: Answer,
-    told: Told,
+    told: SentTokens,
     generated: usize,
 }
 
@@ -48,14 +48,25 @@ impl Kept {
 impl Line {
     pub(super) fn new(
         index: usize,
-        run: BegunRun,
+        run: StartedRun,
         kept: Kept,
         answer: Answer,
         vocabulary: Arc<Vocabulary>,
         model: String,
     ) -> Self {
         let Kept { prompt, sampling, limits } = kept;
-        Self { index, run, vocabulary, model, prompt, sampling, limits, answer, told: Told::default(), generated: 0 }
+        Self {
+            index,
+            run,
+            vocabulary,
+            model,
+            prompt,
+            sampling,
+            limits,
+            answer,
+            told: SentTokens::default(),
+            generated: 0,
+        }
     }
 
     pub(super) fn run_id(&self) -> RunId {
@@ -119,7 +130,7 @@ impl Line {
         piece.insert("tokens_predicted".into(), self.generated.into());
         piece.insert("tokens_evaluated".into(), prompt.map_or(0, |prompt| prompt.tokens).into());
         if let (true, Some(prompt)) = (self.answer.timings_per_token, prompt) {
-            piece.insert("timings".into(), generation::timings_so_far(prompt, self.generated as u32));
+            piece.insert("timings".into(), generation::partial_timings(prompt, self.generated as u32));
         }
         piece
     }
@@ -158,7 +169,7 @@ impl Line {
             "stop_type": stop_type(finish),
             "stopping_word": finish.stop_string.as_deref().unwrap_or_default(),
             "tokens_cached": (usage.prompt_tokens + predicted)
-                .saturating_sub(u32::from(predicted > 0) + generation::shifted(finish)),
+                .saturating_sub(u32::from(predicted > 0) + generation::shifted_tokens(finish)),
             "timings": generation::timings_with(finish, predicted),
         }) else {
             return Value::Null;
@@ -196,13 +207,13 @@ impl Line {
     }
 
     fn probabilities(&self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Value {
-        let told = Probabilities {
+        let told = ProbabilityFormatter {
             vocabulary: &self.vocabulary,
             top: self.answer.n_probs,
             after_sampler: self.answer.post_sampling,
             no_logprob: NO_LOGPROB,
         };
-        tokens.iter().map(|(measure, others)| told.drawn(measure, others)).collect()
+        tokens.iter().map(|(measure, others)| told.drawn_token(measure, others)).collect()
     }
 }
 

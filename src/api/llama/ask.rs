@@ -1,9 +1,9 @@
 //! From the body of a native completion to the requests that the engine takes: one for each prompt and each answer to it.
 
 use crate::api::generation;
-use crate::api::wire::constraint::constraint;
-use crate::api::wire::fields::{Fields, shown, wrong};
-use crate::api::wire::{self, lora, parameters};
+use crate::api::shared::constraint::parse_constraint;
+use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
+use crate::api::shared::{self, lora, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -27,9 +27,9 @@ pub(in crate::api) struct Answer {
     pub(in crate::api) stream: bool,
     /// What `n_predict` was; -1 for as many as fit.
     pub(in crate::api) n_predict: i64,
-    /// Probabilities of that many tokens at each place; 0 for none.
+    /// ProbabilityFormatter of that many tokens at each place; 0 for none.
     pub(in crate::api) n_probs: usize,
-    /// Probabilities after the sampler's stages, instead of the model's.
+    /// ProbabilityFormatter after the sampler's stages, instead of the model's.
     pub(in crate::api) post_sampling: bool,
     pub(in crate::api) return_tokens: bool,
     pub(in crate::api) timings_per_token: bool,
@@ -66,30 +66,30 @@ pub(super) fn read(
     fields: Fields<'_>,
     prompts: Vec<Vec<TokenId>>,
 ) -> Result<Asked, ApiError> {
-    let fields = fields.or(&app.config().server.request_defaults).clamping();
+    let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let mut answer = answer(app, fields)?;
     let adapters = loaded.model().adapters();
-    let adapters = lora::adapters(fields, adapters)?.unwrap_or_else(|| adapters.usual());
+    let adapters = lora::requested_adapters(fields, adapters)?.unwrap_or_else(|| adapters.usual());
     answer.sent.insert("lora".into(), json!(adapters));
     let count = count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count as usize);
     for prompt in prompts {
         let mut request = request(app, loaded, fields, prompt, &answer)?;
         request.adapters = Some(adapters.clone());
-        requests.extend(generation::answers(request, count));
+        requests.extend(generation::repeat_request(request, count));
     }
     Ok(Asked { requests, answer })
 }
 
 fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
     let flag = |name| fields.flag(name).map(|flag| flag.unwrap_or(false));
-    let n_probs = fields.first(&["n_probs", "logprobs"]).map(|(name, value)| match value {
+    let n_probs = fields.first_present(&["n_probs", "logprobs"]).map(|(name, value)| match value {
         Value::Bool(wanted) => Ok(i64::from(*wanted)),
         _ => fields.integer(name, i64::from(i32::MIN)..=MOST_PROBS).map(|count| count.unwrap_or_default().max(0)),
     });
     let response_fields = fields.list("response_fields")?.into_iter().flatten().map(|path| match path.as_str() {
         Some(path) => Ok(path.to_owned()),
-        None => Err(wrong("response_fields", "a list of texts", path)),
+        None => Err(invalid_value("response_fields", "a list of texts", path)),
     });
     let ping = match fields.integer("sse_ping_interval", -1..=86_400)? {
         None => app.config().server.routes.sse_ping_interval,
@@ -105,13 +105,13 @@ fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
         return_progress: flag("return_progress")?,
         response_fields: response_fields.collect::<Result<_, _>>()?,
         ping,
-        sent: fields.said(super::settings::ECHOED),
+        sent: fields.present_fields(super::settings::ECHOED),
     })
 }
 
 /// Answers to each prompt.
 fn count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
-    let count = match fields.first(&["n_cmpl", "n"]) {
+    let count = match fields.first_present(&["n_cmpl", "n"]) {
         Some((name, _)) => fields.integer(name, 1..=i64::from(slots))?,
         None => None,
     };
@@ -127,14 +127,14 @@ fn request(
 ) -> Result<Request, ApiError> {
     Ok(Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
-        constraint: constraint(fields, false)?,
+        constraint: parse_constraint(fields, false)?,
         alternatives: Request::ALTERNATIVES.max(answer.n_probs),
         report: ReportOptions {
             progress: answer.return_progress && answer.stream,
             after_sampler: answer.post_sampling && answer.n_probs > 0,
             ..ReportOptions::default()
         },
-        ..wire::request(app, loaded, fields, prompt, Surface::LlamaServer)?
+        ..shared::engine_request(app, loaded, fields, prompt, Surface::LlamaServer)?
     })
 }
 
@@ -145,7 +145,7 @@ pub(super) fn prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<Tok
         .get("prompt")
         .ok_or_else(|| ApiError::invalid("prompt", format!("prompt is missing; it takes {EXPECTED}")))?;
     match value {
-        Value::Array(list) if list.is_empty() => Err(wrong("prompt", EXPECTED, value)),
+        Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, value)),
         // As llama-server has it: a list with a number in it is one prompt, any other a list of prompts.
         Value::Array(list) if !list.iter().any(Value::is_number) => {
             list.iter().enumerate().map(|(index, one)| prompt(one, &format!("prompt[{index}]"), loaded)).collect()
@@ -163,13 +163,13 @@ fn prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, Ap
                 )));
             }
             object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
-                ApiError::invalid(name, format!("{name} needs prompt_string, a text, got {}", shown(value)))
+                ApiError::invalid(name, format!("{name} needs prompt_string, a text, got {}", abbreviate(value)))
             })?
         }
         other => other,
     };
-    let tokens = parameters::text_or_tokens(text, name, loaded.vocabulary(), true, true)?;
-    Ok(parameters::or_beginning(tokens, loaded.vocabulary()))
+    let tokens = parameters::encode_prompt(text, name, loaded.vocabulary(), true, true)?;
+    Ok(parameters::or_start_token(tokens, loaded.vocabulary()))
 }
 
 /// Returns true for null and for an empty list.

@@ -1,8 +1,8 @@
 //! Classification: every label of a text with its logit.
 
 use super::encoding::{self, Encoded, Usage};
-use crate::api::wire::Fields;
-use crate::api::wire::fields::wrong;
+use crate::api::shared::Fields;
+use crate::api::shared::fields::invalid_value;
 use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
@@ -65,7 +65,7 @@ async fn classify(
             (encoding::bounded("inputs", list)?.iter().enumerate().map(one).collect::<Result<_, _>>()?, true)
         }
         Some(value @ Value::String(_)) => (vec![encoding::text("inputs", value)?.to_owned()], false),
-        Some(other) => return Err(wrong("inputs", "a text or a list of texts", other).into()),
+        Some(other) => return Err(invalid_value("inputs", "a text or a list of texts", other).into()),
         None => return Err(ApiError::invalid("inputs", "inputs is missing; it takes a text or a list of texts").into()),
     };
     let tokenize =

@@ -3,7 +3,7 @@
 use super::answer::{Kept, Line};
 use super::ask::{self, Asked};
 use crate::api::generation::{self, Runs, stream};
-use crate::api::wire::{self, Fields};
+use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::engine::Output;
 use crate::events::TokenId;
@@ -48,12 +48,12 @@ pub(super) async fn answer(
     body: Result<Bytes, BytesRejection>,
     prompts: impl FnOnce(Fields<'_>, &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError>,
 ) -> Result<Response, LlamaError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let mut asked = ask::read(&app, &loaded, fields, prompts(fields, &loaded)?)?;
     for request in &mut asked.requests {
-        generation::note_client(request, headers, caller.clone());
+        generation::set_client(request, headers, caller.clone());
     }
     Ok(respond(app, &loaded, asked).await?)
 }
@@ -63,13 +63,13 @@ async fn respond(app: App, loaded: &Loaded, asked: Asked) -> Result<Response, Ap
     let Asked { requests, answer } = asked;
     let vocabulary = loaded.vocabulary();
     let kept: Vec<Kept> = requests.iter().map(|request| Kept::of(request, vocabulary)).collect();
-    let runs = Runs::begin(app, loaded, requests).await?;
-    let run_id = runs.begun.first().map(|run| run.id);
-    let lines = runs.begun.iter().zip(kept).enumerate().map(|(index, (run, kept))| {
+    let runs = Runs::start(app, loaded, requests).await?;
+    let run_id = runs.started.first().map(|run| run.id);
+    let lines = runs.started.iter().zip(kept).enumerate().map(|(index, (run, kept))| {
         Line::new(index, run.clone(), kept, answer.clone(), Arc::clone(vocabulary), loaded.name().to_owned())
     });
     let lines: Vec<Line> = lines.collect();
-    let response = if let Some(error) = runs.failed_at_once() {
+    let response = if let Some(error) = runs.initial_error() {
         LlamaError(error).into_response()
     } else if answer.stream {
         stream::respond(runs, Pieces { lines }, answer.ping)
@@ -93,7 +93,7 @@ async fn whole(mut runs: Runs, mut lines: Vec<Line>) -> Result<Value, ApiError> 
             Output::Text(delta) => line.add(delta),
             Output::Retract { tokens, .. } => line.retract(tokens),
             Output::Prompt(_) | Output::Progress(_) => {}
-            Output::Ended(end) => match generation::failure(&end, runs.begun[index].id) {
+            Output::Ended(end) => match generation::failure(&end, runs.started[index].id) {
                 Some(error) => return Err(error),
                 None => answers[index] = line.last(&end),
             },
@@ -110,7 +110,7 @@ struct Pieces {
     lines: Vec<Line>,
 }
 
-impl stream::Writer for Pieces {
+impl stream::OutputWriter for Pieces {
     fn write(&mut self, run: usize, output: Output, ready: &mut VecDeque<String>) -> Result<(), ApiError> {
         let line = &mut self.lines[run];
         let piece = match output {

@@ -2,8 +2,8 @@
 
 use super::ask::is_nothing;
 use super::encoding::{self, Encoded, Usage};
-use crate::api::wire::fields::wrong;
-use crate::api::wire::{Fields, parameters};
+use crate::api::shared::fields::invalid_value;
+use crate::api::shared::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded, OpenAiError};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -118,7 +118,7 @@ async fn embeddings(
 }
 
 async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Result<Encoded, ApiError> {
-    let fields = Fields::new(&body)?.or(&app.config().server.request_defaults);
+    let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
     let norm = fields.integer("embd_normalize", -1..=32)?.unwrap_or(2);
     let width = loaded.model().width();
     if let Some(asked) = fields.integer("dimensions", 1..=1 << 20)?
@@ -127,7 +127,7 @@ async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Res
         let detail = format!("dimensions cannot be chosen: this model's embeddings have {width}");
         return Err(ApiError::invalid("dimensions", detail));
     }
-    let (field, is_list) = match fields.first(&["input", "content"]) {
+    let (field, is_list) = match fields.first_present(&["input", "content"]) {
         Some((field, value)) => (if field == "input" { "input" } else { "content" }, is_list(value)),
         None => return Err(ApiError::invalid("input", format!("input is missing; it takes {INPUT}"))),
     };
@@ -153,7 +153,7 @@ fn is_base64(fields: Fields<'_>) -> Result<bool, ApiError> {
     match fields.text("encoding_format")? {
         None | Some("float") => Ok(false),
         Some("base64") => Ok(true),
-        Some(other) => Err(wrong("encoding_format", "\"float\" or \"base64\"", &other.into())),
+        Some(other) => Err(invalid_value("encoding_format", "\"float\" or \"base64\"", &other.into())),
     }
 }
 
@@ -175,22 +175,24 @@ fn inputs(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Vec
 
 fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
     match value {
-        Value::String(text) => Ok(parameters::or_beginning(vocabulary.encode(text, true, true), vocabulary)),
-        Value::Array(_) => parameters::text_or_tokens(value, field, vocabulary, true, true),
+        Value::String(text) => Ok(parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary)),
+        Value::Array(_) => parameters::encode_prompt(value, field, vocabulary, true, true),
         Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
             (Some(text), _) if object.get("multimodal_data").is_none_or(is_nothing) => {
-                let text = text.as_str().ok_or_else(|| wrong(&format!("{field}.prompt_string"), "a text", text))?;
+                let text =
+                    text.as_str().ok_or_else(|| invalid_value(&format!("{field}.prompt_string"), "a text", text))?;
                 input(&text.into(), field, vocabulary)
             }
             (None, Some(Value::Array(parts))) => {
                 let texts = parts.iter().map(|part| part["text"].as_str());
                 let text: Option<String> = texts.collect();
-                let text = text.ok_or_else(|| wrong(field, "text: images and sound are not taken here", value))?;
+                let text =
+                    text.ok_or_else(|| invalid_value(field, "text: images and sound are not taken here", value))?;
                 input(&text.into(), field, vocabulary)
             }
-            _ => Err(wrong(field, INPUT, value)),
+            _ => Err(invalid_value(field, INPUT, value)),
         },
-        other => Err(wrong(field, INPUT, other)),
+        other => Err(invalid_value(field, INPUT, other)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What embeddings, ranking and classification have in common.
 
-use crate::api::wire::Fields;
-use crate::api::{ApiError, App, Kind, Loaded, wire};
+use crate::api::shared::Fields;
+use crate::api::{ApiError, App, ErrorKind, Loaded, shared};
 use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -31,7 +31,7 @@ pub(super) struct Encoded {
 
 /// The body, and the model that it names.
 pub(super) async fn request(app: &App, body: &[u8]) -> Result<(Value, Loaded), ApiError> {
-    let body = wire::json(body)?;
+    let body = shared::parse_json(body)?;
     let name = Fields::new(&body)?.text("model")?;
     let loaded = app.loaded(name).await?;
     Ok((body, loaded))
@@ -70,7 +70,7 @@ pub(super) fn text<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiErro
     match value.as_str() {
         Some("") => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
         Some(text) => Ok(text),
-        None => Err(wire::fields::wrong(field, "a text", value)),
+        None => Err(shared::fields::invalid_value(field, "a text", value)),
     }
 }
 
@@ -90,7 +90,7 @@ fn refused(error: &EncodeError, place: &dyn Fn(usize) -> String) -> ApiError {
             ApiError::invalid(place, detail).exceeds_context(tokens, longest)
         }
         EncodeError::UnknownToken { index, .. } => ApiError::invalid(place(index), error.to_string()),
-        EncodeError::Busy { .. } => ApiError::new(Kind::Busy, error.to_string()).retry_after(1),
+        EncodeError::Busy { .. } => ApiError::new(ErrorKind::Busy, error.to_string()).retry_after(1),
         EncodeError::Stopped => ApiError::unavailable(error.to_string()),
         EncodeError::Failed(_) => ApiError::internal(error),
     }

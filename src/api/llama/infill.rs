@@ -1,8 +1,8 @@
 //! `/infill`: the text between two texts, for editors. Needs a model that was trained for it.
 
 use super::completion;
-use crate::api::wire::fields::{Fields, wrong};
-use crate::api::wire::parameters;
+use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::parameters;
 use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
@@ -45,7 +45,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
         fields.text(name)?.ok_or_else(|| ApiError::invalid(name, format!("{name} is missing; it takes a text")))
     };
     let start = match fields.get("prompt") {
-        Some(prompt) => parameters::text_or_tokens(prompt, "prompt", vocabulary, false, true)?,
+        Some(prompt) => parameters::encode_prompt(prompt, "prompt", vocabulary, false, true)?,
         None => Vec::new(),
     };
     let gap = Gap {
@@ -139,11 +139,11 @@ fn extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> R
         all.extend(plain("myproject\n"));
     }
     for file in fields.list("input_extra")?.into_iter().flatten() {
-        let text = file["text"].as_str().ok_or_else(|| wrong("input_extra", EXPECTED, file))?;
+        let text = file["text"].as_str().ok_or_else(|| invalid_value("input_extra", EXPECTED, file))?;
         let name = match &file["filename"] {
             Value::Null => "tmp",
             Value::String(name) => name,
-            _ => return Err(wrong("input_extra", EXPECTED, file)),
+            _ => return Err(invalid_value("input_extra", EXPECTED, file)),
         };
         match tokens.file {
             Some(separator) => {

@@ -3,7 +3,7 @@
 
 use super::props::Which;
 use super::settings::shortest;
-use crate::api::wire::{self, lora};
+use crate::api::shared::{self, lora};
 use crate::api::{App, LlamaError};
 use axum::Json;
 use axum::body::Bytes;
@@ -49,8 +49,8 @@ async fn scale(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, LlamaError> {
     let loaded = app.loaded(which.model.as_deref()).await?;
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let adapters = loaded.model().adapters();
-    adapters.set_usual(lora::set(&body, "the body", adapters)?);
+    adapters.set_usual(lora::parse_adapter_set(&body, "the body", adapters)?);
     Ok(Json(json!({ "success": true })))
 }

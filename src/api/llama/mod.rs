@@ -49,7 +49,7 @@ pub fn router() -> OpenApiRouter<App> {
 }
 
 /// Whether the path's clients expect llama-server's errors.
-pub(super) fn owns(path: &str) -> bool {
+pub(super) fn is_route(path: &str) -> bool {
     const EXACT: [&str; 21] = [
         "/completion",
         "/completions",

@@ -1,7 +1,7 @@
 //! Loading and unloading at run time, as the router of llama-server has it: by name, and nothing by path.
 
-use crate::api::wire::fields::Fields;
-use crate::api::{ApiError, App, Entry, Kind, LlamaError, ModelState, wire};
+use crate::api::shared::fields::Fields;
+use crate::api::{ApiError, App, Entry, ErrorKind, LlamaError, ModelState, shared};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -65,7 +65,7 @@ async fn watch(State(app): State<App>) -> Result<impl IntoResponse, LlamaError> 
 #[utoipa::path(post, path = "/models", tag = "models", responses((status = 400, description = "Always")))]
 async fn add() -> LlamaError {
     let detail = "Thunder downloads nothing; put the GGUF into the folder of --models-dir, and it is listed";
-    ApiError::new(Kind::BadRequest, detail).into()
+    ApiError::new(ErrorKind::BadRequest, detail).into()
 }
 
 /// Refuses to delete: files belong to whoever put them there.
@@ -78,7 +78,7 @@ async fn remove(State(app): State<App>, Query(which): Query<Which>) -> Result<Js
 }
 
 fn name(body: &[u8]) -> Result<String, ApiError> {
-    let body = wire::json(body)?;
+    let body = shared::parse_json(body)?;
     let name = Fields::new(&body)?.text("model")?.filter(|name| !name.is_empty());
     name.map(str::to_owned).ok_or_else(|| {
         ApiError::invalid("model", "model is missing; it takes the name of a model, as GET /models lists them")

@@ -3,7 +3,7 @@
 use super::ask::Answer;
 use super::settings::settings;
 use crate::api::catalogue::Observed;
-use crate::api::wire::{Fields, parameters};
+use crate::api::shared::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::config::ModSandbox;
 use crate::engine::Limits;
@@ -120,7 +120,7 @@ async fn change(State(app): State<App>) -> Result<Json<Value>, LlamaError> {
 /// The settings of a request that says nothing.
 fn defaults(app: &App, loaded: &Loaded) -> Result<Value, ApiError> {
     let nothing = Value::Object(Map::new());
-    let fields = Fields::new(&nothing)?.or(&app.config().server.request_defaults).clamping();
+    let fields = Fields::new(&nothing)?.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let sampling = parameters::sampling(fields, loaded.vocabulary())?;
     let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX)?;
     let n_predict = fields.integer("n_predict", -1..=i64::from(i32::MAX))?.unwrap_or(-1);

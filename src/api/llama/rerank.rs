@@ -1,8 +1,8 @@
 //! Ranking documents by their relevance to a query, in Jina's shape and in that of Text Embeddings Inference.
 
 use super::encoding::{self, Encoded, Usage};
-use crate::api::wire::Fields;
-use crate::api::wire::fields::wrong;
+use crate::api::shared::Fields;
+use crate::api::shared::fields::invalid_value;
 use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
@@ -78,19 +78,22 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
     let fields = Fields::new(&body)?;
     let query = fields.get("query").ok_or_else(|| ApiError::invalid("query", "query is missing; it takes a text"))?;
     let query = encoding::text("query", query)?.to_owned();
-    let Some((field, list)) = fields.first(&["documents", "texts"]) else {
+    let Some((field, list)) = fields.first_present(&["documents", "texts"]) else {
         return Err(ApiError::invalid("documents", "documents is missing; it takes a list of texts").into());
     };
     let is_jina = field == "documents";
     let field = if is_jina { "documents" } else { "texts" };
-    let list = list.as_array().ok_or_else(|| wrong(field, "a list of texts", list))?;
+    let list = list.as_array().ok_or_else(|| invalid_value(field, "a list of texts", list))?;
     let documents: Vec<String> = encoding::bounded(field, list)?
         .iter()
         .enumerate()
         .map(|(index, value)| {
             let value = value.get("text").unwrap_or(value);
             // An empty one has a score, too.
-            value.as_str().map(str::to_owned).ok_or_else(|| wrong(&format!("{field}[{index}]"), "a text", value))
+            value
+                .as_str()
+                .map(str::to_owned)
+                .ok_or_else(|| invalid_value(&format!("{field}[{index}]"), "a text", value))
         })
         .collect::<Result<_, _>>()?;
     let top = fields.integer("top_n", 1..=i64::from(u32::MAX))?.map_or(usize::MAX, |top| top as usize);

@@ -2,7 +2,7 @@
 
 use super::slot_files;
 use super::slots::{slot_number, small_json};
-use crate::api::wire::fields::Fields;
+use crate::api::shared::fields::Fields;
 use crate::api::{ApiError, App, LlamaError};
 use axum::Json;
 use axum::body::Body;

@@ -1,8 +1,8 @@
 //! States in files below `--slot-save-path`, named by clients: a name, never a path.
 
-use crate::api::{ApiError, App, Kind};
+use crate::api::{ApiError, App, ErrorKind};
 use bytes::Bytes;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -55,7 +55,7 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
             let _ = std::fs::remove_file(&partial);
         }
         written.map_err(|error| match error.kind() {
-            ErrorKind::IsADirectory => {
+            io::ErrorKind::IsADirectory => {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
                 ApiError::bad_request(format!("'{name}' is a folder below --slot-save-path; choose another name"))
             }
@@ -67,7 +67,7 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
 
 /// Reads a state of at most that many bytes.
 pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes, ApiError> {
-    let read = move || -> std::io::Result<Option<Vec<u8>>> {
+    let read = move || -> io::Result<Option<Vec<u8>>> {
         // A pipe would be waited for until somebody writes into it.
         let file = std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
         let metadata = file.metadata()?;
@@ -83,7 +83,7 @@ pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes
         Ok(None) => Err(ApiError::bad_request(format!(
             "'{name}' is no state of this server's slots: it is no file of at most {most} bytes"
         ))),
-        Err(error) if error.kind() == ErrorKind::NotFound => Err(ApiError::not_found("saved state", name)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ApiError::not_found("saved state", name)),
         Err(error) => Err(ApiError::internal(format!("cannot read the state {name}: {error}"))),
     }
 }
@@ -96,7 +96,7 @@ fn unfinished(path: &Path) -> PathBuf {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::new(Kind::Internal, "a file task panicked"))
+    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::new(ErrorKind::Internal, "a file task panicked"))
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@
 use super::props::Which;
 use super::slot_files;
 use crate::api::catalogue::NoRoom;
-use crate::api::wire;
-use crate::api::wire::fields::Fields;
-use crate::api::{ApiError, App, Kind, LlamaError};
+use crate::api::shared;
+use crate::api::shared::fields::Fields;
+use crate::api::{ApiError, App, ErrorKind, LlamaError};
 use crate::engine::{Engine, Ses1Error, SlotError, SlotSnapshot, SlotTokens};
 use crate::events::TokenId;
 use axum::Json;
@@ -174,11 +174,11 @@ pub(super) async fn small_json(body: Body) -> Result<Value, ApiError> {
     const MOST: usize = 64 << 10;
     let bytes = read_body(body, MOST).await?.ok_or_else(|| {
         ApiError::new(
-            Kind::TooLarge,
+            ErrorKind::TooLarge,
             format!("the body has more than {MOST} bytes; it takes a JSON object of a few fields"),
         )
     })?;
-    if bytes.is_empty() { Ok(json!({})) } else { wire::json(&bytes) }
+    if bytes.is_empty() { Ok(json!({})) } else { shared::parse_json(&bytes) }
 }
 
 /// A body of at most so many bytes; `None` for a longer one.
@@ -224,7 +224,7 @@ async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<
     // Base64 may come in lines.
     let body = read_body(body, most / 3 * 4 + most / 16 + AROUND).await?.ok_or_else(too_long)?;
     let decode = move || {
-        let body = wire::json(&body)?;
+        let body = shared::parse_json(&body)?;
         let text = Fields::new(&body)?.text("state")?;
         let text = text.ok_or_else(|| {
             ApiError::invalid(
@@ -277,7 +277,7 @@ impl From<SlotError> for ApiError {
 
 impl From<NoRoom> for ApiError {
     fn from(error: NoRoom) -> Self {
-        Self::new(Kind::NoRoom, error.to_string())
+        Self::new(ErrorKind::NoRoom, error.to_string())
     }
 }
 

@@ -1,7 +1,7 @@
 //! A conversation's prompt without a run: its text, or how many tokens it has.
 
-use crate::api::chat::{Conversation, Prepared};
-use crate::api::wire::{self, Fields};
+use crate::api::chat::{Conversation, PreparedChat};
+use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, LlamaError, OpenAiError};
 use axum::Json;
 use axum::body::Bytes;
@@ -27,7 +27,7 @@ async fn apply_template(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, LlamaError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     Ok(Json(json!({ "prompt": prepared(&app, &body).await?.text })))
 }
 
@@ -37,13 +37,13 @@ async fn apply_template(
     responses((status = 200, description = "`{input_tokens: n, object: \"response.input_tokens\"}`"),
               (status = 400, description = "The template does not take these messages")))]
 async fn input_tokens(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, OpenAiError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let tokens = prepared(&app, &body).await?.tokens;
     Ok(Json(json!({ "input_tokens": tokens.len(), "object": "response.input_tokens" })))
 }
 
-async fn prepared(app: &App, body: &Value) -> Result<Prepared, ApiError> {
+async fn prepared(app: &App, body: &Value) -> Result<PreparedChat, ApiError> {
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    Conversation::read(app, fields)?.prepare(&loaded)
+    Conversation::parse(app, fields)?.prepare(&loaded)
 }

@@ -1,7 +1,7 @@
 //! Text to tokens and back, without a run.
 
-use crate::api::wire::fields::{Fields, wrong};
-use crate::api::wire::{self, parameters};
+use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::{self, parameters};
 use crate::api::{ApiError, App, LlamaError};
 use crate::events::TokenId;
 use axum::Json;
@@ -32,13 +32,13 @@ pub(super) fn router() -> OpenApiRouter<App> {
                                             that is not UTF-8 is a list of bytes"),
               (status = 400, description = "A field is wrong; the message names it")))]
 async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
     if let (None, Some(prompt)) = (fields.get("content"), fields.get("prompt")) {
         let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
-        let tokens = parameters::text_or_tokens(prompt, "prompt", vocabulary, add_special, true)?;
+        let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, add_special, true)?;
         let context = loaded.engine().context_per_slot();
         return Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens })));
     }
@@ -46,7 +46,7 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     let tokens: Vec<TokenId> = match fields.get("content") {
         None => Vec::new(),
-        Some(content) => parameters::text_or_tokens(content, "content", vocabulary, add_special, parse_special)?,
+        Some(content) => parameters::encode_prompt(content, "content", vocabulary, add_special, parse_special)?,
     };
     if !fields.flag("with_pieces")?.unwrap_or(false) {
         return Ok(Json(json!({ "tokens": tokens })));
@@ -65,7 +65,7 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
     responses((status = 200, description = "`{content: text, prompt: text}`"),
               (status = 400, description = "A field is wrong; the message names it")))]
 async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
@@ -74,7 +74,7 @@ async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>)
         .list("tokens")?
         .into_iter()
         .flatten()
-        .map(|id| parameters::token(id, vocabulary).ok_or_else(|| wrong("tokens", &expected, id)))
+        .map(|id| parameters::token(id, vocabulary).ok_or_else(|| invalid_value("tokens", &expected, id)))
         .collect::<Result<_, ApiError>>()?;
     let text = vocabulary.decode(&tokens);
     Ok(Json(json!({ "content": text, "prompt": text })))

@@ -1,7 +1,7 @@
-use super::upload::{look_at, try_import};
-use super::uploader;
+use super::require_upload_rights;
+use super::upload::{try_import, validate_upload};
 use crate::api::extract::Json;
-use crate::api::{ApiError, App, Caller, Kind, Problem};
+use crate::api::{ApiError, App, Caller, ErrorKind, Problem};
 use crate::mods::python::{LoadError, PythonMods};
 use crate::mods::{ModOrigin, ModUpload};
 use axum::Extension;
@@ -9,48 +9,48 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What would become of an upload.
+/// Result of checking an upload.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Checked {
-    /// What is wrong with it; nothing in one that would be registered.
-    problems: Vec<Found>,
-    /// One sentence, of a mod that would be registered.
+pub struct CheckResponse {
+    /// Problems found; empty if the mod would be registered.
+    problems: Vec<CheckProblem>,
+    /// The mod's description, if it would be registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
 }
 
-/// Something that is wrong with an upload.
+/// A problem of an upload.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Found {
-    /// The line of the source, from 1, where there is one.
+pub struct CheckProblem {
+    /// Line of the source, from 1, if known.
     line: Option<u32>,
-    /// What is wrong, in one line.
+    /// The problem in one line.
     message: String,
-    /// Python's traceback, where it says more.
+    /// Python's traceback, if there is one.
     traceback: Option<String>,
-    /// The field that is wrong, e.g. `source`.
+    /// The invalid field, e.g. `source`.
     pointer: String,
 }
 
-/// Says what is wrong with a mod, as registering it would, and registers nothing. It is imported in a sandbox, so it needs
-/// what registering needs.
+/// Validates a mod as registration would, without registering it. The mod is imported in a sandbox, so the same rights
+/// are required.
 #[utoipa::path(post, path = "/api/v1/mods/check", tag = "mods",
     request_body(content = Object, content_type = "application/json"),
-    responses((status = 200, body = Checked), (status = 403, body = Problem, description = "Uploading is off, or the key may not"),
+    responses((status = 200, body = CheckResponse), (status = 403, body = Problem, description = "Uploads are disabled, or the key lacks the right"),
               (status = 413, body = Problem), (status = 429, body = Problem)))]
 pub async fn check(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     body: Result<Json<ModUpload>, ApiError>,
-) -> Result<axum::Json<Checked>, ApiError> {
-    uploader(&app, caller)?;
+) -> Result<axum::Json<CheckResponse>, ApiError> {
+    require_upload_rights(&app, caller)?;
     let Json(upload) = body?;
-    let wrong = |found| Ok(axum::Json(Checked { problems: vec![found], description: None }));
-    if let Err(error) = look_at(&app, &upload) {
+    let wrong = |found| Ok(axum::Json(CheckResponse { problems: vec![found], description: None }));
+    if let Err(error) = validate_upload(&app, &upload) {
         let pointer = error.pointer().unwrap_or_default().to_owned();
         return match error.kind() {
-            Kind::BadRequest | Kind::Conflict | Kind::NoRoom => {
-                wrong(Found { line: None, message: error.problem().detail, traceback: None, pointer })
+            ErrorKind::BadRequest | ErrorKind::Conflict | ErrorKind::NoRoom => {
+                wrong(CheckProblem { line: None, message: error.problem().detail, traceback: None, pointer })
             }
             _ => Err(error),
         };
@@ -59,11 +59,11 @@ pub async fn check(
     match try_import(upload, python).await? {
         Ok(factory) => {
             let description = Some(factory.describe().description);
-            Ok(axum::Json(Checked { problems: Vec::new(), description }))
+            Ok(axum::Json(CheckResponse { problems: Vec::new(), description }))
         }
         Err(error) => match (error.line(), error.traceback().map(str::to_owned), error) {
             (line, traceback, LoadError::Failed { message, .. }) => {
-                wrong(Found { line, message, traceback, pointer: "source".into() })
+                wrong(CheckProblem { line, message, traceback, pointer: "source".into() })
             }
             (_, _, error) => Err(ApiError::unavailable(error.to_string())),
         },

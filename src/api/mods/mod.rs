@@ -1,71 +1,71 @@
-//! `/v1/mods`: the mods that runs can name. Anybody may look; changing them needs a key with that right, where keys are set,
-//! and uploading needs one in any case and `--allow-mod-upload`.
+//! `/v1/mods`: the mods that runs can name. Everyone can read them. Changes require a key with that right if keys are
+//! configured; uploads always require such a key and `--allow-mod-upload`.
 
 mod change;
 mod check;
-mod follow;
-mod keep;
-mod show;
+mod get;
+mod sync;
 mod upload;
+mod versions;
 
-pub use follow::Followed;
-pub(in crate::api) use keep::keep_handed;
-pub use keep::{keep_used, used_files};
-pub(in crate::api) use keep::{stored, used};
-pub use show::{source_of, versions_of};
+pub use get::{source_of, versions_of};
+pub use sync::ModSync;
 use upload::import;
-pub use upload::take;
+pub use upload::register_upload;
+pub(in crate::api) use versions::store_local_sources;
+pub(in crate::api) use versions::{find_version, load_version};
+pub use versions::{store_used_versions, used_files};
 
-use super::{ApiError, App, Caller, Kind};
+use super::{ApiError, App, Caller, ErrorKind};
 use axum::Extension;
 use axum::extract::DefaultBodyLimit;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Most bytes of a request: a source of the longest kind, with every character escaped.
-pub const MOST_BYTES: usize = 8 << 20;
+/// Maximum size of a request body: a source of maximum length with every character escaped.
+pub const MAX_BODY_BYTES: usize = 8 << 20;
 
-/// The routes.
+/// Returns the routes.
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
-        .routes(routes!(show::list, upload::register))
-        .routes(routes!(show::list_native))
+        .routes(routes!(get::list, upload::register))
+        .routes(routes!(get::list_native))
         .routes(routes!(check::check))
-        .routes(routes!(show::show, change::remove))
-        .routes(routes!(show::versions))
-        .routes(routes!(show::source))
+        .routes(routes!(get::show, change::remove))
+        .routes(routes!(get::versions))
+        .routes(routes!(get::source))
         .routes(routes!(change::enable))
         .routes(routes!(change::disable))
-        .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// The label of whoever may change mods.
-fn changer(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
+/// Returns the label of the caller, who must be allowed to change mods.
+fn require_mod_rights(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
     match caller {
         Some(Extension(caller)) if caller.may_change_mods => Ok(Some(caller.label)),
         None if app.config().server.security.keys.is_empty() => Ok(None),
         _ => Err(ApiError::new(
-            Kind::Forbidden,
-            "this key may not change mods; one that may is given with --mod-key, or marked mods in the key file",
+            ErrorKind::Forbidden,
+            "this key may not change mods; use a key given with --mod-key or marked `mods` in the key file",
         )),
     }
 }
 
-/// The label of whoever may upload mods.
+/// Returns the label of the caller, who must be allowed to upload mods.
 ///
 /// # Errors
-/// Nobody may, or not with this key; both say how somebody could.
-pub fn uploader(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
+/// Uploads are disabled, or the key lacks the right; the message names the required flags.
+pub fn require_upload_rights(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
     if !app.config().server.allow_mod_upload {
-        let detail = "this server takes no mods from clients; it does when it is started with --allow-mod-upload and a --mod-key";
-        return Err(ApiError::new(Kind::Forbidden, detail));
+        let detail = "uploads of mods are disabled; start the server with --allow-mod-upload and a --mod-key";
+        return Err(ApiError::new(ErrorKind::Forbidden, detail));
     }
-    changer(app, caller)
+    require_mod_rights(app, caller)
 }
 
-/// There is no such mod.
-fn unknown(app: &App, name: &str) -> ApiError {
+/// Returns the 404 error for an unknown mod.
+fn unknown_mod(app: &App, name: &str) -> ApiError {
     let known: Vec<String> = app.registry().list_info().into_iter().map(|shown| shown.description.name).collect();
     let name: String = name.chars().take(100).collect();
-    ApiError::new(Kind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
+    ApiError::new(ErrorKind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
 }

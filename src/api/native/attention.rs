@@ -151,7 +151,7 @@ async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Re
     let range = at.saturating_sub(EVENTS_BACK).max(0)..at.saturating_add(1);
     let step = store.attention_range(run_id, range, query.view.reads_layers()).await?.pop();
     let step = step.ok_or_else(|| {
-        ApiError::new(crate::api::Kind::NotFound, format!("no attention was recorded at event {at} of this run"))
+        ApiError::new(crate::api::ErrorKind::NotFound, format!("no attention was recorded at event {at} of this run"))
     })?;
     let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(&step, &error))?;
     let AttentionStep { sequence_order, row_len, layer_ids, heads, .. } = &step;

@@ -22,7 +22,7 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>, headers: Heade
         _ => "private, max-age=31536000, immutable",
     };
     let head = [(header::ETAG, etag.clone()), (header::CACHE_CONTROL, caching.to_owned())];
-    if is_known(&headers, &etag) {
+    if request_id_exists(&headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, head).into_response());
     }
     let columns = app.store()?.columns(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
@@ -30,7 +30,7 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>, headers: Heade
 }
 
 /// Whether If-None-Match names the tag; a proxy that compresses may have made it weak.
-fn is_known(headers: &HeaderMap, etag: &str) -> bool {
+fn request_id_exists(headers: &HeaderMap, etag: &str) -> bool {
     let lists = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
 }

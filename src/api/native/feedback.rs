@@ -1,8 +1,8 @@
 //! `/api/v1/runs/{id}/feedback`: what people and programs thought of a run.
 
 use crate::api::extract::Path;
-use crate::api::wire::fields::wrong;
-use crate::api::wire::{self, Fields};
+use crate::api::shared::fields::invalid_value;
+use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, Problem};
 use crate::store::{Feedback, NewFeedback};
 use axum::body::Bytes;
@@ -46,7 +46,7 @@ pub(in crate::api) fn read(fields: Fields<'_>) -> Result<NewFeedback, ApiError> 
     let text = fields.text("text")?.map(str::to_owned);
     if let Some(text) = text.as_ref().filter(|text| text.chars().count() > LONGEST) {
         let expected = format!("a text of at most {LONGEST} characters");
-        return Err(wrong("text", &expected, &text.chars().take(40).collect::<String>().into()));
+        return Err(invalid_value("text", &expected, &text.chars().take(40).collect::<String>().into()));
     }
     let position = fields.integer("position", 0..=i64::from(i32::MAX))?.map(|position| position as u32);
     Ok(NewFeedback { rating, text, position, user_label: None })
@@ -87,7 +87,7 @@ pub async fn add(
     caller: Option<Extension<Caller>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Feedback>), ApiError> {
-    let body = wire::json(&body?)?;
+    let body = shared::parse_json(&body?)?;
     let given = read(Fields::new(&body)?)?;
     let kept = keep(&app, &id, given, caller.map(|Extension(caller)| caller)).await?;
     Ok((StatusCode::CREATED, Json(kept)))

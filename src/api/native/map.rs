@@ -1,7 +1,7 @@
 //! The map of steps × positions: many rows of attention, made small enough for a screen.
 
 use super::attention::{View, view_values};
-use crate::api::{ApiError, Kind};
+use crate::api::{ApiError, ErrorKind};
 use crate::events::{AttentionStep, RunId};
 use crate::store::Store;
 use serde::Serialize;
@@ -64,7 +64,7 @@ pub(super) async fn read(
     }
     let row_len = rows.iter().map(|row| row.row_len).max().unwrap_or(0);
     if row_len == 0 {
-        return Err(ApiError::new(Kind::NotFound, "no attention was recorded in this range of events"));
+        return Err(ApiError::new(ErrorKind::NotFound, "no attention was recorded in this range of events"));
     }
     let bins = bins.min(row_len);
     for row in &mut rows {

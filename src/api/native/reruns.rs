@@ -1,10 +1,10 @@
 //! `/api/v1/reruns`: a recorded run, run once more with the same seed, model, mods and parameters.
 
 use crate::api::extract::Json;
-use crate::api::generation::note_client;
-use crate::api::wire::fields::Fields;
-use crate::api::wire::mods::MOST;
-use crate::api::wire::{lora, parameters};
+use crate::api::generation::set_client;
+use crate::api::shared::fields::Fields;
+use crate::api::shared::mods::MAX_RUN_MODS;
+use crate::api::shared::{lora, parameters};
 use crate::api::{ApiError, App, Caller, Loaded, Problem, mods as registry};
 use crate::engine::{Limits, Output, Overflow, Request, ThinkingBudget};
 use crate::events::{FinishReason, PromptRecord, RunId, Surface};
@@ -76,7 +76,7 @@ pub async fn run(
     let mods = mods(&app, &recorded["mods"], again.any_version).await?;
     let mut request = request(again.prompt, &recorded, &loaded)?;
     request.mods = mods;
-    note_client(&mut request, &headers, caller);
+    set_client(&mut request, &headers, caller);
     let mut generation = loaded.engine().submit(request).await?;
     loop {
         let output = tokio::select! {
@@ -116,7 +116,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
     let limits = Limits {
         min_indent: wire.integer("min_indent", 0..=1000)?.unwrap_or(0) as u32,
         max_time,
-        ..parameters::limits_from(0, wire, vocabulary, i32::MAX as u32)?
+        ..parameters::limits_with_min(0, wire, vocabulary, i32::MAX as u32)?
     };
     // A ban is minus infinity, for which JSON has no number; those of ignore_eos are the engine's to make.
     let biases = biases.as_array().into_iter().flatten().filter_map(|pair| {
@@ -141,7 +141,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
     let said = Some(&recorded["reading"]).filter(|said| said.is_object());
     let reading = said.map(|said| AnswerFormat::of_recording(template, prompt.tools.as_ref(), said));
-    let adapters = lora::adapters(Fields::new(recorded)?, loaded.model().adapters())?;
+    let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
         spans: prompt.spans,
@@ -205,8 +205,8 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Sele
     if !recorded.is_null() && !recorded.is_array() {
         return Err(ApiError::invalid(PLACE, format!("{PLACE}: a list is expected")));
     }
-    if recorded.as_array().is_some_and(|mods| mods.len() > MOST) {
-        return Err(ApiError::invalid(PLACE, format!("{PLACE}: a run can have {MOST} mods")));
+    if recorded.as_array().is_some_and(|mods| mods.len() > MAX_RUN_MODS) {
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: a run can have {MAX_RUN_MODS} mods")));
     }
     let mut chosen = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {
@@ -226,8 +226,8 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Sele
 
 /// An earlier version of a mod.
 async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<SelectedMod, ApiError> {
-    if let Some(version) = registry::stored(app, &mod_ref.name, hash).await? {
-        return registry::used(app, version, mod_ref).await;
+    if let Some(version) = registry::find_version(app, &mod_ref.name, hash).await? {
+        return registry::load_version(app, version, mod_ref).await;
     }
     let short: String = hash.chars().take(12).collect();
     let now = match app.registry().info(&mod_ref.name) {

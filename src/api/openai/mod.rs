@@ -1,24 +1,24 @@
-//! The OpenAI-compatible routes: chat completions, completions and models, with `/v1` and without.
+//! The OpenAI-compatible routes: chat completions, completions and models, with and without the `/v1` prefix.
 //!
-//! The first result is awaited before an answer begins, so that whatever is wrong with a request is a plain 4xx, the wrong field
-//! named in `param`. Where llama-server and OpenAI differ on the wire, clients of both are served. What is ours stands under
-//! `thunder`: the run's id, its replay, and `retract` (below).
+//! A handler waits for the first output before it responds, so that an invalid request gets a plain 4xx whose `param`
+//! names the field. If llama-server and OpenAI differ on the wire, clients of both are supported. Thunder's own data is
+//! in `thunder`: the run's id, its replay, and `retract` (below).
 //!
-//! A mod may take back text that was already sent, and what began as a tool call may turn out to be none. The stream then has a
-//! chunk with an empty delta and `"thunder":{"retract":{"chars":n}}`: the last `n` characters of the text so far are void, and
-//! where they are named the last `reasoning_chars` of the thoughts and the last `tool_calls`. Clients that do not know it keep
-//! what was taken back; the replay and the answer without `stream` are always right.
+//! A mod may remove text that was already sent, and the start of a tool call may turn out to be plain text. The stream
+//! then contains a chunk with an empty delta and `"thunder":{"retract":{"chars":n}}`: the last `n` characters of the
+//! text so far are void. `reasoning_chars` and `tool_calls` do the same for reasoning and tool calls. Clients that
+//! ignore it keep the retracted text; the replay and responses without `stream` are always correct.
 
 mod chat;
 mod completions;
 mod models;
-mod shape;
+mod response;
 
 use super::App;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The routes.
+/// Returns the OpenAI routes.
 pub fn router() -> OpenApiRouter<App> {
     use axum::routing::get;
     OpenApiRouter::new()
@@ -29,8 +29,8 @@ pub fn router() -> OpenApiRouter<App> {
         .route("/models", get(models::list))
 }
 
-/// Whether the path's clients expect OpenAI's errors.
-pub(super) fn owns(path: &str) -> bool {
+/// Returns true if clients of the path expect OpenAI's error format.
+pub(super) fn is_route(path: &str) -> bool {
     (path.starts_with("/v1/") && path != "/v1/ingest")
         || matches!(path, "/v1" | "/models")
         || path.starts_with("/chat/completions")

@@ -1,4 +1,4 @@
-//! The list of models: those that are loaded, and those that can be.
+//! The list of models, loaded or available.
 
 use crate::api::llama::status;
 use crate::api::{App, Entry, Loaded, OpenAiError};
@@ -8,45 +8,45 @@ use axum::http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Anthropic's clients name the version of their API.
-const ANTHROPIC: &str = "anthropic-version";
+/// Header that clients of Anthropic send.
+const ANTHROPIC_VERSION: &str = "anthropic-version";
 
-/// Whether to look at the folder of models again.
+/// Query parameters of the model list.
 #[derive(Deserialize)]
-pub(super) struct Listing {
+pub(super) struct ListModelsParams {
     reload: Option<String>,
 }
 
-/// Lists the models that requests can name, and what is known of those that are loaded; `?reload=1` looks for new files. Clients
-/// that send `anthropic-version` get Anthropic's list.
+/// Lists the models that requests can name, with details of the loaded ones. `?reload=1` looks for new files. Clients
+/// that send `anthropic-version` get Anthropic's format.
 #[utoipa::path(get, path = "/v1/models", tag = "openai",
-    responses((status = 200, description = "The models, the default first"),
+    responses((status = 200, description = "The models, the default model first"),
               (status = 503, description = "The server is starting")))]
 pub(super) async fn list(
     State(app): State<App>,
-    Query(listing): Query<Listing>,
+    Query(params): Query<ListModelsParams>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, OpenAiError> {
     app.ready()?;
-    if listing.reload.is_some() {
+    if params.reload.is_some() {
         app.models().refresh().await;
     }
     let entries = app.models().list();
-    if headers.contains_key(ANTHROPIC) {
-        let data: Vec<Value> = entries.iter().map(|entry| anthropic(&app, entry)).collect();
+    if headers.contains_key(ANTHROPIC_VERSION) {
+        let data: Vec<Value> = entries.iter().map(|entry| anthropic_model(&app, entry)).collect();
         let id = |entry: Option<&Entry>| entry.map(|entry| entry.name.clone());
         return Ok(Json(
             json!({ "data": data, "has_more": false, "first_id": id(entries.first()), "last_id": id(entries.last()) }),
         ));
     }
-    let data: Vec<Value> = entries.iter().map(|entry| object(&app, entry)).collect();
-    let models: Vec<Value> = entries.iter().map(described).collect();
+    let data: Vec<Value> = entries.iter().map(|entry| openai_model(&app, entry)).collect();
+    let models: Vec<Value> = entries.iter().map(ollama_model).collect();
     Ok(Json(json!({ "object": "list", "data": data, "models": models })))
 }
 
-/// Shows a model.
-#[utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path, description = "Its name")),
-    responses((status = 200, description = "The model"), (status = 404, description = "There is no such model")))]
+/// Returns one model.
+#[utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path, description = "Name of the model")),
+    responses((status = 200, description = "The model"), (status = 404, description = "Unknown model")))]
 pub(super) async fn show(
     State(app): State<App>,
     Path(id): Path<String>,
@@ -54,11 +54,15 @@ pub(super) async fn show(
 ) -> Result<Json<Value>, OpenAiError> {
     app.ready()?;
     let entry = app.models().named(&id)?;
-    Ok(Json(if headers.contains_key(ANTHROPIC) { anthropic(&app, &entry) } else { object(&app, &entry) }))
+    Ok(Json(if headers.contains_key(ANTHROPIC_VERSION) {
+        anthropic_model(&app, &entry)
+    } else {
+        openai_model(&app, &entry)
+    }))
 }
 
-/// As Anthropic's clients read it.
-fn anthropic(app: &App, entry: &Entry) -> Value {
+/// Returns the model in Anthropic's format.
+fn anthropic_model(app: &App, entry: &Entry) -> Value {
     json!({
         "type": "model",
         "id": entry.name,
@@ -70,7 +74,7 @@ fn anthropic(app: &App, entry: &Entry) -> Value {
     })
 }
 
-fn object(app: &App, entry: &Entry) -> Value {
+fn openai_model(app: &App, entry: &Entry) -> Value {
     json!({
         "id": entry.name,
         "aliases": if entry.default { app.config().engine.alias.as_slice() } else { &entry.aliases },
@@ -84,8 +88,8 @@ fn object(app: &App, entry: &Entry) -> Value {
     })
 }
 
-/// As clients of Ollama read it.
-fn described(entry: &Entry) -> Value {
+/// Returns the model in Ollama's format.
+fn ollama_model(entry: &Entry) -> Value {
     let card = entry.ready().map(|loaded| loaded.model().card());
     json!({
         "name": entry.name,

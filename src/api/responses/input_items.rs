@@ -1,7 +1,7 @@
-//! What a kept response answered, item by item.
+//! The input items of a stored response.
 
-use super::kept;
-use crate::api::wire::fields::wrong;
+use super::stored;
+use crate::api::shared::fields::invalid_value;
 use crate::api::{ApiError, App, Caller, OpenAiError};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -10,44 +10,44 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
-/// Most items of a page, as with OpenAI.
-const MOST: usize = 100;
-const USUAL: usize = 20;
+/// Maximum items per page, as with OpenAI.
+const MAX_LIMIT: usize = 100;
+const DEFAULT_LIMIT: usize = 20;
 
-/// Which of the items.
+/// Query parameters of the item list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Page {
-    /// How many, 1 … 100; 20 when absent.
+pub(super) struct ListInputItemsParams {
+    /// Maximum number of items, 1 to 100; default 20.
     limit: Option<usize>,
-    /// `desc` begins with the newest, as when absent; `asc` with the oldest.
+    /// Sort order: `desc` (newest first, the default) or `asc`.
     order: Option<String>,
-    /// The id of the item behind which the page begins.
+    /// Id of the item after which the page starts.
     after: Option<String>,
 }
 
-/// What a kept response answered, the conversation before its input included.
+/// Lists the input items of a stored response, including the earlier conversation.
 #[utoipa::path(get, path = "/v1/responses/{response_id}/input_items", tag = "openai",
-    params(("response_id" = String, Path, description = "As the response's `id` says"), Page),
+    params(("response_id" = String, Path, description = "Id of the response"), ListInputItemsParams),
     responses((status = 200, description = "`{object: \"list\", data, first_id, last_id, has_more}`"),
-              (status = 404, description = "It is not kept")))]
+              (status = 404, description = "No stored response has this id")))]
 pub(super) async fn input_items(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     Path(id): Path<String>,
-    page: Result<Query<Page>, QueryRejection>,
+    page: Result<Query<ListInputItemsParams>, QueryRejection>,
 ) -> Result<Json<Value>, OpenAiError> {
     let Query(page) = page?;
-    let owner = kept::owner(caller.as_deref());
-    let response = kept::get(&app, &id, owner.as_deref()).await?;
-    let items = kept::conversation(&app, &id, owner.as_deref()).await?;
-    Ok(Json(page.of(&response, items)?))
+    let owner = stored::owner(caller.as_deref());
+    let response = stored::get(&app, &id, owner.as_deref()).await?;
+    let items = stored::conversation(&app, &id, owner.as_deref()).await?;
+    Ok(Json(page.select(&response, items)?))
 }
 
-impl Page {
-    fn of(&self, response: &Value, mut items: Vec<Value>) -> Result<Value, ApiError> {
-        let answered = items.len().saturating_sub(response["output"].as_array().map_or(0, Vec::len));
-        items.truncate(answered);
+impl ListInputItemsParams {
+    fn select(&self, response: &Value, mut items: Vec<Value>) -> Result<Value, ApiError> {
+        let input_count = items.len().saturating_sub(response["output"].as_array().map_or(0, Vec::len));
+        items.truncate(input_count);
         let run = response["id"].as_str().unwrap_or_default().trim_start_matches("resp_");
         for (index, item) in items.iter_mut().enumerate() {
             complete(item, &format!("{run}_input_{index}"));
@@ -55,16 +55,16 @@ impl Page {
         match self.order.as_deref() {
             None | Some("desc") => items.reverse(),
             Some("asc") => {}
-            Some(other) => return Err(wrong("order", "\"asc\" or \"desc\"", &other.into())),
+            Some(other) => return Err(invalid_value("order", "\"asc\" or \"desc\"", &other.into())),
         }
         if let Some(after) = &self.after {
             let at = items.iter().position(|item| item["id"] == after.as_str());
-            let at = at.ok_or_else(|| ApiError::invalid("after", format!("after: there is no item '{after}'")))?;
+            let at = at.ok_or_else(|| ApiError::invalid("after", format!("`after`: no item has the id '{after}'")))?;
             items.drain(..=at);
         }
-        let limit = self.limit.unwrap_or(USUAL);
-        if !(1..=MOST).contains(&limit) {
-            return Err(wrong("limit", &format!("a whole number between 1 and {MOST}"), &limit.into()));
+        let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
+        if !(1..=MAX_LIMIT).contains(&limit) {
+            return Err(invalid_value("limit", &format!("an integer between 1 and {MAX_LIMIT}"), &limit.into()));
         }
         let more = items.len() > limit;
         items.truncate(limit);
@@ -74,7 +74,7 @@ impl Page {
     }
 }
 
-/// Gives an item what clients leave out and OpenAI puts in.
+/// Adds the fields that clients omit and OpenAI returns.
 fn complete(item: &mut Value, id: &str) {
     let kind = if item["role"] == "assistant" { "output_text" } else { "input_text" };
     if let Some(text) = item["content"].as_str() {

@@ -1,199 +1,199 @@
-//! A response as events, numbered: its head, each item with its beginning, pieces and end, and the whole at the end.
+//! Streams a response as numbered events: its start, each item with start, deltas and end, and the complete response.
 //!
-//! What a mod takes back is told in an event `thunder.retract`; the response at the end is right in any case.
+//! Retractions of mods are sent as the event `thunder.retract`; the response in the last event is always correct.
 
-use super::kept::Keeper;
-use super::shape::{self, Echo};
+use super::response::{self, EchoedFields};
+use super::stored::ResponseRecord;
 use crate::api::ApiError;
-use crate::api::chat::stream::{Dialect, Ready, typed};
-use crate::api::chat::{Heard, Said, Talk};
+use crate::api::chat::sse::{ChatEventWriter, PendingEvents, push_named};
+use crate::api::chat::{ChatDelta, ChatStream, ChatUpdate};
 use crate::api::generation;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
-/// Writes the events.
-pub(super) struct Events {
-    echo: Echo,
-    keeper: Option<Keeper>,
+/// Writes the events of a response.
+pub(super) struct ResponseEvents {
+    echo: EchoedFields,
+    record: Option<ResponseRecord>,
     sequence: u64,
-    /// Items that have ended.
+    /// Completed items.
     output: Vec<Value>,
     item: Option<Item>,
 }
 
-/// The item that is being said.
+/// The item that is being written.
 #[derive(Debug)]
 struct Item {
     id: String,
-    kind: Kind,
+    kind: ItemKind,
     text: String,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Kind {
+enum ItemKind {
     Thoughts,
     Text,
     Call { id: String, name: String },
 }
 
-impl Events {
-    pub(super) fn new(echo: Echo, keeper: Option<Keeper>) -> Self {
-        Self { echo, keeper, sequence: 0, output: Vec::new(), item: None }
+impl ResponseEvents {
+    pub(super) fn new(echo: EchoedFields, record: Option<ResponseRecord>) -> Self {
+        Self { echo, record, sequence: 0, output: Vec::new(), item: None }
     }
 
-    fn send(&mut self, name: &'static str, event: Value, ready: &mut Ready) {
-        send(name, self.sequence, event, ready);
+    fn send(&mut self, name: &'static str, event: Value, pending: &mut PendingEvents) {
+        send(name, self.sequence, event, pending);
         self.sequence += 1;
     }
 
-    fn open(&mut self, talk: &Talk, kind: Kind, ready: &mut Ready) {
-        self.close(talk, "completed", ready);
+    fn open(&mut self, chat: &ChatStream, kind: ItemKind, pending: &mut PendingEvents) {
+        self.close(chat, "completed", pending);
         let index = self.output.len();
         let item = match &kind {
-            Kind::Thoughts => shape::reasoning(talk, index, "", false),
-            Kind::Text => shape::message(talk, index, None, "in_progress"),
-            Kind::Call { id, name } => shape::function_call(talk, index, id, name, "", "in_progress"),
+            ItemKind::Thoughts => response::reasoning(chat, index, "", false),
+            ItemKind::Text => response::message(chat, index, None, "in_progress"),
+            ItemKind::Call { id, name } => response::function_call(chat, index, id, name, "", "in_progress"),
         };
         let id = item["id"].as_str().unwrap_or_default().to_owned();
-        self.send("response.output_item.added", json!({ "output_index": index, "item": item }), ready);
+        self.send("response.output_item.added", json!({ "output_index": index, "item": item }), pending);
         let part = match kind {
-            Kind::Thoughts => Some(json!({ "type": "reasoning_text", "text": "" })),
-            Kind::Text => Some(shape::part("")),
-            Kind::Call { .. } => None,
+            ItemKind::Thoughts => Some(json!({ "type": "reasoning_text", "text": "" })),
+            ItemKind::Text => Some(response::part("")),
+            ItemKind::Call { .. } => None,
         };
         if let Some(part) = part {
             let event = json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
-            self.send("response.content_part.added", event, ready);
+            self.send("response.content_part.added", event, pending);
         }
         self.item = Some(Item { id, kind, text: String::new() });
     }
 
-    fn piece(&mut self, talk: &Talk, text: &str, ready: &mut Ready) {
+    fn piece(&mut self, chat: &ChatStream, text: &str, pending: &mut PendingEvents) {
         let index = self.output.len();
         let Some(item) = &mut self.item else { return };
         item.text.push_str(text);
         let mut event = json!({ "item_id": item.id, "output_index": index, "delta": text });
         let name = match item.kind {
-            Kind::Thoughts => "response.reasoning_text.delta",
-            Kind::Text => "response.output_text.delta",
-            Kind::Call { .. } => "response.function_call_arguments.delta",
+            ItemKind::Thoughts => "response.reasoning_text.delta",
+            ItemKind::Text => "response.output_text.delta",
+            ItemKind::Call { .. } => "response.function_call_arguments.delta",
         };
         match item.kind {
-            Kind::Thoughts => event["content_index"] = 0.into(),
-            Kind::Text => {
+            ItemKind::Thoughts => event["content_index"] = 0.into(),
+            ItemKind::Text => {
                 event["content_index"] = 0.into();
                 event["logprobs"] = json!([]);
             }
-            Kind::Call { .. } => {}
+            ItemKind::Call { .. } => {}
         }
-        if let Some(timings) = talk.timings_so_far(0).filter(|_| talk.wishes.timings_per_token) {
+        if let Some(timings) = chat.partial_timings(0).filter(|_| chat.options.timings_per_token) {
             event["timings"] = timings;
         }
-        self.send(name, event, ready);
+        self.send(name, event, pending);
     }
 
-    fn close(&mut self, talk: &Talk, status: &str, ready: &mut Ready) {
+    fn close(&mut self, chat: &ChatStream, status: &str, pending: &mut PendingEvents) {
         let index = self.output.len();
         let Some(Item { id, kind, text }) = self.item.take() else { return };
         let part = |part: Value| json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
         let item = match &kind {
-            Kind::Thoughts => {
+            ItemKind::Thoughts => {
                 let event = json!({ "item_id": id, "output_index": index, "content_index": 0, "text": text });
-                self.send("response.reasoning_text.done", event, ready);
+                self.send("response.reasoning_text.done", event, pending);
                 let event = part(json!({ "type": "reasoning_text", "text": text }));
-                self.send("response.content_part.done", event, ready);
-                shape::reasoning(talk, index, &text, true)
+                self.send("response.content_part.done", event, pending);
+                response::reasoning(chat, index, &text, true)
             }
-            Kind::Text => {
+            ItemKind::Text => {
                 let event = json!({ "item_id": id, "output_index": index, "content_index": 0, "text": text,
                                     "logprobs": [] });
-                self.send("response.output_text.done", event, ready);
-                self.send("response.content_part.done", part(shape::part(&text)), ready);
-                shape::message(talk, index, Some(&text), status)
+                self.send("response.output_text.done", event, pending);
+                self.send("response.content_part.done", part(response::part(&text)), pending);
+                response::message(chat, index, Some(&text), status)
             }
-            Kind::Call { id: call, name } => {
+            ItemKind::Call { id: call, name } => {
                 let event = json!({ "item_id": id, "output_index": index, "name": name, "arguments": text });
-                self.send("response.function_call_arguments.done", event, ready);
-                shape::function_call(talk, index, call, name, &text, status)
+                self.send("response.function_call_arguments.done", event, pending);
+                response::function_call(chat, index, call, name, &text, status)
             }
         };
-        self.send("response.output_item.done", json!({ "output_index": index, "item": item.clone() }), ready);
+        self.send("response.output_item.done", json!({ "output_index": index, "item": item.clone() }), pending);
         self.output.push(item);
     }
 }
 
-impl Dialect for Events {
-    fn begin(&mut self, talk: &Talk, ready: &mut Ready) {
-        let head = json!({ "response": shape::head(talk, &self.echo, "in_progress") });
-        self.send("response.created", head.clone(), ready);
-        self.send("response.in_progress", head, ready);
+impl ChatEventWriter for ResponseEvents {
+    fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
+        let start = json!({ "response": response::empty_response(chat, &self.echo, "in_progress") });
+        self.send("response.created", start.clone(), pending);
+        self.send("response.in_progress", start, pending);
     }
 
-    fn heard(&mut self, talk: &Talk, heard: Heard, ready: &mut Ready) {
-        let is = |item: &Option<Item>, kind: &Kind| item.as_ref().is_some_and(|item| item.kind == *kind);
-        if let Some(progress) = heard.progress {
-            let mut event = json!({ "response": shape::head(talk, &self.echo, "in_progress"),
+    fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
+        let is = |item: &Option<Item>, kind: &ItemKind| item.as_ref().is_some_and(|item| item.kind == *kind);
+        if let Some(progress) = update.progress {
+            let mut event = json!({ "response": response::empty_response(chat, &self.echo, "in_progress"),
                                     "prompt_progress": generation::prompt_progress(progress) });
-            if talk.wishes.timings_per_token {
+            if chat.options.timings_per_token {
                 event["timings"] = generation::prompt_timings(progress);
             }
-            self.send("response.in_progress", event, ready);
+            self.send("response.in_progress", event, pending);
         }
-        for said in heard.said {
-            match said {
-                Said::Reasoning(text) => {
-                    if !is(&self.item, &Kind::Thoughts) {
-                        self.open(talk, Kind::Thoughts, ready);
+        for delta in update.deltas {
+            match delta {
+                ChatDelta::Reasoning(text) => {
+                    if !is(&self.item, &ItemKind::Thoughts) {
+                        self.open(chat, ItemKind::Thoughts, pending);
                     }
-                    self.piece(talk, &text, ready);
+                    self.piece(chat, &text, pending);
                 }
-                Said::Content(text) => {
-                    if !is(&self.item, &Kind::Text) {
-                        self.open(talk, Kind::Text, ready);
+                ChatDelta::Content(text) => {
+                    if !is(&self.item, &ItemKind::Text) {
+                        self.open(chat, ItemKind::Text, pending);
                     }
-                    self.piece(talk, &text, ready);
+                    self.piece(chat, &text, pending);
                 }
-                Said::Call { id, name, .. } => self.open(talk, Kind::Call { id, name }, ready),
-                Said::Arguments { text, .. } => self.piece(talk, &text, ready),
-                Said::Called(_) => self.close(talk, "completed", ready),
-                Said::Retract(void) => {
+                ChatDelta::ToolCall { id, name, .. } => self.open(chat, ItemKind::Call { id, name }, pending),
+                ChatDelta::ToolArguments { text, .. } => self.piece(chat, &text, pending),
+                ChatDelta::ToolCallEnd(_) => self.close(chat, "completed", pending),
+                ChatDelta::Retract(void) => {
                     let event = json!({ "chars": void.content, "reasoning_chars": void.reasoning,
                                         "tool_calls": void.calls });
-                    self.send("thunder.retract", event, ready);
+                    self.send("thunder.retract", event, pending);
                 }
             }
         }
     }
 
-    fn end(&mut self, talk: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>> {
-        let cut = talk.reason(0) == "length";
-        self.close(talk, if cut { "incomplete" } else { "completed" }, ready);
-        let response = shape::response(talk, &self.echo);
+    fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
+        let cut = chat.reason(0) == "length";
+        self.close(chat, if cut { "incomplete" } else { "completed" }, pending);
+        let response = response::response(chat, &self.echo);
         let name = if cut { "response.incomplete" } else { "response.completed" };
-        // Beside the response, as llama-server has it.
-        let timings = talk.finish(0).map(generation::timings);
-        let Some(keeper) = self.keeper.take() else {
-            self.send(name, json!({ "response": response, "timings": timings }), ready);
+        // llama-server sends the timings next to the response.
+        let timings = chat.finish(0).map(generation::timings);
+        let Some(record) = self.record.take() else {
+            self.send(name, json!({ "response": response, "timings": timings }), pending);
             return None;
         };
         let sequence = self.sequence;
-        // A client that has heard the end may name the response at once.
+        // The response is stored before the last event is sent because a client may then continue it immediately.
         Some(Box::pin(async move {
-            let (mut last, response) = (Ready::new(), keeper.keep(response).await);
+            let (mut last, response) = (PendingEvents::new(), record.save(response).await);
             send(name, sequence, json!({ "response": response, "timings": timings }), &mut last);
             last
         }))
     }
 
-    fn failed(&mut self, error: &ApiError, ready: &mut Ready) {
-        let told = error.openai()["error"].clone();
-        let event = json!({ "code": told["code"], "message": told["message"], "param": told["param"] });
-        self.send("error", event, ready);
+    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+        let rendered = error.openai()["error"].clone();
+        let event = json!({ "code": rendered["code"], "message": rendered["message"], "param": rendered["param"] });
+        self.send("error", event, pending);
     }
 }
 
-fn send(name: &'static str, sequence: u64, mut event: Value, ready: &mut Ready) {
+fn send(name: &'static str, sequence: u64, mut event: Value, pending: &mut PendingEvents) {
     event["type"] = name.into();
     event["sequence_number"] = sequence.into();
-    typed(ready, name, &event);
+    push_named(pending, name, &event);
 }

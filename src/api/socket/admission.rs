@@ -1,7 +1,7 @@
 //! The key of a client that could not send it as a header: it comes with the first message.
 
 use super::{Close, Incoming, Message};
-use crate::api::{ApiError, App, Caller, Kind};
+use crate::api::{ApiError, App, Caller, ErrorKind};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ const EXPECTED: &str = "this server needs an API key: send it as the header 'Aut
 /// # Errors
 /// There is no key, or it is not known here.
 pub(super) async fn admit(app: &App, incoming: &mut Incoming) -> Result<Caller, ApiError> {
-    let refused = || ApiError::new(Kind::Unauthorized, EXPECTED);
+    let refused = || ApiError::new(ErrorKind::Unauthorized, EXPECTED);
     let first = tokio::time::timeout(PATIENCE, incoming.next()).await.map_err(|_| refused())?;
     let Message::Text(text) = first else { return Err(refused()) };
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(refused()) };
     let Some(Value::String(sent)) = fields.shift_remove(FIELD) else { return Err(refused()) };
     let Some(key) = app.config().server.security.known(&sent) else {
-        return Err(ApiError::new(Kind::Unauthorized, "this API key is not known here"));
+        return Err(ApiError::new(ErrorKind::Unauthorized, "this API key is not known here"));
     };
     if fields.get("type").and_then(Value::as_str) != Some("auth") {
         incoming.first = Some(Message::Text(Value::Object(fields).to_string()));

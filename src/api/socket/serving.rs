@@ -286,7 +286,7 @@ async fn part(
         connection.feed(frame(unsent.message)).await?;
     }
     if close.is_too_large() {
-        let too_large = ApiError::new(crate::api::Kind::TooLarge, close.reason.clone());
+        let too_large = ApiError::new(crate::api::ErrorKind::TooLarge, close.reason.clone());
         connection.feed(Frame::text(error(&too_large))).await?;
     }
     connection.send(Frame::close(close.code, close.reason)).await

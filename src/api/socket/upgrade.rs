@@ -1,6 +1,6 @@
 use super::unauthenticated::{LimitedStream, MAX_CONNECTIONS};
 use super::{Close, Open, PATHS, Socket, serving};
-use crate::api::{ApiError, App, Caller, Kind};
+use crate::api::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::header;
 use axum::http::request::Parts;
@@ -71,7 +71,7 @@ impl Upgrade {
                     "{MAX_CONNECTIONS} connections already wait for the message with their API key; send the key as the \
                      header 'Authorization: Bearer KEY', or try again in some seconds"
                 );
-                return ApiError::new(Kind::Unavailable, text).into_response();
+                return ApiError::new(ErrorKind::Unavailable, text).into_response();
             }
         };
         let options = app.sockets().options.clone();

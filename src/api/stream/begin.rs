@@ -45,7 +45,7 @@ pub(super) async fn begin(
         return Err(ApiError::conflict(detail).at("request_id"));
     };
     if config.request_id().is_some() {
-        generation::refuse_known_id(app, Some(&request_id)).await?;
+        generation::check_request_id(app, Some(&request_id)).await?;
     }
     let Prepared { mut request, prompt_text, room } = config.prepare(app, &loaded, request_id)?;
     request.surface = surface;

@@ -5,8 +5,8 @@ use super::message;
 use super::run::{EndedBy, Run};
 use super::session::{Going, Session};
 use crate::api::ApiError;
-use crate::api::wire::Fields;
-use crate::api::wire::fields::wrong;
+use crate::api::shared::Fields;
+use crate::api::shared::fields::invalid_value;
 use crate::engine::{RunActivity, RunOver, RunProgress};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) async fn obey(session: &mut Session, fields: Fields<'_>) -> Result<()
         return Err(ApiError::invalid("action", format!("action is missing: {ACTIONS}")));
     };
     if !matches!(action, "stop" | "pause" | "resume" | "regenerate" | "modify") {
-        return Err(wrong("action", ACTIONS, &Value::from(action)));
+        return Err(invalid_value("action", ACTIONS, &Value::from(action)));
     }
     let (id, going) = session.meant(fields)?;
     let done = match going.begun.get() {

@@ -4,7 +4,7 @@ use super::message;
 use super::session::Session;
 use crate::api::ApiError;
 use crate::api::native::feedback;
-use crate::api::wire::Fields;
+use crate::api::shared::Fields;
 
 /// Keeps what a feedback message says with the run that it means.
 ///

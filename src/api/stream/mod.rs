@@ -20,7 +20,7 @@ mod stored;
 
 pub(super) use describe::describe;
 pub(super) use registry::Streams;
-pub(super) use rest::owns;
+pub(super) use rest::is_route;
 
 use super::App;
 use super::socket::Upgrade;

@@ -1,7 +1,7 @@
 //! From a configuration to the request that the engine takes.
 
-use crate::api::wire::fields::{Fields, wrong};
-use crate::api::wire::{constraint, mods, parameters};
+use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::{constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Limits, ReportOptions, Request, SamplingParams};
 use crate::events::Surface;
@@ -106,7 +106,9 @@ impl Config {
         let cumulative = match fields.text("generated_text")? {
             None | Some("cumulative") => true,
             Some("delta") => false,
-            Some(other) => return Err(wrong("generated_text", "\"cumulative\" or \"delta\"", &Value::from(other))),
+            Some(other) => {
+                return Err(invalid_value("generated_text", "\"cumulative\" or \"delta\"", &Value::from(other)));
+            }
         };
         let timeout = fields.integer("timeout_ms", 1..=i64::from(u32::MAX))?;
         let options = Options {
@@ -179,7 +181,7 @@ impl Config {
         room: u32,
         seed: Option<u32>,
     ) -> Result<(SamplingParams, Limits), ApiError> {
-        let fields = Fields::new(&self.body)?.or(&app.config().server.request_defaults);
+        let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
         let mut sampling = parameters::sampling(fields, vocabulary).map_err(in_the_contracts_words)?;
         if let (Some(seed), None) = (seed, fields.get("seed")) {
             sampling.seed = seed;
@@ -192,10 +194,10 @@ impl Config {
     /// # Errors
     /// A field is wrong for this model; the error names it.
     pub(super) fn prepare(&self, app: &App, loaded: &Loaded, request_id: String) -> Result<Prepared, ApiError> {
-        let fields = Fields::new(&self.body)?.or(&app.config().server.request_defaults);
+        let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
         let vocabulary = loaded.vocabulary();
         let prompt = fields.get("prompt").unwrap_or(&Value::Null);
-        let tokens = parameters::text_or_tokens(prompt, "prompt", vocabulary, true, true)?;
+        let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, true, true)?;
         let prompt_text = prompt.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
         let placement = parameters::placement(fields)?;
         let room = placement.room(loaded.engine().context_per_slot(), tokens.len());
@@ -206,8 +208,8 @@ impl Config {
             prompt_preview: parameters::preview(&prompt_text),
             sampling,
             limits,
-            constraint: constraint::constraint(fields, false)?,
-            mods: mods::chosen(fields, loaded, app.registry())?,
+            constraint: constraint::parse_constraint(fields, false)?,
+            mods: mods::requested_mods(fields, loaded, app.registry())?,
             attention: fields.flag("attention")?.unwrap_or(false),
             alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
             record: parameters::record(fields)?,
@@ -236,7 +238,7 @@ fn normalise(body: &mut Map<String, Value>) {
 }
 
 fn in_the_contracts_words(error: ApiError) -> ApiError {
-    if error.pointer() == Some(PENALTY[1]) { error.renamed(PENALTY[1], PENALTY[0]) } else { error }
+    if error.pointer() == Some(PENALTY[1]) { error.rename_field(PENALTY[1], PENALTY[0]) } else { error }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::begin::{Beginning, begin, new_id};
 use super::message;
 use super::read::Config;
 use super::run::Follower;
-use crate::api::wire;
+use crate::api::shared;
 use crate::api::{ApiError, App, Caller, StreamError, generation};
 use crate::events::Surface;
 use axum::body::Bytes;
@@ -107,7 +107,7 @@ pub(super) async fn generate(
     caller: Option<Extension<Caller>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, StreamError> {
-    let config = Config::read(&wire::json(&body?)?, false)?;
+    let config = Config::read(&shared::parse_json(&body?)?, false)?;
     app.ready()?;
     let beginning = Beginning {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
@@ -184,6 +184,6 @@ fn events(follower: Follower, ping: Option<Duration>) -> Response {
 }
 
 /// Whether the path's errors are written as this protocol's clients read them.
-pub(in crate::api) fn owns(path: &str) -> bool {
+pub(in crate::api) fn is_route(path: &str) -> bool {
     path == "/v1/generate"
 }

@@ -4,9 +4,9 @@ use super::begin::{Beginning, begin, new_id};
 use super::read::Config;
 use super::run::{EndedBy, Follower, Run};
 use super::{control, feedback, message, stored};
+use crate::api::shared::{Fields, parameters};
 use crate::api::socket::{Close, Message, Outgoing, Socket};
-use crate::api::wire::{Fields, parameters};
-use crate::api::{ApiError, App, Caller, Kind};
+use crate::api::{ApiError, App, Caller, ErrorKind};
 use crate::events::Surface;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Most runs that one connection may have at once.
-const MOST_RUNS: usize = 16;
+const MAX_RUNS: usize = 16;
 
 /// Runs that are over and may still be spoken of.
 const MOST_OVER: usize = 32;
@@ -209,11 +209,11 @@ impl Session {
 
     fn check_count(&self) -> Result<(), ApiError> {
         let count = self.runs.iter().filter(|(_, going)| !going.task.is_finished()).count();
-        if count < MOST_RUNS {
+        if count < MAX_RUNS {
             return Ok(());
         }
-        let detail = format!("{count} runs go on on this connection; it may have {MOST_RUNS} at once");
-        Err(ApiError::new(Kind::Busy, detail).retry_after(1))
+        let detail = format!("{count} runs go on on this connection; it may have {MAX_RUNS} at once");
+        Err(ApiError::new(ErrorKind::Busy, detail).retry_after(1))
     }
 
     /// The run that a message means: by its `request_id`, without one the newest.

@@ -376,7 +376,7 @@ async fn every_wrong_field_is_named_and_no_slot_is_lost() {
         (json!({"prompt": ["a", "b"], "request_id": "x"}), "request_id"),
         (json!({"sse_ping_interval": "often"}), "sse_ping_interval"),
         (json!({"t_max_predict_ms": "long"}), "t_max_predict_ms"),
-        (json!({"lora": [{"id": 0, "scale": 1}]}), "lora[0].id: there is no adapter 0"),
+        (json!({"lora": [{"id": 0, "scale": 1}]}), "lora[0].id: unknown adapter 0"),
     ] {
         for stream in [false, true] {
             let mut asked = body(further.clone());

@@ -110,7 +110,7 @@ async fn scales_are_listed_and_set() {
     server.answer("/lora-adapters", &json!([])).await;
     assert_eq!(server.get("/lora-adapters").await, (200, list(0.0)));
     for (wrong, expected) in [
-        (json!([{"id": 1, "scale": 1}]), "there are 0 to 0"),
+        (json!([{"id": 1, "scale": 1}]), "expected an id from 0 to 0"),
         (json!([{"id": 0, "scale": "much"}]), "[0].scale must be a number"),
         (json!([0]), "[0] must be an object"),
         (json!({"id": 0}), "must be a list"),

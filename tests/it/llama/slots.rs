@@ -99,7 +99,7 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
     *damaged.last_mut().unwrap() ^= 1;
     refused(&send(damaged).await, 400, "checksum");
     refused(&act(&server, 0, "restore-state", &json!({})).await, 400, "state is missing");
-    refused(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a text");
+    refused(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a string");
     refused(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
     refused(&act(&server, 2, "save-state", &json!({})).await, 400, "there is no slot 2; the slots are 0 to 1");
     refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "id_slot must be");

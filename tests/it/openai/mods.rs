@@ -39,9 +39,9 @@ async fn what_would_be_ignored_or_go_on_for_ever_is_refused() {
     for (mods, message) in [
         (
             json!([{"name": "force-prefix", "conf": {"text": "a"}}]),
-            "unknown field 'conf' of a mod; known fields: name, config",
+            "`mods`: unknown field 'conf'; a mod has the fields name and config",
         ),
-        (json!(vec!["log-top"; 65]), "a run can have 64 mods, the request names 65"),
+        (json!(vec!["log-top"; 65]), "`mods` must name at most 64 mods, got 65"),
         (json!([{"config": {}}]), "mods must be a list of names or of "),
     ] {
         let (status, answer) = server.post(CHAT, &chat(json!({"mods": mods}))).await;

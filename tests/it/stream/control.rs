@@ -219,7 +219,7 @@ async fn feedback_is_kept_with_the_run_and_shown() {
         (json!({"type": "feedback", "rating": 2}), "rating must be a number between -1 and 1"),
         (json!({"type": "feedback"}), "rating is missing"),
         (json!({"type": "feedback", "rating": 1, "position": -1}), "position must be"),
-        (json!({"type": "feedback", "rating": 1, "request_id": "nobody"}), "there is no run 'nobody'"),
+        (json!({"type": "feedback", "rating": 1, "request_id": "nobody"}), "no run 'nobody' exists"),
     ] {
         client.send(&wrong).await;
         let error = client.message().await;

@@ -45,14 +45,14 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
     client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
     for (message, expected) in [
         (json!({"type": "config"}), "prompt is missing"),
-        (json!({"type": "config", "prompt": 5}), "prompt must be a text"),
+        (json!({"type": "config", "prompt": 5}), "prompt must be a string"),
         (json!({"type": "config", "prompt": ""}), "the prompt is empty"),
         (json!({"type": "config", "prompt": [1, 99999]}), "token ids below 640"),
         (json!({"type": "config", "prompt": [-1]}), "token ids below 640"),
         (json!({"type": "config", "prompt": "x", "parameters": []}), "parameters must be an object"),
         (
             json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": "many"}}),
-            "max_tokens must be a whole number",
+            "max_tokens must be an integer",
         ),
         (json!({"type": "config", "prompt": "x", "parameters": {"max_tokens": 0}}), "max_tokens must be"),
         (json!({"type": "config", "prompt": "x", "parameters": {"temperature": -1}}), "temperature must be"),
@@ -71,9 +71,9 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
         (json!({"type": "control"}), "action is missing"),
         (json!({"type": "control", "action": "explode"}), "action must be"),
         (json!({"type": "control", "action": "stop", "request_id": "nobody"}), "this connection has no run 'nobody'"),
-        (json!({"type": "control", "action": "stop", "request_id": 7}), "request_id must be a text"),
+        (json!({"type": "control", "action": "stop", "request_id": 7}), "request_id must be a string"),
         (json!({"type": "nonsense"}), "no message of type 'nonsense'"),
-        (json!({"type": 5}), "type must be a text"),
+        (json!({"type": 5}), "type must be a string"),
         (json!({"no": "type"}), "type is missing"),
         (json!({"type": "resume"}), "request_id is missing"),
         (json!({"type": "resume", "request_id": "x", "after": -1}), "after must be"),

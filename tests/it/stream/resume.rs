@@ -76,7 +76,7 @@ async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
     assert_eq!(kept["generated_text"], told["generated_text"]);
     assert_eq!((&kept["usage"], &kept["finish_reason"]), (&told["usage"], &told["finish_reason"]));
     client.send(&json!({"type": "resume", "request_id": "nobody"})).await;
-    assert!(client.message().await["message"].as_str().unwrap().contains("there is no run 'nobody'"));
+    assert!(client.message().await["message"].as_str().unwrap().contains("no run 'nobody' exists"));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
-//! What is said to an answer that is being written: end the thought.
+//! Control of an answer while it is generated: ends its reasoning.
 
-use crate::api::wire::{self, fields::wrong};
-use crate::api::{ApiError, App, OpenAiError, wire::Fields};
+use crate::api::shared::{self, fields::invalid_value};
+use crate::api::{ApiError, App, OpenAiError, shared::Fields};
 use crate::engine::EndThinking;
 use crate::events::RunId;
 use axum::Json;
@@ -12,43 +12,43 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// Whether it was done.
+/// Result of a control request.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Done {
+pub(super) struct ControlResponse {
     success: bool,
-    /// Why not.
+    /// Reason for a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'static str>,
 }
 
-/// Ends the thought of an answer that is being written, as its budget would. `id` is the answer's, and its request must have
-/// said `"reasoning_control": true` or had a budget. An answer that does not think goes on as it was.
+/// Ends the reasoning of an active answer, as if its budget were spent. `id` is the answer's id. Its request must have
+/// set `"reasoning_control": true` or a reasoning budget. An answer that is not reasoning is not changed.
 #[utoipa::path(post, path = "/v1/chat/completions/control", tag = "openai",
     request_body(content = Value, content_type = "application/json", example = json!({"id": "chatcmpl-…", "action": "reasoning_end"})),
-    responses((status = 200, body = Done), (status = 400, description = "A field is wrong; `error.param` names it")))]
+    responses((status = 200, body = ControlResponse), (status = 400, description = "A field is invalid; `error.param` names it")))]
 pub(super) async fn control(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Done>, OpenAiError> {
-    let body = wire::json(&body?)?;
+) -> Result<Json<ControlResponse>, OpenAiError> {
+    let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let id = fields.text("id")?.filter(|id| !id.is_empty());
-    let id = id.ok_or_else(|| ApiError::invalid("id", "id is missing; it takes the id of an answer"))?;
+    let id = id.ok_or_else(|| ApiError::invalid("id", "`id` is missing; send the id of an answer"))?;
     match fields.get("action") {
         Some(Value::String(action)) if action == "reasoning_end" => {}
-        other => return Err(wrong("action", "\"reasoning_end\"", other.unwrap_or(&Value::Null)).into()),
+        other => return Err(invalid_value("action", "\"reasoning_end\"", other.unwrap_or(&Value::Null)).into()),
     }
     let message = match end_thought(&app, id).await {
         Some(EndThinking::Ended) => None,
         Some(EndThinking::NotThinking) => Some("the answer is not thinking"),
-        Some(EndThinking::NoBudget) => Some("the request did not say \"reasoning_control\": true"),
-        None => Some("no answer with this id is being written"),
+        Some(EndThinking::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
+        None => Some("no active answer has this id"),
     };
-    Ok(Json(Done { success: message.is_none(), message }))
+    Ok(Json(ControlResponse { success: message.is_none(), message }))
 }
 
 async fn end_thought(app: &App, id: &str) -> Option<EndThinking> {
-    // The ids of all dialects end with the run's.
+    // In all protocols the answer's id ends with the run's id.
     let run = ["chatcmpl-", "resp_", "msg_"].iter().find_map(|prefix| id.strip_prefix(prefix)).unwrap_or(id);
     let run: RunId = run.parse().ok()?;
     for entry in app.models().list() {

@@ -1,11 +1,11 @@
-//! Chat completions: a conversation is answered, with thoughts and tool calls told from text.
+//! Chat completions, with reasoning and tool calls separated from text.
 
 mod control;
-mod shape;
+mod response;
 mod stream;
 
-use crate::api::chat::{Asked, Refused, Talk, stream::respond};
-use crate::api::wire;
+use crate::api::chat::{ChatRequest, ChatStream, FailedRequest, sse::respond};
+use crate::api::shared;
 use crate::api::{ApiError, App, Caller, OpenAiError, generation};
 use axum::body::Bytes;
 use axum::extract::State;
@@ -17,7 +17,7 @@ use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The routes, with `/v1` and without.
+/// Returns the routes, with and without the `/v1` prefix.
 pub(super) fn router() -> OpenApiRouter<App> {
     use axum::routing::post;
     OpenApiRouter::new()
@@ -27,24 +27,24 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/chat/completions/control", post(control::control))
 }
 
-/// Answers a conversation, as OpenAI's route of that name does; with `"stream": true` token by token.
+/// Answers a conversation like OpenAI's chat completions; with `"stream": true` token by token.
 ///
-/// `tools` are offered to the model; with `tool_choice` `"required"` or a function's name the answer is made to be a call.
-/// `response_format`, `json_schema` or `grammar` say what the text must be. Thoughts come as `reasoning_content`.
+/// `tools` are offered to the model; `tool_choice` `"required"` or a function's name forces a call. `response_format`,
+/// `json_schema` or `grammar` constrain the text. Reasoning is returned as `reasoning_content`.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "A chat completion, or server-sent events of its chunks"),
-              (status = 400, description = "A field is wrong; `error.param` names it"),
+              (status = 400, description = "A field is invalid; `error.param` names it"),
               (status = 409, description = "Another run has this `request_id`"),
-              (status = 422, description = "A mod ended the run with an error before its first token; 400 where it was written for Quote"),
-              (status = 503, description = "The model is being loaded")))]
+              (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
+              (status = 503, description = "The model is loading")))]
 async fn completions(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    answer(&app, caller, &headers, body).await.unwrap_or_else(|refused| refused.respond(OpenAiError))
+    answer(&app, caller, &headers, body).await.unwrap_or_else(|failed| failed.respond(OpenAiError))
 }
 
 async fn answer(
@@ -52,20 +52,20 @@ async fn answer(
     caller: Option<Extension<Caller>>,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Refused> {
-    let body = wire::json(&body.map_err(ApiError::from)?)?;
+) -> Result<Response, FailedRequest> {
+    let body = shared::parse_json(&body.map_err(ApiError::from)?)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let asked = Asked::read(app, &loaded, &body)?;
-    let mut talk = Talk::begin(app, &loaded, asked, headers, caller).await?;
-    let run = talk.run();
-    let response = if talk.wishes.stream {
-        respond(talk, stream::Chunks::default())
+    let request = ChatRequest::parse(app, &loaded, &body)?;
+    let mut chat = ChatStream::start(app, &loaded, request, headers, caller).await?;
+    let run = chat.run();
+    let response = if chat.options.stream {
+        respond(chat, stream::ChatChunks::default())
     } else {
-        let mut tokens = vec![Vec::new(); talk.len()];
-        while let Some(heard) = talk.next().await.map_err(|error| Refused { error, run: Some(run) })? {
-            shape::collect(&mut tokens[heard.answer], heard.tokens, heard.taken_back);
+        let mut tokens = vec![Vec::new(); chat.len()];
+        while let Some(update) = chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })? {
+            response::update_tokens(&mut tokens[update.answer], update.tokens, update.retracted_tokens);
         }
-        Json(shape::whole(&talk, &tokens)).into_response()
+        Json(response::completion(&chat, &tokens)).into_response()
     };
     Ok(generation::with_run_id(response, run))
 }

@@ -1,50 +1,50 @@
-//! A chat completion in chunks: the role alone, then what is said, then the finish reason, counts on demand, `[DONE]`.
+//! Streams a chat completion: a chunk with the role, the deltas, the finish reason, optional token counts, `[DONE]`.
 
-use super::shape::{self, Tokens};
+use super::response;
 use crate::api::ApiError;
-use crate::api::chat::stream::{Dialect, Ready};
-use crate::api::chat::{Heard, Said, Talk};
+use crate::api::chat::sse::{ChatEventWriter, PendingEvents};
+use crate::api::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
 use crate::api::generation;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
-/// Writes the chunks.
+/// Writes the chunks of a chat completion.
 #[derive(Debug, Default)]
-pub(super) struct Chunks {
-    /// Tokens whose text is held back, and that go with the next chunk; for each answer.
-    pending: Vec<Tokens>,
+pub(super) struct ChatChunks {
+    /// Per answer, tokens whose text is held back; they are sent with the next chunk.
+    held_tokens: Vec<MeasuredTokens>,
 }
 
-impl Dialect for Chunks {
-    fn begin(&mut self, talk: &Talk, ready: &mut Ready) {
-        self.pending = vec![Vec::new(); talk.len()];
-        for answer in 0..talk.len() {
-            let mut object = chunk(talk, answer, &json!({ "role": "assistant", "content": null }), &Value::Null);
+impl ChatEventWriter for ChatChunks {
+    fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
+        self.held_tokens = vec![Vec::new(); chat.len()];
+        for answer in 0..chat.len() {
+            let mut object = chunk(chat, answer, &json!({ "role": "assistant", "content": null }), &Value::Null);
             if answer == 0 {
-                object.insert("thunder".into(), shape::thunder(talk));
+                object.insert("thunder".into(), response::thunder(chat));
             }
-            send(ready, object);
+            send(pending, object);
         }
     }
 
-    fn heard(&mut self, talk: &Talk, heard: Heard, ready: &mut Ready) {
-        let answer = heard.answer;
-        if let Some(progress) = heard.progress {
-            let mut object = chunk(talk, answer, &json!({ "role": "assistant", "content": null }), &Value::Null);
+    fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
+        let answer = update.answer;
+        if let Some(progress) = update.progress {
+            let mut object = chunk(chat, answer, &json!({ "role": "assistant", "content": null }), &Value::Null);
             object.insert("prompt_progress".into(), generation::prompt_progress(progress));
-            if talk.wishes.timings_per_token {
+            if chat.options.timings_per_token {
                 object.insert("timings".into(), generation::prompt_timings(progress));
             }
-            send(ready, object);
+            send(pending, object);
         }
-        if talk.wishes.logprobs.is_some() {
-            shape::collect(&mut self.pending[answer], heard.tokens, heard.taken_back);
+        if chat.options.logprobs.is_some() {
+            response::update_tokens(&mut self.held_tokens[answer], update.tokens, update.retracted_tokens);
         }
-        for said in heard.said.into_iter().filter(|said| !matches!(said, Said::Called(_))) {
-            let tokens = std::mem::take(&mut self.pending[answer]);
-            let logprobs = shape::logprobs(talk, &tokens);
-            let mut object = chunk(talk, answer, &delta(&said), &logprobs);
-            if let Said::Retract(void) = said {
+        for delta in update.deltas.into_iter().filter(|delta| !matches!(delta, ChatDelta::ToolCallEnd(_))) {
+            let tokens = std::mem::take(&mut self.held_tokens[answer]);
+            let logprobs = response::logprobs(chat, &tokens);
+            let mut object = chunk(chat, answer, &delta_json(&delta), &logprobs);
+            if let ChatDelta::Retract(void) = delta {
                 let mut retract = json!({ "chars": void.content });
                 if void.reasoning > 0 {
                     retract["reasoning_chars"] = void.reasoning.into();
@@ -54,68 +54,70 @@ impl Dialect for Chunks {
                 }
                 object.insert("thunder".into(), json!({ "retract": retract }));
             }
-            if talk.wishes.timings_per_token
-                && let Some(timings) = talk.timings_so_far(answer)
+            if chat.options.timings_per_token
+                && let Some(timings) = chat.partial_timings(answer)
             {
                 object.insert("timings".into(), timings);
             }
-            send(ready, object);
+            send(pending, object);
         }
-        if heard.end.is_some() {
-            self.finish(talk, answer, ready);
+        if update.end.is_some() {
+            self.finish(chat, answer, pending);
         }
     }
 
-    fn end(&mut self, _: &Talk, ready: &mut Ready) -> Option<BoxFuture<'static, Ready>> {
-        ready.push_back((None, "[DONE]".into()));
+    fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
+        pending.push_back((None, "[DONE]".into()));
         None
     }
 
-    fn failed(&mut self, error: &ApiError, ready: &mut Ready) {
-        ready.push_back((None, error.openai().to_string()));
+    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+        pending.push_back((None, error.openai().to_string()));
     }
 }
 
-impl Chunks {
-    fn finish(&mut self, talk: &Talk, answer: usize, ready: &mut Ready) {
-        let tokens = std::mem::take(&mut self.pending[answer]);
-        let choice = json!({ "index": answer, "delta": {}, "logprobs": shape::logprobs(talk, &tokens),
-                             "finish_reason": talk.reason(answer) });
-        let mut last = shape::object(talk, json!([choice]), true);
-        if (0..talk.len()).any(|other| talk.finish(other).is_none()) {
-            send(ready, last);
+impl ChatChunks {
+    fn finish(&mut self, chat: &ChatStream, answer: usize, pending: &mut PendingEvents) {
+        let tokens = std::mem::take(&mut self.held_tokens[answer]);
+        let choice = json!({ "index": answer, "delta": {}, "logprobs": response::logprobs(chat, &tokens),
+                             "finish_reason": chat.reason(answer) });
+        let mut last = response::object(chat, json!([choice]), true);
+        if (0..chat.len()).any(|other| chat.finish(other).is_none()) {
+            send(pending, last);
             return;
         }
-        last.insert("thunder".into(), shape::thunder(talk));
-        if talk.wishes.include_usage {
-            send(ready, last);
-            last = shape::object(talk, json!([]), true);
-            last.insert("usage".into(), shape::usage(talk));
+        last.insert("thunder".into(), response::thunder(chat));
+        if chat.options.include_usage {
+            send(pending, last);
+            last = response::object(chat, json!([]), true);
+            last.insert("usage".into(), response::usage(chat));
         }
-        shape::ending(talk, &mut last);
-        send(ready, last);
+        response::add_final_fields(chat, &mut last);
+        send(pending, last);
     }
 }
 
-fn delta(said: &Said) -> Value {
-    match said {
-        Said::Reasoning(text) => json!({ "reasoning_content": text }),
-        Said::Content(text) => json!({ "content": text }),
-        Said::Call { index, id, name } => json!({ "tool_calls": [{ "index": index, "id": id, "type": "function",
-                                                  "function": { "name": name, "arguments": "" } }] }),
-        Said::Arguments { index, text } => {
+fn delta_json(delta: &ChatDelta) -> Value {
+    match delta {
+        ChatDelta::Reasoning(text) => json!({ "reasoning_content": text }),
+        ChatDelta::Content(text) => json!({ "content": text }),
+        ChatDelta::ToolCall { index, id, name } => {
+            json!({ "tool_calls": [{ "index": index, "id": id, "type": "function",
+                                                  "function": { "name": name, "arguments": "" } }] })
+        }
+        ChatDelta::ToolArguments { index, text } => {
             json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] })
         }
-        Said::Called(_) => json!({}),
-        Said::Retract(_) => json!({ "content": "" }),
+        ChatDelta::ToolCallEnd(_) => json!({}),
+        ChatDelta::Retract(_) => json!({ "content": "" }),
     }
 }
 
-fn chunk(talk: &Talk, answer: usize, delta: &Value, logprobs: &Value) -> Map<String, Value> {
+fn chunk(chat: &ChatStream, answer: usize, delta: &Value, logprobs: &Value) -> Map<String, Value> {
     let choice = json!({ "index": answer, "delta": delta, "logprobs": logprobs, "finish_reason": null });
-    shape::object(talk, json!([choice]), true)
+    response::object(chat, json!([choice]), true)
 }
 
-fn send(ready: &mut Ready, object: Map<String, Value>) {
-    ready.push_back((None, Value::Object(object).to_string()));
+fn send(pending: &mut PendingEvents, object: Map<String, Value>) {
+    pending.push_back((None, Value::Object(object).to_string()));
 }

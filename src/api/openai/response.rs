@@ -1,16 +1,16 @@
-//! What the JSON of both routes has in common.
+//! JSON that chat completions and completions share.
 
 use crate::api::generation;
 use crate::events::{Finish, FinishReason, Usage};
 use serde_json::{Value, json};
 
-/// Which server answered; clients of llama-server look for the b of its builds.
+/// Fingerprint of the server. Clients of llama-server look for the `b` of its build numbers.
 pub(super) const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
 
-/// OpenAI's word for "no probability to speak of".
+/// OpenAI's value for a token without a probability.
 pub(super) const NO_LOGPROB: f32 = -9999.0;
 
-/// The finish reason as OpenAI has it.
+/// Returns OpenAI's name of a finish reason.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Length => "length",
@@ -19,7 +19,7 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Token counts.
+/// Returns the token counts.
 pub(super) fn usage(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -29,15 +29,15 @@ pub(super) fn usage(usage: Usage) -> Value {
     })
 }
 
-/// How an answer came about, as llama-server's own route would tell it.
+/// Returns llama-server's `__verbose` object of an answer.
 pub(super) fn verbose(finish: &Finish, model: &str, slot: Option<u32>, prompt: &str, settings: &Value) -> Value {
     let (kind, word) = match finish.reason {
         FinishReason::Length => ("limit", ""),
         _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
     };
     let usage = finish.usage;
-    // The last token of an answer is not decoded any more, but for the one that ends it, which is not counted.
-    let absent = u32::from(kind != "eos" && usage.completion_tokens > 0) + generation::shifted(finish);
+    // The last token of an answer is not decoded. The end-of-turn token is an exception but is not counted.
+    let absent = u32::from(kind != "eos" && usage.completion_tokens > 0) + generation::shifted_tokens(finish);
     json!({
         "index": 0,
         "content": finish.text,

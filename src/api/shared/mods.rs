@@ -1,55 +1,56 @@
-//! Which mods a request names: in its `mods` field, or behind the model's name.
+//! The mods of a request, from its `mods` field and from the model's name.
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, invalid_value};
 use crate::api::{ApiError, Loaded, catalogue};
 use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
 use serde_json::Value;
 
-/// Most mods of one run: each is called at every token, on the thread that generates for all runs.
-pub(in crate::api) const MOST: usize = 64;
+/// Maximum mods of one run. Each is called at every token, on the thread that generates for all runs.
+pub(in crate::api) const MAX_RUN_MODS: usize = 64;
 
-/// What `mods` holds, in words.
-const RIGHT: &str = "a list of names or of {\"name\": …, \"config\": …}";
+/// Expected value of `mods`, for errors.
+const EXPECTED: &str = "a list of names or of {\"name\": …, \"config\": …}";
 
-/// The mods of a request, those behind the model's name first.
+/// Returns the mods of a request. Those named after the model's name come first.
 ///
-/// The model's name is `model`, `model/mod-a/mod-b`, or, for a model that is named by its publisher,
+/// The model's name has the form `model`, `model/mod-a/mod-b`, or, for a model with a publisher,
 /// `publisher/model/mod-a`.
-pub(in crate::api) fn chosen(
+pub(in crate::api) fn requested_mods(
     fields: Fields<'_>,
     loaded: &Loaded,
     registry: &ModRegistry,
 ) -> Result<Vec<SelectedMod>, ApiError> {
     let known = |name: &str| registry.info(name).is_some();
     let mut refs = Vec::new();
-    if let Some(asked) = fields.text("model")? {
+    if let Some(requested) = fields.text("model")? {
         refs.extend(
-            suffix(asked, loaded.names(), known).map(|name| ModRef { name: name.to_owned(), config: Value::Null }),
+            names_after_model(requested, loaded.names(), known)
+                .map(|name| ModRef { name: name.to_owned(), config: Value::Null }),
         );
     }
     let from_model = refs.len();
     for entry in fields.list("mods")?.into_iter().flatten() {
         refs.push(mod_ref(entry)?);
     }
-    if refs.len() > MOST {
-        let detail = format!("a run can have {MOST} mods, the request names {}", refs.len());
+    if refs.len() > MAX_RUN_MODS {
+        let detail = format!("`mods` must name at most {MAX_RUN_MODS} mods, got {}", refs.len());
         return Err(ApiError::invalid("mods", detail));
     }
     let names: Vec<String> = refs.iter().map(|mod_ref| mod_ref.name.clone()).collect();
-    registry.select(refs).map_err(|error| unknown(&error, names.iter().position(|n| *n == error.name), from_model))
+    registry.select(refs).map_err(|error| unknown_mod(&error, names.iter().position(|n| *n == error.name), from_model))
 }
 
-fn suffix<'a, 'n>(
-    asked: &'a str,
+fn names_after_model<'a, 'n>(
+    requested: &'a str,
     names: impl Iterator<Item = &'n str> + Clone,
     known: impl Fn(&str) -> bool,
 ) -> impl Iterator<Item = &'a str> {
     let segments = |text: &'a str| text.split('/').filter(|segment| !segment.is_empty());
-    let (rest, skip) = match (catalogue::meant(asked, names), &segments(asked).collect::<Vec<_>>()[..]) {
+    let (rest, skip) = match (catalogue::meant(requested, names), &segments(requested).collect::<Vec<_>>()[..]) {
         (Some((_, rest)), _) => (rest, 0),
-        // The server takes any name: "any/model", unless the second part is a mod.
-        (None, [_, second]) => (asked, if known(second) { 1 } else { 2 }),
-        (None, _) => (asked, 2),
+        // The server accepts any model name: `any/model`, unless the second part is a mod.
+        (None, [_, second]) => (requested, if known(second) { 1 } else { 2 }),
+        (None, _) => (requested, 2),
     };
     segments(rest).skip(skip)
 }
@@ -58,19 +59,20 @@ fn mod_ref(entry: &Value) -> Result<ModRef, ApiError> {
     match entry {
         Value::String(name) => Ok(ModRef { name: name.clone(), config: Value::Null }),
         Value::Object(object) => {
-            // A configuration under a name that is not its own would be ignored.
+            // A misspelled `config` would otherwise be ignored.
             if let Some(field) = object.keys().find(|field| !matches!(field.as_str(), "name" | "config")) {
-                let detail = format!("mods: unknown field '{field}' of a mod; known fields: name, config");
+                let detail = format!("`mods`: unknown field '{field}'; a mod has the fields name and config");
                 return Err(ApiError::invalid("mods", detail));
             }
-            let name = object.get("name").and_then(Value::as_str).ok_or_else(|| wrong("mods", RIGHT, entry))?;
+            let name =
+                object.get("name").and_then(Value::as_str).ok_or_else(|| invalid_value("mods", EXPECTED, entry))?;
             Ok(ModRef { name: name.to_owned(), config: object.get("config").cloned().unwrap_or_default() })
         }
-        _ => Err(wrong("mods", RIGHT, entry)),
+        _ => Err(invalid_value("mods", EXPECTED, entry)),
     }
 }
 
-fn unknown(error: &UnknownMod, at: Option<usize>, from_model: usize) -> ApiError {
+fn unknown_mod(error: &UnknownMod, at: Option<usize>, from_model: usize) -> ApiError {
     let param = if at.is_some_and(|index| index < from_model) { "model" } else { "mods" };
     let code = if error.disabled { "mod_disabled" } else { "unknown_mod" };
     ApiError::invalid(param, error.to_string()).code(code)
@@ -78,11 +80,12 @@ fn unknown(error: &UnknownMod, at: Option<usize>, from_model: usize) -> ApiError
 
 #[cfg(test)]
 mod tests {
-    use super::suffix;
+    use super::names_after_model;
 
     #[test]
-    fn mods_stand_behind_the_model() {
-        let mods = |asked| suffix(asked, ["demo"].into_iter(), |name| name == "a").collect::<Vec<_>>();
+    fn mods_follow_the_models_name() {
+        let mods =
+            |requested| names_after_model(requested, ["demo"].into_iter(), |name| name == "a").collect::<Vec<_>>();
         assert_eq!(mods("demo"), [""; 0]);
         assert_eq!(mods("demo/a/b"), ["a", "b"]);
         assert_eq!(mods("gpt-4"), [""; 0]);

@@ -1,16 +1,16 @@
-//! What a request wants its answer to be: a grammar, JSON of a schema, any JSON object.
+//! Constraints on the answer: a grammar, a JSON schema, or any JSON object.
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, invalid_value};
 use crate::api::ApiError;
 use crate::model::grammar::{Constraint, GrammarSource};
 use serde_json::Value;
 
-/// What begins a grammar in llguidance's Lark, as in llama-server.
+/// Prefix of a grammar in llguidance's Lark format, as in llama-server.
 const LARK: &str = "%llguidance";
 
-/// Reads `grammar`, `json_schema` and `response_format`. llama-server takes a grammar before a schema on its own routes;
-/// where `one_only`, as on its chat routes, only one of them may be there.
-pub(in crate::api) fn constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
+/// Parses `grammar`, `json_schema` and `response_format`. With several of them the first one applies, as on
+/// llama-server's own routes. With `one_only`, as on its chat routes, several are an error.
+pub(in crate::api) fn parse_constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
     let grammar = fields.text("grammar")?.filter(|text| !text.trim().is_empty()).map(|text| {
         let source = if text.trim_start().starts_with(LARK) { GrammarSource::Lark } else { GrammarSource::Gbnf };
         Constraint::new("grammar", source(text.to_owned()))
@@ -19,17 +19,17 @@ pub(in crate::api) fn constraint(fields: Fields<'_>, one_only: bool) -> Result<O
         .get("json_schema")
         .map(|schema| Constraint::new("json_schema", GrammarSource::JsonSchema(schema.clone())));
     let format = response_format(fields)?;
-    let mut asked = [grammar, schema, format].into_iter().flatten();
-    let (first, second) = (asked.next(), asked.next());
+    let mut requested = [grammar, schema, format].into_iter().flatten();
+    let (first, second) = (requested.next(), requested.next());
     if one_only && let (Some(first), Some(second)) = (&first, &second) {
-        let message = format!("{} and {} both say what the answer must be; send one", first.field, second.field);
+        let message = format!("{} and {} both constrain the answer; send only one of them", first.field, second.field);
         return Err(ApiError::invalid(second.field.as_str(), message));
     }
     Ok(first)
 }
 
-/// `{"type": "text"}`, `{"type": "json_object"}`, llama-server's `{"type": "json_object", "schema": …}`, and
-/// `{"type": "json_schema", "json_schema": {"schema": …}}`.
+/// Parses `response_format`: `{"type": "text"}`, `{"type": "json_object"}`, llama-server's `{"type": "json_object",
+/// "schema": …}`, or `{"type": "json_schema", "json_schema": {"schema": …}}`.
 fn response_format(fields: Fields<'_>) -> Result<Option<Constraint>, ApiError> {
     const FIELD: &str = "response_format";
     const EXPECTED: &str = "an object with type \"text\", \"json_object\" or \"json_schema\"";
@@ -47,7 +47,7 @@ fn response_format(fields: Fields<'_>) -> Result<Option<Constraint>, ApiError> {
             })?;
             GrammarSource::JsonSchema(schema.clone())
         }
-        _ => return Err(wrong(FIELD, EXPECTED, &Value::Object(format.clone()))),
+        _ => return Err(invalid_value(FIELD, EXPECTED, &Value::Object(format.clone()))),
     };
     Ok(Some(Constraint::new(FIELD, source)))
 }
@@ -58,7 +58,7 @@ mod tests {
     use serde_json::json;
 
     fn read(body: &Value, one_only: bool) -> Result<Option<Constraint>, String> {
-        constraint(Fields::new(body).unwrap(), one_only).map_err(|error| error.problem().detail)
+        parse_constraint(Fields::new(body).unwrap(), one_only).map_err(|error| error.problem().detail)
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! From a body of Messages to that of a chat completion.
+//! Converts the body of Anthropic's Messages to that of a chat completion.
 
 use crate::api::ApiError;
-use crate::api::wire::fields::{Fields, integer, text_parts, wrong};
+use crate::api::shared::fields::{Fields, integer, invalid_value, join_text_parts};
 use serde_json::{Map, Value, json};
 
-/// Fields that are written differently there; all others are taken over.
-const OWN: &[&str] = &[
+/// Fields that are converted; all others are copied.
+const CONVERTED: &[&str] = &[
     "system",
     "messages",
     "tools",
@@ -18,32 +18,32 @@ const OWN: &[&str] = &[
     "n",
 ];
 
-/// The texts that end the answer.
+/// Parses the stop sequences.
 pub(super) fn stop_sequences(body: &Value) -> Result<Vec<String>, ApiError> {
     let Some(list) = Fields::new(body)?.list("stop_sequences")? else { return Ok(Vec::new()) };
     let text = |text: &Value| match text.as_str() {
         Some(text) => Ok(text.to_owned()),
-        None => Err(wrong("stop_sequences", "a list of texts", text)),
+        None => Err(invalid_value("stop_sequences", "a list of strings", text)),
     };
     list.iter().map(text).collect()
 }
 
-/// The body of a chat completion that asks the same. Where it does not say how long the answer may be, that is what is
-/// left of the context: only Anthropic's own server insists on it.
+/// Converts the body to that of a chat completion. Without `max_tokens` the answer may fill the context; only
+/// Anthropic's own server requires the field.
 pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     let fields = Fields::new(body)?;
     let object = body.as_object().into_iter().flatten();
     let mut chat: Map<String, Value> = object
-        .filter(|(name, _)| !OWN.contains(&name.as_str()))
+        .filter(|(name, _)| !CONVERTED.contains(&name.as_str()))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
     let mut messages = Vec::new();
     if let Some(system) = fields.get("system") {
-        messages.push(json!({ "role": "system", "content": text_of(system, "system")? }));
+        messages.push(json!({ "role": "system", "content": join_texts(system, "system")? }));
     }
     let list = fields.list("messages")?.filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| {
-        ApiError::invalid("messages", "messages must be a list with at least one {\"role\": …, \"content\": …}")
+        ApiError::invalid("messages", "`messages` must be a list with at least one {\"role\": …, \"content\": …}")
     })?;
     for (index, message) in list.iter().enumerate() {
         push_message(&mut messages, message, &format!("messages[{index}]"))?;
@@ -53,12 +53,12 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
         let tools: Result<Vec<Value>, ApiError> = tools
             .iter()
             .enumerate()
-            .filter_map(|(index, tool)| tool_of(tool, &format!("tools[{index}]")).transpose())
+            .filter_map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")).transpose())
             .collect();
         chat.insert("tools".into(), tools?.into());
     }
     if let Some(choice) = fields.object("tool_choice")? {
-        choose(choice, &mut chat)?;
+        convert_tool_choice(choice, &mut chat)?;
     }
     let stops = stop_sequences(body)?;
     if !stops.is_empty() {
@@ -68,14 +68,14 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     {
         chat.insert("user".into(), user.into());
     }
-    output(fields, &mut chat)?;
+    convert_output_config(fields, &mut chat)?;
     if let Some(thinking) = fields.object("thinking")? {
         let enabled = match thinking.get("type").and_then(Value::as_str) {
             Some("enabled" | "adaptive" | "between_tools") => true,
             Some("disabled") => false,
             _ => {
                 let found = thinking.get("type").unwrap_or(&Value::Null);
-                return Err(wrong(
+                return Err(invalid_value(
                     "thinking.type",
                     "\"enabled\", \"adaptive\", \"between_tools\" or \"disabled\"",
                     found,
@@ -86,53 +86,53 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
         if let Some(budget) = thinking.get("budget_tokens").filter(|budget| enabled && !budget.is_null()) {
             let tokens = integer(budget).filter(|tokens| (1..=i64::from(i32::MAX)).contains(tokens));
             let tokens =
-                tokens.ok_or_else(|| wrong("thinking.budget_tokens", "a whole number of at least 1", budget))?;
+                tokens.ok_or_else(|| invalid_value("thinking.budget_tokens", "an integer of 1 or more", budget))?;
             chat.insert("reasoning_budget_tokens".into(), tokens.into());
         }
     }
     Ok(Value::Object(chat))
 }
 
-/// What form the answer has, and how much effort goes into it.
-fn output(fields: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+/// Converts `output_config`: the answer's format and the reasoning effort.
+fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let config = fields.object("output_config")?;
     let within = |name: &str| config.and_then(|config| config.get(name)).filter(|value| !value.is_null());
     if let Some(effort) = within("effort") {
         let level = effort
             .as_str()
-            .ok_or_else(|| wrong("output_config.effort", "a level such as \"low\" or \"high\"", effort))?;
+            .ok_or_else(|| invalid_value("output_config.effort", "a level such as \"low\" or \"high\"", effort))?;
         chat.insert("reasoning_effort".into(), level.into());
     }
-    // Clients of the beta have it outside.
+    // Beta clients send the format at the top level.
     let (at, format) = match (within("format"), fields.get("output_format")) {
         (Some(format), _) => ("output_config.format", format),
         (None, Some(format)) => ("output_format", format),
         (None, None) => return Ok(()),
     };
     if format["type"] != "json_schema" {
-        return Err(wrong(&format!("{at}.type"), "\"json_schema\"", &format["type"]));
+        return Err(invalid_value(&format!("{at}.type"), "\"json_schema\"", &format["type"]));
     }
     if !format["schema"].is_object() {
-        return Err(wrong(&format!("{at}.schema"), "a JSON schema, an object", &format["schema"]));
+        return Err(invalid_value(&format!("{at}.schema"), "a JSON schema, an object", &format["schema"]));
     }
     let form = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": format["schema"], "strict": true } });
     chat.insert("response_format".into(), form);
     Ok(())
 }
 
-/// A function; `None` for what only Anthropic's own server could run.
-fn tool_of(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
+/// Converts a tool. Returns `None` for tools that only Anthropic's server can run.
+fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
     match &tool["type"] {
         Value::Null => {}
         Value::String(kind) if kind == "custom" => {}
         Value::String(kind) => {
-            tracing::info!("{at} is a tool of type '{kind}', which does not run here: the model is not told of it");
+            tracing::info!("{at} ignored: tools of type '{kind}' are not supported");
             return Ok(None);
         }
-        other => return Err(wrong(&format!("{at}.type"), "\"custom\"", other)),
+        other => return Err(invalid_value(&format!("{at}.type"), "\"custom\"", other)),
     }
     if !tool["input_schema"].is_object() {
-        return Err(wrong(&format!("{at}.input_schema"), "a JSON schema, an object", &tool["input_schema"]));
+        return Err(invalid_value(&format!("{at}.input_schema"), "a JSON schema, an object", &tool["input_schema"]));
     }
     let mut function = json!({ "name": tool["name"], "parameters": tool["input_schema"] });
     for field in ["description", "strict"] {
@@ -143,7 +143,7 @@ fn tool_of(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
     Ok(Some(json!({ "type": "function", "function": function })))
 }
 
-fn choose(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn convert_tool_choice(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let chosen = match choice.get("type").and_then(Value::as_str) {
         Some("auto") => json!("auto"),
         Some("any") => json!("required"),
@@ -153,12 +153,12 @@ fn choose(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<
                 json!({ "type": "function", "function": { "name": name } })
             } else {
                 let found = choice.get("name").unwrap_or(&Value::Null);
-                return Err(wrong("tool_choice.name", "the name of a tool", found));
+                return Err(invalid_value("tool_choice.name", "the name of a tool", found));
             }
         }
         _ => {
             let found = choice.get("type").unwrap_or(&Value::Null);
-            return Err(wrong("tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"", found));
+            return Err(invalid_value("tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"", found));
         }
     };
     chat.insert("tool_choice".into(), chosen);
@@ -168,15 +168,15 @@ fn choose(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
-/// Appends what a message becomes: results of tools are messages of their own there.
+/// Appends the converted messages. A tool result becomes a message of its own.
 fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<(), ApiError> {
     let role = message["role"].as_str().unwrap_or_default();
     if !matches!(role, "user" | "assistant" | "system") {
-        return Err(wrong(&format!("{at}.role"), "\"user\", \"assistant\" or \"system\"", &message["role"]));
+        return Err(invalid_value(&format!("{at}.role"), "\"user\", \"assistant\" or \"system\"", &message["role"]));
     }
     let at = format!("{at}.content");
     if role == "system" {
-        messages.push(json!({ "role": "system", "content": text_of(&message["content"], &at)? }));
+        messages.push(json!({ "role": "system", "content": join_texts(&message["content"], &at)? }));
         return Ok(());
     }
     let blocks = match &message["content"] {
@@ -185,14 +185,14 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
             return Ok(());
         }
         Value::Array(blocks) => blocks,
-        other => return Err(wrong(&at, "a text or a list of content blocks", other)),
+        other => return Err(invalid_value(&at, "a string or a list of content blocks", other)),
     };
     let (mut texts, mut thoughts, mut calls) = (Vec::new(), String::new(), Vec::new());
     for (index, block) in blocks.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let text = |field: &str| {
             let value = &block[field];
-            value.as_str().map(str::to_owned).ok_or_else(|| wrong(&format!("{at}.{field}"), "a text", value))
+            value.as_str().map(str::to_owned).ok_or_else(|| invalid_value(&format!("{at}.{field}"), "a string", value))
         };
         match (block["type"].as_str().unwrap_or_default(), role) {
             ("text", _) => texts.push(text("text")?),
@@ -202,7 +202,7 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
                 let input = match &block["input"] {
                     Value::Null => json!({}),
                     input @ Value::Object(_) => input.clone(),
-                    other => return Err(wrong(&format!("{at}.input"), "an object", other)),
+                    other => return Err(invalid_value(&format!("{at}.input"), "an object", other)),
                 };
                 calls.push(json!({ "id": text("id")?, "type": "function",
                                    "function": { "name": text("name")?, "arguments": input } }));
@@ -210,7 +210,7 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
             ("tool_result", "user") => {
                 let content = match &block["content"] {
                     Value::Null => String::new(),
-                    content => text_of(content, &format!("{at}.content"))?,
+                    content => join_texts(content, &format!("{at}.content"))?,
                 };
                 let content =
                     if block["is_error"] == Value::Bool(true) { format!("Error: {content}") } else { content };
@@ -222,7 +222,7 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
                 } else {
                     "\"text\", \"thinking\" or \"tool_use\""
                 };
-                return Err(wrong(
+                return Err(invalid_value(
                     &format!("{at}.type"),
                     &format!("{expected} in a message of the {role}"),
                     &block["type"],
@@ -247,9 +247,9 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
     Ok(())
 }
 
-/// A text, or the texts of blocks.
-fn text_of(value: &Value, at: &str) -> Result<String, ApiError> {
-    text_parts(value, at, |block| block["text"].as_str().filter(|_| block["type"] == "text"))
+/// Returns a string, or the joined texts of content blocks.
+fn join_texts(value: &Value, at: &str) -> Result<String, ApiError> {
+    join_text_parts(value, at, |block| block["text"].as_str().filter(|_| block["type"] == "text"))
 }
 
 #[cfg(test)]
@@ -258,7 +258,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn blocks_become_messages() {
+    fn content_blocks_become_messages() {
         let body = json!({
             "model": "m", "max_tokens": 5, "top_k": 3, "stop_sequences": ["X"], "metadata": {"user_id": "u"},
             "system": [{"type": "text", "text": "Be short."}],
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_of_the_answer_and_messages_of_the_system_are_told() {
+    fn output_format_and_system_messages_are_converted() {
         let body = json!({
             "max_tokens": 5, "tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": {}}],
             "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
@@ -352,14 +352,14 @@ mod tests {
         });
         let chat = to_chat(&body).unwrap();
         assert_eq!(chat["reasoning_effort"], "low");
-        assert_eq!(chat["tools"].as_array().unwrap().len(), 1, "what only their server runs is left out");
+        assert_eq!(chat["tools"].as_array().unwrap().len(), 1, "hosted tools are ignored");
         assert_eq!(chat["response_format"]["json_schema"]["schema"], json!({"type": "object"}));
         assert_eq!(chat["messages"][1], json!({"role": "system", "content": "Now."}));
         assert_eq!(chat.get("output_config"), None);
     }
 
     #[test]
-    fn a_wrong_block_is_named() {
+    fn invalid_block_is_named() {
         let message = |content: Value| json!({"max_tokens": 1, "messages": [{"role": "user", "content": content}]});
         for (body, pointer) in [
             (json!({"messages": []}), "messages"),

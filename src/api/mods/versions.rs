@@ -1,5 +1,4 @@
-//! Versions of mods that are not the present ones: those of files are kept when runs use them, and all of them can be run
-//! again.
+//! Earlier versions of mods. Versions of files are stored when runs use them, and all stored versions can be run again.
 
 use super::upload::import_as;
 use crate::api::{ApiError, App};
@@ -11,13 +10,13 @@ use crate::trace::document::Document;
 use serde_json::json;
 use std::time::Duration;
 
-/// Mods of one run whose sources are looked for in the data directory.
-const MOST_HANDED: usize = 16;
-/// Pause before the database is tried again.
-const PAUSE: Duration = Duration::from_secs(2);
+/// Maximum mods per run whose sources are searched in the data directory.
+const MAX_LOCAL_SOURCES: usize = 16;
+/// Delay before the database is tried again.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// Keeps the versions of files that runs use, from now on until the server stops.
-pub fn keep_used(app: &App) {
+/// Stores the versions of file mods that runs use, until the server stops.
+pub fn store_used_versions(app: &App) {
     let (app, mut uses) = (app.clone(), app.registry().subscribe_uses());
     tokio::spawn(async move {
         loop {
@@ -26,18 +25,18 @@ pub fn keep_used(app: &App) {
                 used = uses.recv() => used,
             };
             let Some(used) = used else { return };
-            while let Err(error) = keep(&app, &used).await {
-                tracing::debug!(mod.name = used.name, "a version of a mod is not kept yet: {}", error.problem().detail);
+            while let Err(error) = store_used(&app, &used).await {
+                tracing::debug!(mod.name = used.name, "mod version not stored yet: {}", error.problem().detail);
                 tokio::select! {
                     () = app.stopped() => return,
-                    () = tokio::time::sleep(PAUSE) => {}
+                    () = tokio::time::sleep(RETRY_DELAY) => {}
                 }
             }
         }
     });
 }
 
-/// The versions of files that a run says it has used, by name and hash.
+/// Returns name and hash of the file mods that a recorded run used.
 #[must_use]
 pub fn used_files(document: &Document) -> Vec<(String, String)> {
     let first = document.events.first().and_then(|event| event.measured.as_ref());
@@ -47,9 +46,9 @@ pub fn used_files(document: &Document) -> Vec<(String, String)> {
     files.filter_map(|used| Some((used["name"].as_str()?.to_owned(), used["version"].as_str()?.to_owned()))).collect()
 }
 
-/// Keeps those of them whose sources lie in the data directory, where the program has put them that ran them.
-pub(in crate::api) async fn keep_handed(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
-    for (name, hash) in files.iter().take(MOST_HANDED) {
+/// Stores those versions whose sources are in the data directory, where the program that ran them has put them.
+pub(in crate::api) async fn store_local_sources(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
+    for (name, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
         let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());
         let look = move || source_store::load(&data_dir, &wanted);
         let Some(source) = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)? else { continue };
@@ -63,14 +62,14 @@ pub(in crate::api) async fn keep_handed(app: &App, files: Vec<(String, String)>)
         };
         app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
     }
-    // No more than were looked for: a document may name any number.
-    for (_, hash) in files.iter().take(MOST_HANDED) {
+    // A document can name any number of mods; remove only those that were searched.
+    for (_, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
         let _ = source_store::remove(&app.config().data.dir, hash);
     }
     Ok(())
 }
 
-async fn keep(app: &App, used: &ModUse) -> Result<(), ApiError> {
+async fn store_used(app: &App, used: &ModUse) -> Result<(), ApiError> {
     let version = ModVersion {
         name: used.name.clone(),
         hash: used.version.hash.clone(),
@@ -82,15 +81,19 @@ async fn keep(app: &App, used: &ModUse) -> Result<(), ApiError> {
     Ok(app.store()?.keep_used_mod(&version, used.day).await?)
 }
 
-/// The version of a mod that is kept under that hash, where there is one that may be run.
-pub(in crate::api) async fn stored(app: &App, name: &str, hash: &str) -> Result<Option<ModVersion>, ApiError> {
+/// Returns the stored version of a mod with that hash, if the server may run it.
+pub(in crate::api) async fn find_version(app: &App, name: &str, hash: &str) -> Result<Option<ModVersion>, ApiError> {
     let versions = app.store()?.mod_versions(name).await?;
     let may_run = |version: &ModVersion| version.from_file || app.config().server.allow_mod_upload;
     Ok(versions.into_iter().find(|version| version.hash == hash).filter(may_run))
 }
 
-/// The version, for a run. What comes out of the database runs in the sandbox, also where it was a file once.
-pub(in crate::api) async fn used(app: &App, version: ModVersion, mod_ref: ModRef) -> Result<SelectedMod, ApiError> {
+/// Loads a stored version for a run. It runs in the sandbox even if it was a file once.
+pub(in crate::api) async fn load_version(
+    app: &App,
+    version: ModVersion,
+    mod_ref: ModRef,
+) -> Result<SelectedMod, ApiError> {
     let upload: ModUpload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
     if version.from_file {
         app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;

@@ -1,12 +1,12 @@
-//! What a request to the engine has from its body on every route of OpenAI and llama-server.
+//! Engine requests built from the body fields that all OpenAI and llama-server routes share.
 
 use super::{Fields, lora, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
 
-/// Fields that shape the answer and that nothing else of a recording has as they were sent.
-const RECORDED: [&str; 10] = [
+/// Fields that shape the answer and are recorded as sent, because no other part of the recording has them.
+const RECORDED_FIELDS: [&str; 10] = [
     "chat_template_kwargs",
     "grammar",
     "ignore_eos",
@@ -19,12 +19,12 @@ const RECORDED: [&str; 10] = [
     "tool_choice",
 ];
 
-/// The request for a prompt, with what the body says about sampling, limits, slot, adapters, mods and recording. What the
-/// answer must be and what is told of it is for the route to add.
+/// Builds the request for a prompt: sampling, limits, slot, adapters, mods and recording. The route adds the constraint
+/// and the format of the answer.
 ///
 /// # Errors
-/// A field is wrong.
-pub(in crate::api) fn request(
+/// A field has an invalid value.
+pub(in crate::api) fn engine_request(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
@@ -38,16 +38,16 @@ pub(in crate::api) fn request(
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
         sampling: parameters::sampling(fields, vocabulary)?,
-        adapters: lora::adapters(fields, loaded.model().adapters())?,
-        limits: parameters::limits_from(0, fields, vocabulary, room)?,
-        mods: mods::chosen(fields, loaded, app.registry())?,
+        adapters: lora::requested_adapters(fields, loaded.model().adapters())?,
+        limits: parameters::limits_with_min(0, fields, vocabulary, room)?,
+        mods: mods::requested_mods(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
         record: parameters::record(fields)?,
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,
         overflow: placement.overflow,
-        answer_fields: fields.said(&RECORDED),
+        answer_fields: fields.present_fields(&RECORDED_FIELDS),
         ..Request::new(prompt, surface)
     })
 }

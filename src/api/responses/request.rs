@@ -1,11 +1,11 @@
-//! From a body of Responses to that of a chat completion.
+//! Converts the body of OpenAI's Responses to that of a chat completion.
 
 use crate::api::ApiError;
-use crate::api::wire::fields::{Fields, text_parts, wrong};
+use crate::api::shared::fields::{Fields, invalid_value, join_text_parts};
 use serde_json::{Map, Value, json};
 
-/// Fields that are written differently there; all others are taken over.
-const OWN: &[&str] = &[
+/// Fields that are converted; all others are copied.
+const CONVERTED: &[&str] = &[
     "input",
     "instructions",
     "tools",
@@ -20,36 +20,38 @@ const OWN: &[&str] = &[
     "messages",
 ];
 
-/// Fields that ask for what is kept elsewhere.
-const REFUSED: &[(&str, &str)] = &[
-    ("conversation", "conversations are not kept; send previous_response_id, or the whole conversation as input"),
-    ("prompt", "there are no stored prompts; send instructions and input"),
+/// Fields that refer to data the server does not store.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("conversation", "conversations are not stored; send previous_response_id, or the whole conversation as input"),
+    ("prompt", "stored prompts are not supported; send instructions and input"),
 ];
 
-/// The items of `input`.
+/// Returns the items of `input`.
 pub(super) fn input(fields: Fields<'_>) -> Result<Vec<Value>, ApiError> {
     match fields.get("input") {
         Some(Value::String(text)) => Ok(vec![json!({ "role": "user", "content": text })]),
         Some(Value::Array(items)) if !items.is_empty() => Ok(items.clone()),
-        found => Err(wrong("input", "a text or a list with at least one item", found.unwrap_or(&Value::Null))),
+        found => {
+            Err(invalid_value("input", "a string or a list with at least one item", found.unwrap_or(&Value::Null)))
+        }
     }
 }
 
-/// The body of a chat completion that asks the same, behind the items of an `earlier` conversation.
+/// Converts the body to that of a chat completion, with the items of an `earlier` conversation before its input.
 pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError> {
     let fields = Fields::new(body)?;
-    for (name, reason) in REFUSED {
+    for (name, reason) in UNSUPPORTED {
         if fields.get(name).is_some() {
             return Err(ApiError::invalid(*name, format!("{name}: {reason}")).code("unsupported"));
         }
     }
     if fields.flag("background")? == Some(true) {
-        let detail = "background: a response is answered on the connection that asked for it";
+        let detail = "background: background responses are not supported; omit it and keep the connection open";
         return Err(ApiError::invalid("background", detail).code("unsupported"));
     }
     let object = body.as_object().into_iter().flatten();
     let mut chat: Map<String, Value> = object
-        .filter(|(name, _)| !OWN.contains(&name.as_str()))
+        .filter(|(name, _)| !CONVERTED.contains(&name.as_str()))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
     let mut messages = Vec::new();
@@ -67,7 +69,7 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
         let tools: Result<Vec<Value>, ApiError> = tools
             .iter()
             .enumerate()
-            .filter_map(|(index, tool)| tool_of(tool, &format!("tools[{index}]")).transpose())
+            .filter_map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")).transpose())
             .collect();
         chat.insert("tools".into(), tools?.into());
     }
@@ -94,15 +96,16 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     Ok(Value::Object(chat))
 }
 
-/// A function; `None` for what only OpenAI's own server could run, which clients such as Codex offer besides.
-fn tool_of(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
+/// Converts a tool. Returns `None` for tools that only OpenAI's server can run; clients such as Codex always offer
+/// some.
+fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
     match tool["type"].as_str() {
         Some("function") => {}
         Some(kind) => {
-            tracing::info!("{at} is a tool of type '{kind}', which does not run here: the model is not told of it");
+            tracing::info!("{at} ignored: tools of type '{kind}' are not supported");
             return Ok(None);
         }
-        None => return Err(wrong(&format!("{at}.type"), "\"function\"", &tool["type"])),
+        None => return Err(invalid_value(&format!("{at}.type"), "\"function\"", &tool["type"])),
     }
     if tool["function"].is_object() {
         return Ok(Some(tool.clone()));
@@ -116,19 +119,19 @@ fn tool_of(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
     Ok(Some(json!({ "type": "function", "function": function })))
 }
 
-/// Appends what an item becomes. Thoughts, text and calls of one answer are one message there.
+/// Appends the converted item. Reasoning, text and calls of one answer become one message.
 fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), ApiError> {
     let text = |field: &str| {
         let value = &item[field];
-        value.as_str().map(str::to_owned).ok_or_else(|| wrong(&format!("{at}.{field}"), "a text", value))
+        value.as_str().map(str::to_owned).ok_or_else(|| invalid_value(&format!("{at}.{field}"), "a string", value))
     };
     match item["type"].as_str() {
         None | Some("message") => {
             let Some(role @ ("user" | "assistant" | "system" | "developer")) = item["role"].as_str() else {
                 let expected = "\"user\", \"assistant\", \"system\" or \"developer\"";
-                return Err(wrong(&format!("{at}.role"), expected, &item["role"]));
+                return Err(invalid_value(&format!("{at}.role"), expected, &item["role"]));
             };
-            let content = content_of(&item["content"], &format!("{at}.content"))?;
+            let content = join_content(&item["content"], &format!("{at}.content"))?;
             if role != "assistant" {
                 messages.push(json!({ "role": role, "content": content }));
                 return Ok(());
@@ -146,7 +149,7 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
             }
         }
         Some("function_call_output") => {
-            let content = content_of(&item["output"], &format!("{at}.output"))?;
+            let content = join_content(&item["output"], &format!("{at}.output"))?;
             messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": content }));
         }
         Some("reasoning") => {
@@ -159,24 +162,24 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
         }
         Some(_) => {
             let expected = "\"message\", \"function_call\", \"function_call_output\" or \"reasoning\"";
-            return Err(wrong(&format!("{at}.type"), expected, &item["type"]));
+            return Err(invalid_value(&format!("{at}.type"), expected, &item["type"]));
         }
     }
     Ok(())
 }
 
-/// The assistant's message at the end, if what comes belongs to it, else a new one.
+/// Returns the last message if it is the assistant's and can be extended, else appends a new one.
 fn assistant(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool) -> &mut Value {
-    let goes_on = messages.last().is_some_and(|last| last["role"] == "assistant" && belongs(last));
-    if !goes_on {
+    let extends = messages.last().is_some_and(|last| last["role"] == "assistant" && belongs(last));
+    if !extends {
         messages.push(json!({ "role": "assistant", "content": "" }));
     }
     let last = messages.len() - 1;
     &mut messages[last]
 }
 
-fn content_of(value: &Value, at: &str) -> Result<String, ApiError> {
-    text_parts(value, at, |part| match part["type"].as_str() {
+fn join_content(value: &Value, at: &str) -> Result<String, ApiError> {
+    join_text_parts(value, at, |part| match part["type"].as_str() {
         Some("input_text" | "output_text" | "text") => part["text"].as_str(),
         Some("refusal") => part["refusal"].as_str(),
         _ => None,
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_of_openais_server_are_passed_over() {
+    fn hosted_tools_are_ignored() {
         let tools =
             json!([{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "custom", "name": "patch"}]);
         let chat = to_chat(&json!({"input": "a", "tools": tools}), &[]).unwrap();
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_field_is_named() {
         for (body, pointer) in [
             (json!({}), "input"),
             (json!({"input": []}), "input"),

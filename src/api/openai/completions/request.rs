@@ -1,0 +1,158 @@
+//! Parses a completion body into engine requests, one per prompt and answer.
+
+use crate::api::generation;
+use crate::api::llama;
+use crate::api::shared::constraint::parse_constraint;
+use crate::api::shared::fields::{Fields, integer, invalid_value};
+use crate::api::shared::{self, parameters};
+use crate::api::{ApiError, App, Loaded};
+use crate::engine::{ReportOptions, Request};
+use crate::events::{Surface, TokenId};
+use serde_json::Value;
+
+/// Maximum alternatives per token.
+const MAX_LOGPROBS: i64 = 1000;
+/// Maximum answers per prompt, as with OpenAI.
+const MAX_ANSWERS: i64 = 128;
+
+/// A completion request that passed validation.
+pub(super) struct CompletionRequest {
+    /// One request per answer, in order.
+    pub(super) requests: Vec<Request>,
+    /// The prompt of each request.
+    pub(super) prompts: Vec<CompletionPrompt>,
+    pub(super) options: CompletionOptions,
+}
+
+/// A prompt with its text for `echo`.
+#[derive(Debug, Clone)]
+pub(super) struct CompletionPrompt {
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) text: String,
+    /// True if an earlier answer has the same prompt, so that its tokens are not counted twice.
+    pub(super) repeated: bool,
+}
+
+/// Client options that shape the response, not the generation.
+#[derive(Debug, Clone)]
+pub(super) struct CompletionOptions {
+    pub(super) stream: bool,
+    /// Send a final chunk with token counts.
+    pub(super) include_usage: bool,
+    /// `Some(n)`: report the log-probability of each token and of `n` alternatives.
+    pub(super) logprobs: Option<usize>,
+    /// Report probabilities after the sampling stages instead of the model's log-probabilities.
+    pub(super) after_sampler: bool,
+    pub(super) echo: bool,
+    /// llama-server's `generation_settings`, if the client sent `verbose`.
+    pub(super) settings: Option<Value>,
+}
+
+/// Parses a body.
+pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<CompletionRequest, ApiError> {
+    let fields = fields.with_defaults(&app.config().server.request_defaults);
+    let count = answer_count(fields)?;
+    let stream_options = fields.object("stream_options")?;
+    let include_usage = stream_options.and_then(|options| options.get("include_usage")).and_then(Value::as_bool);
+    let mut options = CompletionOptions {
+        stream: fields.flag("stream")?.unwrap_or(false),
+        include_usage: include_usage.unwrap_or(false),
+        logprobs: logprobs(fields)?,
+        after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
+        echo: fields.flag("echo")?.unwrap_or(false),
+        settings: None,
+    };
+    let verbose = fields.flag("verbose")?.unwrap_or(false);
+    let (mut requests, mut prompts) = (Vec::new(), Vec::new());
+    for prompt in parse_prompts(fields, loaded)? {
+        let first = engine_request(app, loaded, fields, &prompt, &options)?;
+        if verbose && options.settings.is_none() {
+            options.settings = Some(llama::settings(&first.sampling, &first.limits, &llama_options(fields, &options)));
+        }
+        requests.extend(generation::repeat_request(first, count));
+        prompts.extend((0..count).map(|index| CompletionPrompt { repeated: index > 0, ..prompt.clone() }));
+    }
+    Ok(CompletionRequest { requests, prompts, options })
+}
+
+fn answer_count(fields: Fields<'_>) -> Result<u32, ApiError> {
+    let count = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
+    match fields.get("best_of") {
+        Some(best_of) if integer(best_of) != Some(count) => {
+            let detail =
+                format!("`best_of` must be equal to `n`, which is {count}, because answers are not ranked; omit it");
+            Err(ApiError::invalid("best_of", detail).code("unsupported"))
+        }
+        _ => Ok(count as u32),
+    }
+}
+
+fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
+    match fields.first_present(&["logprobs", "n_probs"]) {
+        Some(("logprobs", Value::Bool(wanted))) => Ok(wanted.then_some(1)),
+        Some((name, _)) => Ok(fields.integer(name, 0..=MAX_LOGPROBS)?.map(|count| count as usize)),
+        None => Ok(None),
+    }
+}
+
+/// Returns the options in the form that llama-server's `generation_settings` are built from.
+fn llama_options(fields: Fields<'_>, options: &CompletionOptions) -> llama::Answer {
+    llama::Answer {
+        stream: options.stream,
+        n_probs: options.logprobs.unwrap_or(0),
+        post_sampling: options.after_sampler,
+        ..llama::Answer::usual(parameters::n_predict(fields))
+    }
+}
+
+fn engine_request(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompt: &CompletionPrompt,
+    options: &CompletionOptions,
+) -> Result<Request, ApiError> {
+    Ok(Request {
+        prompt_preview: parameters::preview(&prompt.text),
+        constraint: parse_constraint(fields, false)?,
+        alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
+        report: ReportOptions {
+            prompt_probabilities: options.echo && options.logprobs.is_some(),
+            after_sampler: options.after_sampler && options.logprobs.is_some(),
+            ..ReportOptions::default()
+        },
+        ..shared::engine_request(app, loaded, fields, prompt.tokens.clone(), Surface::Openai)?
+    })
+}
+
+fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<CompletionPrompt>, ApiError> {
+    const EXPECTED: &str = "a string, a list of token ids, or a list of such prompts";
+    let prompt = fields
+        .get("prompt")
+        .ok_or_else(|| ApiError::invalid("prompt", format!("`prompt` is missing; send {EXPECTED}")))?;
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    match prompt {
+        Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, prompt)),
+        Value::Array(list) if !list.iter().any(Value::is_number) => {
+            list.iter().map(|one| parse_prompt(one, suffix, loaded)).collect()
+        }
+        one => Ok(vec![parse_prompt(one, suffix, loaded)?]),
+    }
+}
+
+fn parse_prompt(value: &Value, suffix: Option<&str>, loaded: &Loaded) -> Result<CompletionPrompt, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let tokens = match (suffix, value) {
+        (None, value) => {
+            let tokens = parameters::encode_prompt(value, "prompt", vocabulary, true, true)?;
+            parameters::or_start_token(tokens, vocabulary)
+        }
+        (Some(suffix), Value::String(prefix)) => {
+            let tokens = llama::tokens_of(vocabulary).map_err(|error| error.at("suffix"))?;
+            llama::between(vocabulary, tokens, prefix, suffix)
+        }
+        (Some(_), other) => return Err(invalid_value("prompt", "a string when `suffix` is set", other)),
+    };
+    let text = value.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
+    Ok(CompletionPrompt { tokens, text, repeated: false })
+}

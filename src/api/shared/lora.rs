@@ -1,0 +1,39 @@
+//! LoRA adapters of a request in llama-server's format: `[{"id": 0, "scale": 0.5}]`. Adapters that are not listed are
+//! not applied.
+
+use super::fields::{Fields, abbreviate, integer, invalid_value};
+use crate::api::ApiError;
+use crate::model::llama::{AdapterSet, Adapters, ScaledAdapter};
+use serde_json::Value;
+
+/// Parses a request's `lora` field.
+pub(in crate::api) fn requested_adapters(fields: Fields<'_>, known: &Adapters) -> Result<Option<AdapterSet>, ApiError> {
+    fields.get("lora").map(|list| parse_adapter_set(list, "lora", known)).transpose()
+}
+
+/// Parses a list of adapters and scales. `name` is the field's name in errors.
+pub(in crate::api) fn parse_adapter_set(list: &Value, name: &str, known: &Adapters) -> Result<AdapterSet, ApiError> {
+    const EXPECTED: &str = "a list of {\"id\": …, \"scale\": …}";
+    let entries = list.as_array().ok_or_else(|| invalid_value(name, EXPECTED, list))?;
+    let weighed = |(index, entry): (usize, &Value)| {
+        let at = format!("{name}[{index}]");
+        let object =
+            entry.as_object().ok_or_else(|| invalid_value(&at, "an object {\"id\": …, \"scale\": …}", entry))?;
+        let value = |key: &str| object.get(key).unwrap_or(&Value::Null);
+        let id = integer(value("id")).and_then(|id| usize::try_from(id).ok());
+        let id = id.filter(|&id| id < known.list().len()).ok_or_else(|| unknown_adapter(&at, value("id"), known))?;
+        let scale = value("scale").as_f64().map(|scale| scale as f32).filter(|scale| scale.is_finite());
+        let scale = scale.ok_or_else(|| invalid_value(&format!("{at}.scale"), "a number", value("scale")))?;
+        Ok(ScaledAdapter { id, scale })
+    };
+    let set: Result<Vec<ScaledAdapter>, ApiError> = entries.iter().enumerate().map(weighed).collect();
+    Ok(AdapterSet::new(set?))
+}
+
+fn unknown_adapter(at: &str, id: &Value, known: &Adapters) -> ApiError {
+    let expected = match known.list().len() {
+        0 => "the server has no LoRA adapters; start it with --lora".to_owned(),
+        count => format!("expected an id from 0 to {}", count - 1),
+    };
+    ApiError::invalid(at, format!("{at}.id: unknown adapter {}; {expected}", abbreviate(id)))
+}

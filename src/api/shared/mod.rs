@@ -1,0 +1,51 @@
+//! Parts of a request body that all protocols share: typed fields, sampling parameters, limits and mods.
+
+pub(super) mod constraint;
+pub(super) mod fields;
+pub(super) mod lora;
+pub(super) mod mods;
+mod msgpack;
+pub(super) mod parameters;
+mod request;
+
+pub(super) use fields::Fields;
+pub(super) use msgpack::parse_msgpack;
+pub(super) use request::engine_request;
+
+use super::ApiError;
+use serde_json::Value;
+
+/// Maximum nesting of lists and objects; this is the limit of `serde_json`.
+const MAX_DEPTH: usize = 127;
+
+/// Parses a body as JSON, ignoring its content type: clients that avoid a CORS preflight send JSON as text.
+///
+/// # Errors
+/// 400 with the position of the syntax error.
+pub(super) fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
+    serde_json::from_slice(body).map_err(|error| {
+        // `serde_json` has no error kind for this; it stops at this depth, whatever follows.
+        let too_deep = error.to_string().starts_with("recursion limit");
+        let detail = if too_deep {
+            let place = format!("line {}, column {}", error.line(), error.column());
+            format!("the body is nested too deep: at most {MAX_DEPTH} levels of lists and objects are allowed, exceeded at {place}")
+        } else {
+            format!("the body is not JSON: {error}")
+        };
+        ApiError::bad_request(detail).code(if too_deep { "nested_too_deep" } else { "invalid_json" })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_DEPTH, parse_json};
+
+    #[test]
+    fn json_body_depth_is_limited() {
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(parse_json(nested(MAX_DEPTH).as_bytes()).is_ok());
+        let problem = parse_json(nested(MAX_DEPTH + 1).as_bytes()).unwrap_err().problem();
+        assert!(problem.detail.contains("nested too deep"), "{}", problem.detail);
+        assert!(parse_json(b"[1,").unwrap_err().problem().detail.contains("not JSON"));
+    }
+}
