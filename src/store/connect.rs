@@ -3,7 +3,7 @@
 use super::embedded::Embedded;
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
-use super::{Error, Inner, Live, Recording, Retention, Store, migrate, recorder, upkeep};
+use super::{Error, Inner, Live, Recording, Retention, Store, citus, migrate, recorder, upkeep};
 use crate::events::{DurabilityAcks, UnstoredRuns};
 use chrono::Utc;
 use sqlx::Connection;
@@ -91,6 +91,7 @@ impl Store {
             .options([("plan_cache_mode", "force_custom_plan")]);
         let mut connection = PgConnection::connect_with(&options).await?;
         check_version(&mut connection).await?;
+        citus::check_coordinator(&mut connection).await?;
         migrate::migrate(&mut connection, progress).await?;
         migrate::make_partitions(&mut connection, Utc::now().date_naive()).await?;
         let (server_id, live) = (Uuid::now_v7(), Live::new());

@@ -1,4 +1,5 @@
 use crate::events::RunId;
+use sqlx::error::DatabaseError;
 use std::path::PathBuf;
 
 /// Why the store could not do what it was asked.
@@ -32,6 +33,15 @@ pub enum Error {
         /// The last version that this release knows.
         known: i32,
     },
+    /// The database is on a worker node of a Citus cluster.
+    #[error(
+        "the database is on a worker node of a Citus cluster; give the address of the coordinator{} instead",
+        coordinator.as_ref().map(|at| format!(", {at},")).unwrap_or_default()
+    )]
+    WorkerNode {
+        /// Its host and port, as the worker knows them.
+        coordinator: Option<String>,
+    },
     /// The database takes no writes.
     #[error("the database takes no writes: {0}")]
     ReadOnly(&'static str),
@@ -58,7 +68,7 @@ pub enum Error {
         reason: String,
     },
     /// The database cannot be reached at the moment.
-    #[error("the database cannot be reached: {0}")]
+    #[error("the database cannot be reached: {}{}", .0, hint(.0))]
     Unavailable(#[source] sqlx::Error),
     /// The database refused.
     #[error("the database refused: {0}")]
@@ -198,6 +208,24 @@ pub enum IngestError {
     Database(#[source] sqlx::Error),
 }
 
+/// A remedy for an error of the connection, after a semicolon; empty where none is known.
+fn hint(error: &sqlx::Error) -> &'static str {
+    // The name of webpki's error is all that the TLS library passes on.
+    if error.to_string().contains("UnsupportedCertVersion") {
+        return "; the server's certificate has the format X.509 version 1, and version 3 is needed: make one with \
+                `openssl req -x509 -nodes -newkey rsa:2048 -subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout server.key \
+                -out server.crt` and name it in the server's `ssl_cert_file`";
+    }
+    ""
+}
+
+/// Returns true for an error of Citus about a node that it lost within a transaction. It has no SQLSTATE of its own.
+fn is_lost_node(database: &dyn DatabaseError) -> bool {
+    const INTERNAL: &str = "XX000";
+    database.code().is_some_and(|code| code == INTERNAL)
+        && database.message().starts_with("failure on connection marked as essential")
+}
+
 /// Whether an error goes away by itself: connections, restarts, deadlocks, a full disk.
 pub(super) fn is_transient(error: &sqlx::Error) -> bool {
     match error {
@@ -208,10 +236,13 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed
         | sqlx::Error::BeginFailed => true,
-        sqlx::Error::Database(database) => database.code().is_some_and(|code| {
-            // connection, authorisation, rollback, resources, operator intervention, system; and a server that is read only
-            ["08", "28", "3D", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class)) || code == "25006"
-        }),
+        sqlx::Error::Database(database) => {
+            database.code().is_some_and(|code| {
+                // connection, authorisation, rollback, resources, operator intervention, system; and a server that is read only
+                ["08", "28", "3D", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
+                    || code == "25006"
+            }) || is_lost_node(database.as_ref())
+        }
         _ => false,
     }
 }

@@ -4,7 +4,8 @@
 //! driver for sqlx: [`Connection`] is one. It takes no lock either: an advisory lock makes several Thunders that start at
 //! once wait for each other. Migrations are never edited after a release.
 
-use super::Error;
+use super::script::statements;
+use super::{Error, citus};
 use chrono::{DateTime, NaiveDate, Utc};
 use refinery_core::traits::r#async::{AsyncQuery, AsyncTransaction};
 use refinery_core::{AsyncMigrate, Migration, Runner};
@@ -32,7 +33,10 @@ const MIGRATIONS: &[(&str, &str)] = &[
 /// still lacks: with many runs that takes its time.
 pub async fn migrate(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
     sqlx::query("select pg_advisory_lock(7237120550100)").execute(&mut *connection).await?;
-    let result = apply(connection, progress).await;
+    let result = match citus::work_sequentially(connection).await {
+        Ok(()) => apply(connection, progress).await,
+        Err(error) => Err(error.into()),
+    };
     sqlx::query("select pg_advisory_unlock(7237120550100)").execute(&mut *connection).await?;
     result
 }
@@ -118,8 +122,12 @@ impl AsyncTransaction for Connection<'_> {
         let mut transaction = self.0.begin().await?;
         let mut count = 0;
         for query in queries {
-            // not written by us at compile time, but by refinery from our files
-            sqlx::raw_sql(QueryBuilder::<sqlx::Postgres>::new(query).into_sql()).execute(&mut *transaction).await?;
+            // Citus sends statements on to its nodes, which take one at a time.
+            for statement in statements(query) {
+                // refinery's texts are not known at compile time.
+                let sql = QueryBuilder::<sqlx::Postgres>::new(statement).into_sql();
+                sqlx::raw_sql(sql).execute(&mut *transaction).await?;
+            }
             count += 1;
         }
         transaction.commit().await?;

@@ -8,6 +8,7 @@
 //! Readers get the vocabulary of [`crate::events`] back exactly as it went in; rows never leave this module.
 
 mod attention;
+mod citus;
 mod connect;
 mod copy;
 mod embedded;
@@ -28,6 +29,7 @@ mod responses;
 mod retention;
 mod rows;
 mod runs;
+mod script;
 mod servers;
 mod spool;
 mod statements;

@@ -6,7 +6,7 @@ use chrono::{Days, NaiveDate};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, PgPool};
 
-/// Which runs are kept.
+/// The runs that are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
     /// Runs that began more whole days ago, in UTC, go; `None` keeps them.

@@ -1,5 +1,6 @@
 //! The store on a real PostgreSQL server that it starts itself.
 
+mod citus;
 mod embedded;
 mod ingest;
 mod mods;

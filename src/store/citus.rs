@@ -1,0 +1,36 @@
+//! Citus: PostgreSQL on several nodes. A coordinator takes all statements and keeps the tables' rows on workers.
+
+use super::Error;
+use sqlx::postgres::PgConnection;
+
+/// Returns true if the database has the extension.
+pub async fn is_installed(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("select to_regclass('pg_catalog.pg_dist_local_group') is not null").fetch_one(connection).await
+}
+
+/// Refuses a worker node: schema changes are possible on the coordinator only.
+pub async fn check_coordinator(connection: &mut PgConnection) -> Result<(), Error> {
+    if !is_installed(connection).await? {
+        return Ok(());
+    }
+    let is_worker: bool = sqlx::query_scalar("select exists (select 1 from pg_dist_local_group where groupid <> 0)")
+        .fetch_one(&mut *connection)
+        .await?;
+    if !is_worker {
+        return Ok(());
+    }
+    let coordinator: Option<String> =
+        sqlx::query_scalar("select nodename || ':' || nodeport from pg_dist_node where groupid = 0 limit 1")
+            .fetch_optional(connection)
+            .await?;
+    Err(Error::WorkerNode { coordinator })
+}
+
+/// Makes the statements of this connection work on one shard after the other where it matters: a transaction that changes
+/// tables must not also have parallel operations on them.
+pub async fn work_sequentially(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    if is_installed(connection).await? {
+        sqlx::query("set citus.multi_shard_modify_mode = 'sequential'").execute(connection).await?;
+    }
+    Ok(())
+}
