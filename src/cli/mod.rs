@@ -174,7 +174,7 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     });
     let file = flags.and_then(|flags| flags.log_file.as_deref());
     let terminal = file.is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let colours = flags.and_then(|flags| flags.log_colors).and_then(OnOffAuto::decided).unwrap_or(terminal);
+    let colours = flags.and_then(|flags| flags.log_colors).and_then(OnOffAuto::as_bool).unwrap_or(terminal);
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     match file {
         None => subscriber.with_writer(std::io::stderr).init(),

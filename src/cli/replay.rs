@@ -115,7 +115,7 @@ async fn run_again(place: &mut Place, args: &Args) -> anyhow::Result<Outcome> {
     let now = place.document(&again).await?;
     // A run that its client, or its server, broke off has no end to compare.
     let whole = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
-    let difference = difference::first(&recorded, &now, whole).or_else(|| other_end(&summary, &answer, &recorded));
+    let difference = difference::find_first(&recorded, &now, whole).or_else(|| other_end(&summary, &answer, &recorded));
     let replay = place.recorded(Some(&again)).await.unwrap_or_default();
     Ok(Outcome { again, events: recorded.events.len(), replay, difference })
 }

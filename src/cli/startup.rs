@@ -78,7 +78,7 @@ pub fn no_gpu(config: &EngineConfig) -> Option<String> {
         _ if devices().iter().any(|device| device.gpu) => return None,
         _ => why_no_gpu(),
     };
-    let asked = config.gpu.asked();
+    let asked = config.gpu.gpu_flags();
     let (last, before) = asked.split_last()?;
     Some(match before {
         [] => format!("{last} has no effect: {why}"),

@@ -1,42 +1,42 @@
-//! The LoRA adapters of the command line, numbered in the order in which they stand there, whichever flag names them.
+//! LoRA adapters of the command line, numbered in command-line order across both flags.
 
 use super::ConfigError;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::path::PathBuf;
 
-/// The adapters.
+/// LoRA adapters.
 #[derive(Debug, Clone, Default)]
 pub struct AdapterFlags {
-    /// In their order.
+    /// The files, in order.
     pub files: Vec<ScaledFile>,
-    /// Whether they hold only where a request says so.
+    /// True if adapters stay off until a request enables them.
     pub init_without_apply: bool,
 }
 
-/// A file and how strongly it holds.
+/// A file and its scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScaledFile {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// 1 is as it was trained.
+    /// Scale; 1 is the strength used in training.
     pub scale: f32,
 }
 
 #[derive(Args)]
 struct AdapterArguments {
-    /// LoRA adapter (GGUF) for --model, again or after a comma for more; requests name it by its number, from 0
+    /// LoRA adapter (GGUF) for --model; repeat or separate with commas. Requests refer to it by its number, from 0
     #[arg(long, env = "THUNDER_LORA", value_name = "PATH", value_delimiter = ',')]
     lora: Vec<PathBuf>,
-    /// The same with how strongly it holds, e.g. `style.gguf:0.5`; both flags count together, in their order
+    /// LoRA adapter with its scale, e.g. `style.gguf:0.5`; numbered together with --lora, in order
     #[arg(long, env = "THUNDER_LORA_SCALED", value_name = "PATH:SCALE", value_delimiter = ',')]
     lora_scaled: Vec<ScaledFile>,
-    /// Load adapters, but let none hold before POST /lora-adapters or a request says so
+    /// Load LoRA adapters with scale 0 until POST /lora-adapters or a request sets one
     #[arg(long, env = "THUNDER_LORA_INIT_WITHOUT_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
     lora_init_without_apply: bool,
 }
 
 impl AdapterFlags {
-    /// The files with their scales.
+    /// Returns the files with their scales.
     pub(super) fn config(self) -> Result<Vec<(PathBuf, f32)>, ConfigError> {
         let silent = self.init_without_apply;
         let checked = self.files.into_iter().map(|ScaledFile { path, scale }| {
@@ -82,7 +82,7 @@ impl std::str::FromStr for ScaledFile {
             let scale = scale.parse::<f32>().ok().filter(|scale| scale.is_finite())?;
             Some(Self { path: path.into(), scale })
         });
-        read.ok_or_else(|| format!("'{text}' is not a path and a scale, such as style.gguf:0.5"))
+        read.ok_or_else(|| format!("'{text}' is not a path and a scale; expected PATH:SCALE, e.g. style.gguf:0.5"))
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
     use clap::{Command, FromArgMatches};
 
     #[test]
-    fn adapters_are_numbered_as_they_stand() {
+    fn adapters_are_numbered_in_command_line_order() {
         let command = <AdapterFlags as clap::Args>::augment_args(Command::new("x"));
         let said = ["x", "--lora-scaled", "a:0.5,b:2", "--lora", "c,d", "--lora-scaled", "e:0", "--lora=f"];
         let flags = AdapterFlags::from_arg_matches(&command.try_get_matches_from(said).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The KV cache: how it is kept, what of it is reused, and what happens when it is full.
+//! The KV cache: data types, reuse across requests, and the policy for a full context.
 
 use super::flags::OnOff;
 use super::{ConfigError, Size};
@@ -8,12 +8,12 @@ use serde_json::{Map, Value, json};
 /// Default of `--cache-ram`, in MiB.
 const CACHE_RAM: i64 = 8192;
 
-/// How keys or values are kept, as llama-server names it.
+/// Data type of keys or values, by llama-server's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheTypeFlag(&'static str);
 
 impl CacheTypeFlag {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 9] = [
         Self("f32"),
         Self("f16"),
@@ -26,7 +26,7 @@ impl CacheTypeFlag {
         Self("q5_1"),
     ];
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         self.0
@@ -54,7 +54,7 @@ impl std::str::FromStr for CacheTypeFlag {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::ALL.into_iter().find(|kind| kind.0 == text).ok_or_else(|| {
             let names = Self::ALL.map(Self::as_str).join(", ");
-            format!("'{text}' is no type of the KV cache; the types are {names}")
+            format!("'{text}' is not a KV cache type; expected one of {names}")
         })
     }
 }
@@ -63,77 +63,78 @@ impl std::str::FromStr for CacheTypeFlag {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct CacheFlags {
-    /// How keys are kept: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]
+    /// Data type of keys: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]
     #[arg(long, env = "THUNDER_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
     pub cache_type_k: CacheTypeFlag,
-    /// How values are kept; a quantised type needs --attention off [also: -ctv]
+    /// Data type of values; quantised types need --attention off [also: -ctv]
     #[arg(long, env = "THUNDER_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
     pub cache_type_v: CacheTypeFlag,
-    /// Share of a prompt that a slot must already hold to be chosen for it; 0 chooses without looking [also: -sps]
+    /// Minimum share of a prompt, 0 to 1, that a slot must already hold to be preferred for it; 0 ignores slot contents
+    /// [also: -sps]
     #[arg(long, env = "THUNDER_SLOT_PROMPT_SIMILARITY", value_name = "SHARE", default_value_t = 0.1)]
     pub slot_prompt_similarity: f32,
-    /// MiB of memory for states of slots that would be thrown away, 0 for none, -1 for no limit; without it 8192, but at most
-    /// a quarter of the machine's [also: -cram]
+    /// Memory in MiB for the snapshots of evicted slots; 0 for none, -1 for unlimited; default: 8192, but not more than
+    /// a quarter of the machine's memory [also: -cram]
     #[arg(long, env = "THUNDER_CACHE_RAM", value_name = "MIB", allow_negative_numbers = true)]
     pub cache_ram: Option<i64>,
-    /// Memory for the sessions of all models, which clients keep on the server, e.g. 4G
+    /// Memory for the stored sessions of all models, e.g. 4G
     #[arg(long, env = "THUNDER_SESSION_MEMORY", value_name = "SIZE", default_value = "4G")]
     pub session_memory: Size,
-    /// When the context is full: end the answer, shift tokens out whatever they are, or evict whole messages of the
-    /// conversation; requests can say otherwise
+    /// Policy for a full context: end the answer (stop), drop the oldest tokens (shift) or drop whole messages (evict);
+    /// requests can override it
     #[arg(long, env = "THUNDER_CONTEXT_POLICY", value_name = "POLICY", value_enum)]
     pub context_policy: Option<ContextPolicy>,
-    /// As --context-policy shift [also: --no-context-shift]
+    /// Same as --context-policy shift [also: --no-context-shift]
     #[arg(long, env = "THUNDER_CONTEXT_SHIFT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true, conflicts_with = "context_policy")]
     pub context_shift: Option<OnOff>,
-    /// Whether prompts begin behind the state that a slot holds, unless a request says otherwise [also: --no-cache-prompt]
+    /// Reuse of the prompt tokens that a slot already holds; requests can override it [also: --no-cache-prompt]
     #[arg(long, env = "THUNDER_CACHE_PROMPT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true)]
     pub cache_prompt: Option<OnOff>,
-    /// Least tokens of a piece of a slot's state that is moved up to where the prompt has it, 0 for never; such a piece keeps what
-    /// it knew of the tokens before it
+    /// Minimum length in tokens of a cached piece that is moved to its new position in a prompt, 0 for never; a moved
+    /// piece keeps the context it was computed with
     #[arg(long, env = "THUNDER_CACHE_REUSE", value_name = "TOKENS", default_value_t = 0)]
     pub cache_reuse: u32,
-    /// Give each slot the whole of --ctx-size instead of an equal share; takes memory for all of them [also: -kvu]
+    /// Full --ctx-size for each slot instead of an equal share; allocates memory for all slots [also: -kvu]
     #[arg(long, env = "THUNDER_KV_UNIFIED", value_name = "on|off", default_missing_value = "on", num_args = 0..=1, require_equals = true)]
     pub kv_unified: Option<OnOff>,
-    /// The caches have no holes.
+    /// Accepted without effect: the caches have no holes.
     #[arg(long, alias = "defrag", hide = true, value_name = "N", num_args = 0..=1, allow_negative_numbers = true)]
     pub defrag_thold: Option<f32>,
-    /// Window layers always have their full cache.
+    /// Accepted without effect: sliding-window layers always have a full cache.
     #[arg(long, hide = true)]
     pub swa_full: bool,
 }
 
-/// What happens when the context is full.
+/// Behaviour when the context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ContextPolicy {
-    /// The answer ends.
+    /// Ends the answer.
     Stop,
-    /// Tokens go, whatever they are.
+    /// Drops the oldest tokens.
     Shift,
-    /// Whole messages go, oldest first.
+    /// Drops whole messages, oldest first.
     Evict,
 }
 
-/// The KV cache.
+/// Validated settings of the KV cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CacheConfig {
-    /// How keys are kept.
+    /// Data type of keys.
     pub type_k: CacheTypeFlag,
-    /// How values are kept.
+    /// Data type of values.
     pub type_v: CacheTypeFlag,
-    /// Share of a prompt that a slot must hold to be chosen for it; 0 chooses without looking.
+    /// Minimum share of a prompt that a slot must hold to be preferred for it; 0 ignores slot contents.
     pub slot_prompt_similarity: f32,
-    /// Most bytes of states that no slot has room for.
-    pub idle_bytes: usize,
-    /// Most bytes of sessions.
-    pub session_bytes: usize,
+    /// Maximum bytes of snapshots of evicted slots.
+    pub max_idle_bytes: usize,
+    /// Maximum bytes of stored sessions.
+    pub max_session_bytes: usize,
 }
 
 impl CacheFlags {
-    /// Checks the flags; `attention` is whether it can be captured.
+    /// Validates the flags. `attention` is true if attention can be captured.
     pub(super) fn config(&self, attention: bool) -> Result<CacheConfig, ConfigError> {
         if attention && self.cache_type_v.is_quantised() {
             return Err(ConfigError::QuantisedValues { cache_type: self.cache_type_v });
@@ -145,15 +146,15 @@ impl CacheFlags {
             type_k: self.cache_type_k,
             type_v: self.cache_type_v,
             slot_prompt_similarity: self.slot_prompt_similarity,
-            idle_bytes: match self.cache_ram {
+            max_idle_bytes: match self.cache_ram {
                 Some(mib) => usize::try_from(mib).map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20)),
                 None => default_idle_bytes(super::defaults::memory_bytes()),
             },
-            session_bytes: self.session_memory.0,
+            max_session_bytes: self.session_memory.0,
         })
     }
 
-    /// What the flags say of requests that do not say otherwise.
+    /// Returns the request defaults that the flags set.
     pub(super) fn defaults(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         let policy = match (self.context_policy, self.context_shift) {
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_states_take_no_more_than_a_quarter_of_the_memory() {
+    fn evicted_slots_use_a_quarter_of_the_memory_at_most() {
         assert_eq!(default_idle_bytes(Some(8 << 30)), 2 << 30);
         assert_eq!(default_idle_bytes(Some(512 << 30)), 8 << 30);
         assert_eq!(default_idle_bytes(None), 2 << 30);

@@ -1,6 +1,6 @@
-//! Names that `--chat-template` takes besides Jinja text.
+//! Template names that `--chat-template` accepts besides Jinja text.
 
-/// Chat templates that llama.cpp has by name, in order.
+/// Chat templates that are built into llama.cpp, sorted by name.
 pub const CHAT_TEMPLATES: [&str; 54] = [
     "bailing",
     "bailing-think",
@@ -58,7 +58,7 @@ pub const CHAT_TEMPLATES: [&str; 54] = [
     "zephyr",
 ];
 
-/// Returns whether llama.cpp has a chat template of this name, which it then renders itself.
+/// Returns true if llama.cpp has a built-in chat template of this name, which it then renders itself.
 #[must_use]
 pub fn is_chat_template_name(name: &str) -> bool {
     CHAT_TEMPLATES.contains(&name)

@@ -1,20 +1,21 @@
-//! The control vectors of the command line.
+//! Control vectors of the command line.
 
 use super::{ConfigError, ScaledFile};
 use clap::Args;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-/// The control vectors.
+/// Control vectors.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ControlFlags {
-    /// Control vector (GGUF) that is added to what comes out of the layers of --model, again or after a comma for more
+    /// Control vector (GGUF) that is added to the layer outputs of --model; repeat or separate with commas
     #[arg(long, env = "THUNDER_CONTROL_VECTOR", value_name = "PATH", value_delimiter = ',')]
     control_vector: Vec<PathBuf>,
-    /// The same with how strongly it holds, e.g. `happy.gguf:0.5`, or `happy.gguf:-1` for the opposite
+    /// Control vector with its scale, e.g. `happy.gguf:0.5`, or `happy.gguf:-1` for the opposite
     #[arg(long, env = "THUNDER_CONTROL_VECTOR_SCALED", value_name = "PATH:SCALE", value_delimiter = ',')]
     control_vector_scaled: Vec<ScaledFile>,
-    /// First and last layer that control vectors are added to, counted from 0 [in the environment with a comma between them]
+    /// First and last layer that control vectors are added to, counted from 0; default: all layers [in the environment:
+    /// FIRST,LAST]
     #[arg(
         long,
         env = "THUNDER_CONTROL_VECTOR_LAYER_RANGE",
@@ -25,12 +26,12 @@ pub struct ControlFlags {
     control_vector_layer_range: Vec<u32>,
 }
 
-/// Which control vectors hold, and where.
+/// Control vectors with their scales and layers.
 #[derive(Debug, Clone, Default)]
 pub struct ControlConfig {
-    /// The files, each with how strongly it holds.
+    /// The files, each with its scale.
     pub files: Vec<(PathBuf, f32)>,
-    /// The layers that they are added to; `None` for all.
+    /// Layers that the vectors are added to; `None` for all.
     pub layers: Option<RangeInclusive<u32>>,
 }
 

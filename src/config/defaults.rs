@@ -1,4 +1,4 @@
-//! What holds when nothing was said: folders, threads, the bundled model.
+//! Defaults: folders, thread count and the bundled model.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 /// The demo model.
 static BUNDLED: &[u8] = include_bytes!("../../fixtures/models/demo.gguf");
 
-/// The bundled model as a file, unpacked to `cache` when it is not there yet.
+/// Returns the path of the bundled model and unpacks it to `cache` if it is missing.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
-    // The hash is in the path, so that another release's model is another file and a finished file stays right.
+    // The path contains the hash, so a release with another model gets another file and a complete file stays valid.
     let dir = cache.join("models").join(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(BUNDLED)));
     let path = dir.join("demo.gguf");
     if std::fs::metadata(&path).is_ok_and(|file| file.len() == BUNDLED.len() as u64) {
         return Ok(path);
     }
-    // The data directory itself must let the account of the database through.
+    // The data directory itself must be accessible to the database's account.
     std::fs::create_dir_all(cache.parent().unwrap_or(cache))?;
     DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
     let partial = dir.join(format!("{}.part", std::process::id()));
@@ -31,7 +31,7 @@ pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
     Ok(path)
 }
 
-/// The folder for data: root's database runs as another user, who must be able to reach it.
+/// Returns the data folder. As root the database runs as another user, which needs access to the folder.
 pub(super) fn data_dir() -> Option<PathBuf> {
     if nix::unistd::Uid::effective().is_root() {
         return Some(PathBuf::from("/var/lib/thunder"));
@@ -48,15 +48,15 @@ pub(super) fn data_dir() -> Option<PathBuf> {
     })
 }
 
-/// The machine's memory, where the system tells.
+/// Returns the machine's memory if the system reports it.
 pub(super) fn memory_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     kib.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// One less than the physical cores: llama.cpp's threads wait for each other at barriers, and fall to a fraction
-/// of their speed when one of them has to share its core.
+/// Returns one less than the number of physical cores. llama.cpp's threads wait for each other at barriers and slow
+/// down to a fraction of their speed when one of them shares its core.
 pub(super) fn threads() -> i32 {
     let logical = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores: BTreeSet<String> = (0..1024)

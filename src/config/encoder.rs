@@ -1,44 +1,45 @@
-//! What is said of embeddings and scores.
+//! Flags for embeddings and scores.
 
 use clap::{Args, ValueEnum};
 
-/// Embeddings and scores.
+/// Flags for embeddings and scores.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Embeddings and scores")]
 pub struct EncoderFlags {
-    /// Give embeddings, beside generation where the model generates. Without this and --reranking an encoder gives what it can
+    /// Serve embeddings, also from a model that generates. An encoder without this and --reranking serves all it
+    /// supports
     #[arg(long, alias = "embeddings", env = "THUNDER_EMBEDDING", value_parser = clap::builder::FalseyValueParser::new())]
     pub embedding: bool,
-    /// Rank documents and classify texts; needs a model with a classification head
+    /// Serve reranking and classification; needs a model with a classification head
     #[arg(long, alias = "rerank", env = "THUNDER_RERANKING", value_parser = clap::builder::FalseyValueParser::new())]
     pub reranking: bool,
-    /// How the tokens of a text become one embedding; without it as the model says, else their mean
+    /// Pooling of token embeddings into one embedding; default: the model's, else mean
     #[arg(long, env = "THUNDER_POOLING", value_name = "none|mean|cls|last|rank")]
     pub pooling: Option<PoolingFlag>,
-    /// What stands behind the dense layer of the classification head; without it as in the model's family
+    /// Activation after the dense layer of the classification head; default: that of the model's family
     #[arg(long, env = "THUNDER_CLASSIFIER_HEAD", value_name = "direct|tanh|relu|gelu")]
     pub classifier_head: Option<HeadFlag>,
 }
 
-/// How the tokens of a text become one embedding.
+/// Pooling of token embeddings into one embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PoolingFlag {
-    /// Not at all: one for each token.
+    /// No pooling: one embedding per token.
     None,
-    /// Their mean.
+    /// Mean of all tokens.
     Mean,
-    /// The first token's.
+    /// The first token.
     Cls,
-    /// The last token's.
+    /// The last token.
     Last,
-    /// None: scores instead.
+    /// Scores instead of embeddings.
     Rank,
 }
 
-/// What stands behind the dense layer of a classification head.
+/// Activation after the dense layer of a classification head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HeadFlag {
-    /// No dense layer: the state is projected as it is.
+    /// No dense layer: the hidden state is projected directly.
     Direct,
     /// Hyperbolic tangent.
     Tanh,

@@ -1,200 +1,200 @@
 use super::{CacheTypeFlag, TlsError};
 use std::net::SocketAddr;
 
-/// Why a configuration cannot be used.
+/// The reason why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A number is out of its range.
+    /// A number is out of range.
     #[error("{flag} must be {range}, got {value}")]
     Range {
         /// The flag.
         flag: &'static str,
-        /// What it takes.
+        /// The accepted range.
         range: &'static str,
-        /// What was given.
+        /// The value.
         value: u64,
     },
-    /// The model is not there.
-    #[error("there is no model file at {path}; --model takes the path of a GGUF file")]
+    /// The model file does not exist.
+    #[error("no model file at {path}; --model takes the path of a GGUF file")]
     NoModel {
-        /// Path given.
+        /// The path.
         path: String,
     },
-    /// The LoRA adapter is not there.
-    #[error("there is no LoRA adapter at {path}; --lora takes the path of a GGUF file")]
+    /// The LoRA adapter does not exist.
+    #[error("no LoRA adapter at {path}; --lora takes the path of a GGUF file")]
     NoAdapter {
-        /// Path given.
+        /// The path.
         path: String,
     },
-    /// The control vector is not there.
-    #[error("there is no control vector at {path}; --control-vector takes the path of a GGUF file")]
+    /// The control vector does not exist.
+    #[error("no control vector at {path}; --control-vector takes the path of a GGUF file")]
     NoControlVector {
-        /// Path given.
+        /// The path.
         path: String,
     },
     /// A range that ends before it begins.
-    #[error("--control-vector-layer-range takes the first and the last layer, got {first} and {last}")]
+    #[error("--control-vector-layer-range must be FIRST LAST with FIRST <= LAST, got {first} {last}")]
     LayerRange {
         /// The first.
         first: u32,
         /// The last.
         last: u32,
     },
-    /// The folder of mods is not there.
-    #[error("there is no folder {path}; --mods-dir takes a folder of Python files")]
+    /// The folder of mods does not exist.
+    #[error("--mods-dir must be a folder of Python files, but {path} does not exist or is not a folder")]
     NoModsDir {
-        /// Path given.
+        /// The path.
         path: String,
     },
-    /// None, and some.
-    #[error("--device takes names of GPUs, or none, not both")]
+    /// `none` together with device names.
+    #[error("--device must be names of GPUs or none, got both")]
     DeviceNone,
-    /// The folder of models is not there.
-    #[error("there is no folder {path}; --models-dir takes a folder of GGUF files")]
+    /// The folder of models does not exist.
+    #[error("--models-dir must be a folder of GGUF files, but {path} does not exist or is not a folder")]
     NoModelsDir {
-        /// Path given.
+        /// The path.
         path: String,
     },
-    /// A folder is not there.
-    #[error("there is no folder {path}; {flag} takes a folder that exists")]
+    /// A folder does not exist.
+    #[error("{flag} must be an existing folder, but {path} does not exist or is not a folder")]
     NoFolder {
         /// The flag.
         flag: &'static str,
-        /// Path given.
+        /// The path.
         path: String,
     },
     /// A file cannot be read.
-    #[error("cannot read {path}, which {flag} names: {source}")]
+    #[error("{flag}: cannot read {path}: {source}")]
     File {
         /// The flag.
         flag: &'static str,
-        /// Path given.
+        /// The path.
         path: String,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Not a parameter.
+    /// A parameter that is not JSON of the expected form.
     #[error(
-        "'{text}' is not what {flag} takes: JSON, for --parameter behind a name and =, e.g. min_keep=2, for \
-         --chat-template-kwargs an object"
+        "{flag}: {text:?} is not valid; --parameter takes NAME=JSON, e.g. min_keep=2, --chat-template-kwargs a JSON \
+         object"
     )]
     Parameter {
         /// The flag.
         flag: &'static str,
-        /// What was given.
+        /// The value.
         text: String,
     },
-    /// Flash attention does not show what it attends to.
+    /// Flash attention and attention capture.
     #[error(
-        "--flash-attn on and --attention on exclude each other: flash attention never holds what could be captured"
+        "--flash-attn on and --attention on exclude each other: flash attention never materialises the rows that would be captured"
     )]
     FlashAttention,
     /// A name that no chat template has.
     #[error(
-        "--chat-template takes Jinja text or a name that llama.cpp knows, got '{name}'; the names are: {}",
+        "--chat-template must be Jinja text or the name of a built-in template, got '{name}'; the names are: {}",
         super::chat_templates::CHAT_TEMPLATES.join(", ")
     )]
     ChatTemplate {
-        /// What was given.
+        /// The name.
         name: String,
     },
-    /// The host has no address.
-    #[error("cannot find the host '{host}': {source}")]
+    /// The host name cannot be resolved.
+    #[error("cannot resolve the host '{host}': {source}")]
     Host {
-        /// Host given.
+        /// The host.
         host: String,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The host has no address.
+    /// The host name has no address.
     #[error("the host '{host}' has no address")]
     NoAddress {
-        /// Host given.
+        /// The host.
         host: String,
     },
     /// The key file cannot be read.
-    #[error("cannot read the keys in {path}: {source}")]
+    #[error("--api-key-file: cannot read {path}: {source}")]
     KeyFile {
-        /// Path given.
+        /// The path.
         path: String,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The key file holds none.
-    #[error("there is no key in {path}; it takes one key a line")]
+    /// The key file holds no key.
+    #[error("--api-key-file: {path} holds no key; expected one key per line")]
     NoKeyInFile {
-        /// Path given.
+        /// The path.
         path: String,
     },
-    /// A line of the key file says something unknown.
-    #[error("{path}, line {line}: '{word}' is not known; behind a key may stand mods, and name=NAME")]
+    /// An unknown word in a line of the key file.
+    #[error("{path}, line {line}: unknown word '{word}'; after the key a line may hold mods and name=NAME")]
     KeyLine {
-        /// Path given.
+        /// The path.
         path: String,
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
         /// The word.
         word: String,
     },
-    /// Nobody could upload.
+    /// Mod upload is on, but no key permits it.
     #[error(
-        "--allow-mod-upload needs a key whose owner may do so: give one with --mod-key KEY, or write mods behind one in the key file"
+        "--allow-mod-upload needs a key with the right to upload: set --mod-key KEY, or add the word mods after a key in the key file"
     )]
     NoModKey,
-    /// An empty key would let everybody in.
+    /// An empty key, which would admit everybody.
     #[error("an API key must not be empty")]
     EmptyKey,
-    /// Other machines could reach a server without a key.
+    /// The server is reachable from other machines without a key.
     #[error(
-        "{address} can be reached from other machines, and no API key is set; give --api-key KEY, or say --allow-unauthenticated if everybody who reaches it may use it"
+        "{address} is reachable from other machines and no API key is set; set --api-key KEY, or --allow-unauthenticated to serve everyone"
     )]
     Unauthenticated {
         /// The address.
         address: SocketAddr,
     },
-    /// Other machines could send traces without a key.
+    /// Ingestion without a key is reachable from other machines.
     #[error(
-        "{address} can be reached from other machines, and --ingest-open takes traces without a key; listen on addresses of this machine only, or give --ingest-key KEY instead"
+        "{address} is reachable from other machines, and --ingest-open accepts traces without a key; listen on loopback addresses only, or set --ingest-key KEY instead"
     )]
     IngestOpen {
         /// The address.
         address: SocketAddr,
     },
-    /// Not an origin.
+    /// An invalid web origin.
     #[error(
-        "'{origin}' is not a web origin; --cors-origin takes scheme and host, e.g. https://app.example, localhost, or *"
+        "'{origin}' is not a web origin; --cors-origin must be scheme and host, e.g. https://app.example, or localhost, or *"
     )]
     Origin {
-        /// What was given.
+        /// The value.
         origin: String,
     },
-    /// Values cannot be quantised without flash attention.
+    /// Quantised values without flash attention.
     #[error(
-        "--cache-type-v {cache_type} needs flash attention, which is off while attention can be captured; add --attention off, or take f16, bf16 or f32"
+        "--cache-type-v {cache_type} needs flash attention, which is off while attention can be captured; set --attention off, or use f16, bf16 or f32"
     )]
     QuantisedValues {
         /// The type.
         cache_type: CacheTypeFlag,
     },
-    /// Not a path.
-    #[error("--api-prefix takes a path of letters, digits and - . _ ~ that begins with /, e.g. /llm, got '{prefix}'")]
+    /// An invalid path prefix.
+    #[error("--api-prefix must be a path of letters, digits and - . _ ~ that begins with /, e.g. /llm, got '{prefix}'")]
     Prefix {
-        /// What was given.
+        /// The value.
         prefix: String,
     },
-    /// Certificate and key.
+    /// Invalid certificate or key.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Not a share.
+    /// A share outside 0 to 1.
     #[error("--slot-prompt-similarity must be between 0 and 1, got {value}")]
     Similarity {
-        /// What was given.
+        /// The value.
         value: f32,
     },
-    /// No folder to keep data in.
-    #[error("there is no home folder to keep data in; give --data-dir DIR")]
+    /// No home folder for data.
+    #[error("no home folder for data; set --data-dir DIR")]
     NoHome,
-    /// Not a PostgreSQL address.
+    /// The database URL is not a PostgreSQL URL.
     #[error("the database URL must begin with postgres:// or postgresql://")]
     DatabaseUrl,
 }

@@ -1,5 +1,4 @@
-//! What can be said on the command line, each flag with its environment variable. llama-server's spellings are
-//! accepted for the flags it shares.
+//! Command-line flags, each with its environment variable. Flags shared with llama-server accept its spellings.
 
 use super::cache::CacheFlags;
 use super::gpu::GpuFlags;
@@ -14,56 +13,56 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The model and how it runs.
+/// The model and its settings.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
 pub struct EngineFlags {
-    /// GGUF file to run; without it the bundled demo model
+    /// GGUF file to run; default: the bundled demo model
     #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
-    /// Name of the model in requests and answers, again or after a comma for more; without it the file's name
+    /// Name of the model in requests and responses; repeat or separate with commas; default: the file's name
     #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub alias: Vec<String>,
-    /// Words about the model that lists of models show, again or after a comma for more
+    /// Tags of the model in model lists; repeat or separate with commas
     #[arg(long, env = "THUNDER_TAGS", value_name = "WORD", value_delimiter = ',')]
     pub tags: Vec<String>,
-    /// Context in tokens; with --parallel divided evenly among the slots, else the whole of it for each. Without it each slot
-    /// gets what the model was trained with, but at most 8192
+    /// Context size in tokens: the total of all slots with --parallel, else the size of each slot; default: the model's
+    /// training context, up to 8192 per slot
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
     pub ctx_size: Option<u32>,
-    /// Runs that are generated at the same time; without it, or with -1, 4, or fewer where --ctx-size is so large that the
-    /// slots would have more than 32768 tokens together [also: -np]
+    /// Number of slots, that is of runs generated at the same time; -1 and default: 4, or fewer if --ctx-size would
+    /// make all slots together exceed 32768 tokens [also: -np]
     #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(-1..))]
     pub parallel: Option<i32>,
-    /// Threads that compute tokens; without it one less than the machine's physical cores
+    /// Threads for generation; default: one less than the number of physical cores
     #[arg(short, long, env = "THUNDER_THREADS", value_name = "N")]
     pub threads: Option<u16>,
-    /// Threads that compute prompts; without it as many as --threads [also: -tb]
+    /// Threads for prompt processing; default: same as --threads [also: -tb]
     #[arg(long, env = "THUNDER_THREADS_BATCH", value_name = "N")]
     pub threads_batch: Option<u16>,
-    /// Most tokens in one decode
+    /// Maximum tokens per decode call
     #[arg(short, long, env = "THUNDER_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
     pub batch_size: u32,
-    /// Most tokens computed at once within a decode [also: -ub]
+    /// Maximum tokens computed at once within a decode call [also: -ub]
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
-    /// Read the model into memory instead of mapping its file
+    /// Read the model into memory instead of mapping the file
     #[arg(long, env = "THUNDER_NO_MMAP", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_mmap: bool,
-    /// Keep the model's weights from being swapped out
+    /// Lock the model's weights in memory
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
-    /// Whether runs can capture attention, which flash attention cannot; without it on, unless --flash-attn is
+    /// Attention capture, which excludes flash attention; default: on, unless --flash-attn is on
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off")]
     pub attention: Option<OnOff>,
-    /// Flash attention: long prompts are faster with it, generation on a CPU is slower [also: -fa]
+    /// Flash attention; speeds up long prompts, slows down generation on a CPU [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<OnOffAuto>,
-    /// Chat template instead of the model's own: Jinja text, or a name that llama.cpp knows, e.g. llama3
+    /// Chat template that replaces the model's: Jinja text, or the name of a built-in template, e.g. llama3
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE", value_name = "JINJA", conflicts_with = "chat_template_file")]
     pub chat_template: Option<String>,
-    /// File with such a template
+    /// File with a chat template that replaces the model's
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE_FILE", value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
     /// LoRA adapters.
@@ -78,7 +77,7 @@ pub struct EngineFlags {
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
-    /// How models are computed.
+    /// Compute settings.
     #[command(flatten)]
     pub tuning: TuningFlags,
     /// Embeddings and scores.
@@ -89,38 +88,38 @@ pub struct EngineFlags {
     pub mods: ModFlags,
 }
 
-/// Where things are kept.
+/// Data folder, database and retention.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataFlags {
-    /// Folder of the embedded database and of caches; without it the user's data folder, for root /var/lib/thunder
+    /// Folder of the embedded database and caches; default: the user's data folder, for root /var/lib/thunder
     #[arg(long, env = "THUNDER_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// PostgreSQL to record into, 14 or newer; without it Thunder runs its own in the data folder
+    /// URL of a PostgreSQL server, version 14 or newer; default: Thunder runs its own server in the data folder
     #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
-    /// Remove runs that began more than so many days ago; without it they stay
+    /// Age in days after which runs are removed; default: never
     #[arg(long, env = "THUNDER_KEEP_DAYS", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
     pub keep_days: Option<u32>,
-    /// Remove the oldest days of runs while all take more than this, e.g. 20G; today's stay
+    /// Maximum size of all runs, e.g. 20G; above it the oldest days of runs are removed, except today's
     #[arg(long, env = "THUNDER_KEEP_SIZE", value_name = "SIZE")]
     pub keep_size: Option<Size>,
 }
 
-/// Where and whom to serve.
+/// Listener, access and limits of the server.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Server")]
 pub struct ServerFlags {
-    /// Address to listen on, again for more; without it 127.0.0.1:6767
+    /// Address to listen on; repeat or separate with commas; default: 127.0.0.1:6767
     #[arg(long, env = "THUNDER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     pub listen: Vec<SocketAddr>,
-    /// Host to listen on, together with --port, after a comma for more; as llama-server spells it
+    /// Host to listen on together with --port; separate several with commas; llama-server's spelling of --listen
     #[arg(long, env = "THUNDER_HOST", value_name = "HOST")]
     pub host: Option<String>,
-    /// Port to listen on, together with --host; as llama-server spells it
+    /// Port to listen on together with --host; llama-server's spelling of --listen
     #[arg(long, env = "THUNDER_PORT", value_name = "PORT")]
     pub port: Option<u16>,
-    /// Key that clients must send as "Authorization: Bearer KEY", "X-Api-Key: KEY" or "X-User-Api-Key: KEY", again for more
+    /// API key that clients send as "Authorization: Bearer KEY", "X-Api-Key: KEY" or "X-User-Api-Key: KEY"; repeatable
     #[arg(
         long = "api-key",
         env = "THUNDER_API_KEY",
@@ -129,11 +128,11 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub api_keys: Vec<Secret>,
-    /// File with such keys, one a line, so that they do not show in the list of processes; behind a key may stand mods, if
-    /// its owner may change mods, and name=NAME
+    /// File with API keys, one per line, hidden from process lists; after the key a line may hold mods (the right to
+    /// change mods) and name=NAME
     #[arg(long, env = "THUNDER_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Such a key whose owner may also upload mods, switch them off and remove them, again for more
+    /// API key with the right to upload, disable and remove mods; repeatable
     #[arg(
         long = "mod-key",
         env = "THUNDER_MOD_KEY",
@@ -142,7 +141,7 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub mod_keys: Vec<Secret>,
-    /// Key for sending traces to /ingest and for nothing else, again for more; the other keys are good for that, too
+    /// Key that only permits sending traces to /ingest; repeatable; API keys permit that, too
     #[arg(
         long = "ingest-key",
         env = "THUNDER_INGEST_KEY",
@@ -151,16 +150,16 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub ingest_keys: Vec<Secret>,
-    /// Take traces at /ingest without a key, also where other routes need one; only with addresses of this machine
+    /// Accept traces at /ingest without a key, even if other routes need one; only on loopback addresses
     #[arg(long, env = "THUNDER_INGEST_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub ingest_open: bool,
-    /// Take mods that are uploaded to /v1/mods with such a key, and run those taken before
+    /// Accept mod uploads at /v1/mods with such a key, and run mods uploaded earlier
     #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_mod_upload: bool,
     /// Serve other machines without a key
     #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_unauthenticated: bool,
-    /// Web origin whose pages may call the API, e.g. `https://app.example`, again for more, localhost, or * for all
+    /// Web origin whose pages may call the API, e.g. `https://app.example`; repeatable; localhost, or * for all
     #[arg(
         long = "cors-origin",
         alias = "cors-origins",
@@ -169,26 +168,26 @@ pub struct ServerFlags {
         value_delimiter = ','
     )]
     pub cors_origins: Vec<String>,
-    /// Name under which browsers may reach the server, besides localhost and its addresses, again for more
+    /// Host name under which browsers may reach the server, besides localhost and its addresses; repeatable
     #[arg(long = "trusted-host", env = "THUNDER_TRUSTED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub trusted_hosts: Vec<String>,
     /// TLS.
     #[command(flatten)]
     pub tls: TlsFlags,
-    /// Refuse requests that name an unknown model; without it a server of one model answers them with that model
+    /// Reject requests that name an unknown model; default: a server with one model answers them with that model
     #[arg(long, env = "THUNDER_STRICT_MODEL_NAMES", value_parser = clap::builder::FalseyValueParser::new(),
           conflicts_with = "any_model_name")]
     pub strict_model_names: bool,
-    /// Answer requests that name an unknown model with the default model, also with --models-dir
+    /// Answer requests that name an unknown model with the default model, even with --models-dir
     #[arg(long, env = "THUNDER_ANY_MODEL_NAME", value_parser = clap::builder::FalseyValueParser::new())]
     pub any_model_name: bool,
-    /// Folder of GGUF files that may be loaded by the names of their files, besides --model
+    /// Folder of GGUF files that can be loaded by file name, in addition to --model
     #[arg(long, env = "THUNDER_MODELS_DIR", value_name = "DIR")]
     pub models_dir: Option<PathBuf>,
-    /// Most models that are loaded at once: one more takes the place of the one used least recently; 0 for any number
+    /// Maximum number of loaded models; loading one more unloads the least recently used; 0 for unlimited
     #[arg(long, env = "THUNDER_MODELS_MAX", value_name = "N", default_value_t = 4)]
     pub models_max: u32,
-    /// Whether a request loads the model it names, when that is in --models-dir [also: --no-models-autoload]
+    /// Load models from --models-dir when a request names them [also: --no-models-autoload]
     #[arg(
         long,
         env = "THUNDER_MODELS_AUTOLOAD",
@@ -203,25 +202,25 @@ pub struct ServerFlags {
     #[arg(long, env = "THUNDER_SLEEP_IDLE_SECONDS", value_name = "SECONDS", default_value_t = -1,
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
     pub sleep_idle_seconds: i64,
-    /// Largest request body, e.g. 256M
+    /// Maximum size of a request body, e.g. 256M
     #[arg(long, env = "THUNDER_MAX_BODY", value_name = "SIZE", default_value = "256M")]
     pub max_body: Size,
-    /// Seconds that runs may go on after the server was told to stop
+    /// Seconds that runs may continue after the server received a stop signal
     #[arg(long, env = "THUNDER_SHUTDOWN_GRACE", value_name = "SECONDS", default_value_t = 10)]
     pub shutdown_grace: u64,
-    /// What a client may ask of the server.
+    /// Limits for clients.
     #[command(flatten)]
     pub limits: LimitFlags,
-    /// What a request gets when it does not say.
+    /// Default values of requests.
     #[command(flatten)]
     pub requests: RequestFlags,
-    /// Which of llama-server's routes there are.
+    /// Routes of llama-server.
     #[command(flatten)]
     pub routes: RouteFlags,
     /// Vertex AI.
     #[command(flatten)]
     pub vertex: VertexFlags,
-    /// What is logged, and where.
+    /// Logging.
     #[command(flatten)]
     pub log: LogFlags,
 }
@@ -238,10 +237,10 @@ pub enum OnOff {
     Off,
 }
 
-/// On, off, or as it fits.
+/// On, off, or chosen automatically.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum OnOffAuto {
-    /// As it fits.
+    /// Chosen automatically.
     #[default]
     Auto,
     /// On.
@@ -253,9 +252,9 @@ pub enum OnOffAuto {
 }
 
 impl OnOffAuto {
-    /// Whether it is on; `None` where that is to be found out.
+    /// Returns the setting; `None` if it is chosen automatically.
     #[must_use]
-    pub fn decided(self) -> Option<bool> {
+    pub fn as_bool(self) -> Option<bool> {
         match self {
             Self::Auto => None,
             Self::On => Some(true),
@@ -264,7 +263,7 @@ impl OnOffAuto {
     }
 }
 
-/// Text that must not show in logs.
+/// Text that must not appear in logs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub(super) String);
 
@@ -276,7 +275,7 @@ impl std::str::FromStr for Secret {
 }
 
 impl Secret {
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -290,7 +289,7 @@ impl std::fmt::Debug for Secret {
 }
 
 impl EngineFlags {
-    /// Whether runs can capture attention.
+    /// Returns true if runs can capture attention.
     #[must_use]
     pub fn captures_attention(&self) -> bool {
         self.attention.unwrap_or_default() == OnOff::On && self.flash_attn != Some(OnOffAuto::On)
@@ -298,7 +297,7 @@ impl EngineFlags {
 }
 
 impl ServerFlags {
-    /// The addresses to listen on.
+    /// Returns the addresses to listen on.
     pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, super::ConfigError> {
         use std::net::ToSocketAddrs;
         let mut addresses = self.listen.clone();
@@ -322,12 +321,12 @@ impl ServerFlags {
         Ok(addresses)
     }
 
-    /// Returns true if a request that names an unknown model is answered by the default model.
-    pub(super) fn takes_any_model_name(&self) -> bool {
+    /// Returns true if the default model answers requests that name an unknown model.
+    pub(super) fn accepts_any_model_name(&self) -> bool {
         self.any_model_name || (self.models_dir.is_none() && !self.strict_model_names)
     }
 
-    /// Models besides the default one.
+    /// Returns the settings for models besides the default one.
     pub(super) fn models(&self) -> Result<super::ModelsConfig, super::ConfigError> {
         if let Some(path) = self.models_dir.as_ref().filter(|path| !path.is_dir()) {
             return Err(super::ConfigError::NoModelsDir { path: path.display().to_string() });
@@ -335,7 +334,7 @@ impl ServerFlags {
         Ok(super::ModelsConfig {
             dir: self.models_dir.clone(),
             autoload: self.models_autoload == OnOff::On,
-            most: (self.models_max > 0).then_some(self.models_max as usize),
+            max_loaded: (self.models_max > 0).then_some(self.models_max as usize),
             sleep_after: u64::try_from(self.sleep_idle_seconds)
                 .ok()
                 .filter(|&seconds| seconds > 0)
@@ -343,7 +342,7 @@ impl ServerFlags {
         })
     }
 
-    /// Who may do what.
+    /// Validates keys, origins and host names.
     pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<SecurityConfig, super::ConfigError> {
         if self.api_keys.iter().chain(&self.mod_keys).chain(&self.ingest_keys).any(|key| key.0.trim().is_empty()) {
             return Err(super::ConfigError::EmptyKey);

@@ -1,13 +1,13 @@
-//! What goes on which GPU.
+//! Placement of models on GPUs.
 
 use super::ConfigError;
 use clap::{Args, ValueEnum};
 
-/// Which GPUs compute, and what of the model is on them.
+/// GPUs to use, and the parts of the model placed on them.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "GPUs")]
 pub struct GpuFlags {
-    /// Layers to put on GPUs, or auto for as many as fit, or all; needs a build for a GPU [also: -ngl]
+    /// Number of layers on GPUs, auto for as many as fit, or all; needs a GPU build [also: -ngl]
     #[arg(
         long,
         env = "THUNDER_GPU_LAYERS",
@@ -17,37 +17,37 @@ pub struct GpuFlags {
         allow_negative_numbers = true
     )]
     pub gpu_layers: GpuLayersFlag,
-    /// GPUs to compute on, as --list-devices names them, or none for the processor alone; without it all [also: -dev]
+    /// GPUs to use by their names from --list-devices, or none for CPU only; default: all [also: -dev]
     #[arg(long, env = "THUNDER_DEVICE", value_name = "NAME,NAME,…", value_delimiter = ',')]
     pub device: Vec<String>,
-    /// How a model is spread over several GPUs: not at all, by layers, or by rows of each weight [also: -sm]
+    /// Split of a model over several GPUs: none, by layer, or by row of each weight [also: -sm]
     #[arg(long, env = "THUNDER_SPLIT_MODE", value_name = "none|layer|row", default_value = "layer")]
     pub split_mode: SplitModeFlag,
-    /// Share of each GPU, as proportions, e.g. 3,1; without it by their free memory [also: -ts]
+    /// Share of each GPU as proportions, e.g. 3,1; default: by free memory [also: -ts]
     #[arg(long, env = "THUNDER_TENSOR_SPLIT", value_name = "P,P,…")]
     pub tensor_split: Option<TensorSplit>,
-    /// The GPU to use when a model is not split, counted from 0 [also: -mg]
+    /// Index of the GPU to use when the model is not split, from 0 [also: -mg]
     #[arg(long, env = "THUNDER_MAIN_GPU", value_name = "N", default_value_t = 0)]
     pub main_gpu: u16,
-    /// Where tensors go whose names match a regular expression, e.g. `\.ffn_up=CPU`, again or after a comma for more; goes before
-    /// --cpu-moe, --n-cpu-moe and --n-cpu-ffn [also: -ot]
+    /// Buffer for tensors whose names match a regular expression, e.g. `\.ffn_up=CPU`; repeat or separate with commas;
+    /// takes precedence over --cpu-moe, --n-cpu-moe and --n-cpu-ffn [also: -ot]
     #[arg(long, env = "THUNDER_OVERRIDE_TENSOR", value_name = "PATTERN=BUFFER", value_delimiter = ',')]
     pub override_tensor: Vec<TensorOverride>,
-    /// Keep the experts' weights on the processor [also: -cmoe]
+    /// Keep all expert weights on the CPU [also: -cmoe]
     #[arg(long, env = "THUNDER_CPU_MOE", value_parser = clap::builder::FalseyValueParser::new())]
     pub cpu_moe: bool,
-    /// Keep the experts' weights of the first N layers on the processor [also: -ncmoe]
+    /// Keep the expert weights of the first N layers on the CPU [also: -ncmoe]
     #[arg(long, env = "THUNDER_N_CPU_MOE", value_name = "N", default_value_t = 0)]
     pub n_cpu_moe: u32,
-    /// Keep the feed-forward weights of the first N layers on the processor, in models without experts [also: -ncffn]
+    /// Keep the feed-forward weights of the first N layers on the CPU, in models without experts [also: -ncffn]
     #[arg(long, env = "THUNDER_N_CPU_FFN", value_name = "N", default_value_t = 0)]
     pub n_cpu_ffn: u32,
 }
 
-/// Where some tensors go.
+/// Buffer for the tensors whose names match a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorOverride {
-    /// A regular expression for their names.
+    /// Regular expression for the tensor names.
     pub pattern: String,
     /// llama.cpp's name of the buffer.
     pub buffer: String,
@@ -60,15 +60,15 @@ impl std::str::FromStr for TensorOverride {
             Some((pattern, buffer)) if !pattern.is_empty() && !buffer.is_empty() => {
                 Ok(Self { pattern: pattern.to_owned(), buffer: buffer.to_owned() })
             }
-            _ => Err(format!("'{text}' is not a pattern and a buffer, such as \\.ffn_up=CPU")),
+            _ => Err(format!("'{text}' is not PATTERN=BUFFER, e.g. \\.ffn_up=CPU")),
         }
     }
 }
 
-/// How many layers go on GPUs.
+/// Number of layers to place on GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GpuLayersFlag {
-    /// As many as fit.
+    /// All that fit.
     #[default]
     Auto,
     /// All.
@@ -82,7 +82,7 @@ impl std::str::FromStr for GpuLayersFlag {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Self::Auto),
-            // llama-server's older word for all.
+            // llama-server's older value for all.
             "all" | "-1" => Ok(Self::All),
             count => count
                 .parse()
@@ -92,55 +92,55 @@ impl std::str::FromStr for GpuLayersFlag {
     }
 }
 
-/// A share of each GPU, as proportions; none for a share by their free memory.
+/// Share of each GPU as proportions; empty for shares by free memory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TensorSplit(Vec<f32>);
 
 impl std::str::FromStr for TensorSplit {
     type Err = &'static str;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // llama-server takes both.
+        // llama-server accepts both separators.
         let shares = text.split([',', '/']).map(|share| share.trim().parse().ok());
         match shares.collect::<Option<Vec<f32>>>() {
             _ if text.trim().is_empty() => Ok(Self::default()),
             Some(shares) if shares.iter().all(|share| share.is_finite() && *share >= 0.0) => Ok(Self(shares)),
-            _ => Err("it takes a proportion for each GPU, e.g. 3,1"),
+            _ => Err("expected a proportion for each GPU, e.g. 3,1"),
         }
     }
 }
 
-/// How a model is spread over several GPUs.
+/// Split of a model over several GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum SplitModeFlag {
-    /// Not at all.
+    /// No split.
     None,
-    /// By layers.
+    /// By layer.
     #[default]
     Layer,
-    /// By rows of each weight.
+    /// By row of each weight.
     Row,
 }
 
-/// Which GPUs compute, and what of a model is on them.
+/// GPUs to use, and the parts of a model placed on them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuConfig {
     /// Layers on GPUs.
     pub layers: GpuLayersFlag,
-    /// The GPUs by their names, in order; empty for the processor alone, `None` for all.
+    /// Names of the GPUs, in order; empty for CPU only, `None` for all.
     pub devices: Option<Vec<String>>,
-    /// How a model is spread over several GPUs.
+    /// Split of a model over several GPUs.
     pub split_mode: SplitModeFlag,
-    /// Share of each GPU; empty for a share by their free memory.
+    /// Share of each GPU; empty for shares by free memory.
     pub tensor_split: Vec<f32>,
-    /// The GPU to use when a model is not split, counted from 0.
+    /// Index of the GPU to use when a model is not split, from 0.
     pub main_gpu: usize,
-    /// Where some tensors go.
+    /// Buffers for tensors by name.
     pub tensors: Vec<TensorOverride>,
-    /// Whether the experts of all layers stay on the processor.
+    /// True if the expert weights of all layers stay on the CPU.
     pub cpu_moe: bool,
-    /// In so many of the first layers the experts stay on the processor.
+    /// Number of first layers whose expert weights stay on the CPU.
     pub n_cpu_moe: u32,
-    /// In so many of the first layers the feed-forward part without experts stays on the processor.
+    /// Number of first layers whose feed-forward weights stay on the CPU, in models without experts.
     pub n_cpu_ffn: u32,
 }
 
@@ -169,9 +169,9 @@ impl TryFrom<GpuFlags> for GpuConfig {
 }
 
 impl GpuConfig {
-    /// The flags that ask for a GPU, as they would stand on a command line.
+    /// Returns the flags that need a GPU, as written on a command line.
     #[must_use]
-    pub fn asked(&self) -> Vec<String> {
+    pub fn gpu_flags(&self) -> Vec<String> {
         let mut asked = Vec::new();
         match self.layers {
             GpuLayersFlag::All => asked.push("--gpu-layers all".to_owned()),

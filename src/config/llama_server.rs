@@ -1,6 +1,6 @@
-//! The flags of llama-server that decide what a request gets when it does not say, and which routes there are.
+//! llama-server's flags for request defaults and routes.
 //!
-//! Of what a request gets, [`RequestFlags`] make the fields of its JSON; so they are checked where a request is.
+//! [`RequestFlags`] become fields of the request's JSON, so the request parser validates them.
 
 use super::ConfigError;
 use super::flags::{OnOff, OnOffAuto};
@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a request gets when it does not say.
+/// Default values of requests.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Defaults of requests")]
 pub struct RequestFlags {
-    /// Most tokens of an answer; -1 for as many as the context holds
+    /// Maximum tokens of an answer; -1 for the size of the context
     #[arg(
         short = 'n',
         long = "predict",
@@ -23,71 +23,72 @@ pub struct RequestFlags {
         allow_negative_numbers = true
     )]
     pub predict: Option<i32>,
-    /// Seed of the draw; -1 for a new one each time
+    /// Random seed; -1 for a new one per request
     #[arg(short, long, env = "THUNDER_SEED", value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<i64>,
-    /// 0 always takes the most probable token; without it 0.8
+    /// Temperature; 0 always takes the most probable token; default: 0.8
     #[arg(long = "temp", alias = "temperature", env = "THUNDER_TEMP", value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
-    /// Take from the K most probable tokens only, 0 from all; without it 40
+    /// Sample from the K most probable tokens; 0 for all; default: 40
     #[arg(long, env = "THUNDER_TOP_K", value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<i32>,
-    /// Take from the most probable tokens that have P together; without it 0.95
+    /// Sample from the most probable tokens with cumulative probability P; default: 0.95
     #[arg(long, env = "THUNDER_TOP_P", value_name = "P")]
     pub top_p: Option<f32>,
-    /// Take from the tokens that have at least P of the most probable one's probability; without it 0.05
+    /// Minimum probability of a token relative to the most probable one; default: 0.05
     #[arg(long, env = "THUNDER_MIN_P", value_name = "P")]
     pub min_p: Option<f32>,
-    /// Penalty on tokens that were there already; 1 is none
+    /// Penalty on repeated tokens; 1 for none
     #[arg(long, env = "THUNDER_REPEAT_PENALTY", value_name = "X")]
     pub repeat_penalty: Option<f32>,
-    /// Tokens that the penalties look back on; without it 64
+    /// Number of last tokens that the penalties consider; default: 64
     #[arg(long, env = "THUNDER_REPEAT_LAST_N", value_name = "N", allow_negative_numbers = true)]
     pub repeat_last_n: Option<i32>,
-    /// Penalty on tokens that were there at all
+    /// Penalty on tokens that occurred before
     #[arg(long, env = "THUNDER_PRESENCE_PENALTY", value_name = "X", allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
-    /// Penalty on tokens by how often they were there
+    /// Penalty on tokens by their number of occurrences
     #[arg(long, env = "THUNDER_FREQUENCY_PENALTY", value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
-    /// Never end an answer by itself
+    /// Ignore end-of-generation tokens
     #[arg(long, env = "THUNDER_IGNORE_EOS", value_parser = clap::builder::FalseyValueParser::new())]
     pub ignore_eos: bool,
-    /// Tokens of the prompt that stay when the context is full, -1 for all
+    /// Number of prompt tokens to keep when the context is full; -1 for all
     #[arg(long, env = "THUNDER_KEEP", value_name = "N", allow_negative_numbers = true)]
     pub keep: Option<i32>,
-    /// Variables of the chat template, as a JSON object, e.g. `{"enable_thinking": false}`
+    /// Variables of the chat template as a JSON object, e.g. `{"enable_thinking": false}`
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE_KWARGS", value_name = "JSON")]
     pub chat_template_kwargs: Option<String>,
-    /// Whether models think; auto leaves it to their chat template [also: -rea]
+    /// Thinking of models; auto for the chat template's default [also: -rea]
     #[arg(long, env = "THUNDER_REASONING", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub reasoning: Option<OnOffAuto>,
-    /// How much, for chat templates that ask, e.g. low, medium or high; default leaves it to them
+    /// Reasoning effort for chat templates that support it, e.g. low, medium or high; default for the template's
+    /// default
     #[arg(long, env = "THUNDER_REASONING_EFFORT", value_name = "LEVEL")]
     pub reasoning_effort: Option<String>,
-    /// Whether thoughts are told from answers: none leaves them in the text, all others tell them
+    /// Separation of thoughts from answers: none leaves them in the text, all other values separate them
     #[arg(long, env = "THUNDER_REASONING_FORMAT", value_name = "none|auto|deepseek|deepseek-legacy",
           value_parser = ["none", "auto", "deepseek", "deepseek-legacy"])]
     pub reasoning_format: Option<String>,
-    /// Tokens that a model may think, 0 for no thinking, -1 for any number; then the thought is ended
+    /// Maximum tokens of a thought; 0 for no thinking, -1 for unlimited
     #[arg(long, env = "THUNDER_REASONING_BUDGET", value_name = "N", allow_negative_numbers = true)]
     pub reasoning_budget: Option<i32>,
-    /// What is written at the end of a thought that is ended so
+    /// Text that ends a thought which exceeds --reasoning-budget
     #[arg(long, env = "THUNDER_REASONING_BUDGET_MESSAGE", value_name = "TEXT")]
     pub reasoning_budget_message: Option<String>,
-    /// Whether an assistant's message at the end is continued instead of answered [also: --no-prefill-assistant]
+    /// Continue a final assistant message instead of answering it [also: --no-prefill-assistant]
     #[arg(long, env = "THUNDER_PREFILL_ASSISTANT", value_name = "on|off", default_value = "on",
           default_missing_value = "on", num_args = 0..=1, require_equals = true)]
     pub prefill_assistant: OnOff,
-    /// Any other sampling parameter of a request, as its JSON, e.g. `xtc_probability=0.5` or `samplers=["top_k"]`
+    /// Any other sampling parameter of requests as JSON, e.g. `xtc_probability=0.5` or `samplers=["top_k"]`
     #[arg(long = "parameter", env = "THUNDER_PARAMETER", value_name = "NAME=JSON")]
     pub parameters: Vec<String>,
-    /// llama-server's less common sampling flags; in the help they stand under `--parameter`.
+    /// llama-server's less common sampling flags; the help covers them by `--parameter`.
     #[command(flatten)]
     pub further: HiddenSamplingFlags,
 }
 
-/// llama-server's less common sampling flags; in the help they stand under `--parameter`.
+/// llama-server's less common sampling flags; the help covers them by `--parameter`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HiddenSamplingFlags {
     #[arg(long, alias = "typical", hide = true)]
@@ -122,7 +123,7 @@ pub struct HiddenSamplingFlags {
     adaptive_target: Option<f32>,
     #[arg(long, hide = true)]
     adaptive_decay: Option<f32>,
-    /// Names of the stages in order, separated by ;
+    /// Names of the sampler stages in order, separated by semicolons.
     #[arg(long, hide = true)]
     samplers: Option<String>,
     #[arg(long = "sampler-seq", alias = "sampling-seq", hide = true)]
@@ -135,7 +136,7 @@ pub struct HiddenSamplingFlags {
     json_schema: Option<String>,
     #[arg(long, hide = true, conflicts_with = "json_schema")]
     json_schema_file: Option<PathBuf>,
-    /// Texts that end an answer.
+    /// Stop strings.
     #[arg(short = 'r', long = "reverse-prompt", hide = true)]
     stop: Vec<String>,
     #[arg(short = 'l', long = "logit-bias", hide = true, value_name = "TOKEN+BIAS", value_delimiter = ',')]
@@ -146,7 +147,7 @@ pub struct HiddenSamplingFlags {
     embd_normalize: Option<i64>,
 }
 
-/// A token and what is added to its logit, as `15043+1` or `15043-0.5`.
+/// A token and the bias of its logit, as `15043+1` or `15043-0.5`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct TokenBias(u32, f32);
 
@@ -157,34 +158,34 @@ impl std::str::FromStr for TokenBias {
             let bias = text[sign..].parse().ok().filter(|bias: &f32| !bias.is_nan())?;
             Some(Self(text[..sign].parse().ok()?, bias))
         });
-        read.ok_or_else(|| format!("'{text}' is not a token's id and a bias, such as 15043+1 or 15043-0.5"))
+        read.ok_or_else(|| format!("'{text}' is not a token id with a bias, e.g. 15043+1 or 15043-0.5"))
     }
 }
 
-/// Which of llama-server's routes there are.
+/// Routes of llama-server.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "llama-server's routes")]
 pub struct RouteFlags {
-    /// Whether GET /slots tells what every slot is doing [also: --no-slots]
+    /// GET /slots with the state of every slot [also: --no-slots]
     #[arg(long, env = "THUNDER_SLOTS", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub slots: OnOff,
-    /// Give counters for Prometheus at GET /metrics
+    /// GET /metrics with counters for Prometheus
     #[arg(long, env = "THUNDER_METRICS", value_parser = clap::builder::FalseyValueParser::new())]
     pub metrics: bool,
-    /// Take POST /props, which changes nothing yet
+    /// POST /props, which changes nothing yet
     #[arg(long, env = "THUNDER_PROPS", value_parser = clap::builder::FalseyValueParser::new())]
     pub props: bool,
-    /// Path that stands before all others, e.g. `/llm`, for APIs, sockets and dashboard
+    /// Path prefix of all APIs, sockets and the dashboard, e.g. `/llm`
     #[arg(long, env = "THUNDER_API_PREFIX", value_name = "PATH")]
     pub api_prefix: Option<String>,
     /// Serve the APIs without the dashboard
     #[arg(long, alias = "no-webui", env = "THUNDER_NO_UI", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_ui: bool,
-    /// Folder that the state of slots and sessions is saved to and restored from
+    /// Folder for saving and restoring slot and session snapshots
     #[arg(long, env = "THUNDER_SLOT_SAVE_PATH", value_name = "DIR")]
     pub slot_save_path: Option<PathBuf>,
-    /// Seconds of silence after which a stream gets a comment line, so that proxies keep it; -1 for never
+    /// Seconds of silence after which a stream sends a comment line to keep proxies from closing it; -1 for never
     #[arg(
         long,
         env = "THUNDER_SSE_PING_INTERVAL",
@@ -195,33 +196,33 @@ pub struct RouteFlags {
     pub sse_ping_interval: i64,
 }
 
-/// What is logged, and where, as llama-server's flags say it.
+/// Logging, as llama-server's flags describe it.
 #[derive(Debug, Clone, Default, Args)]
 pub struct LogFlags {
-    /// A file that the log is appended to instead of being written to standard error.
+    /// File that the log is appended to instead of standard error.
     #[arg(long, hide = true, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Whether lines are coloured; without it where standard error is a terminal.
+    /// Coloured lines; default: if standard error is a terminal.
     #[arg(long, hide = true, value_name = "on|off|auto", num_args = 0..=1, default_missing_value = "on")]
     pub log_colors: Option<OnOffAuto>,
-    /// Log nothing.
+    /// Disables logging.
     #[arg(long, hide = true)]
     log_disable: bool,
-    /// Log everything, and add `__verbose` to answers.
+    /// Logs everything, and adds `__verbose` to responses.
     #[arg(short, long, alias = "log-verbose", hide = true)]
     verbose: bool,
-    /// 0 and 1 errors, 2 warnings, 3 what is usual, 4 more, 5 everything.
+    /// 0 and 1 for errors, 2 for warnings, 3 for the default, 4 for more, 5 for everything.
     #[arg(long, alias = "log-verbosity", hide = true, value_name = "N", allow_negative_numbers = true)]
     verbosity: Option<i32>,
 }
 
 impl LogFlags {
-    /// Returns true if answers have `__verbose` unless their requests say otherwise.
+    /// Returns true if responses have `__verbose` by default.
     pub(super) const fn shows_verbose(&self) -> bool {
         self.verbose
     }
 
-    /// What llama-server's flags say about the log, as a filter.
+    /// Returns the log filter that the flags describe.
     #[must_use]
     pub fn log_filter(&self) -> Option<&'static str> {
         match (self.log_disable, self.verbose, self.verbosity) {
@@ -235,25 +236,25 @@ impl LogFlags {
     }
 }
 
-/// Which of llama-server's routes there are, and how they behave.
+/// Routes of llama-server and their settings.
 #[derive(Debug, Clone)]
 pub struct RouteConfig {
-    /// Whether `GET /slots` tells what every slot is doing.
+    /// True if `GET /slots` is served.
     pub slots: bool,
-    /// Whether `GET /metrics` gives counters.
+    /// True if `GET /metrics` is served.
     pub metrics: bool,
-    /// Whether `POST /props` is taken.
+    /// True if `POST /props` is served.
     pub props: bool,
-    /// Whether there is a dashboard.
+    /// True if the dashboard is served.
     pub dashboard: bool,
-    /// Folder that the state of slots and sessions is saved to.
+    /// Folder for slot and session snapshots.
     pub slot_save_path: Option<PathBuf>,
-    /// Silence after which a stream gets a comment line; `None` for never.
+    /// Silence after which a stream sends a comment line; `None` for never.
     pub sse_ping_interval: Option<Duration>,
 }
 
 impl RouteFlags {
-    /// What stands before every path; empty for nothing.
+    /// Returns the prefix of every path; empty for none.
     pub(super) fn prefix(&self) -> Result<String, ConfigError> {
         let given = self.api_prefix.as_deref().unwrap_or_default();
         let prefix = given.trim_end_matches('/');
@@ -284,7 +285,7 @@ impl RouteFlags {
 }
 
 impl RequestFlags {
-    /// The fields that a request has when it does not say otherwise, by their names in its JSON.
+    /// Returns the default fields of requests, by their JSON names.
     pub(super) fn defaults(&self) -> Result<Map<String, Value>, ConfigError> {
         let mut fields = Map::new();
         let mut set = |name: &str, value: Value| {
@@ -304,7 +305,7 @@ impl RequestFlags {
         set("frequency_penalty", number(self.frequency_penalty));
         set("ignore_eos", json!(self.ignore_eos.then_some(true)));
         set("n_keep", json!(self.keep));
-        set("enable_thinking", json!(self.reasoning.and_then(OnOffAuto::decided)));
+        set("enable_thinking", json!(self.reasoning.and_then(OnOffAuto::as_bool)));
         set("reasoning_effort", json!(self.reasoning_effort.as_deref().filter(|level| *level != "default")));
         set("reasoning_format", json!(self.reasoning_format));
         set("continue_final_message", json!((self.prefill_assistant == OnOff::Off).then_some(false)));
@@ -342,7 +343,7 @@ impl RequestFlags {
         }
         set("stop", json!(Some(&further.stop).filter(|stop| !stop.is_empty())));
         let biases = further.logit_bias.iter().map(|TokenBias(token, bias)| {
-            // JSON has no infinity, and a request says false for a token that is never drawn.
+            // JSON has no infinity; in a request, false bans a token.
             let bias = if *bias == f32::NEG_INFINITY { json!(false) } else { number(Some(bias.min(f32::MAX))) };
             json!([token, bias])
         });
@@ -364,7 +365,7 @@ impl RequestFlags {
     }
 }
 
-/// The number as it was written: 0.8, not 0.800000011920929.
+/// Converts a number as it was written: 0.8, not 0.800000011920929.
 fn number(value: Option<f32>) -> Value {
     value.and_then(|value| value.to_string().parse::<f64>().ok()).map_or(Value::Null, Value::from)
 }

@@ -1,7 +1,7 @@
-//! How Thunder is set up: flags, then environment, then defaults, validated once.
+//! Configuration: flags, then environment, then defaults, validated once.
 //!
-//! [`flags`] is what a person can say, [`Config`] what the rest of the program reads. Nothing behind it looks at
-//! the environment again, and nothing checks a value twice.
+//! [`flags`] holds the parsed command line, [`Config`] the validated result that the rest of the program reads. Nothing
+//! else reads the environment or validates a value again.
 
 mod adapters;
 mod cache;
@@ -42,17 +42,17 @@ pub use tls::{TlsConfig, TlsError, TlsFlags, certificates};
 pub use tuning::{LoadMode, NumaFlag, OverrideValue, RopeScalingFlag, TuningFlags};
 pub use vertex::VertexConfig;
 
-/// Port of the server.
+/// Default port of the server.
 pub const DEFAULT_PORT: u16 = 6767;
-/// Address of the server, when no other was given.
+/// Default address of the server.
 pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
-/// Most tokens of context that a slot gets unless more is asked for.
+/// Maximum default context per slot in tokens.
 pub const DEFAULT_SLOT_CONTEXT: u32 = 8192;
-/// Slots when nobody says how many, and tokens that all of them have then at most.
+/// Default number of slots, and their maximum total of tokens.
 const DEFAULT_SLOTS: u32 = 4;
 const DEFAULT_CELLS: u32 = DEFAULT_SLOTS * DEFAULT_SLOT_CONTEXT;
 
-/// The template that many models share.
+/// The ChatML template, which many models share.
 const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -60,124 +60,124 @@ const CHATML: &str = "{% for message in messages %}\
 /// A validated configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The model and how it runs.
+    /// The model and its settings.
     pub engine: EngineConfig,
-    /// Where things are kept.
+    /// Data folder, database and retention.
     pub data: DataConfig,
-    /// Where and whom to serve.
+    /// Listener, access and limits of the server.
     pub server: ServerConfig,
 }
 
-/// The model and how it runs.
+/// The model and its settings.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// The GGUF file; `None` for the bundled model.
+    /// Path of the GGUF file; `None` for the bundled model.
     pub model: Option<PathBuf>,
-    /// Names of the model, the first the one it is shown by; empty for the file's.
+    /// Names of the model, the displayed one first; empty for the file's name.
     pub alias: Vec<String>,
-    /// Words about the default model, for lists of models.
+    /// Tags of the default model in model lists.
     pub tags: Vec<String>,
-    /// Context in tokens; `None` asks the model.
+    /// Context size in tokens; `None` for the model's.
     pub ctx_size: Option<u32>,
-    /// Whether the slots share that context; else each has the whole of it.
+    /// True if the slots share the context; false if each has all of it.
     pub ctx_is_shared: bool,
-    /// Slots, at least 1.
+    /// Number of slots, at least 1.
     pub parallel: u32,
-    /// Threads that compute tokens, at least 1.
+    /// Threads for generation, at least 1.
     pub threads: i32,
-    /// Threads that compute prompts, at least 1.
+    /// Threads for prompt processing, at least 1.
     pub threads_batch: i32,
-    /// Most tokens in one decode.
+    /// Maximum tokens per decode call.
     pub batch_size: u32,
-    /// Most tokens computed at once, not above `batch_size`.
+    /// Maximum tokens computed at once, not above `batch_size`.
     pub ubatch_size: u32,
-    /// What goes on which GPU.
+    /// Placement on GPUs.
     pub gpu: GpuConfig,
-    /// Read the model instead of mapping it.
+    /// True if the model is read into memory instead of mapped.
     pub no_mmap: bool,
-    /// Keep the weights from being swapped out.
+    /// True if the weights are locked in memory.
     pub mlock: bool,
-    /// Whether attention can be captured; flash attention is off then.
+    /// True if attention can be captured; flash attention is then off.
     pub attention: bool,
-    /// Chat template that is used instead of the model's own.
+    /// Chat template that replaces the model's.
     pub chat_template: Option<String>,
-    /// LoRA adapters of the default model, each with its usual scale.
+    /// LoRA adapters of the default model, each with its default scale.
     pub adapters: Vec<(PathBuf, f32)>,
     /// Control vectors of the default model.
     pub control: ControlConfig,
     /// The KV cache.
     pub cache: CacheConfig,
-    /// How models are computed.
+    /// Compute settings.
     pub tuning: TuningFlags,
     /// Embeddings and scores.
     pub encoder: EncoderFlags,
-    /// What mods may use, and where they run.
+    /// Resources and sandbox of mods.
     pub mods: ModsConfig,
 }
 
-/// Where things are kept.
+/// Data folder, database and retention.
 #[derive(Clone)]
 pub struct DataConfig {
-    /// Folder of the embedded database and of caches.
+    /// Folder of the embedded database and caches.
     pub dir: PathBuf,
-    /// PostgreSQL to use instead of the embedded one. May hold a password: not shown by `Debug`.
+    /// URL of an external PostgreSQL. May hold a password: not shown by `Debug`.
     pub database_url: Option<String>,
-    /// Days for which runs are kept; `None` for ever.
+    /// Days after which runs are removed; `None` for never.
     pub keep_days: Option<u32>,
-    /// Bytes that runs may take before the oldest go; `None` for any number.
+    /// Maximum bytes of all runs before the oldest are removed; `None` for unlimited.
     pub keep_bytes: Option<u64>,
 }
 
-/// Where and whom to serve.
+/// Listener, access and limits of the server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
     /// At least one address.
     pub listen: Vec<SocketAddr>,
-    /// Who may do what.
+    /// Keys, origins and host names.
     pub security: SecurityConfig,
-    /// Certificate and key, where https is served; `None` for plain http.
+    /// Certificate and key for HTTPS; `None` for plain HTTP.
     pub tls: Option<TlsConfig>,
-    /// What stands before every path: nothing, or a path such as `/llm`.
+    /// Prefix of every path: empty, or a path such as `/llm`.
     pub prefix: String,
-    /// Answers a request that names an unknown model with the default model instead of a 404.
+    /// True if the default model answers requests that name an unknown model; false for a 404.
     pub any_model_name: bool,
     /// Models besides the default one.
     pub models: ModelsConfig,
-    /// Largest request body, in bytes.
+    /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
-    /// How long a client may take for the headers of a request, and a connection wait for one; `None` for ever.
+    /// Time to receive the headers of a request, and for which an idle connection stays open; `None` for unlimited.
     pub header_timeout: Option<Duration>,
-    /// How long runs may go on after the server was told to stop.
+    /// Time that runs may continue after a stop signal.
     pub shutdown_grace: Duration,
-    /// Most bytes of attention in an answer at once, or in a message.
+    /// Maximum bytes of attention data in a response or a message.
     pub max_attention_bytes: usize,
-    /// What one WebSocket may do.
+    /// Limits of a WebSocket.
     pub sockets: SocketConfig,
-    /// How long runs of the streaming protocol wait for their client.
-    pub runs: RunTimeoutConfig,
-    /// How many runs may be begun in a minute.
+    /// Timeouts of runs of the streaming protocol.
+    pub run_timeouts: RunTimeoutConfig,
+    /// Maximum run requests per minute.
     pub rates: RateConfig,
-    /// Most tokens that an answer may have; `None` for as many as fit.
+    /// Maximum tokens of an answer; `None` for as many as fit.
     pub max_tokens: Option<u32>,
-    /// Fields that a request has when it does not say otherwise.
+    /// Default fields of requests.
     pub request_defaults: Map<String, Value>,
-    /// llama-server's routes.
+    /// Routes of llama-server.
     pub routes: RouteConfig,
-    /// Routes for Vertex AI, where it runs the server.
+    /// Routes for Vertex AI, if it runs the server.
     pub vertex: Option<VertexConfig>,
-    /// Whether clients with the right may upload mods, and uploaded ones are run.
+    /// True if authorised clients may upload mods, and uploaded mods run.
     pub allow_mod_upload: bool,
 }
 
 /// Models besides the default one.
 #[derive(Debug, Clone, Default)]
 pub struct ModelsConfig {
-    /// Folder of GGUF files that may be loaded by name.
+    /// Folder of GGUF files that can be loaded by name.
     pub dir: Option<PathBuf>,
-    /// Whether a request loads the model it names.
+    /// True if a request loads the model it names.
     pub autoload: bool,
-    /// How many may be loaded at once, at least 1; `None` for any number.
-    pub most: Option<usize>,
+    /// Maximum number of loaded models, at least 1; `None` for unlimited.
+    pub max_loaded: Option<usize>,
     /// Idle time after which a model is unloaded until its next request; `None` for never.
     pub sleep_after: Option<Duration>,
 }
@@ -199,7 +199,7 @@ impl std::fmt::Debug for DataConfig {
 pub struct Size(pub usize);
 
 impl Default for Size {
-    /// What a request body may have without a flag: 256 MiB, which holds a trace of some 100 000 tokens.
+    /// The default size of a request body: 256 MiB, which fits a trace of some 100 000 tokens.
     fn default() -> Self {
         Self(256 << 20)
     }
@@ -208,7 +208,7 @@ impl Default for Size {
 impl std::str::FromStr for Size {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("'{text}' is not a size; write it as 4096, 512K, 256M or 2G");
+        let wrong = || format!("'{text}' is not a size; expected e.g. 4096, 512K, 256M or 2G");
         let (digits, shift) = match text.as_bytes().last() {
             Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
             Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
@@ -221,10 +221,10 @@ impl std::str::FromStr for Size {
 }
 
 impl Config {
-    /// Checks all flags and fills in the defaults.
+    /// Validates all flags and fills in the defaults.
     ///
     /// # Errors
-    /// [`ConfigError`]: which flag is wrong, and what would be right.
+    /// [`ConfigError`] names the invalid flag and the valid values.
     pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, ConfigError> {
         let listen = server.addresses()?;
         let mut request_defaults = engine.cache.defaults();
@@ -246,14 +246,14 @@ impl Config {
                 tls: server.tls.config()?,
                 prefix: server.routes.prefix()?,
                 listen,
-                any_model_name: server.takes_any_model_name(),
+                any_model_name: server.accepts_any_model_name(),
                 models: server.models()?,
                 max_body_bytes: server.max_body.0,
                 header_timeout: server.limits.header_timeout(),
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
                 max_attention_bytes: server.limits.max_attention.0,
                 sockets: server.limits.sockets(),
-                runs: server.limits.runs(),
+                run_timeouts: server.limits.run_timeouts(),
                 rates: server.limits.rates(),
                 max_tokens,
                 request_defaults,
@@ -278,7 +278,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
         if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
             return Err(ConfigError::NoModel { path: path.display().to_string() });
         }
-        // llama-server reads -1 and 0 as "choose" and "ask the model", and scripts written for it say so.
+        // llama-server reads -1 and 0 as "automatic" and "the model's", and scripts written for it use them.
         let asked = flags.parallel.and_then(|slots| u32::try_from(slots).ok());
         let ctx_size = flags.ctx_size.filter(|&size| size > 0);
         let parallel = match asked {
@@ -321,7 +321,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
     }
 }
 
-/// Whether attention can be captured: unless flash attention is asked for.
+/// Returns true if attention can be captured, that is, unless flash attention is on.
 fn attention(capture: Option<OnOff>, flash: Option<OnOffAuto>) -> Result<bool, ConfigError> {
     match (capture, flash) {
         (Some(OnOff::On), Some(OnOffAuto::On)) => Err(ConfigError::FlashAttention),
@@ -337,7 +337,7 @@ fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<S
         return read.map(Some).map_err(|source| ConfigError::File { flag, path: path.display().to_string(), source });
     }
     match text {
-        // llama.cpp has it too, but Jinja text can be given tools.
+        // llama.cpp has this template, too, but tools can only be added to Jinja text.
         Some(name) if name.trim() == "chatml" => Ok(Some(CHATML.to_owned())),
         Some(name) if is_chat_template_name(name.trim()) => Ok(Some(name.trim().to_owned())),
         Some(name) if !name.contains('{') => Err(ConfigError::ChatTemplate { name }),
@@ -346,17 +346,17 @@ fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<S
 }
 
 impl EngineConfig {
-    /// Most tokens of a text that is embedded or scored, for a model that was trained with `context_train` tokens and
-    /// that shares the context among slots or not.
+    /// Returns the maximum tokens of a text that is embedded or scored, for a model trained with `context_train`
+    /// tokens. `slots` is true if the model shares the context among slots.
     #[must_use]
-    pub fn longest_text(&self, context_train: u32, slots: bool) -> u32 {
+    pub fn max_text_tokens(&self, context_train: u32, slots: bool) -> u32 {
         match self.ctx_size {
             Some(all) if !slots => all,
             _ => self.slot_context(context_train),
         }
     }
 
-    /// Context of each slot in tokens, for a model that was trained with `context_train` tokens.
+    /// Returns the context of each slot in tokens, for a model trained with `context_train` tokens.
     #[must_use]
     pub fn slot_context(&self, context_train: u32) -> u32 {
         match self.ctx_size {

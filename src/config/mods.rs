@@ -1,31 +1,31 @@
-//! What mods may use, and where they run.
+//! Resources and sandbox of mods.
 
 use super::{ConfigError, Size};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Mods.
+/// Flags for mods.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mods")]
 pub struct ModFlags {
     /// Folder of Python mods, registered at start
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     pub mods_dir: Option<PathBuf>,
-    /// Which mods run without network, files and processes: those that clients upload, those from files as well, or none. Where
-    /// the kernel has no sandbox, those that need one are refused
+    /// Mods that run without access to network, files and processes: uploaded ones, all, or none (off). On kernels
+    /// without a sandbox, mods that need one are rejected
     #[arg(long, env = "THUNDER_MOD_SANDBOX", value_name = "uploaded|all|off", default_value = "uploaded")]
     pub mod_sandbox: ModSandbox,
-    /// Workers of a Python mod that may serve runs at once, where the mod does not say it
+    /// Default number of workers per Python mod that serve runs in parallel
     #[arg(long, env = "THUNDER_MOD_WORKERS", value_name = "N", default_value_t = 1)]
     pub mod_workers: u16,
     /// Milliseconds that a call of a Python mod may take
     #[arg(long, env = "THUNDER_MOD_TIMEOUT", value_name = "MS", default_value_t = 1000)]
     pub mod_timeout: u32,
-    /// Address space of a worker, e.g. 4G, its libraries included
+    /// Maximum address space of a worker including its libraries, e.g. 4G
     #[arg(long, env = "THUNDER_MOD_MEMORY", value_name = "SIZE", default_value = "4G")]
     pub mod_memory: Size,
-    /// Seconds after which a worker that no run needs is ended, 0 for never
+    /// Seconds without a run after which a worker exits; 0 for never
     #[arg(long, env = "THUNDER_MOD_IDLE", value_name = "SECONDS", default_value_t = 600)]
     pub mod_idle: u32,
 }
@@ -43,37 +43,37 @@ impl Default for ModFlags {
     }
 }
 
-/// Which mods run in a sandbox.
+/// Mods that run in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum ModSandbox {
-    /// Those that clients upload.
+    /// Uploaded mods.
     #[default]
     Uploaded,
-    /// Those from files as well.
+    /// Uploaded mods and mods from files.
     All,
-    /// None.
+    /// No mods.
     Off,
 }
 
-/// Mods.
+/// Resources and sandbox of mods.
 #[derive(Debug, Clone)]
 pub struct ModsConfig {
     /// Folder of Python mods.
     pub dir: Option<PathBuf>,
-    /// Which mods run in a sandbox.
+    /// Mods that run in a sandbox.
     pub sandbox: ModSandbox,
-    /// Workers of a mod, at least 1.
+    /// Workers per mod, at least 1.
     pub workers: usize,
-    /// Time for one call.
+    /// Time limit of one call.
     pub timeout: Duration,
-    /// Address space of a worker.
+    /// Maximum address space of a worker.
     pub memory_bytes: u64,
-    /// When a worker that no run needs is ended; zero for never.
+    /// Time without a run after which a worker exits; zero for never.
     pub idle: Duration,
 }
 
-/// Python itself needs about half of it.
-const LEAST_MEMORY: u64 = 64 << 20;
+/// Minimum address space of a worker; Python itself needs about half of it.
+const MIN_MEMORY: u64 = 64 << 20;
 
 impl TryFrom<ModFlags> for ModsConfig {
     type Error = ConfigError;
@@ -89,7 +89,7 @@ impl TryFrom<ModFlags> for ModsConfig {
             return range("--mod-timeout", "at least 1 ms", 0);
         }
         let memory_bytes = flags.mod_memory.0 as u64;
-        if memory_bytes < LEAST_MEMORY {
+        if memory_bytes < MIN_MEMORY {
             return range("--mod-memory", "at least 64M", memory_bytes);
         }
         Ok(Self {

@@ -1,17 +1,17 @@
-//! Who may call the API: keys, of which only hashes are kept, web origins, and names of the server.
+//! Access control: hashed API keys, web origins, and host names of the server.
 
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// The word for pages of this machine, at any port, among the origins that may call the API.
+/// The name, among the allowed origins, for pages of this machine at any port.
 pub const LOCALHOST: &str = "localhost";
 
-/// Who may do what.
+/// Keys, origins and host names of the server.
 #[derive(Debug, Clone, Default)]
 pub struct SecurityConfig {
-    /// Hashes of the keys; when empty, no key is asked for.
+    /// Hashes of the API keys; if empty, no key is required.
     pub keys: Vec<KeyHash>,
-    /// Hashes of keys that are good for sending traces and for nothing else.
+    /// Hashes of keys that only permit sending traces.
     pub ingest_keys: Vec<KeyHash>,
     /// True if traces are accepted without a key.
     pub ingest_open: bool,
@@ -21,7 +21,7 @@ pub struct SecurityConfig {
     pub trusted_hosts: Vec<String>,
 }
 
-/// SHA-256 of an API key, and what its owner may do; the key itself is not kept.
+/// SHA-256 of an API key, and the rights of its owner; the key itself is not stored.
 #[derive(Clone)]
 pub struct KeyHash {
     hash: [u8; 32],
@@ -30,22 +30,23 @@ pub struct KeyHash {
 }
 
 impl KeyHash {
-    /// The hash of a key without a name and without rights beyond everybody's.
+    /// Hashes a key without a name and without further rights.
     #[must_use]
     pub fn of(key: &str) -> Self {
         Self { hash: Sha256::digest(key.as_bytes()).into(), name: None, mods: false }
     }
 
-    /// The same key, whose owner may register, switch and remove mods.
+    /// Adds the right to register, switch and remove mods.
     #[must_use]
     pub fn with_mods(self) -> Self {
         Self { mods: true, ..self }
     }
 
-    /// A line of a key file: the key, then `mods` if its owner may change mods, then `name=` and what it is called.
+    /// Parses a line of a key file: the key, then optionally `mods` for the right to change mods, then `name=` and a
+    /// label.
     ///
     /// # Errors
-    /// The word that is neither.
+    /// The unknown word.
     pub(super) fn from_line(line: &str) -> Result<Self, String> {
         let mut words = line.split_whitespace();
         let mut key = Self::of(words.next().unwrap_or_default());
@@ -59,19 +60,19 @@ impl KeyHash {
         Ok(key)
     }
 
-    /// The hash.
+    /// Returns the hash.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.hash
     }
 
-    /// Whether its owner may register, switch and remove mods.
+    /// Returns true if its owner may register, switch and remove mods.
     #[must_use]
     pub const fn may_change_mods(&self) -> bool {
         self.mods
     }
 
-    /// A name for the key that does not give it away.
+    /// Returns a name for the key that does not reveal it.
     #[must_use]
     pub fn label(&self) -> String {
         let [a, b, c, ..] = self.hash;
@@ -80,7 +81,7 @@ impl KeyHash {
 }
 
 impl SecurityConfig {
-    /// Whether pages of that origin may call the API.
+    /// Returns true if pages of this origin may call the API.
     #[must_use]
     pub fn allows_origin(&self, origin: &str) -> bool {
         self.cors_origins
@@ -88,13 +89,13 @@ impl SecurityConfig {
             .any(|allowed| allowed == "*" || allowed == origin || (allowed == LOCALHOST && is_local(origin)))
     }
 
-    /// The one of the keys that was sent, if any. Takes the same time for every wrong key.
+    /// Finds the key that a client sent. Takes the same time for every wrong key.
     #[must_use]
     pub fn known(&self, sent: &str) -> Option<&KeyHash> {
         find(self.keys.iter(), sent)
     }
 
-    /// The same among all keys that traces may be sent with.
+    /// Finds a key among all keys that permit sending traces.
     #[must_use]
     pub fn known_for_ingest(&self, sent: &str) -> Option<&KeyHash> {
         find(self.ingest_keys.iter().chain(&self.keys), sent)
@@ -103,11 +104,11 @@ impl SecurityConfig {
 
 fn find<'a>(keys: impl Iterator<Item = &'a KeyHash>, sent: &str) -> Option<&'a KeyHash> {
     let sent = KeyHash::of(sent);
-    // Every hash is compared, so that the time does not tell which key came close.
+    // Comparing every hash keeps the time independent of the keys.
     keys.fold(None, |found, key| if bool::from(key.hash.ct_eq(&sent.hash)) { Some(key) } else { found })
 }
 
-/// Whether an origin is a page of this machine.
+/// Returns true if an origin is a page of this machine.
 fn is_local(origin: &str) -> bool {
     let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     rest.is_some_and(|authority| {

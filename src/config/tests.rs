@@ -19,7 +19,7 @@ fn config(words: &[&str]) -> Result<Config, String> {
 }
 
 #[test]
-fn nothing_said_is_a_working_configuration() {
+fn default_flags_give_a_working_configuration() {
     let config = config(&[]).unwrap();
     assert_eq!(config.server.listen, [super::DEFAULT_ADDRESS]);
     assert_eq!(config.engine.parallel, 4);
@@ -29,7 +29,7 @@ fn nothing_said_is_a_working_configuration() {
 }
 
 #[test]
-fn llama_servers_host_and_port_are_an_address() {
+fn host_and_port_flags_become_an_address() {
     let listen = config(&["--port", "8080"]).unwrap().server.listen;
     assert_eq!(listen, ["127.0.0.1:8080".parse().unwrap()]);
     let both = config(&["--listen", "127.0.0.1:1", "--listen", "[::1]:2"]).unwrap().server.listen;
@@ -37,7 +37,7 @@ fn llama_servers_host_and_port_are_an_address() {
 }
 
 #[test]
-fn other_machines_need_a_key_or_a_word() {
+fn non_loopback_address_requires_key_or_flag() {
     let refused = config(&["--listen", "0.0.0.0:6767"]).unwrap_err();
     assert!(refused.contains("0.0.0.0:6767") && refused.contains("--allow-unauthenticated"), "{refused}");
     assert!(config(&["--listen", "0.0.0.0:6767", "--api-key", "s3cret"]).is_ok());
@@ -46,7 +46,7 @@ fn other_machines_need_a_key_or_a_word() {
 }
 
 #[test]
-fn traces_without_a_key_are_for_this_machine_only() {
+fn open_ingestion_requires_loopback_addresses() {
     let security = config(&["--ingest-open", "--api-key", "a", "--ingest-key", "b"]).unwrap().server.security;
     assert!(security.ingest_open && security.known("b").is_none());
     assert!(security.known_for_ingest("a").is_some() && security.known_for_ingest("b").is_some());
@@ -54,19 +54,19 @@ fn traces_without_a_key_are_for_this_machine_only() {
     let refused = config(&words).unwrap_err();
     assert!(refused.contains("0.0.0.0:6767") && refused.contains("--ingest-key"), "{refused}");
     assert!(config(&["--ingest-key", ""]).unwrap_err().contains("must not be empty"));
-    // A key for traces alone is no key for other machines.
+    // A key for traces does not count as an API key.
     assert!(config(&["--ingest-key", "b", "--listen", "0.0.0.0:6767"]).is_err());
 }
 
 #[test]
-fn keys_do_not_show() {
+fn debug_output_hides_keys() {
     let config = config(&["--api-key", "s3cret"]).unwrap();
     assert!(!format!("{config:?}").contains("s3cret"));
     assert_eq!(format!("{:?}", Secret("x".into())), "(secret)");
 }
 
 #[test]
-fn only_the_right_key_is_known() {
+fn unknown_keys_are_rejected() {
     let security =
         SecurityConfig { keys: vec![super::KeyHash::of("a"), super::KeyHash::of("b")], ..SecurityConfig::default() };
     assert!(security.known("a").is_some() && security.known("b").is_some());
@@ -78,18 +78,18 @@ fn wrong_values_name_the_flag_and_the_range() {
     for (words, expected) in [
         (["--parallel", "0"], "--parallel must be between 1 and 256, got 0"),
         (["--ctx-size", "8"], "--ctx-size must be at least 16 tokens for each slot (--parallel), got 8"),
-        (["--model", "/nowhere.gguf"], "there is no model file at /nowhere.gguf"),
+        (["--model", "/nowhere.gguf"], "no model file at /nowhere.gguf"),
         (["--database-url", "mysql://x"], "postgres://"),
         (["--cors-origin", "example.org"], "scheme and host"),
         (["--max-body", "12Q"], "is not a size"),
         (["--gpu-layers", "many"], "neither a number of layers nor auto or all"),
         (["--split-mode", "tensor"], "[possible values: none, layer, row]"),
-        (["--tensor-split", "3,-1"], "it takes a proportion for each GPU, e.g. 3,1"),
+        (["--tensor-split", "3,-1"], "expected a proportion for each GPU, e.g. 3,1"),
         (["--tensor-split", "3;1"], "invalid value '3;1' for '--tensor-split"),
-        (["--tensor-split", "3,,1"], "it takes a proportion"),
-        (["--tensor-split", "3,inf"], "it takes a proportion"),
-        (["--device", "none,CUDA0"], "--device takes names of GPUs, or none, not both"),
-        (["--models-dir", "/nowhere"], "there is no folder /nowhere"),
+        (["--tensor-split", "3,,1"], "expected a proportion"),
+        (["--tensor-split", "3,inf"], "expected a proportion"),
+        (["--device", "none,CUDA0"], "--device must be names of GPUs or none, got both"),
+        (["--models-dir", "/nowhere"], "--models-dir must be a folder of GGUF files"),
     ] {
         let error = config(&words).unwrap_err();
         assert!(error.contains(expected), "{words:?}: {error}");
@@ -97,12 +97,12 @@ fn wrong_values_name_the_flag_and_the_range() {
 }
 
 #[test]
-fn gpus_and_models_are_chosen() {
+fn gpu_and_model_flags_fill_the_configuration() {
     use super::{GpuConfig, GpuLayersFlag, SplitModeFlag, TensorOverride};
     let usual = config(&[]).unwrap();
     assert_eq!(usual.engine.gpu, GpuConfig::default());
     assert_eq!(usual.engine.threads_batch, usual.engine.threads);
-    assert_eq!((usual.server.models.most, usual.server.models.autoload), (Some(4), true));
+    assert_eq!((usual.server.models.max_loaded, usual.server.models.autoload), (Some(4), true));
     let words =
         ["--gpu-layers", "-1", "--split-mode", "row", "--tensor-split", "3,1", "--main-gpu", "1", "--threads", "2"];
     let devices = ["--device", "CUDA1, CUDA0"];
@@ -122,25 +122,25 @@ fn gpus_and_models_are_chosen() {
         n_cpu_ffn: 4,
     };
     assert_eq!(said.engine.gpu, gpu);
-    assert_eq!(gpu.asked(), ["--gpu-layers all", "--split-mode row", "--tensor-split 3,1", "--main-gpu 1"]);
+    assert_eq!(gpu.gpu_flags(), ["--gpu-layers all", "--split-mode row", "--tensor-split 3,1", "--main-gpu 1"]);
     let shares = |text| config(&["--tensor-split", text]).unwrap().engine.gpu.tensor_split;
     assert_eq!((shares("0.5/ 0/2"), shares("")), (vec![0.5, 0.0, 2.0], Vec::new()));
     let alone = config(&["--device", "none", "--gpu-layers", "0"]).unwrap().engine.gpu;
-    assert_eq!((&alone.devices, alone.asked()), (&Some(Vec::new()), Vec::new()));
+    assert_eq!((&alone.devices, alone.gpu_flags()), (&Some(Vec::new()), Vec::new()));
     assert_eq!((said.engine.threads, said.engine.threads_batch), (2, 4));
     assert_eq!(said.engine.alias, ["big", "small"]);
-    assert_eq!((said.server.models.most, said.server.models.autoload), (None, false));
+    assert_eq!((said.server.models.max_loaded, said.server.models.autoload), (None, false));
 }
 
 #[test]
-fn sizes_have_units() {
+fn sizes_parse_with_units() {
     assert_eq!("2G".parse(), Ok(Size(2 << 30)));
     assert_eq!(config(&[]).unwrap().server.max_body_bytes, Size::default().0);
     assert!("0".parse::<Size>().is_err() && "-1".parse::<Size>().is_err() && "M".parse::<Size>().is_err());
 }
 
 #[test]
-fn what_mods_may_use_is_bounded() {
+fn mod_flags_reject_values_out_of_range() {
     let mods = config(&["--mod-timeout", "250", "--mod-memory", "1G", "--mod-idle", "0"]).unwrap().engine.mods;
     assert_eq!((mods.timeout.as_millis(), mods.memory_bytes, mods.idle.as_secs(), mods.workers), (250, 1 << 30, 0, 1));
     assert_eq!(mods.sandbox, ModSandbox::Uploaded);
@@ -151,7 +151,7 @@ fn what_mods_may_use_is_bounded() {
 }
 
 #[test]
-fn zero_context_asks_the_model() {
+fn zero_context_size_means_the_models() {
     let flags =
         EngineFlags { ctx_size: Some(0), parallel: Some(2), batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
     let engine = EngineConfig::try_from(flags).unwrap();
@@ -159,13 +159,13 @@ fn zero_context_asks_the_model() {
 }
 
 #[test]
-fn the_context_is_divided_among_the_slots() {
+fn context_is_divided_among_the_slots() {
     let engine = config(&["--ctx-size", "4096", "--parallel", "4"]).unwrap().engine;
     assert_eq!(engine.slot_context(131_072), 1024);
 }
 
 #[test]
-fn a_context_alone_can_be_filled_by_one_prompt() {
+fn context_size_without_slots_applies_to_each_slot() {
     for (context, slots) in [("512", 4), ("8192", 4), ("16384", 2), ("20000", 1), ("131072", 1)] {
         for words in [&["--ctx-size", context][..], &["--ctx-size", context, "--parallel", "-1"]] {
             let engine = config(words).unwrap().engine;
@@ -175,7 +175,7 @@ fn a_context_alone_can_be_filled_by_one_prompt() {
 }
 
 #[test]
-fn what_a_full_context_does_is_a_default_of_requests() {
+fn context_flags_become_request_defaults() {
     let policy = |words: &[&str]| {
         let defaults = config(words).unwrap().server.request_defaults;
         defaults.get("context_policy").map(|policy| policy.as_str().unwrap().to_owned())
@@ -186,14 +186,14 @@ fn what_a_full_context_does_is_a_default_of_requests() {
     assert_eq!(policy(&["--context-policy", "evict"]).as_deref(), Some("evict"));
     assert!(config(&["--context-policy", "evict", "--context-shift"]).is_err());
     let cache = config(&["--cache-ram", "5", "--cache-type-k", "q8_0", "--session-memory", "1M"]).unwrap().engine.cache;
-    assert_eq!((cache.idle_bytes, cache.type_k.as_str(), cache.session_bytes), (5 << 20, "q8_0", 1 << 20));
-    assert_eq!(config(&["--cache-ram", "-1"]).unwrap().engine.cache.idle_bytes, usize::MAX);
+    assert_eq!((cache.max_idle_bytes, cache.type_k.as_str(), cache.max_session_bytes), (5 << 20, "q8_0", 1 << 20));
+    assert_eq!(config(&["--cache-ram", "-1"]).unwrap().engine.cache.max_idle_bytes, usize::MAX);
     let reuse = config(&["--cache-reuse", "64", "--cache-prompt=off"]).unwrap().server.request_defaults;
     assert_eq!((&reuse["n_cache_reuse"], &reuse["cache_prompt"]), (&serde_json::json!(64), &serde_json::json!(false)));
 }
 
 #[test]
-fn a_line_of_a_key_file_says_what_its_owner_may_do() {
+fn key_file_line_sets_rights_and_name() {
     let key = |line| super::KeyHash::from_line(line).unwrap();
     assert!(!key("secret").may_change_mods());
     assert!(key("secret mods name=ann").may_change_mods());
@@ -205,7 +205,7 @@ fn a_line_of_a_key_file_says_what_its_owner_may_do() {
 }
 
 #[test]
-fn uploads_need_somebody_who_may() {
+fn mod_upload_requires_a_mod_key() {
     assert!(config(&["--allow-mod-upload", "--api-key", "k"]).unwrap_err().contains("--mod-key"));
     let security = config(&["--allow-mod-upload", "--mod-key", "k"]).unwrap().server.security;
     assert!(security.known("k").unwrap().may_change_mods());

@@ -1,4 +1,4 @@
-//! TLS: the server's certificate and its key, read and tried at start.
+//! TLS: the server's certificate and key, loaded and validated at start.
 
 use super::ConfigError;
 use clap::Args;
@@ -11,77 +11,75 @@ use tokio_rustls::rustls::{self, ServerConfig};
 
 const CERTIFICATE: &str = "--ssl-cert-file";
 const KEY: &str = "--ssl-key-file";
-/// What is spoken over TLS, as ALPN names it.
+/// The ALPN name of the protocol served over TLS.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// The files of the server's certificate.
+/// Files of the server's certificate and key.
 #[derive(Debug, Clone, Default, Args)]
 pub struct TlsFlags {
-    /// Private key of the server's certificate, in PEM and without a passphrase; with --ssl-cert-file, https is served
-    /// instead of http
+    /// Private key of the server's certificate, in PEM without a passphrase; together with --ssl-cert-file it enables
+    /// HTTPS
     #[arg(long, env = "THUNDER_SSL_KEY_FILE", value_name = "FILE")]
     ssl_key_file: Option<PathBuf>,
-    /// That certificate in PEM, behind it those that lead to its authority
+    /// Certificate of the server in PEM, followed by its intermediate certificates
     #[arg(long, env = "THUNDER_SSL_CERT_FILE", value_name = "FILE")]
     ssl_cert_file: Option<PathBuf>,
 }
 
-/// A certificate with its key, ready to be shown to clients.
+/// A certificate with its key, as a TLS server configuration.
 #[derive(Debug, Clone)]
 pub struct TlsConfig(Arc<ServerConfig>);
 
 impl TlsConfig {
-    /// How connections are begun.
+    /// Returns the configuration for accepting connections.
     #[must_use]
     pub fn server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0)
     }
 }
 
-/// Why certificate and key cannot be used.
+/// The reason why certificate and key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// One without the other.
-    #[error("{given} and {missing} go together; give {missing}, too, or neither to serve plain http")]
+    /// One flag without the other.
+    #[error("{given} needs {missing}; set both, or neither for plain HTTP")]
     Alone {
-        /// The flag that was given.
+        /// The flag that is set.
         given: &'static str,
-        /// The flag that was not.
+        /// The flag that is missing.
         missing: &'static str,
     },
-    /// The file has nothing of what it is there for.
-    #[error(
-        "{path}, which {flag} names, has no {wanted}; it takes PEM, that is text with a line '-----BEGIN {label}-----'"
-    )]
+    /// The file lacks the expected item.
+    #[error("{flag}: {path} holds no {wanted}; expected PEM, that is text with a line '-----BEGIN {label}-----'")]
     Nothing {
         /// The flag.
         flag: &'static str,
-        /// Path given.
+        /// The path.
         path: String,
-        /// What is looked for.
+        /// The expected item.
         wanted: &'static str,
-        /// How PEM calls that.
+        /// PEM label of the expected item.
         label: &'static str,
     },
     /// The key is encrypted.
-    #[error("the key in {path}, which {KEY} names, has a passphrase; 'openssl pkey -in FILE -out PLAIN' takes it away")]
+    #[error("{KEY}: the key in {path} has a passphrase; 'openssl pkey -in FILE -out PLAIN' removes it")]
     Encrypted {
-        /// Path given.
+        /// The path.
         path: String,
     },
     /// The file is damaged.
-    #[error("{path}, which {flag} names, is not PEM: {reason}")]
+    #[error("{flag}: {path} is not valid PEM: {reason}")]
     Damaged {
         /// The flag.
         flag: &'static str,
-        /// Path given.
+        /// The path.
         path: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
-    /// Two that do not belong together.
+    /// A key that does not belong to the certificate.
     #[error(
-        "the key in {key} is not that of the first certificate in {certificate}; {KEY} and {CERTIFICATE} take a pair"
+        "the key in {key} does not match the first certificate in {certificate}; {KEY} and {CERTIFICATE} must be a pair"
     )]
     Strangers {
         /// Path of the key.
@@ -89,20 +87,20 @@ pub enum TlsError {
         /// Path of the certificate.
         certificate: String,
     },
-    /// Anything else that TLS does not take.
+    /// Any other error of TLS.
     #[error("certificate {certificate} and key {key} cannot be used: {reason}")]
     Unusable {
         /// Path of the key.
         key: String,
         /// Path of the certificate.
         certificate: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
 }
 
 impl TlsFlags {
-    /// The certificate with its key; `None` where plain http is served.
+    /// Returns the certificate with its key; `None` for plain HTTP.
     pub(super) fn config(&self) -> Result<Option<TlsConfig>, ConfigError> {
         match (&self.ssl_cert_file, &self.ssl_key_file) {
             (None, None) => Ok(None),
@@ -128,10 +126,10 @@ fn tls(certificate: &Path, key: &Path) -> Result<TlsConfig, ConfigError> {
     Ok(TlsConfig(Arc::new(config)))
 }
 
-/// The certificates in a file, at least one.
+/// Returns the certificates in a file, at least one.
 ///
 /// # Errors
-/// The file cannot be read, is not PEM, or has none.
+/// The file cannot be read, is not PEM, or holds no certificate.
 pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let text = read(flag, path)?;
     let shown = || path.display().to_string();
@@ -153,7 +151,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
             pem::Error::NoItemsFound => {
                 TlsError::Nothing { flag: KEY, path: shown(), wanted: "private key", label: "PRIVATE KEY" }
             }
-            // An old way of encrypting: a header within the key's own section.
+            // The traditional encrypted format has a header inside the key's section.
             _ if has("Proc-Type: 4,ENCRYPTED") => TlsError::Encrypted { path: shown() },
             other => TlsError::Damaged { flag: KEY, path: shown(), reason: other.to_string() },
         }

@@ -1,37 +1,37 @@
-//! How the model is computed, where a person knows better than llama.cpp: rotary positions, what the file says, threads,
-//! memory. The spellings are llama-server's.
+//! Compute settings that override llama.cpp's defaults: rotary positions, model metadata, threads, memory. The
+//! spellings are llama-server's.
 
 use super::flags::OnOff;
 use clap::{Args, ValueEnum};
 
-/// Most processors that a mask can name.
-const MOST_CPUS: usize = 512;
-/// Most bytes of a key, and of a text, that llama.cpp takes.
-const MOST_BYTES: usize = 127;
+/// Maximum number of CPUs in a mask.
+const MAX_CPUS: usize = 512;
+/// llama.cpp's maximum of bytes in a metadata key or text value.
+const MAX_BYTES: usize = 127;
 
-/// How the model is computed.
+/// Compute settings.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tuning")]
 pub struct TuningFlags {
-    /// How positions beyond those that the model was trained with are scaled; without it as the model says
+    /// Scaling of positions beyond the training context; default: the model's
     #[arg(long, env = "THUNDER_ROPE_SCALING", value_name = "none|linear|yarn")]
     pub rope_scaling: Option<RopeScalingFlag>,
-    /// How many times the context that the model was trained with is to be reached
+    /// Factor by which the training context is extended
     #[arg(long, env = "THUNDER_ROPE_SCALE", value_name = "X", value_parser = positive, conflicts_with = "rope_freq_scale")]
     pub rope_scale: Option<f32>,
-    /// Base of the rotary positions; without it as the model says
+    /// Base frequency of the rotary positions; default: the model's
     #[arg(long, env = "THUNDER_ROPE_FREQ_BASE", value_name = "X", value_parser = positive)]
     pub rope_freq_base: Option<f32>,
-    /// The same as --rope-scale, as its reciprocal
+    /// Reciprocal of --rope-scale
     #[arg(long, env = "THUNDER_ROPE_FREQ_SCALE", value_name = "X", value_parser = positive)]
     pub rope_freq_scale: Option<f32>,
-    /// Context that the model had before it was extended with YaRN
+    /// Training context of the model before it was extended with YaRN
     #[arg(long, env = "THUNDER_YARN_ORIG_CTX", value_name = "TOKENS")]
     pub yarn_orig_ctx: Option<u32>,
-    /// How much of YaRN's extrapolation is mixed in, 0 for interpolation only
+    /// Mix of YaRN's extrapolation; 0 for interpolation only
     #[arg(long, env = "THUNDER_YARN_EXT_FACTOR", value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub yarn_ext_factor: Option<f32>,
-    /// By how much YaRN scales the magnitude of attention
+    /// YaRN's scale of the attention magnitude
     #[arg(long, env = "THUNDER_YARN_ATTN_FACTOR", value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub yarn_attn_factor: Option<f32>,
     /// YaRN's high correction dimension
@@ -40,48 +40,49 @@ pub struct TuningFlags {
     /// YaRN's low correction dimension
     #[arg(long, env = "THUNDER_YARN_BETA_FAST", value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub yarn_beta_fast: Option<f32>,
-    /// Take something else than what the model's file says, e.g. `tokenizer.ggml.add_bos_token=bool:false`, again or after a
-    /// comma for more
+    /// Override of a value in the model's metadata, e.g. `tokenizer.ggml.add_bos_token=bool:false`; repeat or separate
+    /// with commas
     #[arg(long, env = "THUNDER_OVERRIDE_KV", value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<MetadataOverride>,
-    /// Look for invalid numbers in the weights while they are loaded
+    /// Check the weights for invalid numbers while loading
     #[arg(long, env = "THUNDER_CHECK_TENSORS", value_parser = clap::builder::FalseyValueParser::new())]
     pub check_tensors: bool,
-    /// How the weights are read: auto maps them, none as with --no-mmap, mlock and mmap+mlock keep them from being swapped out
+    /// Loading of the weights: auto maps the file, none reads it into memory, mlock and mmap+mlock also lock them in
+    /// memory
     #[arg(long, env = "THUNDER_LOAD_MODE", value_name = "MODE")]
     pub load_mode: Option<LoadMode>,
-    /// Whether the KV cache of layers that are on GPUs is there, too [also: --no-kv-offload, -nkvo]
+    /// Keep the KV cache of GPU layers on the GPU [also: --no-kv-offload, -nkvo]
     #[arg(long, env = "THUNDER_KV_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub kv_offload: OnOff,
-    /// Whether GPUs help with prompts through layers that are not theirs [also: --no-op-offload]
+    /// Offload prompt processing of CPU layers to GPUs [also: --no-op-offload]
     #[arg(long, env = "THUNDER_OP_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub op_offload: OnOff,
-    /// Whether weights are laid out anew for the processor that computes them [also: --no-repack]
+    /// Repack weights for the CPU or GPU that computes them [also: --no-repack]
     #[arg(long, env = "THUNDER_REPACK", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub repack: OnOff,
-    /// Let the processor's own layouts be used where GPUs would want plain memory
+    /// Allow CPU-specific weight layouts where GPUs would need plain host memory
     #[arg(long, env = "THUNDER_NO_HOST", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_host: bool,
-    /// How threads and memory go on machines of several nodes
+    /// Placement of threads and memory on NUMA machines
     #[arg(long, env = "THUNDER_NUMA", value_name = "distribute|isolate|numactl")]
     pub numa: Option<NumaFlag>,
-    /// How long threads look for work before they sleep: 0 not at all, 100 longest
+    /// Polling of waiting threads before they sleep, from 0 (none) to 100
     #[arg(long, env = "THUNDER_POLL", value_name = "0..100", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub poll: u32,
-    /// Priority of the threads that decode, -1 low to 3 real-time; above 0 it needs the right
+    /// Priority of the decoding threads, from -1 (low) to 3 (real-time); above 0 it needs privileges
     #[arg(long, env = "THUNDER_PRIO", value_name = "-1..3", default_value_t = 0, value_parser = clap::value_parser!(i32).range(-1..=3),
           allow_negative_numbers = true)]
     pub prio: i32,
-    /// CpuSet that decode, as the bits of a hexadecimal number
+    /// CPUs for decoding, as a hexadecimal bit mask
     #[arg(long, env = "THUNDER_CPU_MASK", value_name = "HEX")]
     pub cpu_mask: Option<CpuSet>,
-    /// CpuSet that decode, from the first to the last, together with those of --cpu-mask
+    /// CPUs for decoding, as a range that is added to --cpu-mask
     #[arg(long, env = "THUNDER_CPU_RANGE", value_name = "FIRST-LAST", value_parser = range)]
     pub cpu_range: Option<CpuSet>,
-    /// Whether each thread has a processor of its own of those
+    /// Pin each thread to one of these CPUs
     #[arg(long, env = "THUNDER_CPU_STRICT", value_name = "on|off", default_value = "off")]
     pub cpu_strict: OnOff,
 }
@@ -116,13 +117,13 @@ impl Default for TuningFlags {
 }
 
 impl TuningFlags {
-    /// By what the frequencies of rotary positions are multiplied.
+    /// Returns the factor of the rotary frequencies.
     #[must_use]
     pub fn frequency_scale(&self) -> Option<f32> {
         self.rope_freq_scale.or_else(|| self.rope_scale.map(f32::recip))
     }
 
-    /// Numbers of the processors that decode, in order; empty for any.
+    /// Returns the numbers of the CPUs for decoding, in order; empty for any.
     #[must_use]
     pub fn processors(&self) -> Vec<usize> {
         let both = self.cpu_mask.iter().chain(&self.cpu_range);
@@ -133,45 +134,45 @@ impl TuningFlags {
     }
 }
 
-/// How positions beyond those of the training are scaled.
+/// Scaling of positions beyond the training context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RopeScalingFlag {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// All alike.
+    /// The same factor for all frequencies.
     Linear,
-    /// By frequency.
+    /// A factor that depends on the frequency.
     Yarn,
 }
 
-/// How the weights are read.
+/// Loading of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadMode {
-    /// Mapped.
+    /// Mapped file.
     #[value(alias = "mmap")]
     Auto,
-    /// Into memory.
+    /// Read into memory.
     #[value(alias = "dio")]
     None,
-    /// Into memory that is not swapped out.
+    /// Read into locked memory.
     Mlock,
-    /// Mapped, and not swapped out.
+    /// Mapped file, locked in memory.
     #[value(name = "mmap+mlock")]
     MmapMlock,
 }
 
-/// How threads and memory go on machines of several nodes.
+/// Placement of threads and memory on NUMA machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NumaFlag {
-    /// Evenly over all.
+    /// Evenly over all nodes.
     Distribute,
-    /// On the one where the program began.
+    /// On the node where the program started.
     Isolate,
-    /// As numactl says.
+    /// As numactl decides.
     Numactl,
 }
 
-/// Numbers of processors.
+/// A set of CPU numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuSet(Vec<usize>);
 
@@ -179,8 +180,8 @@ impl std::str::FromStr for CpuSet {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
-        let wrong = || format!("'{text}' is not a hexadecimal number of at most {} digits, such as ff", MOST_CPUS / 4);
-        if digits.is_empty() || digits.len() > MOST_CPUS / 4 {
+        let wrong = || format!("'{text}' is not a hexadecimal mask of 1 to {} digits, e.g. ff", MAX_CPUS / 4);
+        if digits.is_empty() || digits.len() > MAX_CPUS / 4 {
             return Err(wrong());
         }
         let mut found = Vec::new();
@@ -189,43 +190,43 @@ impl std::str::FromStr for CpuSet {
             found.extend((0..4).filter(|bit| bits >> bit & 1 == 1).map(|bit| place * 4 + bit));
         }
         if found.is_empty() {
-            return Err(format!("'{text}' names no processor"));
+            return Err(format!("'{text}' selects no CPU"));
         }
         Ok(Self(found))
     }
 }
 
 fn range(text: &str) -> Result<CpuSet, String> {
-    let wrong = || format!("'{text}' is not a range of processors such as 0-3, with numbers below {MOST_CPUS}");
+    let wrong = || format!("'{text}' is not a range of CPUs below {MAX_CPUS}, e.g. 0-3");
     let (first, last) = text.split_once('-').ok_or_else(wrong)?;
     let number = |text: &str, otherwise: usize| match text {
         "" => Ok(otherwise),
         text => text.parse::<usize>().map_err(|_| wrong()),
     };
-    let (first, last) = (number(first, 0)?, number(last, MOST_CPUS - 1)?);
-    if first > last || last >= MOST_CPUS {
+    let (first, last) = (number(first, 0)?, number(last, MAX_CPUS - 1)?);
+    if first > last || last >= MAX_CPUS {
         return Err(wrong());
     }
     Ok(CpuSet((first..=last).collect()))
 }
 
-/// Something else than what the model's file says.
+/// An override of a value in the model's metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MetadataOverride {
-    /// Its key.
+    /// The metadata key.
     pub key: String,
-    /// What holds instead.
+    /// The value to use.
     pub value: OverrideValue,
 }
 
-/// A value of a model's file.
+/// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum OverrideValue {
     /// A whole number.
     Int(i64),
     /// A number.
     Float(f64),
-    /// Yes or no.
+    /// True or false.
     Bool(bool),
     /// A text.
     Text(String),
@@ -236,15 +237,15 @@ impl std::str::FromStr for MetadataOverride {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || {
             format!(
-                "'{text}' is not KEY=TYPE:VALUE with one of the types int, float, bool and str, e.g. \
+                "'{text}' is not KEY=TYPE:VALUE with a type int, float, bool or str, e.g. \
                  tokenizer.ggml.add_bos_token=bool:false"
             )
         };
         let (key, typed) = text.split_once('=').ok_or_else(wrong)?;
         let (kind, value) = typed.split_once(':').ok_or_else(wrong)?;
-        let fits = |text: &str| !text.contains('\0') && text.len() <= MOST_BYTES;
+        let fits = |text: &str| !text.contains('\0') && text.len() <= MAX_BYTES;
         if key.is_empty() || !fits(key) || !fits(value) {
-            return Err(format!("'{text}': key and value may have {MOST_BYTES} bytes each, and a key at least one"));
+            return Err(format!("'{text}': key and value must have up to {MAX_BYTES} bytes, and the key at least one"));
         }
         let value = match kind {
             "int" => OverrideValue::Int(value.parse().map_err(|_| wrong())?),
@@ -271,7 +272,7 @@ mod tests {
     use super::{CpuSet, MetadataOverride, OverrideValue, TuningFlags, range};
 
     #[test]
-    fn processors_are_read_from_bits_and_from_a_range() {
+    fn cpu_sets_parse_from_masks_and_ranges() {
         let mask = |text: &str| text.parse::<CpuSet>().map(|set| set.0);
         assert_eq!(mask("0x11"), Ok(vec![0, 4]));
         assert_eq!(mask("F00"), Ok(vec![8, 9, 10, 11]));
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_says_can_be_overridden_with_its_type() {
+    fn metadata_overrides_parse_with_their_type() {
         let read = |text: &str| text.parse::<MetadataOverride>().map(|read| read.value);
         assert_eq!(read("a.b=int:-5"), Ok(OverrideValue::Int(-5)));
         assert_eq!(read("a.b=float:0.5"), Ok(OverrideValue::Float(0.5)));
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_is_the_reciprocal_of_the_frequencies() {
+    fn rope_scale_is_the_reciprocal_of_the_frequency_scale() {
         assert_eq!(TuningFlags { rope_scale: Some(4.0), ..Default::default() }.frequency_scale(), Some(0.25));
         assert_eq!(TuningFlags { rope_freq_scale: Some(0.5), ..Default::default() }.frequency_scale(), Some(0.5));
     }

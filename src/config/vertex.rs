@@ -2,16 +2,16 @@
 
 use clap::Args;
 
-/// Variables of Vertex AI.
+/// Environment variables of Vertex AI.
 #[derive(Debug, Clone, Default, Args)]
 pub struct VertexFlags {
     /// `PREDICTION` adds the route.
     #[arg(long, env = "AIP_MODE", hide = true)]
     aip_mode: Option<String>,
-    /// Path of the route.
+    /// Path of the prediction route.
     #[arg(long, env = "AIP_PREDICT_ROUTE", hide = true)]
     aip_predict_route: Option<String>,
-    /// Path that answers as `/health`.
+    /// Path that responds like `/health`.
     #[arg(long, env = "AIP_HEALTH_ROUTE", hide = true)]
     aip_health_route: Option<String>,
     /// Port to listen on, instead of --port.
@@ -19,12 +19,12 @@ pub struct VertexFlags {
     aip_http_port: Option<u16>,
 }
 
-/// The routes that Vertex AI calls.
+/// Routes that Vertex AI calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VertexConfig {
-    /// Path of the predictions.
+    /// Path of the prediction route.
     pub predict: String,
-    /// Path that answers as `/health`.
+    /// Path that responds like `/health`.
     pub health: Option<String>,
 }
 

@@ -123,7 +123,7 @@ struct Inner {
     status: Arc<EngineStatus>,
     /// Cloned into every run.
     counted: Arc<()>,
-    promises: Option<DurabilityAcks>,
+    durability_acks: Option<DurabilityAcks>,
     unstored: Option<UnstoredRuns>,
     /// Weak: when the decode thread has ended, so has the recorder's last sender.
     recorder: mpsc::WeakSender<Signal>,
@@ -147,7 +147,7 @@ impl Engine {
         options: Options,
         recorder: impl Into<Recorder>,
     ) -> Result<Self, crate::model::ModelError> {
-        let Recorder { signals: recorder, promises, unstored } = recorder.into();
+        let Recorder { signals: recorder, durability_acks, unstored } = recorder.into();
         let weak = recorder.downgrade();
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -164,7 +164,7 @@ impl Engine {
                 waiting,
                 status,
                 counted: Arc::new(()),
-                promises,
+                durability_acks,
                 unstored,
                 recorder: weak,
                 thread: Mutex::default(),
@@ -233,7 +233,7 @@ impl Engine {
             attends,
             status,
             counted: Arc::new(()),
-            promises,
+            durability_acks,
             unstored,
             recorder: weak,
             thread,

@@ -78,7 +78,7 @@ async fn pass(
     if end.finish.text.is_empty() {
         end.finish.text = text.into_iter().collect();
     }
-    end.broken_off(format!("the run must be recorded, and {message}"));
+    end.set_aborted(format!("the run must be recorded, and {message}"));
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
@@ -110,7 +110,7 @@ impl Drop for LastWill {
             "the engine has stopped"
         };
         let mut end = self.blank.clone();
-        end.broken_off(why.into());
+        end.set_aborted(why.into());
         let end = Arc::new(end);
         // this thread must not wait any more; whoever does not hear it sees a channel that has ended
         let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));
@@ -122,5 +122,5 @@ impl Drop for LastWill {
 
 /// The end of a run of which only the prompt is known.
 pub(super) fn blank(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
-    RunEnd::blank(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
+    RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
 }

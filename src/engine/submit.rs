@@ -128,7 +128,7 @@ impl Engine {
     /// # Errors
     /// [`SubmitError`]; the run then does not exist.
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
-        let Inner { model, options, commands, waiting, promises, unstored, recorder, .. } = &*self.inner;
+        let Inner { model, options, commands, waiting, durability_acks, unstored, recorder, .. } = &*self.inner;
         if !model.generates() {
             return Err(SubmitError::NoGeneration { model: model.name().to_owned() });
         }
@@ -230,7 +230,7 @@ impl Engine {
         let (client, output) = mpsc::channel(places);
         let blank = promise::blank(journal.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
-        let promise = promises.as_ref().filter(|_| required).map(|promises| promises.make(id));
+        let promise = durability_acks.as_ref().filter(|_| required).map(|durability_acks| durability_acks.request(id));
         let recorder = recorder.upgrade().filter(|_| journal.recorded());
         let last_will = LastWill {
             run_id: id,

@@ -2,29 +2,29 @@ use super::RawJson;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-/// The eight actions a mod can answer with.
+/// The eight types of action that a mod can return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ActionType {
-    /// Go on.
+    /// Does nothing; generation continues.
     Noop,
-    /// Replace the prompt.
+    /// Replaces the prompt.
     AdjustedPrefill,
-    /// Append these tokens instead of sampling.
+    /// Appends the given tokens instead of a sampled one.
     ForceTokens,
-    /// These tokens are the answer.
+    /// Replaces the answer by the given tokens and ends the run.
     ForceOutput,
-    /// Remove generated tokens, optionally append others.
+    /// Removes generated tokens and optionally appends others.
     Backtrack,
-    /// Edit the logits.
+    /// Edits the logits.
     AdjustedLogits,
-    /// End the run with tool calls.
+    /// Ends the run with tool calls.
     ToolCalls,
-    /// End the run with an error.
+    /// Ends the run with an error.
     EmitError,
 }
 
 impl ActionType {
-    /// All eight.
+    /// All eight types.
     pub const ALL: [Self; 8] = [
         Self::Noop,
         Self::AdjustedPrefill,
@@ -36,7 +36,7 @@ impl ActionType {
         Self::EmitError,
     ];
 
-    /// The name as it stands on the wire and in the database.
+    /// Returns the name used on the wire and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl ActionType {
         }
     }
 
-    /// The action of that name.
+    /// Returns the action type with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
@@ -60,51 +60,51 @@ impl ActionType {
 
 /// A recorded action, in the shape of the `/ingest` document.
 ///
-/// What our engine writes into `details`, beside the document's fields: `tokens` and `texts` (the forced,
-/// replacing or prompt tokens), `removed` (tokens a Backtrack really removed from the sequence, after clamping
-/// and without a drawn token that was never appended), `clamped` (true when the mod asked for more),
-/// `superseded` (true when an earlier mod's action won the event), `moved` (for `AdjustedLogits`: tokens whose
-/// probability it moved most, `[{token, text, before, after}]`), `version` (hash of the mod's source).
+/// Our engine adds these keys to `details`: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
+/// (number of tokens that a Backtrack removed from the sequence, after clamping and without a sampled token that was
+/// never appended), `clamped` (true when the mod asked for more), `superseded` (true when an earlier mod's action won
+/// the event), `moved` (for `AdjustedLogits`: the tokens whose probability changed most, `[{token, text, before,
+/// after}]`), `version` (hash of the mod's source).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ActionRecord {
     /// Index of the mod call that returned it.
     pub mod_call_sequence: i32,
-    /// Which of the eight.
+    /// The type of the action.
     pub action_type: ActionType,
     /// Order among several actions of one call, usually 0.
     pub action_order: i32,
-    /// When it was returned.
+    /// Time at which the action was returned.
     pub created_at: Option<DateTime<Utc>>,
     /// The full action object.
     pub details: Option<RawJson>,
     /// `AdjustedPrefill`: the new prompt's text.
     pub new_prompt: Option<String>,
-    /// `AdjustedPrefill`: its length in tokens.
+    /// `AdjustedPrefill`: length of the new prompt in tokens.
     pub new_length: Option<i32>,
-    /// `AdjustedPrefill`: the new limit of generated tokens.
+    /// `AdjustedPrefill`: the new maximum of generated tokens.
     pub adjusted_max_steps: Option<i32>,
-    /// `ForceTokens`, `ForceOutput`: how many tokens.
+    /// `ForceTokens`, `ForceOutput`: number of tokens.
     pub token_count: Option<i32>,
-    /// `ForceTokens`, `ForceOutput`: the first ten as text.
+    /// `ForceTokens`, `ForceOutput`: the first ten tokens as text.
     pub tokens_preview: Option<String>,
-    /// Backtrack: how many tokens the mod asked to remove.
+    /// `Backtrack`: number of tokens that the mod asked to remove.
     pub backtrack_steps: Option<i32>,
-    /// Backtrack: how many tokens replace them.
+    /// `Backtrack`: number of tokens that replace them.
     pub backtrack_token_count: Option<i32>,
     /// `AdjustedLogits`: shape of the logits, e.g. `[1, 32000]`.
     pub logits_shape: Option<String>,
-    /// `AdjustedLogits`: temperature of this one draw.
+    /// `AdjustedLogits`: temperature for this draw only.
     pub temperature: Option<f64>,
-    /// `ToolCalls`: whether there are any.
+    /// `ToolCalls`: true if the payload holds tool calls.
     pub has_tool_calls: Option<bool>,
     /// `ToolCalls`: the payload.
     pub tool_calls: Option<RawJson>,
-    /// `EmitError`: the message.
+    /// `EmitError`: the error message.
     pub error_message: Option<String>,
 }
 
 impl ActionRecord {
-    /// An action with nothing but its place in the run.
+    /// Creates an action with only its position in the run; all other fields are empty.
     #[must_use]
     pub fn new(mod_call_sequence: i32, action_type: ActionType, created_at: Option<DateTime<Utc>>) -> Self {
         Self {

@@ -2,26 +2,26 @@ use super::EventType;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-/// One invocation of a mod.
+/// One call of a mod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModCall {
-    /// The event that caused it.
+    /// `sequence_order` of the event that caused the call.
     pub event_sequence_order: i32,
-    /// The mod.
+    /// Name of the mod.
     pub mod_name: String,
-    /// The event's type.
+    /// Type of the event.
     pub event_type: EventType,
-    /// The event's step.
+    /// Step of the event.
     pub step: i32,
-    /// When the mod was called.
+    /// Time of the call.
     pub created_at: Option<DateTime<Utc>>,
-    /// How long it took, in milliseconds.
+    /// Duration in milliseconds.
     pub execution_time_ms: Option<f64>,
-    /// Whether it raised, overran its deadline or answered with an action that its event does not permit.
+    /// True if the mod raised an exception, exceeded its deadline or returned an action that its event does not permit.
     pub exception_occurred: bool,
-    /// What it raised, in one line.
+    /// The exception in one line.
     pub exception_message: Option<String>,
-    /// Where it raised.
+    /// Traceback of the exception.
     pub exception_traceback: Option<String>,
 }
 
@@ -30,13 +30,13 @@ pub struct ModCall {
 pub struct ModLog {
     /// Index of the mod call that wrote it.
     pub mod_call_sequence: i32,
-    /// The mod.
+    /// Name of the mod.
     pub mod_name: String,
-    /// The line.
+    /// The text of the line.
     pub log_message: String,
-    /// Its level.
+    /// Level of the line.
     pub log_level: LogLevel,
-    /// When it was written.
+    /// Time at which the line was written.
     pub created_at: Option<DateTime<Utc>>,
 }
 
@@ -44,19 +44,19 @@ pub struct ModLog {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum LogLevel {
-    /// For the author of the mod.
+    /// Details for the author of the mod.
     Debug,
-    /// The default, and the level of what a mod prints.
+    /// The default level; output of `print` has it.
     #[default]
     Info,
-    /// Something looks wrong.
+    /// A possible problem.
     Warning,
-    /// Something is wrong.
+    /// A problem.
     Error,
 }
 
 impl LogLevel {
-    /// The name as it stands on the wire and in the database.
+    /// Returns the name used on the wire and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl LogLevel {
         }
     }
 
-    /// The level of that name.
+    /// Returns the level with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Debug, Self::Info, Self::Warning, Self::Error].into_iter().find(|level| level.as_str() == name)

@@ -2,24 +2,24 @@ use super::{Measurements, RawJson, TokenId};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-/// The four events of the decode loop.
+/// The four event types of the decode loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, PartialOrd, Ord)]
 pub enum EventType {
-    /// The prompt is tokenized and not yet decoded.
+    /// The prompt is tokenized but not decoded yet.
     Prefilled,
-    /// The model has run, nothing is sampled yet.
+    /// The model has computed logits; no token is sampled yet.
     ForwardPass,
-    /// A token was drawn and is not yet appended.
+    /// A token is sampled but not appended yet.
     Sampled,
-    /// Tokens were appended to the sequence.
+    /// Tokens are appended to the sequence.
     Added,
 }
 
 impl EventType {
-    /// All four, in the order in which they occur within a step.
+    /// All four types, in the order in which they occur within a step.
     pub const ALL: [Self; 4] = [Self::Prefilled, Self::ForwardPass, Self::Sampled, Self::Added];
 
-    /// The name as it stands on the wire and in the database.
+    /// Returns the name used on the wire and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -30,52 +30,52 @@ impl EventType {
         }
     }
 
-    /// The event of that name.
+    /// Returns the event type with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
-/// One event, in the shape of the `/ingest` document; fields that do not concern its type are usually absent.
+/// One event, in the shape of the `/ingest` document. Fields that do not apply to its type are usually absent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Event {
-    /// Which of the four.
+    /// The type of the event.
     pub event_type: EventType,
-    /// 0 for `Prefilled`, then 1, 2, 3 …; never decreases.
+    /// 0 for `Prefilled`, then 1, 2, 3 …; it never decreases.
     pub step: i32,
-    /// 0, 1, 2 … over all events of the run.
+    /// Position among all events of the run: 0, 1, 2 …
     pub sequence_order: i32,
-    /// When it happened; `None` where a foreign payload does not say.
+    /// Time of the event; `None` if the payload of another engine has no time.
     pub created_at: Option<DateTime<Utc>>,
-    /// The full event object as somebody else's engine gave it. Our engine leaves it empty and fills `measured`.
+    /// The full event object of another engine. Our engine leaves it empty and fills `measured`.
     pub details: Option<RawJson>,
     /// Tokens in the prompt (`Prefilled`).
     pub prompt_length: Option<i32>,
-    /// Generated tokens so far (`Prefilled`).
+    /// Number of tokens generated so far (`Prefilled`).
     pub tokens_so_far_len: Option<i32>,
-    /// Most tokens that may be generated (`Prefilled`).
+    /// Maximum number of generated tokens (`Prefilled`).
     pub max_steps: Option<i32>,
     /// The last 70 characters of the sequence (`ForwardPass`).
     pub input_text: Option<String>,
-    /// Most probable next tokens as a foreign payload gave them (`ForwardPass`). Ours are in `measured.model`.
+    /// Most probable next tokens in the payload of another engine (`ForwardPass`). Our engine uses `measured.model`.
     pub top_tokens: Option<RawJson>,
-    /// The token drawn (`Sampled`).
+    /// The sampled token (`Sampled`).
     pub sampled_token: Option<TokenId>,
-    /// Its text (`Sampled`).
+    /// Text of the sampled token (`Sampled`).
     pub token_text: Option<String>,
-    /// The tokens appended (`Added`).
+    /// The appended tokens (`Added`).
     pub added_tokens: Option<Vec<TokenId>>,
-    /// How many were appended (`Added`).
+    /// Number of appended tokens (`Added`).
     pub added_token_count: Option<i32>,
-    /// Whether a mod forced them (`Added`).
+    /// True if a mod forced the tokens (`Added`).
     pub forced: Option<bool>,
-    /// What our engine measured. For a stored or foreign event it is read back from `details`.
+    /// Measurements of our engine. For stored or ingested events they are parsed from `details`.
     pub measured: Option<Box<Measurements>>,
 }
 
 impl Event {
-    /// An event with nothing but its place in the run.
+    /// Creates an event with only its position in the run; all other fields are empty.
     #[must_use]
     pub fn new(event_type: EventType, step: i32, sequence_order: i32, created_at: Option<DateTime<Utc>>) -> Self {
         Self {

@@ -1,47 +1,47 @@
 use super::{EvictedMessage, RawJson, TokenId};
 use serde::{Deserialize, Serialize};
 
-/// What our engine measured at an event; serialised, it is the event's `details`.
+/// Measurements of our engine at an event; their JSON is the event's `details`.
 ///
-/// Every field is optional on the way in, so that the `details` of a foreign engine, which may hold anything,
-/// read as an empty `Measurements`.
+/// Every field is optional when parsed: `details` of another engine may hold anything and parse as empty measurements.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measurements {
-    /// Index in the sequence: of the first token concerned, or for `ForwardPass` of the token to come.
+    /// Index in the sequence: of the first token concerned, or for `ForwardPass` of the next token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<u32>,
     /// `Prefilled`: the prompt and the request's parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<Box<PromptRecord>>,
-    /// `Sampled`: the drawn token. `Added`: one entry per appended token. In order.
+    /// `Sampled`: the sampled token. `Added`: one entry per appended token, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<TokenMeasurement>,
     /// `ForwardPass`: entropy of the model's full distribution, in bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entropy: Option<f32>,
-    /// `ForwardPass`: most probable next tokens of the model, before mods, temperature 1, highest first.
+    /// `ForwardPass`: most probable next tokens of the model at temperature 1, before mods, highest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub model: Vec<Alternative>,
-    /// `Sampled`: the same after mods edited the logits; empty when none did.
+    /// `Sampled`: the most probable tokens after mods edited the logits; empty when no mod did.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_mods: Vec<Alternative>,
-    /// `Sampled`: the distribution that was drawn from, after penalties, filters and temperature; the drawn token is always there.
+    /// `Sampled`: the distribution that the token was drawn from, after penalties, filters and temperature. It always
+    /// contains the sampled token.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_sampler: Vec<Alternative>,
-    /// `Sampled`: the sampler's stages in order and how many candidates each left.
+    /// `Sampled`: the sampler's stages in order, each with the number of candidates left after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageCount>,
-    /// `Added`: why these tokens end the sequence, e.g. the stop string they completed.
+    /// `Added`: the reason why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
-    /// `Prefilled` and `ForwardPass`: what went before it, because the context was full.
+    /// `Prefilled` and `ForwardPass`: tokens evicted before the event because the context was full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evicted: Option<Box<Eviction>>,
-    /// `Added`: what a person should know of these tokens, e.g. that they are not what the request's grammar allows.
+    /// `Added`: a note for the reader, e.g. that these tokens violate the request's grammar.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// `Added`: the last of these tokens ends the generation and is no part of the answer, in text or count.
+    /// `Added`: the last of these tokens ends the generation and is not part of the answer's text or token count.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_generation: bool,
     /// Microseconds since the run started.
@@ -49,34 +49,35 @@ pub struct Measurements {
     pub elapsed_us: Option<u64>,
 }
 
-/// Tokens that went because the context was full. Positions of later events are those behind it.
+/// Tokens evicted because the context was full. Positions of later events refer to the sequence after the eviction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Eviction {
-    /// First token and one past the last of what went, as indices of the sequence before; in order.
+    /// First index and one past the last index of each evicted range, in the sequence before the eviction; in order.
     pub ranges: Vec<(u32, u32)>,
-    /// The messages; empty where tokens went whatever they were.
+    /// The evicted messages; empty if tokens were evicted regardless of messages.
     pub messages: Vec<EvictedMessage>,
 }
 
-/// The prompt as the model will see it, and what was asked.
+/// The prompt as the model sees it, and the parameters of the request.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PromptRecord {
     /// Token ids.
     pub tokens: Vec<TokenId>,
-    /// The text of each; a token that is an incomplete piece of UTF-8 has "" and its bytes join a later one.
+    /// Text of each token. A token that is an incomplete part of a UTF-8 character has ""; its bytes join a later
+    /// token.
     pub texts: Vec<String>,
-    /// Which part of the prompt came from whom.
+    /// The author of each part of the prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<Span>,
-    /// The messages, as they were sent.
+    /// The messages as the client sent them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation: Option<serde_json::Value>,
-    /// The tools, as they were sent.
+    /// The tools as the client sent them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<serde_json::Value>,
-    /// Sampling parameters, seed, stop strings: whatever is needed to run it again.
+    /// Sampling parameters, seed and stop strings: everything needed to repeat the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<serde_json::Value>,
 }
@@ -84,7 +85,7 @@ pub struct PromptRecord {
 /// A contiguous part of the prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// `system`, `user`, `assistant`, `tool`, or `template` for what the chat template wrote itself.
+    /// `system`, `user`, `assistant`, `tool`, or `template` for text that the chat template adds.
     pub role: String,
     /// First token.
     pub start: u32,
@@ -92,12 +93,12 @@ pub struct Span {
     pub end: u32,
 }
 
-/// A token and where it stood in the model's full distribution, before mods, temperature and penalties.
+/// A token and its place in the model's full distribution, before mods, temperature and penalties.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenMeasurement {
     /// The token.
     pub token: TokenId,
-    /// Its text; "" for an incomplete piece of UTF-8, whose bytes join the text of a later token.
+    /// Its text; "" for an incomplete part of a UTF-8 character, whose bytes join the text of a later token.
     #[serde(default)]
     pub text: String,
     /// Natural logarithm of its probability.
@@ -106,7 +107,7 @@ pub struct TokenMeasurement {
     /// 1 for the most probable token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// Entropy of the distribution it was taken from, in bits.
+    /// Entropy of that distribution, in bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entropy: Option<f32>,
 }
@@ -114,33 +115,33 @@ pub struct TokenMeasurement {
 /// One candidate for the next token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
-    /// The token.
+    /// Its text; lossy for an incomplete part of a UTF-8 character.
     pub token: TokenId,
     /// Its text, lossy where it is an incomplete piece of UTF-8.
     #[serde(default)]
     pub text: String,
-    /// Its probability, 0 … 1.
+    /// Its probability, between 0 and 1.
     pub prob: f32,
 }
 
-/// One stage of the sampler chain.
+/// The number of candidates after one stage of the sampler chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageCount {
-    /// llama.cpp's name: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's constraint, `argmax` at
-    /// temperature 0.
+    /// llama.cpp's name of the stage: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's
+    /// constraint, `argmax` at temperature 0.
     pub name: String,
-    /// Candidates left after it.
+    /// Number of candidates left after the stage.
     pub left: u32,
 }
 
 impl Measurements {
-    /// Reads `details`; anything that is not ours reads as empty.
+    /// Parses `details`; JSON of another shape gives empty measurements.
     #[must_use]
     pub fn from_details(details: &RawJson) -> Self {
         serde_json::from_str(details.get()).unwrap_or_default()
     }
 
-    /// Whether nothing was measured, as in the `details` of somebody else's engine.
+    /// Returns true if nothing was measured, as in the `details` of another engine.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let Self {

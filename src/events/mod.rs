@@ -1,12 +1,12 @@
-//! The vocabulary: everything that can happen in a run, in the shape of the `/ingest` document.
+//! The vocabulary of a run: all events, mod calls, logs and actions, in the shape of the `/ingest` document.
 //!
-//! The engine emits these values, mods see them, the store keeps them, the trace fold reads them, and
-//! every surface only translates them. A payload of somebody else's engine parses into the same types, so a
-//! foreign run and our own take one way from here on. No I/O, and no import of any other module of ours.
+//! The engine emits these values, mods receive them, the store writes them and the trace fold reads them; the APIs only
+//! translate them. A payload of another engine parses into the same types and is processed in the same way. This module
+//! does no I/O and imports no other module of the crate.
 //!
-//! An [`TraceItem`] is one thing that happened; the items of a run form one ordered list: an event, then the
-//! mod calls it caused, each with its logs and its action. What our engine measured beyond the document
-//! (log-probabilities, alternatives, texts) travels in [`Measurements`], the typed form of an event's `details`.
+//! A [`TraceItem`] is one entry of a run. The items of a run form one ordered list: an event, then the mod calls it
+//! caused, each with its logs and its action. Measurements of our engine beyond the document (log-probabilities,
+//! alternatives, texts) are in [`Measurements`], the typed form of an event's `details`.
 
 mod action;
 mod call;
@@ -24,40 +24,40 @@ pub use run::{EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunSta
 
 use std::sync::Arc;
 
-/// A token id of the vocabulary. llama.cpp's type; ids of other engines are kept as they are given.
+/// A token id. The type is llama.cpp's; ids of other engines are kept unchanged.
 pub type TokenId = i32;
 
-/// A JSON text kept exactly as it was given.
+/// A JSON text kept byte for byte.
 pub type RawJson = Box<serde_json::value::RawValue>;
 
-/// One thing that happened in a run.
+/// One entry of a run's trace.
 #[derive(Debug, Clone)]
 pub enum TraceItem {
-    /// An event of the decode loop. `sequence_order` counts from 0 without holes.
+    /// An event of the decode loop. `sequence_order` counts from 0 without gaps.
     Event(Event),
-    /// A mod was called for the newest event. Calls are numbered from 0 in the order of these items.
+    /// A call of a mod for the newest event. Calls are numbered from 0 in the order of these items.
     ModCall(ModCall),
-    /// A mod wrote a line during a call.
+    /// A line that a mod wrote during a call.
     ModLog(ModLog),
-    /// What a mod answered.
+    /// The action that a mod returned.
     Action(ActionRecord),
-    /// The coded attention of one step.
+    /// The encoded attention of one step.
     Attention(AttentionStep),
 }
 
-/// What the recorder and live subscribers receive, in order, for every run.
+/// A message to the recorder and to live subscribers. Each run sends them in order.
 #[derive(Debug, Clone)]
 pub enum Signal {
     /// The run exists; always the first signal of a run.
     Started(Arc<RunStart>),
-    /// Things that happened since the last signal.
+    /// New items since the last signal.
     Items(RunId, Arc<Vec<TraceItem>>),
-    /// The run is over; always the last signal of a run.
+    /// The run has ended; always the last signal of a run.
     Ended(RunId, Arc<RunEnd>),
 }
 
 impl Signal {
-    /// The run that the signal belongs to.
+    /// Returns the run that the signal belongs to.
     #[must_use]
     pub fn run_id(&self) -> RunId {
         match self {
@@ -67,14 +67,14 @@ impl Signal {
     }
 }
 
-/// The attention of one step, coded for storage (`trace::attention` owns the coding).
+/// The attention of one step, encoded for storage by `trace::attention`.
 #[derive(Debug, Clone)]
 pub struct AttentionStep {
-    /// The event whose logits this row produced: the step's `ForwardPass`.
+    /// `sequence_order` of the step's `ForwardPass` event, whose logits belong to this row.
     pub sequence_order: i32,
-    /// Length of the row: the number of positions attended to, which is the position of the next token.
+    /// Length of the row: the number of positions attended to, which equals the position of the next token.
     pub row_len: u32,
-    /// Layers that have attention scores, in order; index `i` of every section is `layer_ids[i]`.
+    /// Layers with attention scores, in order; index `i` of every section belongs to `layer_ids[i]`.
     pub layer_ids: Arc<[u16]>,
     /// Heads per layer.
     pub heads: u16,

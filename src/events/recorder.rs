@@ -4,105 +4,107 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// The way to the recorder; cheap to clone. A channel alone will do where no run must be kept.
+/// Channel and registries that connect the engine to the recorder; cheap to clone. Create it from a channel if no run
+/// needs a durability ack.
 #[derive(Debug, Clone)]
 pub struct Recorder {
-    /// Takes the signals of every recorded run.
+    /// Receives the signals of every recorded run.
     pub signals: mpsc::Sender<Signal>,
-    /// The runs that must be kept, where somebody can promise that.
-    pub promises: Option<DurabilityAcks>,
+    /// Requests for durability acks; `None` if the recorder cannot give any.
+    pub durability_acks: Option<DurabilityAcks>,
     /// List of recorded runs that are not stored yet; `None` if they are never read back.
     pub unstored: Option<UnstoredRuns>,
 }
 
 impl From<mpsc::Sender<Signal>> for Recorder {
     fn from(signals: mpsc::Sender<Signal>) -> Self {
-        Self { signals, promises: None, unstored: None }
+        Self { signals, durability_acks: None, unstored: None }
     }
 }
 
-/// Tells that a run is safe on a disk, or why it will never be.
+/// Result of a durability request: the run is stored on disk, or the reason why it never will be.
 pub type DurabilityAck = oneshot::Receiver<Result<(), String>>;
 
-type Given = HashMap<RunId, oneshot::Sender<Result<(), String>>>;
+type AckSenders = HashMap<RunId, oneshot::Sender<Result<(), String>>>;
 
-/// The runs that must be kept; cheap to clone.
+/// The runs for which a client waits for a durability ack; cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct DurabilityAcks(Arc<Mutex<Given>>);
+pub struct DurabilityAcks(Arc<Mutex<AckSenders>>);
 
 impl DurabilityAcks {
-    /// Asks that a run which has not begun be kept whole. The answer comes after its end, or as soon as it cannot be.
+    /// Requests an ack for a run that has not started. The ack arrives after the run's end, or as soon as storing
+    /// fails.
     #[must_use]
-    pub fn make(&self, run_id: RunId) -> DurabilityAck {
-        let (sender, promise) = oneshot::channel();
-        let mut promises = self.lock();
-        // those that nobody waits for any more were made for runs that were refused
-        promises.retain(|_, sender| !sender.is_closed());
-        promises.insert(run_id, sender);
-        promise
+    pub fn request(&self, run_id: RunId) -> DurabilityAck {
+        let (sender, ack) = oneshot::channel();
+        let mut senders = self.lock();
+        // Requests without a receiver belong to runs that were rejected.
+        senders.retain(|_, sender| !sender.is_closed());
+        senders.insert(run_id, sender);
+        ack
     }
 
-    /// Whether a run must be kept.
+    /// Returns true if an ack is requested for the run.
     #[must_use]
-    pub fn has(&self, run_id: RunId) -> bool {
+    pub fn is_requested(&self, run_id: RunId) -> bool {
         self.lock().contains_key(&run_id)
     }
 
-    /// The run is kept, or will never be, and why.
-    pub fn settle(&self, run_id: RunId, outcome: Result<(), String>) {
+    /// Sends the ack: the run is stored, or the reason why it never will be.
+    pub fn resolve(&self, run_id: RunId, outcome: Result<(), String>) {
         if let Some(sender) = self.lock().remove(&run_id) {
-            // whoever asked may have gone
+            // The receiver may be gone.
             let _ = sender.send(outcome);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Given> {
+    fn lock(&self) -> MutexGuard<'_, AckSenders> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The recorded runs of this process that are not stored as a whole yet; cheap to clone.
+/// The recorded runs of this process that are not completely stored yet; cheap to clone.
 ///
-/// The engine inserts a run before any client knows its id, and the recorder removes it with its last row. A reader
-/// thus knows which runs the database may not have, or not whole.
+/// The engine inserts a run before any client knows its id, and the recorder removes it with its last row. A reader can
+/// therefore tell which runs the database lacks or has only in part.
 #[derive(Debug, Clone, Default)]
-pub struct UnstoredRuns(Arc<Mutex<HashMap<RunId, Entry>>>);
+pub struct UnstoredRuns(Arc<Mutex<HashMap<RunId, UnstoredEntry>>>);
 
 #[derive(Debug)]
-struct Entry {
+struct UnstoredEntry {
     request_id: String,
     is_over: Arc<AtomicBool>,
-    /// Dropped with the entry, which wakes those who wait.
+    /// Dropped with the entry, which wakes the waiting tasks.
     removed: watch::Sender<()>,
 }
 
 /// A run of [`UnstoredRuns`].
 #[derive(Debug)]
 pub struct UnstoredRun {
-    /// Its id.
+    /// Id of the run.
     pub run_id: RunId,
     is_over: Arc<AtomicBool>,
     removed: watch::Receiver<()>,
 }
 
 impl UnstoredRuns {
-    /// Adds a run. `is_over` is set before its client receives the end.
+    /// Adds a run. `is_over` is set before the client receives the end of the run.
     pub fn insert(&self, run_id: RunId, request_id: String, is_over: Arc<AtomicBool>) {
-        self.lock().insert(run_id, Entry { request_id, is_over, removed: watch::Sender::new(()) });
+        self.lock().insert(run_id, UnstoredEntry { request_id, is_over, removed: watch::Sender::new(()) });
     }
 
-    /// Removes a run: all of it is stored, or the rest never will be.
+    /// Removes a run: it is completely stored, or the rest never will be.
     pub fn remove(&self, run_id: RunId) {
         self.lock().remove(&run_id);
     }
 
-    /// Returns the run with that id.
+    /// Returns the run with this id.
     #[must_use]
     pub fn get(&self, run_id: RunId) -> Option<UnstoredRun> {
         self.lock().get(&run_id).map(|entry| entry.run(run_id))
     }
 
-    /// Returns the run with that `run_id`, and all runs with that `request_id`.
+    /// Returns the run with this `run_id`, and all runs with this `request_id`.
     #[must_use]
     pub fn find(&self, id: &str) -> Vec<UnstoredRun> {
         let run_id: Option<RunId> = id.parse().ok();
@@ -111,27 +113,27 @@ impl UnstoredRuns {
         found.map(|(&run_id, entry)| entry.run(run_id)).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, UnstoredEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
+impl UnstoredEntry {
     fn run(&self, run_id: RunId) -> UnstoredRun {
         UnstoredRun { run_id, is_over: Arc::clone(&self.is_over), removed: self.removed.subscribe() }
     }
 }
 
 impl UnstoredRun {
-    /// Returns true when its client may know that it has ended.
+    /// Returns true when its client may know that the run has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Waits until it is stored, or never will be.
+    /// Waits until the run is stored or known to be lost.
     pub async fn stored(mut self) {
-        // Nothing is ever sent: the error of a dropped sender is the news.
+        // No value is ever sent: the error of the dropped sender wakes the receiver.
         while self.removed.changed().await.is_ok() {}
     }
 }

@@ -3,13 +3,13 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use uuid::Uuid;
 
-/// Identifies a run. A `UUIDv7`, so that ids sort by the time at which runs began.
+/// Identifier of a run. A `UUIDv7`, so that ids sort by the start time of the runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub Uuid);
 
 impl RunId {
-    /// A new id for a run that begins now.
+    /// Creates an id for a run that starts now.
     #[must_use]
     pub fn now() -> Self {
         Self(Uuid::now_v7())
@@ -29,32 +29,32 @@ impl std::str::FromStr for RunId {
     }
 }
 
-/// Where a run came from.
+/// The API or command that started a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Surface {
-    /// `POST /ingest`: somebody else's engine.
+    /// `POST /ingest`: a trace of another engine.
     Ingest,
     /// The OpenAI-compatible routes.
     Openai,
     /// The command line.
     Cli,
-    /// llama-server's own routes.
+    /// The native routes of llama-server.
     LlamaServer,
     /// The attention API.
     Attention,
-    /// The streaming protocol on its WebSocket.
+    /// The streaming protocol over WebSocket.
     Websocket,
-    /// The same over HTTP, `POST /v1/generate`.
+    /// The streaming protocol over HTTP, `POST /v1/generate`.
     Generate,
 }
 
 impl Surface {
-    /// All surfaces.
+    /// All variants.
     pub const ALL: [Self; 7] =
         [Self::Ingest, Self::Openai, Self::Cli, Self::LlamaServer, Self::Attention, Self::Websocket, Self::Generate];
 
-    /// The name as it stands in the database.
+    /// Returns the name used in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -68,34 +68,34 @@ impl Surface {
         }
     }
 
-    /// The surface of that name.
+    /// Returns the surface with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|surface| surface.as_str() == name)
     }
 }
 
-/// State of a run.
+/// Status of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunStatus {
-    /// It is being generated.
+    /// Tokens are being generated.
     Running,
-    /// It ended by itself, at its limit, or by a mod.
+    /// The run ended by itself, at its token limit, or by a mod.
     Done,
-    /// The client went away or asked to stop.
+    /// The client disconnected or cancelled the run.
     Cancelled,
-    /// It ended with an error.
+    /// The run ended with an error.
     Failed,
-    /// The server died in the middle; everything up to the last flush is there.
+    /// The server died during the run; everything up to the last flush is stored.
     Interrupted,
 }
 
 impl RunStatus {
-    /// All states.
+    /// All statuses.
     pub const ALL: [Self; 5] = [Self::Running, Self::Done, Self::Cancelled, Self::Failed, Self::Interrupted];
 
-    /// The name as it stands on the wire and in the database.
+    /// Returns the name used on the wire and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -107,58 +107,58 @@ impl RunStatus {
         }
     }
 
-    /// The state of that name.
+    /// Returns the status with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.as_str() == name)
     }
 }
 
-/// What is known when a run begins.
+/// The data known when a run starts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunStart {
-    /// Ours.
+    /// Our id of the run.
     pub run_id: RunId,
-    /// The client's; unique. Ours as text when the client gave none.
+    /// The client's id, which is unique; our id as text if the client sent none.
     pub request_id: String,
-    /// When it began.
+    /// Start time.
     pub created_at: DateTime<Utc>,
-    /// Where it came from.
+    /// The API or command that started the run.
     pub surface: Surface,
     /// The model's name.
     pub model: String,
-    /// Who asked: a label, never a key.
+    /// Label of the user, never a key.
     pub user_label: Option<String>,
-    /// Most tokens to generate.
+    /// Maximum number of generated tokens.
     pub max_tokens: Option<i32>,
     /// Sampling temperature.
     pub temperature: Option<f64>,
-    /// Random seed of the draw.
+    /// Random seed of the sampler.
     pub seed: Option<u32>,
     /// Names of the run's mods, in order.
     pub mods: Vec<String>,
-    /// What a person would recognise the run by: the last user message, or the start of the prompt.
+    /// Text that identifies the run for a reader: the last user message, or the start of the prompt.
     pub prompt_preview: String,
 }
 
-/// Why a generation ended.
+/// The reason why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// End-of-generation token, stop string, stop token, or a mod's `ForceOutput`.
     Stop,
-    /// The limit of tokens, of steps, or the context's end.
+    /// The token limit, the step limit or the end of the context.
     Length,
     /// Tool calls.
     ToolCalls,
-    /// The client went away or asked to stop.
+    /// The client disconnected or cancelled the run.
     Cancelled,
     /// An error.
     Error,
 }
 
 impl FinishReason {
-    /// The name as it stands on the wire and in the database.
+    /// Returns the name used on the wire and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -176,87 +176,87 @@ impl FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens of the prompt whose KV state was reused.
+    /// Tokens of the prompt that were already in the KV cache.
     pub cached_tokens: u32,
-    /// Tokens that stand in the final answer, the end-of-generation token not counted.
+    /// Tokens of the final answer, without the end-of-generation token.
     pub completion_tokens: u32,
 }
 
-/// Whose error ended a run.
+/// The origin of an error that ended a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// A mod's, which ended the run with `EmitError`.
+    /// A mod ended the run with `EmitError`.
     Mod,
-    /// The same of a mod that was written for Quote, whose clients expect the status 400.
+    /// A mod written for Quote ended the run with `EmitError`; Quote's clients expect the status 400.
     QuoteMod,
-    /// The request's: what it asked for leaves no token to be drawn.
+    /// The request leaves no token that could be sampled.
     Request,
 }
 
-/// How a run ended, as a surface needs it.
+/// The result of a run, as the APIs need it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Finish {
-    /// Why.
+    /// The reason.
     pub reason: FinishReason,
-    /// In words, where the reason alone does not say it: which stop string, which limit, which error.
+    /// Details that the reason does not contain: the stop string, the limit or the error.
     pub message: Option<String>,
-    /// The stop string that ended it.
+    /// The stop string that ended the run.
     pub stop_string: Option<String>,
     /// The answer: generated text up to the stop string.
     pub text: String,
-    /// Tool calls that a mod ended the run with.
+    /// Tool calls with which a mod ended the run.
     pub tool_calls: Option<serde_json::Value>,
-    /// Whose error it is, where it is not the engine's own.
+    /// Origin of the error; `None` for an error of the engine.
     #[serde(default)]
     pub fault: Option<Fault>,
     /// Token counts.
     pub usage: Usage,
     /// Microseconds from the start to the first generated token.
     pub first_token_us: Option<u64>,
-    /// Tokens of the prompt that were decoded: those that were not cached, and fewer where the run was broken off.
+    /// Tokens of the prompt that were decoded: those not cached, or fewer if the run was aborted.
     #[serde(default)]
     pub prompt_decoded: u32,
     /// Microseconds spent on the prompt.
     pub prompt_us: u64,
     /// Microseconds from the end of the prompt to the end of the run.
     pub generation_us: u64,
-    /// Whether the context was full: the answer ended there, or tokens of its beginning had to go.
+    /// True if the context was full: the answer ended there, or its oldest tokens were evicted.
     #[serde(default)]
     pub truncated: bool,
-    /// Tokens that went because the context was full.
+    /// Tokens evicted because the context was full.
     #[serde(default)]
     pub evicted_tokens: u32,
-    /// Messages that went because the context was full, in the order in which they went.
+    /// Messages evicted because the context was full, in the order of their eviction.
     #[serde(default)]
     pub evicted: Vec<EvictedMessage>,
 }
 
-/// A message that went because the context was full.
+/// A message evicted because the context was full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictedMessage {
-    /// Who wrote it.
+    /// Role of its author.
     pub role: String,
     /// Tokens of its content.
     pub tokens: u32,
-    /// How its content begins.
+    /// Beginning of its content.
     pub text: String,
 }
 
-/// What is known when a run is over.
+/// The data known when a run ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunEnd {
-    /// When it ended.
+    /// End time.
     pub completed_at: DateTime<Utc>,
-    /// Its final state.
+    /// Final status.
     pub status: RunStatus,
-    /// The rest.
+    /// The result.
     pub finish: Finish,
 }
 
 impl RunEnd {
-    /// An end of which nothing is known but some counts.
+    /// Creates the end of a run of which only some counts are known.
     #[must_use]
-    pub fn blank(completed_at: DateTime<Utc>, usage: Usage) -> Self {
+    pub fn empty(completed_at: DateTime<Utc>, usage: Usage) -> Self {
         let finish = Finish {
             reason: FinishReason::Cancelled,
             message: None,
@@ -276,8 +276,8 @@ impl RunEnd {
         Self { completed_at, status: RunStatus::Failed, finish }
     }
 
-    /// The run was given up for a reason that lies neither in it nor with its client.
-    pub fn broken_off(&mut self, message: String) {
+    /// Marks the run as failed for a reason that is neither the run's nor the client's.
+    pub fn set_aborted(&mut self, message: String) {
         self.status = RunStatus::Failed;
         self.finish.reason = FinishReason::Cancelled;
         self.finish.message = Some(message);

@@ -143,7 +143,7 @@ impl Store {
             server_id,
             live,
             recorder: Mutex::new(Recording::Waiting(Some(spool))),
-            promises: DurabilityAcks::default(),
+            durability_acks: DurabilityAcks::default(),
             unstored: UnstoredRuns::default(),
             closing: watch::Sender::new(false),
             retention,

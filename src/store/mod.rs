@@ -81,7 +81,7 @@ struct Inner {
     server_id: Uuid,
     live: Live,
     recorder: Mutex<Recording>,
-    promises: DurabilityAcks,
+    durability_acks: DurabilityAcks,
     unstored: UnstoredRuns,
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,
@@ -120,7 +120,7 @@ impl Store {
                     pool: inner.recorder_pool.clone(),
                     server_id: inner.server_id,
                     live: inner.live.clone(),
-                    promises: inner.promises.clone(),
+                    durability_acks: inner.durability_acks.clone(),
                     unstored: inner.unstored.clone(),
                 };
                 let task = recorder::record(target, spool.take(), signals, flushes, inner.closing.subscribe());
@@ -128,8 +128,8 @@ impl Store {
                 sender
             }
         };
-        let (promises, unstored) = (Some(inner.promises.clone()), Some(inner.unstored.clone()));
-        (Recorder { signals: sender, promises, unstored }, inner.live.clone())
+        let (durability_acks, unstored) = (Some(inner.durability_acks.clone()), Some(inner.unstored.clone()));
+        (Recorder { signals: sender, durability_acks, unstored }, inner.live.clone())
     }
 
     /// What is going on right now; the recorder need not have been started.

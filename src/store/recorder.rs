@@ -47,7 +47,7 @@ pub struct Target {
     /// Who watches.
     pub live: Live,
     /// The runs that must be kept.
-    pub promises: DurabilityAcks,
+    pub durability_acks: DurabilityAcks,
     /// The runs that readers must wait for.
     pub unstored: UnstoredRuns,
 }
@@ -297,7 +297,7 @@ impl Recorder {
                 Record::Started(start, _) => live.changed(start.run_id, RunStatus::Running),
                 Record::Ended(run_id, end) => {
                     live.ended(*run_id, end.status);
-                    self.target.promises.settle(*run_id, Ok(()));
+                    self.target.durability_acks.resolve(*run_id, Ok(()));
                     self.spooled.push(*run_id);
                 }
                 Record::Items(..) => {}
@@ -311,7 +311,7 @@ impl Recorder {
     /// Neither database nor disk takes anything: gives up what must not or cannot wait in memory.
     fn make_room(&mut self) {
         let mut waiting: HashSet<RunId> = self.pending.iter().map(Record::run_id).collect();
-        waiting.retain(|run_id| self.target.promises.has(*run_id));
+        waiting.retain(|run_id| self.target.durability_acks.is_requested(*run_id));
         for run_id in waiting {
             self.give_up(run_id, "neither the database nor the disk takes it");
         }
@@ -332,7 +332,7 @@ impl Recorder {
             self.ignored.insert(run_id);
         }
         self.given_up.push(run_id);
-        self.target.promises.settle(run_id, Err(why.to_owned()));
+        self.target.durability_acks.resolve(run_id, Err(why.to_owned()));
         self.target.unstored.remove(run_id);
         self.target.live.ended(run_id, RunStatus::Interrupted);
     }

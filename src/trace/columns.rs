@@ -16,7 +16,7 @@ const ALIGNMENT: usize = 8;
 /// Steps per nat and per bit.
 const SCALE: f32 = 2048.0;
 /// Largest number that a u16 column holds; beyond it comes "unknown".
-const MOST: f32 = 65_534.0;
+const MAX_QUANTISED: f32 = 65_534.0;
 
 /// Section ids.
 mod section {
@@ -81,7 +81,9 @@ pub fn quantise_entropy(entropy: Option<f32>) -> u16 {
 }
 
 fn quantise(value: Option<f32>) -> u16 {
-    value.filter(|value| !value.is_nan()).map_or(u16::MAX, |value| (value * SCALE).round().clamp(0.0, MOST) as u16)
+    value
+        .filter(|value| !value.is_nan())
+        .map_or(u16::MAX, |value| (value * SCALE).round().clamp(0.0, MAX_QUANTISED) as u16)
 }
 
 /// Codes the fold as it stands.

@@ -45,7 +45,7 @@ struct Details {
 impl RequestedAction {
     /// An action that says nothing more.
     #[must_use]
-    pub const fn of(action: ActionType) -> Self {
+    pub const fn new(action: ActionType) -> Self {
         Self {
             action,
             tokens: Vec::new(),
@@ -72,7 +72,7 @@ impl From<&ActionRecord> for RequestedAction {
             temperature: action.temperature,
             tool_calls: calls.and_then(|raw| serde_json::from_str(raw.get()).ok()),
             message: action.error_message.clone(),
-            ..Self::of(action.action_type)
+            ..Self::new(action.action_type)
         }
     }
 }
@@ -136,7 +136,7 @@ pub struct Difference {
 }
 
 /// One thing that happened.
-struct Moment {
+struct ComparedItem {
     kind: DifferenceKind,
     sequence_order: i32,
     step: i32,
@@ -148,16 +148,16 @@ struct Moment {
 /// The first difference between a recording and another of the same run. With `whole` false the first one was broken off,
 /// and what the second one has beyond it is none.
 #[must_use]
-pub fn first(recorded: &Document, now: &Document, whole: bool) -> Option<Difference> {
-    let (a, b) = (moments(recorded), moments(now));
+pub fn find_first(recorded: &Document, now: &Document, whole: bool) -> Option<Difference> {
+    let (a, b) = (compared_items(recorded), compared_items(now));
     let at = a.iter().zip(&b).position(|(a, b)| a.key != b.key || a.words != b.words);
     let at = at.unwrap_or(a.len().min(b.len()));
-    let words = |moment: Option<&Moment>| moment.map_or_else(|| "nothing more".to_owned(), |it| it.words.clone());
+    let words = |item: Option<&ComparedItem>| item.map_or_else(|| "nothing more".to_owned(), |it| it.words.clone());
     let (there, here) = (a.get(at), b.get(at));
     let shown = match (there, here) {
         (None, None) => return None,
         (None, Some(_)) if !whole => return None,
-        (Some(moment), _) | (None, Some(moment)) => moment,
+        (Some(item), _) | (None, Some(item)) => item,
     };
     Some(Difference {
         kind: if there.is_some() && here.is_some() { shown.kind } else { DifferenceKind::End },
@@ -168,30 +168,30 @@ pub fn first(recorded: &Document, now: &Document, whole: bool) -> Option<Differe
     })
 }
 
-fn moments(document: &Document) -> Vec<Moment> {
-    let mut moments: Vec<Moment> = Vec::new();
+fn compared_items(document: &Document) -> Vec<ComparedItem> {
+    let mut compared_items: Vec<ComparedItem> = Vec::new();
     let (mut order, mut step, mut caller) = (0, 0, String::new());
     for item in document.items() {
         let (kind, key, words) = match &item {
             TraceItem::Event(event) => {
                 (order, step) = (event.sequence_order, event.step);
-                of_event(event)
+                describe_event(event)
             }
             TraceItem::ModCall(call) => {
                 caller.clone_from(&call.mod_name);
-                (DifferenceKind::ModCall, vec![i64::from(call.exception_occurred)], of_call(call))
+                (DifferenceKind::ModCall, vec![i64::from(call.exception_occurred)], describe_call(call))
             }
             TraceItem::Action(action) if action.action_type != ActionType::Noop => {
                 (DifferenceKind::ModAction, Vec::new(), format!("{caller}: {}", RequestedAction::from(action)))
             }
             TraceItem::Action(_) | TraceItem::ModLog(_) | TraceItem::Attention(_) => continue,
         };
-        moments.push(Moment { kind, sequence_order: order, step, key, words });
+        compared_items.push(ComparedItem { kind, sequence_order: order, step, key, words });
     }
-    moments
+    compared_items
 }
 
-fn of_event(event: &Event) -> (DifferenceKind, Vec<i64>, String) {
+fn describe_event(event: &Event) -> (DifferenceKind, Vec<i64>, String) {
     let name = event.event_type.as_str();
     let measured = event.measured.as_ref();
     let kind = event.event_type as i64;
@@ -224,7 +224,7 @@ fn of_event(event: &Event) -> (DifferenceKind, Vec<i64>, String) {
     }
 }
 
-fn of_call(call: &ModCall) -> String {
+fn describe_call(call: &ModCall) -> String {
     match (&call.exception_message, call.exception_occurred) {
         (_, false) => format!("{} called", call.mod_name),
         (message, true) => format!("{} failed: {}", call.mod_name, message.as_deref().unwrap_or("no message")),
@@ -233,7 +233,7 @@ fn of_call(call: &ModCall) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{DifferenceKind, first};
+    use super::{DifferenceKind, find_first};
     use crate::trace::document::Document;
     use serde_json::{Value, json};
 
@@ -257,19 +257,19 @@ mod tests {
     #[test]
     fn the_first_difference_is_found_and_named() {
         let same = document(5, &back(1), true);
-        assert_eq!(first(&same, &document(5, &back(1), true), true), None);
-        let token = first(&same, &document(6, &back(1), true), true).unwrap();
+        assert_eq!(find_first(&same, &document(5, &back(1), true), true), None);
+        let token = find_first(&same, &document(6, &back(1), true), true).unwrap();
         assert_eq!((token.kind, token.sequence_order, token.step), (DifferenceKind::Token, 1, 1));
         assert_eq!((token.recorded.as_str(), token.now.as_str()), ("Sampled \"a\" (5)", "Sampled \"a\" (6)"));
-        let action = first(&same, &document(5, &back(2), true), true).unwrap();
+        let action = find_first(&same, &document(5, &back(2), true), true).unwrap();
         assert_eq!((action.kind, action.recorded.as_str()), (DifferenceKind::ModAction, "m: Backtrack 1"));
     }
 
     #[test]
     fn an_end_that_comes_early_is_one_unless_the_recording_was_broken_off() {
         let (short, long) = (document(5, &back(1), false), document(5, &back(1), true));
-        assert_eq!(first(&long, &short, false).unwrap().kind, DifferenceKind::End);
-        assert_eq!(first(&short, &long, true).unwrap().recorded, "nothing more");
-        assert_eq!(first(&short, &long, false), None);
+        assert_eq!(find_first(&long, &short, false).unwrap().kind, DifferenceKind::End);
+        assert_eq!(find_first(&short, &long, true).unwrap().recorded, "nothing more");
+        assert_eq!(find_first(&short, &long, false), None);
     }
 }

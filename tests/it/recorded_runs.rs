@@ -152,7 +152,7 @@ impl Elsewhere {
     }
 
     async fn end(self) {
-        let end = RunEnd { status: RunStatus::Done, ..RunEnd::blank(chrono::Utc::now(), Usage::default()) };
+        let end = RunEnd { status: RunStatus::Done, ..RunEnd::empty(chrono::Utc::now(), Usage::default()) };
         self.send(Signal::Ended(self.run_id, Arc::new(end))).await;
         self.store.close().await;
     }

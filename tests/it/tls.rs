@@ -145,15 +145,15 @@ fn files_that_cannot_be_used_end_the_start() {
     let pair =
         |chain: &str, key: &str| vec!["--ssl-cert-file".into(), chain.to_owned(), "--ssl-key-file".into(), key.into()];
     for (flags, words) in [
-        (pair(&chain, &key)[..2].to_vec(), ["--ssl-key-file", "go together"]),
-        (pair(&chain, &key)[2..].to_vec(), ["--ssl-cert-file", "go together"]),
+        (pair(&chain, &key)[..2].to_vec(), ["--ssl-key-file", "set both"]),
+        (pair(&chain, &key)[2..].to_vec(), ["--ssl-cert-file", "set both"]),
         (pair(&none, &key), ["none.pem", "--ssl-cert-file"]),
         (pair(&chain, &none), ["none.pem", "--ssl-key-file"]),
-        (pair(&key, &key), ["server.key", "has no certificate"]),
-        (pair(&chain, &chain), ["server.pem", "has no private key"]),
-        (pair(&broken, &key), ["broken.pem", "is not PEM"]),
+        (pair(&key, &key), ["server.key", "holds no certificate"]),
+        (pair(&chain, &chain), ["server.pem", "holds no private key"]),
+        (pair(&broken, &key), ["broken.pem", "is not valid PEM"]),
         (pair(&chain, &encrypted), ["encrypted.key", "passphrase"]),
-        (pair(&authority, &key), ["server.key", "is not that of the first certificate"]),
+        (pair(&authority, &key), ["server.key", "does not match the first certificate"]),
     ] {
         let output = thunder().args(["serve", "--port", "0", "--data-dir"]).arg(&folder).args(&flags).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -165,7 +165,7 @@ fn files_that_cannot_be_used_end_the_start() {
 }
 
 #[tokio::test]
-async fn the_command_line_is_a_client_over_https() {
+async fn command_line_client_connects_over_https() {
     let server = start(&[]).await;
     let elsewhere = server.base.replace("127.0.0.1", "localhost");
     let ask = |base: String, trusted: Option<&str>| {
@@ -180,7 +180,7 @@ async fn the_command_line_is_a_client_over_https() {
         assert_eq!(code, Some(0), "{trusted}: {said}");
         assert!(said.contains(&format!("{base}/runs/")), "{said}");
     }
-    for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "has no certificate")] {
+    for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "holds no certificate")] {
         let (code, said) = ask(server.base.clone(), trusted);
         assert_eq!(code, Some(1), "{trusted:?}: {said}");
         assert!(said.contains(word), "{trusted:?}: {said}");

@@ -171,7 +171,7 @@ fn read_with(
     let room = placement.room(context, prompt.len());
     let shows = answer.attention.is_some() || answer.pruning.is_some();
     let mut limits = parameters::limits(fields, vocabulary, room)?;
-    limits.max_time = limits.max_time.into_iter().chain(app.config().server.runs.longest).min();
+    limits.max_time = limits.max_time.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
     let request = Request {
         request_id: answer.request_id.clone().filter(|_| answer.samples == 1),
         user_label: parameters::user(fields)?,

@@ -187,7 +187,7 @@ impl Shape {
     pub(super) fn of(&self, row: &AttentionRow, layers: usize) -> Result<Attention, ApiError> {
         let rows =
             AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads)).map_err(ApiError::internal)?;
-        let sum = rows.largest_sum();
+        let sum = rows.max_row_sum();
         if sum > 1.0 + SUM_TOLERANCE {
             return Err(ApiError::internal(format!("an attention row sums to {sum} instead of 1")));
         }
@@ -226,7 +226,7 @@ impl Shape {
             View::Sparse(count) => {
                 attention.format = "sparse";
                 attention.top_k = Some(*count);
-                attention.data = Some(Data::Strong(rows.strongest(*count)));
+                attention.data = Some(Data::Strong(rows.top_positions(*count)));
             }
             View::Viz => {
                 attention.format = "viz";

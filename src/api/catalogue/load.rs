@@ -261,7 +261,7 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
-        cache_ram_bytes: engine.cache.idle_bytes,
+        cache_ram_bytes: engine.cache.max_idle_bytes,
         hash_cache: Some(data.dir.join("cache").join("weights")),
         max_tokens: server.max_tokens,
         encode_attention: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),

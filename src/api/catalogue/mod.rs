@@ -108,7 +108,7 @@ impl Catalogue {
             admission: tokio::sync::Mutex::default(),
             changed: watch::Sender::new(()),
             recorder: Mutex::default(),
-            sessions: Sessions::new(config.engine.cache.session_bytes),
+            sessions: Sessions::new(config.engine.cache.max_session_bytes),
             config,
             clock,
             trial: OnceLock::new(),

@@ -72,7 +72,7 @@ impl Catalogue {
     /// Unloads the model that was used least recently and that nothing runs on, as long as there are too many for one
     /// more; waits for one as long as runs may take to end at shutdown.
     pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
-        let Some(most) = self.0.config.server.models.most else { return Ok(()) };
+        let Some(most) = self.0.config.server.models.max_loaded else { return Ok(()) };
         let began = Instant::now();
         let mut changed = self.changes();
         loop {

@@ -53,7 +53,7 @@ pub(super) async fn begin(
         request.user_label.get_or_insert(caller.label);
     }
     let mut options = config.options;
-    options.timeout = options.timeout.into_iter().chain(app.config().server.runs.longest).min();
+    options.timeout = options.timeout.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
     let head = Head {
         options,
         model: loaded.name().to_owned(),

@@ -68,7 +68,7 @@ async fn stop(run: &Arc<Run>) -> Result<(), ApiError> {
 }
 
 async fn pause(session: &mut Session, run: &Arc<Run>) -> Result<(), ApiError> {
-    let slot_for = session.app.config().server.runs.pause;
+    let slot_for = session.app.config().server.run_timeouts.paused_slot;
     let standing = run.control.pause(slot_for).await.map_err(|RunOver| over(run))?;
     let kept = match standing.activity {
         RunActivity::Finished => return Err(over(run)),

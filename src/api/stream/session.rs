@@ -133,7 +133,7 @@ impl Session {
             caller: self.caller.clone(),
             surface: Surface::Websocket,
             replaces,
-            keep: self.app.config().server.runs.keep,
+            keep: self.app.config().server.run_timeouts.disconnected,
         };
         let unwanted = Arc::new(watch::Sender::new(false));
         let (app, outgoing, entry) = (self.app.clone(), self.outgoing.clone(), Arc::clone(&begun));

@@ -343,7 +343,7 @@ fn answer(event: &Event, reply: Reply) -> Answer {
 }
 
 fn did(action: Action) -> Option<RequestedAction> {
-    let of = RequestedAction::of(action.kind());
+    let of = RequestedAction::new(action.kind());
     Some(match action {
         Action::Noop => return None,
         Action::AdjustedPrefill { tokens, max_steps } => {

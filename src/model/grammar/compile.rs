@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Longest source, in bytes.
-const LONGEST: usize = 256 * 1024;
+const MAX_SOURCE_BYTES: usize = 256 * 1024;
 /// Most lines of a Lark grammar: each may be a rule that needs another, and the compiler goes down that chain.
-const MOST_LINES: usize = 4000;
+const MAX_LINES: usize = 4000;
 /// Stack of the compiling thread, which the system gives only as far as it is used.
 const STACK: usize = 256 << 20;
 /// How long compiling may take.
@@ -100,7 +100,11 @@ impl GrammarCompiler {
 
     fn translate(&self, source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
         let fits = |text: &str| {
-            if text.len() > LONGEST { Err(GrammarError::TooLong { bytes: text.len(), limit: LONGEST }) } else { Ok(()) }
+            if text.len() > MAX_SOURCE_BYTES {
+                Err(GrammarError::TooLong { bytes: text.len(), limit: MAX_SOURCE_BYTES })
+            } else {
+                Ok(())
+            }
         };
         Ok(match source {
             GrammarSource::JsonSchema(value) => {
@@ -117,9 +121,9 @@ impl GrammarCompiler {
             GrammarSource::Lark(text) => {
                 fits(text)?;
                 let lines = text.lines().count();
-                if lines > MOST_LINES {
+                if lines > MAX_LINES {
                     return Err(GrammarError::unsupported(format!(
-                        "the grammar has {lines} lines, at most {MOST_LINES} are taken"
+                        "the grammar has {lines} lines, at most {MAX_LINES} are taken"
                     )));
                 }
                 TopLevelGrammar::from_lark(text.clone())
@@ -237,7 +241,7 @@ fn key(source: &GrammarSource) -> u128 {
 
 /// llguidance's message, for people: without the grammar around it, and without names of its settings.
 pub(super) fn readable(message: &str) -> String {
-    const LONGEST: usize = 300;
+    const MAX_CHARS: usize = 300;
     let message = message.trim_start_matches("panic: ");
     let first = message.lines().next().unwrap_or_default();
     // A mistake in a regular expression is told by the last line of a picture of it.
@@ -250,7 +254,7 @@ pub(super) fn readable(message: &str) -> String {
         (first, Some(reason)) => format!("{}: {reason}", first.trim_end_matches(':')),
         (first, None) => first.to_owned(),
     };
-    match text.char_indices().nth(LONGEST) {
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }

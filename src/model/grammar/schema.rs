@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
 
 /// Deepest nesting that is looked into for annotations.
-const DEEPEST: usize = 128;
+const MAX_DEPTH: usize = 128;
 
 /// Formats that llguidance holds a text to. Any other is an annotation, as the standard has it.
 const FORMATS: &[&str] =
@@ -43,7 +43,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
 /// Takes out annotations. Where a schema stands `alone`, an object has the properties that it lists and no others, unless it
 /// says otherwise: as in llama.cpp, since a model that may go on inventing properties does.
 fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return;
     }
     schema.shift_remove("deprecated");

@@ -4,7 +4,7 @@ use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, T
 use std::sync::Arc;
 
 /// Longest piece that the trie can hold; longer ones (a row of a thousand spaces) cannot be drawn under a grammar.
-const LONGEST_PIECE: usize = 1000;
+const MAX_PIECE: usize = 1000;
 
 /// The vocabulary as llguidance sees it: bytes for text, a marker before control tokens, nothing for what has no text.
 pub(super) fn environment(vocabulary: &Vocabulary) -> TokEnv {
@@ -12,7 +12,7 @@ pub(super) fn environment(vocabulary: &Vocabulary) -> TokEnv {
     let pieces: Vec<Vec<u8>> = (0..vocabulary.len() as TokenId)
         .map(|token| {
             let piece = vocabulary.piece(token);
-            if piece.len() > LONGEST_PIECE || piece.first() == Some(&marker) {
+            if piece.len() > MAX_PIECE || piece.first() == Some(&marker) {
                 Vec::new()
             } else if vocabulary.is_control(token) || vocabulary.is_end_of_generation(token) {
                 if piece.is_empty() { Vec::new() } else { [&[marker], piece].concat() }

@@ -82,15 +82,23 @@ impl CacheType {
     /// Whether all values are numbers, and none so large that what is computed from it would be none.
     pub(super) fn is_sound(self, bytes: &[u8]) -> bool {
         /// The exponent of 2^30; the largest number of `F16` is 2^16.
-        const MOST: u32 = 127 + 30;
+        const MAX_EXPONENT_BITS: u32 = 127 + 30;
         let f16 = |bytes: &[u8]| bytes.as_chunks::<2>().0.iter().all(|&b| u16::from_le_bytes(b) & 0x7c00 != 0x7c00);
         // Bytes of a block, and of the scales and minima at its beginning.
         let (block, scales) = match self {
             Self::F32 => {
-                return bytes.as_chunks::<4>().0.iter().all(|&b| (u32::from_le_bytes(b) >> 23) & 0xff < MOST);
+                return bytes
+                    .as_chunks::<4>()
+                    .0
+                    .iter()
+                    .all(|&b| (u32::from_le_bytes(b) >> 23) & 0xff < MAX_EXPONENT_BITS);
             }
             Self::Bf16 => {
-                return bytes.as_chunks::<2>().0.iter().all(|&b| (u32::from(u16::from_le_bytes(b)) >> 7) & 0xff < MOST);
+                return bytes
+                    .as_chunks::<2>()
+                    .0
+                    .iter()
+                    .all(|&b| (u32::from(u16::from_le_bytes(b)) >> 7) & 0xff < MAX_EXPONENT_BITS);
             }
             Self::F16 => return f16(bytes),
             Self::Q8_0 => (34, 2),

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 /// Most places of a sequence where prompts or messages ended.
-const MOST_LASTING: usize = 8;
+const MAX_LASTING: usize = 8;
 /// Most places within an answer. The one before the last serves what is taken back just behind the last.
-const MOST_PASSING: usize = 2;
+const MAX_PASSING: usize = 2;
 
 /// What a place is kept for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Checkpoints {
     /// Adds a place behind all others, and forgets the oldest of its kind where there are too many.
     pub(super) fn add(&mut self, length: u32, purpose: CheckpointPurpose, state: Vec<u8>) {
         self.0.push(Checkpoint { length, purpose, state: state.into() });
-        let most = if purpose == CheckpointPurpose::Prompt { MOST_LASTING } else { MOST_PASSING };
+        let most = if purpose == CheckpointPurpose::Prompt { MAX_LASTING } else { MAX_PASSING };
         let alike = |checkpoint: &Checkpoint| checkpoint.purpose == purpose;
         if self.0.iter().filter(|checkpoint| alike(checkpoint)).count() > most
             && let Some(oldest) = self.0.iter().position(alike)

@@ -164,10 +164,10 @@ pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: 
 /// llama.cpp's context. Rust does not say in which order the fields lie; but the vector, which only samplers on a GPU
 /// fill, is empty, and its words are 0, 0 and an alignment, so that the only word which can be an address is the pointer.
 fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
-    const LEAST_ADDRESS: usize = 4096;
+    const MIN_ADDRESS: usize = 4096;
     // SAFETY: the assertion above holds that there are that many words, and a pointer with a vector leaves no padding.
     let words: [usize; WORDS] = unsafe { std::ptr::from_mut(context).cast::<[usize; WORDS]>().read() };
-    let mut addresses = words.into_iter().filter(|&word| word >= LEAST_ADDRESS);
+    let mut addresses = words.into_iter().filter(|&word| word >= MIN_ADDRESS);
     match (addresses.next(), addresses.next()) {
         (Some(address), None) => Some(std::ptr::with_exposed_provenance_mut(address)),
         _ => None,

@@ -10,11 +10,11 @@ use std::path::Path;
 
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 const DEFAULT_ALIGNMENT: u64 = 32;
-const MOST_DIMENSIONS: u32 = 4;
+const MAX_DIMENSIONS: u32 = 4;
 /// llama.cpp's names of tensors have at most this many bytes.
-const LONGEST_NAME: u64 = 63;
+const MAX_NAME: u64 = 63;
 /// Texts longer than this are skipped and not kept.
-const LONGEST_KEPT: u64 = 1 << 10;
+const MAX_KEPT_BYTES: u64 = 1 << 10;
 
 /// The number of the type of 32-bit floats.
 pub const F32: u32 = 0;
@@ -189,13 +189,11 @@ impl<F: Read + Seek> Reader<F> {
     /// A tensor, whose place is told from where the data begins.
     fn tensor(&mut self, number: u64) -> Result<GgufTensor, GgufError> {
         let within = format!("tensor {number}");
-        let name = self.text(&within, LONGEST_NAME)?;
+        let name = self.text(&within, MAX_NAME)?;
         let name = name.ok_or_else(|| damaged(format!("the name of tensor {number} is longer than 63 bytes")))?;
         let dimensions = self.u32(&within)?;
-        if dimensions > MOST_DIMENSIONS {
-            return Err(damaged(format!(
-                "tensor '{name}' has {dimensions} dimensions; {MOST_DIMENSIONS} are possible"
-            )));
+        if dimensions > MAX_DIMENSIONS {
+            return Err(damaged(format!("tensor '{name}' has {dimensions} dimensions; {MAX_DIMENSIONS} are possible")));
         }
         let mut extents = Vec::new();
         let mut elements = 1u64;
@@ -234,7 +232,7 @@ impl<F: Read + Seek> Reader<F> {
                 bit @ (0 | 1) => GgufScalar::Integer(i128::from(bit)),
                 other => return Err(damaged(format!("{within} is neither true nor false but {other}"))),
             },
-            8 => match self.text(within, LONGEST_KEPT)? {
+            8 => match self.text(within, MAX_KEPT_BYTES)? {
                 Some(text) => GgufScalar::Text(text),
                 None => return Ok(Value::LongText),
             },

@@ -17,7 +17,7 @@ use super::ffi::tensors::{Gguf, Matrix};
 use std::path::Path;
 
 /// Most values that a matrix of a head may have.
-const MOST_VALUES: usize = 1 << 28;
+const MAX_VALUES: usize = 1 << 28;
 
 /// What stands between the dense layer of a head and its projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,10 +106,10 @@ impl Head {
         let unreadable = |error: std::io::Error| HeadError::Unreadable(error.to_string());
         let file = Gguf::open(path).map_err(unreadable)?;
         let layer = |name: &str, columns: usize| -> Result<Option<Layer>, HeadError> {
-            let Some(weights) = file.tensor(&format!("{name}.weight"), MOST_VALUES).map_err(unreadable)? else {
+            let Some(weights) = file.tensor(&format!("{name}.weight"), MAX_VALUES).map_err(unreadable)? else {
                 return Ok(None);
             };
-            let bias = file.tensor(&format!("{name}.bias"), MOST_VALUES).map_err(unreadable)?;
+            let bias = file.tensor(&format!("{name}.bias"), MAX_VALUES).map_err(unreadable)?;
             let rows = weights.values.len() / weights.columns.max(1);
             if weights.columns != columns || bias.as_ref().is_some_and(|bias| bias.values.len() != rows) {
                 return Err(HeadError::Unreadable(format!("{name} does not fit a state of {columns} values")));
@@ -123,11 +123,11 @@ impl Head {
         else {
             return Err(if family.files > 1 { HeadError::Split } else { HeadError::None });
         };
-        let norm = file.tensor("cls.norm.weight", MOST_VALUES).map_err(unreadable)?;
+        let norm = file.tensor("cls.norm.weight", MAX_VALUES).map_err(unreadable)?;
         if norm.as_ref().is_some_and(|norm| dense.as_ref().is_none_or(|dense| dense.rows() != norm.values.len())) {
             return Err(HeadError::Unreadable("cls.norm does not fit cls".into()));
         }
-        let types = file.tensor("token_types.weight", MOST_VALUES).map_err(unreadable)?;
+        let types = file.tensor("token_types.weight", MAX_VALUES).map_err(unreadable)?;
         let activation = activation(family, dense.is_some(), types.is_some(), asked)?;
         let labels = file
             .texts(&format!("{}.classifier.output_labels", family.architecture))

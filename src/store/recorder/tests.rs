@@ -41,7 +41,7 @@ fn start() -> Arc<RunStart> {
 }
 
 fn end() -> Arc<RunEnd> {
-    Arc::new(RunEnd { status: RunStatus::Done, ..RunEnd::blank(Utc::now(), Usage::default()) })
+    Arc::new(RunEnd { status: RunStatus::Done, ..RunEnd::empty(Utc::now(), Usage::default()) })
 }
 
 fn call() -> TraceItem {
@@ -115,13 +115,13 @@ async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
         pool: store.inner.pool.clone(),
         server_id: store.inner.server_id,
         live: store.inner.live.clone(),
-        promises: DurabilityAcks::default(),
+        durability_acks: DurabilityAcks::default(),
         unstored: UnstoredRuns::default(),
     };
-    let promises = target.promises.clone();
+    let durability_acks = target.durability_acks.clone();
     let mut recorder = Recorder::new(target);
     let (bad, good, lost) = (start(), start(), start());
-    let [mut bad_kept, mut lost_kept] = [&bad, &lost].map(|start| promises.make(start.run_id));
+    let [mut bad_kept, mut lost_kept] = [&bad, &lost].map(|start| durability_acks.request(start.run_id));
     for start in [&bad, &good, &lost] {
         recorder.take(Signal::Started(Arc::clone(start)));
     }

@@ -1,7 +1,7 @@
 //! Coding one step.
 
 use super::{
-    AttentionCodecError, MOST_POSITIONS, STEPS, T0_HEADER, T0_MAGIC, T1_ENTRY, T1_HEADER, T1_MAGIC, VERSION, reduce,
+    AttentionCodecError, MAX_POSITIONS, STEPS, T0_HEADER, T0_MAGIC, T1_ENTRY, T1_HEADER, T1_MAGIC, VERSION, reduce,
 };
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -65,7 +65,7 @@ impl AttentionEncoder {
         row_len: usize,
     ) -> Result<(Vec<u8>, Vec<u8>), AttentionCodecError> {
         let values = layers.checked_mul(heads).and_then(|rows| rows.checked_mul(row_len));
-        let fits = u16::try_from(heads).is_ok() && u16::try_from(layers).is_ok() && row_len <= MOST_POSITIONS;
+        let fits = u16::try_from(heads).is_ok() && u16::try_from(layers).is_ok() && row_len <= MAX_POSITIONS;
         if values != Some(rows.len()) || rows.is_empty() || !fits {
             return Err(AttentionCodecError::Shape { values: rows.len(), layers, heads, row_len });
         }

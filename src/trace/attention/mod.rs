@@ -31,7 +31,7 @@ const T1_ENTRY: usize = 12;
 /// Steps of the square-root scale.
 const STEPS: f32 = 255.0;
 /// Longest row: far beyond every context, small enough that sizes cannot overflow.
-const MOST_POSITIONS: usize = 1 << 24;
+const MAX_POSITIONS: usize = 1 << 24;
 
 /// Why attention could not be coded or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -130,7 +130,7 @@ fn overview(t0: &[u8]) -> Option<AttentionOverview> {
     let (layers, row_len, sink) = (u32_at(header, 8)? as usize, u32_at(header, 12)? as usize, u32_at(header, 16)?);
     let stats = layers.checked_mul(heads)?;
     let expected = row_len.checked_mul(6)?.checked_add(stats.checked_mul(10)?)?.checked_add(T0_HEADER)?;
-    if t0.len() != expected || row_len == 0 || row_len > MOST_POSITIONS || sink as usize >= row_len {
+    if t0.len() != expected || row_len == 0 || row_len > MAX_POSITIONS || sink as usize >= row_len {
         return None;
     }
     let mut at = T0_HEADER;
@@ -193,7 +193,7 @@ pub fn decode_t1_weighted(t1: &[u8], layers: usize) -> Result<Vec<f32>, Attentio
 }
 
 fn head_mean(t1: &[u8], header: &[u8], layer: usize) -> Option<Vec<f32>> {
-    let row_len = u32_at(header, 12).map(|len| len as usize).filter(|len| (1..=MOST_POSITIONS).contains(len))?;
+    let row_len = u32_at(header, 12).map(|len| len as usize).filter(|len| (1..=MAX_POSITIONS).contains(len))?;
     let entry = layer.checked_mul(T1_ENTRY)?.checked_add(T1_HEADER)?;
     let max = f32::from_bits(u32_at(t1, entry)?);
     let (from, len) = (u32_at(t1, entry + 4)? as usize, u32_at(t1, entry + 8)? as usize);

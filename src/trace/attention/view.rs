@@ -61,7 +61,7 @@ impl<'a> AttentionRows<'a> {
     /// The sum of a row that is furthest above 1; infinite where a value is not a number. AttentionRows of models with attention sinks
     /// sum to less than 1.
     #[must_use]
-    pub fn largest_sum(&self) -> f32 {
+    pub fn max_row_sum(&self) -> f32 {
         let sums = self.values.chunks_exact(self.row_len).map(reduce::sum);
         sums.fold(0.0, |most, sum| if sum.is_nan() { f32::INFINITY } else { sum.max(most) })
     }
@@ -103,7 +103,7 @@ impl<'a> AttentionRows<'a> {
 
     /// The `count` positions with the largest mean over everything, the strongest first.
     #[must_use]
-    pub fn strongest(&self, count: usize) -> Vec<TopPosition> {
+    pub fn top_positions(&self, count: usize) -> Vec<TopPosition> {
         let layers: Vec<Vec<f32>> = (0..self.layers).map(|layer| self.head_mean(layer)).collect();
         let mut mean = vec![0.0; self.row_len];
         layers.iter().for_each(|layer| reduce::add(layer, &mut mean));
@@ -168,11 +168,11 @@ mod tests {
         assert_eq!(rows.last_layer(), [0.1875, 0.3125, 0.5]);
         assert_eq!(rows.weighted(&[0.0, 2.0]), rows.last_layer());
         assert_eq!(rows.weighted(&[1.0]), [0.25, 0.625, 0.125]);
-        assert!((rows.largest_sum() - 1.0).abs() < 1e-6);
-        let strong = rows.strongest(2);
+        assert!((rows.max_row_sum() - 1.0).abs() < 1e-6);
+        let strong = rows.top_positions(2);
         assert_eq!((strong[0].position, &strong[0].layers), (1, &vec![0.625, 0.3125]));
         assert_eq!((strong[1].position, strong.len()), (2, 2));
-        assert_eq!(rows.strongest(99).len(), 3);
+        assert_eq!(rows.top_positions(99).len(), 3);
         let statistics = rows.statistics();
         assert_eq!(statistics.max_by_layer, [1.0, 0.75]);
         assert_eq!((statistics.sink, &statistics.sink_mass_by_layer), (1, &vec![0.625, 0.3125]));
@@ -184,7 +184,7 @@ mod tests {
         assert!(AttentionRows::new(&VALUES, 5, 1).is_err());
         assert!(AttentionRows::new(&[], 1, 1).is_err());
         assert!(AttentionRows::new(&VALUES, 0, 1).is_err());
-        assert_eq!(AttentionRows::new(&[0.5, 0.75], 1, 1).unwrap().largest_sum(), 1.25);
-        assert_eq!(AttentionRows::new(&[f32::NAN, 0.0], 1, 1).unwrap().largest_sum(), f32::INFINITY);
+        assert_eq!(AttentionRows::new(&[0.5, 0.75], 1, 1).unwrap().max_row_sum(), 1.25);
+        assert_eq!(AttentionRows::new(&[f32::NAN, 0.0], 1, 1).unwrap().max_row_sum(), f32::INFINITY);
     }
 }

@@ -2,7 +2,7 @@
 //! first value that differs with its JSON path, what was expected and what was found.
 
 use super::time::{self, Timestamp};
-use super::{DocumentError, MOST_REQUEST_ID_BYTES, raw};
+use super::{DocumentError, MAX_REQUEST_ID_BYTES, raw};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -10,7 +10,7 @@ use std::fmt;
 
 /// The objects of the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum ObjectKind {
     Document,
     Request,
     Event,
@@ -21,7 +21,7 @@ pub enum Shape {
 
 /// What a field takes.
 #[derive(Clone, Copy)]
-enum Kind {
+enum FieldKind {
     Text,
     /// Text that is not empty.
     Name,
@@ -34,13 +34,13 @@ enum Kind {
     /// Any JSON.
     Raw,
     Choice(&'static [&'static str]),
-    Object(Shape),
-    List(Shape),
+    Object(ObjectKind),
+    List(ObjectKind),
 }
 
-const EVENT_TYPES: Kind = Kind::Choice(&["Prefilled", "ForwardPass", "Sampled", "Added"]);
-const LOG_LEVELS: Kind = Kind::Choice(&["DEBUG", "INFO", "WARNING", "ERROR"]);
-const ACTION_TYPES: Kind = Kind::Choice(&[
+const EVENT_TYPES: FieldKind = FieldKind::Choice(&["Prefilled", "ForwardPass", "Sampled", "Added"]);
+const LOG_LEVELS: FieldKind = FieldKind::Choice(&["DEBUG", "INFO", "WARNING", "ERROR"]);
+const ACTION_TYPES: FieldKind = FieldKind::Choice(&[
     "Noop",
     "AdjustedPrefill",
     "ForceTokens",
@@ -51,99 +51,99 @@ const ACTION_TYPES: Kind = Kind::Choice(&[
     "EmitError",
 ]);
 
-impl Shape {
+impl ObjectKind {
     /// Name, kind, required.
-    const fn fields(self) -> &'static [(&'static str, Kind, bool)] {
+    const fn fields(self) -> &'static [(&'static str, FieldKind, bool)] {
         match self {
             Self::Document => &[
-                ("request", Kind::Object(Self::Request), true),
-                ("events", Kind::List(Self::Event), false),
-                ("mod_calls", Kind::List(Self::ModCall), false),
-                ("mod_logs", Kind::List(Self::ModLog), false),
-                ("actions", Kind::List(Self::Action), false),
+                ("request", FieldKind::Object(Self::Request), true),
+                ("events", FieldKind::List(Self::Event), false),
+                ("mod_calls", FieldKind::List(Self::ModCall), false),
+                ("mod_logs", FieldKind::List(Self::ModLog), false),
+                ("actions", FieldKind::List(Self::Action), false),
             ],
             Self::Request => &[
-                ("request_id", Kind::RequestId, true),
-                ("created_at", Kind::Time, false),
-                ("completed_at", Kind::Time, false),
-                ("model", Kind::Text, false),
-                ("user_api_key", Kind::Text, false),
-                ("max_tokens", Kind::Integer, false),
-                ("temperature", Kind::Number, false),
-                ("mod_text", Kind::Text, false),
-                ("system_prompt", Kind::Text, false),
-                ("user_prompt", Kind::Text, false),
-                ("system_prompt_token_ids", Kind::Integers, false),
-                ("user_prompt_token_ids", Kind::Integers, false),
-                ("active_mod_name", Kind::Text, false),
-                ("final_text", Kind::Text, false),
-                ("final_token_ids", Kind::Integers, false),
-                ("inference_stats", Kind::Raw, false),
+                ("request_id", FieldKind::RequestId, true),
+                ("created_at", FieldKind::Time, false),
+                ("completed_at", FieldKind::Time, false),
+                ("model", FieldKind::Text, false),
+                ("user_api_key", FieldKind::Text, false),
+                ("max_tokens", FieldKind::Integer, false),
+                ("temperature", FieldKind::Number, false),
+                ("mod_text", FieldKind::Text, false),
+                ("system_prompt", FieldKind::Text, false),
+                ("user_prompt", FieldKind::Text, false),
+                ("system_prompt_token_ids", FieldKind::Integers, false),
+                ("user_prompt_token_ids", FieldKind::Integers, false),
+                ("active_mod_name", FieldKind::Text, false),
+                ("final_text", FieldKind::Text, false),
+                ("final_token_ids", FieldKind::Integers, false),
+                ("inference_stats", FieldKind::Raw, false),
             ],
             Self::Event => &[
                 ("event_type", EVENT_TYPES, true),
-                ("step", Kind::Integer, true),
-                ("sequence_order", Kind::Integer, true),
-                ("created_at", Kind::Time, false),
-                ("details", Kind::Raw, false),
-                ("prompt_length", Kind::Integer, false),
-                ("tokens_so_far_len", Kind::Integer, false),
-                ("max_steps", Kind::Integer, false),
-                ("input_text", Kind::Text, false),
-                ("top_tokens", Kind::Raw, false),
-                ("sampled_token", Kind::Integer, false),
-                ("token_text", Kind::Text, false),
-                ("added_tokens", Kind::Integers, false),
-                ("added_token_count", Kind::Integer, false),
-                ("forced", Kind::Bool, false),
+                ("step", FieldKind::Integer, true),
+                ("sequence_order", FieldKind::Integer, true),
+                ("created_at", FieldKind::Time, false),
+                ("details", FieldKind::Raw, false),
+                ("prompt_length", FieldKind::Integer, false),
+                ("tokens_so_far_len", FieldKind::Integer, false),
+                ("max_steps", FieldKind::Integer, false),
+                ("input_text", FieldKind::Text, false),
+                ("top_tokens", FieldKind::Raw, false),
+                ("sampled_token", FieldKind::Integer, false),
+                ("token_text", FieldKind::Text, false),
+                ("added_tokens", FieldKind::Integers, false),
+                ("added_token_count", FieldKind::Integer, false),
+                ("forced", FieldKind::Bool, false),
             ],
             Self::ModCall => &[
-                ("event_sequence_order", Kind::Integer, true),
-                ("mod_name", Kind::Name, true),
+                ("event_sequence_order", FieldKind::Integer, true),
+                ("mod_name", FieldKind::Name, true),
                 ("event_type", EVENT_TYPES, true),
-                ("step", Kind::Integer, true),
-                ("created_at", Kind::Time, false),
-                ("execution_time_ms", Kind::Number, false),
-                ("exception_occurred", Kind::Bool, false),
-                ("exception_message", Kind::Text, false),
-                ("exception_traceback", Kind::Text, false),
+                ("step", FieldKind::Integer, true),
+                ("created_at", FieldKind::Time, false),
+                ("execution_time_ms", FieldKind::Number, false),
+                ("exception_occurred", FieldKind::Bool, false),
+                ("exception_message", FieldKind::Text, false),
+                ("exception_traceback", FieldKind::Text, false),
             ],
             Self::ModLog => &[
-                ("mod_call_sequence", Kind::Integer, true),
-                ("mod_name", Kind::Name, true),
-                ("log_message", Kind::Text, true),
+                ("mod_call_sequence", FieldKind::Integer, true),
+                ("mod_name", FieldKind::Name, true),
+                ("log_message", FieldKind::Text, true),
                 ("log_level", LOG_LEVELS, false),
-                ("created_at", Kind::Time, false),
+                ("created_at", FieldKind::Time, false),
             ],
             Self::Action => &[
-                ("mod_call_sequence", Kind::Integer, true),
+                ("mod_call_sequence", FieldKind::Integer, true),
                 ("action_type", ACTION_TYPES, true),
-                ("action_order", Kind::Integer, true),
-                ("created_at", Kind::Time, false),
-                ("details", Kind::Raw, false),
-                ("new_prompt", Kind::Text, false),
-                ("new_length", Kind::Integer, false),
-                ("adjusted_max_steps", Kind::Integer, false),
-                ("token_count", Kind::Integer, false),
-                ("tokens_preview", Kind::Text, false),
-                ("backtrack_steps", Kind::Integer, false),
-                ("backtrack_token_count", Kind::Integer, false),
-                ("logits_shape", Kind::Text, false),
-                ("temperature", Kind::Number, false),
-                ("has_tool_calls", Kind::Bool, false),
-                ("tool_calls", Kind::Raw, false),
-                ("error_message", Kind::Text, false),
+                ("action_order", FieldKind::Integer, true),
+                ("created_at", FieldKind::Time, false),
+                ("details", FieldKind::Raw, false),
+                ("new_prompt", FieldKind::Text, false),
+                ("new_length", FieldKind::Integer, false),
+                ("adjusted_max_steps", FieldKind::Integer, false),
+                ("token_count", FieldKind::Integer, false),
+                ("tokens_preview", FieldKind::Text, false),
+                ("backtrack_steps", FieldKind::Integer, false),
+                ("backtrack_token_count", FieldKind::Integer, false),
+                ("logits_shape", FieldKind::Text, false),
+                ("temperature", FieldKind::Number, false),
+                ("has_tool_calls", FieldKind::Bool, false),
+                ("tool_calls", FieldKind::Raw, false),
+                ("error_message", FieldKind::Text, false),
             ],
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FieldKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text => f.write_str("a string"),
             Self::Name => f.write_str("a string that is not empty"),
-            Self::RequestId => write!(f, "a string of 1 to {MOST_REQUEST_ID_BYTES} bytes"),
+            Self::RequestId => write!(f, "a string of 1 to {MAX_REQUEST_ID_BYTES} bytes"),
             Self::Integer => f.write_str("an integer from -2147483648 to 2147483647"),
             Self::Integers => f.write_str("an array of integers"),
             Self::Number => f.write_str("a number"),
@@ -164,7 +164,7 @@ impl fmt::Display for Kind {
 }
 
 /// The first thing that is wrong with `text` as an object of this shape. `reason` is what the fast pass said.
-pub fn problem(text: &str, shape: Shape, reason: &str) -> DocumentError {
+pub fn find_problem(text: &str, shape: ObjectKind, reason: &str) -> DocumentError {
     let found = match serde_json::from_str::<&RawValue>(text) {
         Ok(value) => object(value, shape, "$"),
         Err(error) => Err(problem_at("$", "JSON", error.to_string())),
@@ -177,8 +177,9 @@ fn problem_at(path: &str, expected: impl Into<String>, found: impl Into<String>)
     DocumentError { path: path.into(), expected: expected.into(), found: found.into() }
 }
 
-fn object(value: &RawValue, shape: Shape, path: &str) -> Result<(), DocumentError> {
-    let Fields(fields) = serde_json::from_str(value.get()).map_err(|_| differs(path, &Kind::Object(shape), value))?;
+fn object(value: &RawValue, shape: ObjectKind, path: &str) -> Result<(), DocumentError> {
+    let Fields(fields) =
+        serde_json::from_str(value.get()).map_err(|_| differs(path, &FieldKind::Object(shape), value))?;
     for (index, (name, _)) in fields.iter().enumerate() {
         let known = shape.fields().iter().any(|(known, ..)| known == name);
         if known && fields[..index].iter().any(|(before, _)| before == name) {
@@ -197,45 +198,47 @@ fn object(value: &RawValue, shape: Shape, path: &str) -> Result<(), DocumentErro
     Ok(())
 }
 
-fn check(value: &RawValue, kind: Kind, path: &str) -> Result<(), DocumentError> {
+fn check(value: &RawValue, kind: FieldKind, path: &str) -> Result<(), DocumentError> {
     let json = value.get();
     let fits = match kind {
-        Kind::Object(shape) => return object(value, shape, path),
-        Kind::List(shape) => {
+        FieldKind::Object(shape) => return object(value, shape, path),
+        FieldKind::List(shape) => {
             return list(value, kind, path, |value, path| object(value, shape, path));
         }
-        Kind::Integers => {
+        FieldKind::Integers => {
             return list(value, kind, path, |value, path| match value.get() {
-                "null" => Err(differs(path, &Kind::Integer, value)),
-                _ => check(value, Kind::Integer, path),
+                "null" => Err(differs(path, &FieldKind::Integer, value)),
+                _ => check(value, FieldKind::Integer, path),
             });
         }
-        Kind::Raw => {
-            return raw::problem(json).map_or(Ok(()), |(expected, found)| Err(problem_at(path, expected, found)));
+        FieldKind::Raw => {
+            return raw::find_problem(json).map_or(Ok(()), |(expected, found)| Err(problem_at(path, expected, found)));
         }
-        Kind::Text | Kind::Name | Kind::RequestId => match serde_json::from_str::<String>(json) {
+        FieldKind::Text | FieldKind::Name | FieldKind::RequestId => match serde_json::from_str::<String>(json) {
             Ok(text) => match kind {
-                Kind::Text => true,
-                Kind::Name => !text.is_empty(),
-                _ => (1..=MOST_REQUEST_ID_BYTES).contains(&text.len()),
+                FieldKind::Text => true,
+                FieldKind::Name => !text.is_empty(),
+                _ => (1..=MAX_REQUEST_ID_BYTES).contains(&text.len()),
             },
             Err(error) if json.starts_with('"') => {
                 return Err(problem_at(path, kind.to_string(), format!("{} ({error})", shorten(json))));
             }
             Err(_) => false,
         },
-        Kind::Integer => serde_json::from_str::<i32>(json).is_ok(),
-        Kind::Number => serde_json::from_str::<f64>(json).is_ok(),
-        Kind::Bool => matches!(json, "true" | "false"),
-        Kind::Time => serde_json::from_str::<Timestamp>(json).is_ok(),
-        Kind::Choice(names) => serde_json::from_str::<Cow<'_, str>>(json).is_ok_and(|text| names.contains(&&*text)),
+        FieldKind::Integer => serde_json::from_str::<i32>(json).is_ok(),
+        FieldKind::Number => serde_json::from_str::<f64>(json).is_ok(),
+        FieldKind::Bool => matches!(json, "true" | "false"),
+        FieldKind::Time => serde_json::from_str::<Timestamp>(json).is_ok(),
+        FieldKind::Choice(names) => {
+            serde_json::from_str::<Cow<'_, str>>(json).is_ok_and(|text| names.contains(&&*text))
+        }
     };
     if fits { Ok(()) } else { Err(differs(path, &kind, value)) }
 }
 
 fn list(
     value: &RawValue,
-    kind: Kind,
+    kind: FieldKind,
     path: &str,
     check: impl Fn(&RawValue, &str) -> Result<(), DocumentError>,
 ) -> Result<(), DocumentError> {
@@ -243,17 +246,17 @@ fn list(
     entries.iter().enumerate().try_for_each(|(index, entry)| check(entry, &format!("{path}[{index}]")))
 }
 
-fn differs(path: &str, kind: &Kind, value: &RawValue) -> DocumentError {
+fn differs(path: &str, kind: &FieldKind, value: &RawValue) -> DocumentError {
     problem_at(path, kind.to_string(), shorten(value.get()))
 }
 
 /// What was found, as it stands in the payload: scalars themselves, the beginning of long ones, the kind of others.
 fn shorten(json: &str) -> String {
-    const MOST_CHARS: usize = 60;
+    const MAX_CHARS: usize = 60;
     match json.as_bytes().first() {
         Some(b'{') => "an object".into(),
         Some(b'[') => "an array".into(),
-        _ if json.chars().count() > MOST_CHARS => json.chars().take(MOST_CHARS).chain(['…']).collect(),
+        _ if json.chars().count() > MAX_CHARS => json.chars().take(MAX_CHARS).chain(['…']).collect(),
         _ => json.into(),
     }
 }

@@ -15,14 +15,14 @@ pub use write::{Numbering, item_to_json};
 
 use crate::events::{ActionRecord, Event, ModCall, ModLog, RawJson, Surface, TokenId, TraceItem};
 use chrono::{DateTime, Utc};
-use locate::Shape;
+use locate::ObjectKind;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use wire::Storable;
 
 /// Longest request id; PostgreSQL cannot index texts much longer.
-const MOST_REQUEST_ID_BYTES: usize = 1024;
+const MAX_REQUEST_ID_BYTES: usize = 1024;
 
 /// A whole run, as `/ingest` takes it.
 #[derive(Debug, Clone)]
@@ -145,7 +145,7 @@ impl Document {
     /// # Errors
     /// The first thing that is wrong: not JSON, a field of the wrong type, a value out of range, a broken link.
     pub fn parse(payload: &[u8]) -> Result<Self, DocumentError> {
-        let (wire, replaced_nul) = read_replacing::<wire::DocumentWire>(payload, Shape::Document)?;
+        let (wire, replaced_nul) = parse_replacing_nul::<wire::DocumentWire>(payload, ObjectKind::Document)?;
         let mut document = Self::from(wire);
         document.request.extras.replaced_nul = replaced_nul;
         document.check_order()?;
@@ -270,16 +270,16 @@ impl Document {
 /// As [`Document::parse`].
 pub fn item_from_json(line: &[u8]) -> Result<TraceItem, DocumentError> {
     #[derive(Deserialize)]
-    struct Kind<'a> {
+    struct ItemKind<'a> {
         #[serde(borrow)]
         kind: Cow<'a, str>,
     }
-    let found = serde_json::from_slice::<Kind<'_>>(line);
+    let found = serde_json::from_slice::<ItemKind<'_>>(line);
     match found.as_ref().map(|found| found.kind.as_ref()) {
-        Ok("event") => Ok(TraceItem::Event(read::<wire::EventWire>(line, Shape::Event)?.into())),
-        Ok("mod_call") => Ok(TraceItem::ModCall(read::<wire::ModCallWire>(line, Shape::ModCall)?.into())),
-        Ok("mod_log") => Ok(TraceItem::ModLog(read::<wire::ModLogWire>(line, Shape::ModLog)?.into())),
-        Ok("action") => Ok(TraceItem::Action(read::<wire::ActionWire>(line, Shape::Action)?.into())),
+        Ok("event") => Ok(TraceItem::Event(read::<wire::EventWire>(line, ObjectKind::Event)?.into())),
+        Ok("mod_call") => Ok(TraceItem::ModCall(read::<wire::ModCallWire>(line, ObjectKind::ModCall)?.into())),
+        Ok("mod_log") => Ok(TraceItem::ModLog(read::<wire::ModLogWire>(line, ObjectKind::ModLog)?.into())),
+        Ok("action") => Ok(TraceItem::Action(read::<wire::ActionWire>(line, ObjectKind::Action)?.into())),
         kind => Err(DocumentError {
             path: "$.kind".into(),
             expected: "\"event\", \"mod_call\", \"mod_log\" or \"action\"".into(),
@@ -288,15 +288,15 @@ pub fn item_from_json(line: &[u8]) -> Result<TraceItem, DocumentError> {
     }
 }
 
-fn read<W: for<'a> Deserialize<'a> + Storable>(payload: &[u8], shape: Shape) -> Result<W, DocumentError> {
-    read_replacing(payload, shape).map(|(wire, _)| wire)
+fn read<W: for<'a> Deserialize<'a> + Storable>(payload: &[u8], shape: ObjectKind) -> Result<W, DocumentError> {
+    parse_replacing_nul(payload, shape).map(|(wire, _)| wire)
 }
 
 /// The fast pass, and the number of NUL characters it replaced. Documents that it does not accept go through the slow one, which
 /// knows the path.
-fn read_replacing<W: for<'a> Deserialize<'a> + Storable>(
+fn parse_replacing_nul<W: for<'a> Deserialize<'a> + Storable>(
     payload: &[u8],
-    shape: Shape,
+    shape: ObjectKind,
 ) -> Result<(W, u32), DocumentError> {
     let text = std::str::from_utf8(payload).map_err(|error| DocumentError {
         path: "$".into(),
@@ -307,15 +307,15 @@ fn read_replacing<W: for<'a> Deserialize<'a> + Storable>(
     let mut text = Cow::Borrowed(text.strip_prefix('\u{feff}').unwrap_or(text));
     let mut parsed = serde_json::from_str::<W>(&text);
     let mut replaced = 0;
-    if parsed.as_ref().is_ok_and(|wire| !wire.storable()) {
+    if parsed.as_ref().is_ok_and(|wire| !wire.is_storable()) {
         let (without, count) = raw::replace_nul(&text);
         (text, replaced) = (Cow::Owned(without), count);
         parsed = serde_json::from_str(&text);
     }
     match parsed {
-        Ok(wire) if wire.storable() => Ok((wire, replaced)),
-        Ok(_) => Err(locate::problem(&text, shape, "a value that cannot be stored")),
-        Err(error) => Err(locate::problem(&text, shape, &error.to_string())),
+        Ok(wire) if wire.is_storable() => Ok((wire, replaced)),
+        Ok(_) => Err(locate::find_problem(&text, shape, "a value that cannot be stored")),
+        Err(error) => Err(locate::find_problem(&text, shape, &error.to_string())),
     }
 }
 

@@ -1,25 +1,25 @@
 //! JSON that is kept as it was given: whether PostgreSQL can hold it, and when two are the same.
 
 /// Deepest nesting that is taken; `serde_json`'s own limit, far below where PostgreSQL's parser gives up.
-const MOST_DEPTH: usize = 128;
+const MAX_DEPTH: usize = 128;
 /// Largest exponent of ten in a number; PostgreSQL's `numeric` ends at 131 072 digits.
-const MOST_EXPONENT: u32 = 9_999;
+const MAX_EXPONENT: u32 = 9_999;
 
 /// What PostgreSQL could not hold in this syntactically valid JSON text, if anything: (expected, found).
-pub fn problem(json: &str) -> Option<(String, String)> {
+pub fn find_problem(json: &str) -> Option<(String, String)> {
     let bytes = json.as_bytes();
-    if harmless(bytes) { None } else { Scan { bytes, at: 0 }.run() }
+    if is_surely_valid(bytes) { None } else { Scan { bytes, at: 0 }.run() }
 }
 
 /// A cheap necessary condition for a problem, in a form that compiles to vector code: most values end here.
-fn harmless(bytes: &[u8]) -> bool {
+fn is_surely_valid(bytes: &[u8]) -> bool {
     let opens = bytes.iter().filter(|&&byte| byte | 0x20 == b'{').count();
     let suspicious = bytes.iter().zip(bytes.iter().skip(1)).fold(0_u8, |found, (&a, &b)| {
         let escape = u8::from(a == b'\\') & u8::from(b == b'u');
         let exponent = (u8::from(a == b'.') | u8::from(a.is_ascii_digit())) & u8::from(b | 0x20 == b'e');
         found | escape | exponent
     });
-    opens <= MOST_DEPTH && suspicious == 0
+    opens <= MAX_DEPTH && suspicious == 0
 }
 
 /// The JSON text with U+FFFD in place of every NUL character, and how many there were.
@@ -59,8 +59,8 @@ impl Scan<'_> {
             match byte {
                 b'{' | b'[' => {
                     depth += 1;
-                    if depth > MOST_DEPTH {
-                        return Some((format!("at most {MOST_DEPTH} nested levels"), "more".into()));
+                    if depth > MAX_DEPTH {
+                        return Some((format!("at most {MAX_DEPTH} nested levels"), "more".into()));
                     }
                 }
                 b'}' | b']' => depth -= 1,
@@ -76,8 +76,8 @@ impl Scan<'_> {
                         .take_while(|byte| byte.is_ascii_digit())
                         .map(|&byte| byte as char)
                         .collect();
-                    if exponent.parse::<u32>().is_ok_and(|n| n > MOST_EXPONENT) || exponent.len() > 9 {
-                        let limit = format!("numbers with exponents up to {MOST_EXPONENT}");
+                    if exponent.parse::<u32>().is_ok_and(|n| n > MAX_EXPONENT) || exponent.len() > 9 {
+                        let limit = format!("numbers with exponents up to {MAX_EXPONENT}");
                         return Some((limit, format!("the exponent {exponent}")));
                     }
                 }
@@ -101,11 +101,11 @@ impl Scan<'_> {
                         0xd800..=0xdbff => {
                             let follows = self.bytes.get(self.at..self.at + 2) == Some(br"\u");
                             if !follows || !(0xdc00..=0xdfff).contains(&self.unit(self.at + 2)) {
-                                return Some(lone(unit));
+                                return Some(lone_surrogate(unit));
                             }
                             self.at += 6;
                         }
-                        0xdc00..=0xdfff => return Some(lone(unit)),
+                        0xdc00..=0xdfff => return Some(lone_surrogate(unit)),
                         _ => {}
                     }
                 }
@@ -123,7 +123,7 @@ impl Scan<'_> {
     }
 }
 
-fn lone(unit: u32) -> (String, String) {
+fn lone_surrogate(unit: u32) -> (String, String) {
     ("complete UTF-16 surrogate pairs".into(), format!("a lone \\u{unit:04x}"))
 }
 
@@ -181,7 +181,7 @@ fn number(digits: &str, out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{canonical, problem};
+    use super::{canonical, find_problem};
 
     #[test]
     fn the_same_in_another_spelling() {
@@ -218,7 +218,7 @@ mod tests {
             ("[1E+99999999999]", "exponents"),
             (&format!("{}{}", "[".repeat(129), "]".repeat(129)), "nested"),
         ] {
-            let (message, _) = problem(json).unwrap_or_else(|| panic!("{json}"));
+            let (message, _) = find_problem(json).unwrap_or_else(|| panic!("{json}"));
             assert!(message.contains(expected), "{json}: {message}");
         }
         for json in [
@@ -229,7 +229,7 @@ mod tests {
             r#""\"[[[[""#,
             &format!("[{}]", vec!["{}"; 500].join(",")),
         ] {
-            assert_eq!(problem(json), None, "{json}");
+            assert_eq!(find_problem(json), None, "{json}");
         }
     }
 }

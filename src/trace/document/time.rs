@@ -9,7 +9,7 @@ use std::fmt;
 pub const EXPECTED: &str = "an ISO 8601 time such as \"2025-12-01T18:30:00Z\", or seconds since 1970";
 
 /// Numbers above it are milliseconds; as seconds they would lie beyond the year 5000.
-const MOST_SECONDS: f64 = 1e11;
+const MAX_SECONDS: f64 = 1e11;
 /// The end of the year 9999, the last that ISO 8601 writes in four digits.
 const END_US: f64 = 253_402_300_800e6;
 /// The beginning of the year 1.
@@ -41,7 +41,7 @@ impl Timestamp {
     /// Reads a number of seconds, or of milliseconds where seconds would lie in the far future.
     #[must_use]
     pub fn from_number(number: f64) -> Option<Self> {
-        let seconds = if number.abs() > MOST_SECONDS { number / 1e3 } else { number };
+        let seconds = if number.abs() > MAX_SECONDS { number / 1e3 } else { number };
         Self::from_micros((seconds * 1e6).round())
     }
 

@@ -101,7 +101,7 @@ pub struct ActionWire {
 
 /// Whether PostgreSQL can hold what a value carries: no NUL in text, no JSON that `jsonb` refuses.
 pub trait Storable {
-    fn storable(&self) -> bool;
+    fn is_storable(&self) -> bool;
 }
 
 fn texts(fields: &[&Option<String>]) -> bool {
@@ -109,7 +109,7 @@ fn texts(fields: &[&Option<String>]) -> bool {
 }
 
 fn raws(fields: &[&Option<RawJson>]) -> bool {
-    fields.iter().all(|field| field.as_ref().is_none_or(|raw| raw::problem(raw.get()).is_none()))
+    fields.iter().all(|field| field.as_ref().is_none_or(|raw| raw::find_problem(raw.get()).is_none()))
 }
 
 fn name(text: &str) -> bool {
@@ -117,13 +117,13 @@ fn name(text: &str) -> bool {
 }
 
 impl Storable for DocumentWire {
-    fn storable(&self) -> bool {
+    fn is_storable(&self) -> bool {
         fn all<T: Storable>(list: Option<&Vec<T>>) -> bool {
-            list.is_none_or(|list| list.iter().all(Storable::storable))
+            list.is_none_or(|list| list.iter().all(Storable::is_storable))
         }
         let request = &self.request;
         name(&request.request_id)
-            && request.request_id.len() <= super::MOST_REQUEST_ID_BYTES
+            && request.request_id.len() <= super::MAX_REQUEST_ID_BYTES
             && texts(&[&request.model, &request.user_api_key, &request.mod_text])
             && texts(&[&request.system_prompt, &request.user_prompt, &request.active_mod_name, &request.final_text])
             && raws(&[&request.inference_stats])
@@ -135,25 +135,25 @@ impl Storable for DocumentWire {
 }
 
 impl Storable for EventWire {
-    fn storable(&self) -> bool {
+    fn is_storable(&self) -> bool {
         texts(&[&self.input_text, &self.token_text]) && raws(&[&self.details, &self.top_tokens])
     }
 }
 
 impl Storable for ModCallWire {
-    fn storable(&self) -> bool {
+    fn is_storable(&self) -> bool {
         name(&self.mod_name) && texts(&[&self.exception_message, &self.exception_traceback])
     }
 }
 
 impl Storable for ModLogWire {
-    fn storable(&self) -> bool {
+    fn is_storable(&self) -> bool {
         name(&self.mod_name) && !self.log_message.as_bytes().contains(&0)
     }
 }
 
 impl Storable for ActionWire {
-    fn storable(&self) -> bool {
+    fn is_storable(&self) -> bool {
         texts(&[&self.new_prompt, &self.tokens_preview, &self.logits_shape, &self.error_message])
             && raws(&[&self.details, &self.tool_calls])
     }

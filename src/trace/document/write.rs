@@ -41,10 +41,10 @@ impl Numbering {
 pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<String> {
     let index = numbering.next(item);
     Some(match item {
-        TraceItem::Event(event) => tagged(r#"{"kind":"event""#.to_owned(), &Out(event)),
-        TraceItem::ModCall(call) => tagged(format!(r#"{{"kind":"mod_call","index":{index}"#), &Out(call)),
-        TraceItem::ModLog(log) => tagged(format!(r#"{{"kind":"mod_log","index":{index}"#), &Out(log)),
-        TraceItem::Action(action) => tagged(format!(r#"{{"kind":"action","index":{index}"#), &Out(action)),
+        TraceItem::Event(event) => tagged(r#"{"kind":"event""#.to_owned(), &Wire(event)),
+        TraceItem::ModCall(call) => tagged(format!(r#"{{"kind":"mod_call","index":{index}"#), &Wire(call)),
+        TraceItem::ModLog(log) => tagged(format!(r#"{{"kind":"mod_log","index":{index}"#), &Wire(log)),
+        TraceItem::Action(action) => tagged(format!(r#"{{"kind":"action","index":{index}"#), &Wire(action)),
         TraceItem::Attention(_) => return None,
     })
 }
@@ -52,7 +52,7 @@ pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<Strin
 /// The whole document.
 pub fn document(document: &Document) -> Vec<u8> {
     let mut json = Vec::new();
-    serialise(&mut json, &Out(document));
+    serialise(&mut json, &Wire(document));
     json
 }
 
@@ -73,7 +73,7 @@ fn serialise(json: &mut Vec<u8>, object: &impl Serialize) {
 }
 
 /// A value of the vocabulary in the spelling of the wire.
-struct Out<'a, T: ?Sized>(&'a T);
+struct Wire<'a, T: ?Sized>(&'a T);
 
 /// An object under construction.
 struct Fields<S: Serializer>(S::SerializeMap);
@@ -87,7 +87,7 @@ impl<S: Serializer> Fields<S> {
         self.0.serialize_entry(name, value)
     }
 
-    fn maybe<T: Serialize>(&mut self, name: &'static str, value: Option<&T>) -> Result<(), S::Error> {
+    fn put_some<T: Serialize>(&mut self, name: &'static str, value: Option<&T>) -> Result<(), S::Error> {
         value.map_or(Ok(()), |value| self.put(name, value))
     }
 
@@ -97,9 +97,9 @@ impl<S: Serializer> Fields<S> {
 
     fn list<'a, T>(&mut self, name: &'static str, list: &'a [T]) -> Result<(), S::Error>
     where
-        Out<'a, T>: Serialize,
+        Wire<'a, T>: Serialize,
     {
-        self.put(name, &list.iter().map(Out).collect::<Vec<_>>())
+        self.put(name, &list.iter().map(Wire).collect::<Vec<_>>())
     }
 
     fn end(self) -> Result<S::Ok, S::Error> {
@@ -107,10 +107,10 @@ impl<S: Serializer> Fields<S> {
     }
 }
 
-impl Serialize for Out<'_, Document> {
+impl Serialize for Wire<'_, Document> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = Fields::<S>::new(serializer)?;
-        out.put("request", &Out(&self.0.request))?;
+        out.put("request", &Wire(&self.0.request))?;
         out.list("events", &self.0.events)?;
         out.list("mod_calls", &self.0.mod_calls)?;
         out.list("mod_logs", &self.0.mod_logs)?;
@@ -119,31 +119,31 @@ impl Serialize for Out<'_, Document> {
     }
 }
 
-impl Serialize for Out<'_, RequestMeta> {
+impl Serialize for Wire<'_, RequestMeta> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = Fields::<S>::new(serializer)?;
         out.put("request_id", &self.0.request_id)?;
         out.time("created_at", self.0.created_at.as_ref())?;
         out.time("completed_at", self.0.completed_at.as_ref())?;
-        out.maybe("model", self.0.model.as_ref())?;
-        out.maybe("user_api_key", self.0.user_api_key.as_ref())?;
-        out.maybe("max_tokens", self.0.max_tokens.as_ref())?;
-        out.maybe("temperature", self.0.temperature.as_ref())?;
-        out.maybe("mod_text", self.0.mod_text.as_ref())?;
+        out.put_some("model", self.0.model.as_ref())?;
+        out.put_some("user_api_key", self.0.user_api_key.as_ref())?;
+        out.put_some("max_tokens", self.0.max_tokens.as_ref())?;
+        out.put_some("temperature", self.0.temperature.as_ref())?;
+        out.put_some("mod_text", self.0.mod_text.as_ref())?;
         let extras = &self.0.extras;
-        out.maybe("system_prompt", extras.system_prompt.as_ref())?;
-        out.maybe("user_prompt", extras.user_prompt.as_ref())?;
-        out.maybe("system_prompt_token_ids", extras.system_prompt_token_ids.as_ref())?;
-        out.maybe("user_prompt_token_ids", extras.user_prompt_token_ids.as_ref())?;
-        out.maybe("active_mod_name", extras.active_mod_name.as_ref())?;
-        out.maybe("final_text", extras.final_text.as_ref())?;
-        out.maybe("final_token_ids", extras.final_token_ids.as_ref())?;
-        out.maybe("inference_stats", extras.inference_stats.as_ref())?;
+        out.put_some("system_prompt", extras.system_prompt.as_ref())?;
+        out.put_some("user_prompt", extras.user_prompt.as_ref())?;
+        out.put_some("system_prompt_token_ids", extras.system_prompt_token_ids.as_ref())?;
+        out.put_some("user_prompt_token_ids", extras.user_prompt_token_ids.as_ref())?;
+        out.put_some("active_mod_name", extras.active_mod_name.as_ref())?;
+        out.put_some("final_text", extras.final_text.as_ref())?;
+        out.put_some("final_token_ids", extras.final_token_ids.as_ref())?;
+        out.put_some("inference_stats", extras.inference_stats.as_ref())?;
         out.end()
     }
 }
 
-impl Serialize for Out<'_, Event> {
+impl Serialize for Wire<'_, Event> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let event = self.0;
         let mut out = Fields::<S>::new(serializer)?;
@@ -153,12 +153,12 @@ impl Serialize for Out<'_, Event> {
         out.time("created_at", event.created_at.as_ref())?;
         match (&event.details, &event.measured) {
             (Some(details), _) => out.put("details", details)?,
-            (None, measured) => out.maybe("details", measured.as_ref())?,
+            (None, measured) => out.put_some("details", measured.as_ref())?,
         }
-        out.maybe("prompt_length", event.prompt_length.as_ref())?;
-        out.maybe("tokens_so_far_len", event.tokens_so_far_len.as_ref())?;
-        out.maybe("max_steps", event.max_steps.as_ref())?;
-        out.maybe("input_text", event.input_text.as_ref())?;
+        out.put_some("prompt_length", event.prompt_length.as_ref())?;
+        out.put_some("tokens_so_far_len", event.tokens_so_far_len.as_ref())?;
+        out.put_some("max_steps", event.max_steps.as_ref())?;
+        out.put_some("input_text", event.input_text.as_ref())?;
         match (&event.top_tokens, &event.measured) {
             (Some(top), _) => out.put("top_tokens", top)?,
             (None, Some(measured)) if event.event_type == EventType::ForwardPass && !measured.model.is_empty() => {
@@ -166,16 +166,16 @@ impl Serialize for Out<'_, Event> {
             }
             _ => {}
         }
-        out.maybe("sampled_token", event.sampled_token.as_ref())?;
-        out.maybe("token_text", event.token_text.as_ref())?;
-        out.maybe("added_tokens", event.added_tokens.as_ref())?;
-        out.maybe("added_token_count", event.added_token_count.as_ref())?;
-        out.maybe("forced", event.forced.as_ref())?;
+        out.put_some("sampled_token", event.sampled_token.as_ref())?;
+        out.put_some("token_text", event.token_text.as_ref())?;
+        out.put_some("added_tokens", event.added_tokens.as_ref())?;
+        out.put_some("added_token_count", event.added_token_count.as_ref())?;
+        out.put_some("forced", event.forced.as_ref())?;
         out.end()
     }
 }
 
-impl Serialize for Out<'_, ModCall> {
+impl Serialize for Wire<'_, ModCall> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let call = self.0;
         let mut out = Fields::<S>::new(serializer)?;
@@ -184,15 +184,15 @@ impl Serialize for Out<'_, ModCall> {
         out.put("event_type", call.event_type.as_str())?;
         out.put("step", &call.step)?;
         out.time("created_at", call.created_at.as_ref())?;
-        out.maybe("execution_time_ms", call.execution_time_ms.as_ref())?;
+        out.put_some("execution_time_ms", call.execution_time_ms.as_ref())?;
         out.put("exception_occurred", &call.exception_occurred)?;
-        out.maybe("exception_message", call.exception_message.as_ref())?;
-        out.maybe("exception_traceback", call.exception_traceback.as_ref())?;
+        out.put_some("exception_message", call.exception_message.as_ref())?;
+        out.put_some("exception_traceback", call.exception_traceback.as_ref())?;
         out.end()
     }
 }
 
-impl Serialize for Out<'_, ModLog> {
+impl Serialize for Wire<'_, ModLog> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let log = self.0;
         let mut out = Fields::<S>::new(serializer)?;
@@ -205,7 +205,7 @@ impl Serialize for Out<'_, ModLog> {
     }
 }
 
-impl Serialize for Out<'_, ActionRecord> {
+impl Serialize for Wire<'_, ActionRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let action = self.0;
         let mut out = Fields::<S>::new(serializer)?;
@@ -213,19 +213,19 @@ impl Serialize for Out<'_, ActionRecord> {
         out.put("action_type", action.action_type.as_str())?;
         out.put("action_order", &action.action_order)?;
         out.time("created_at", action.created_at.as_ref())?;
-        out.maybe("details", action.details.as_ref())?;
-        out.maybe("new_prompt", action.new_prompt.as_ref())?;
-        out.maybe("new_length", action.new_length.as_ref())?;
-        out.maybe("adjusted_max_steps", action.adjusted_max_steps.as_ref())?;
-        out.maybe("token_count", action.token_count.as_ref())?;
-        out.maybe("tokens_preview", action.tokens_preview.as_ref())?;
-        out.maybe("backtrack_steps", action.backtrack_steps.as_ref())?;
-        out.maybe("backtrack_token_count", action.backtrack_token_count.as_ref())?;
-        out.maybe("logits_shape", action.logits_shape.as_ref())?;
-        out.maybe("temperature", action.temperature.as_ref())?;
-        out.maybe("has_tool_calls", action.has_tool_calls.as_ref())?;
-        out.maybe("tool_calls", action.tool_calls.as_ref())?;
-        out.maybe("error_message", action.error_message.as_ref())?;
+        out.put_some("details", action.details.as_ref())?;
+        out.put_some("new_prompt", action.new_prompt.as_ref())?;
+        out.put_some("new_length", action.new_length.as_ref())?;
+        out.put_some("adjusted_max_steps", action.adjusted_max_steps.as_ref())?;
+        out.put_some("token_count", action.token_count.as_ref())?;
+        out.put_some("tokens_preview", action.tokens_preview.as_ref())?;
+        out.put_some("backtrack_steps", action.backtrack_steps.as_ref())?;
+        out.put_some("backtrack_token_count", action.backtrack_token_count.as_ref())?;
+        out.put_some("logits_shape", action.logits_shape.as_ref())?;
+        out.put_some("temperature", action.temperature.as_ref())?;
+        out.put_some("has_tool_calls", action.has_tool_calls.as_ref())?;
+        out.put_some("tool_calls", action.tool_calls.as_ref())?;
+        out.put_some("error_message", action.error_message.as_ref())?;
         out.end()
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Details {
 }
 
 impl Fold {
-    pub(super) fn action(&mut self, action: &ActionRecord) {
+    pub(super) fn apply_action(&mut self, action: &ActionRecord) {
         let kind = action.action_type;
         if kind == ActionType::Noop {
             return;
@@ -31,7 +31,7 @@ impl Fold {
         self.counters.actions += 1;
         let suffix = if details.superseded { " (superseded)" } else { "" };
         let label = format!("{}{suffix}", label(action, &details));
-        self.mark(MarkKind::Action, &label, action.mod_call_sequence as u32);
+        self.push_mark(MarkKind::Action, &label, action.mod_call_sequence as u32);
         if details.superseded || self.newest.is_none() {
             return;
         }
@@ -66,7 +66,7 @@ impl Fold {
             return self.replace_prompt(&details.tokens, &details.texts, after, flags::TOUCHED);
         }
         let length = action.new_length.unwrap_or_else(|| i32::from(action.new_prompt.is_some())).max(0) as u32;
-        if let Some(count) = self.invent(length) {
+        if let Some(count) = self.reserve_placeholders(length) {
             let mut texts = vec![String::new(); count as usize];
             if let Some(first) = texts.first_mut() {
                 *first = action.new_prompt.clone().unwrap_or_default();

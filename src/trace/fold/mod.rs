@@ -12,15 +12,15 @@ mod step;
 
 use crate::events::{Event, EventType, Eviction, ModCall, ModLog, TokenId, TraceItem};
 pub use row::{Counters, EventPoint, Mark, MarkKind, NEVER, TokenRow, flags};
-use row::{nameless, special};
+use row::{placeholder_text, special_flag};
 use std::collections::HashMap;
 use step::StepState;
 
 /// Most rows that a fold invents for tokens which a foreign trace only counts. A few bytes may claim billions.
-const MOST_INVENTED: u32 = 65_536;
+const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
 /// Longest label and name of a mark, and longest text that one draw gives to several tokens, in characters. A few bytes of a
 /// foreign trace may repeat each of them as often as they like.
-const MOST_LABEL: usize = 80;
+const MAX_LABEL_CHARS: usize = 80;
 
 /// The fold: feed it the items of a run in order. Each costs O(1), amortised over the rows it makes or ends.
 #[derive(Debug, Clone, Default)]
@@ -57,7 +57,7 @@ pub struct Fold {
     began_ms: Option<i64>,
     /// When the newest token came, in microseconds.
     token_us: Option<u64>,
-    invented: u32,
+    placeholder_rows: u32,
 }
 
 impl Fold {
@@ -70,10 +70,10 @@ impl Fold {
     /// Takes the next item.
     pub fn apply(&mut self, item: &TraceItem) {
         match item {
-            TraceItem::Event(event) => self.event(event),
-            TraceItem::ModCall(call) => self.call(call),
-            TraceItem::ModLog(log) => self.log(log),
-            TraceItem::Action(action) => self.action(action),
+            TraceItem::Event(event) => self.apply_event(event),
+            TraceItem::ModCall(call) => self.apply_call(call),
+            TraceItem::ModLog(log) => self.apply_log(log),
+            TraceItem::Action(action) => self.apply_action(action),
             TraceItem::Attention(_) => {}
         }
     }
@@ -124,7 +124,7 @@ impl Fold {
         self.answer().filter(|row| !row.ends_generation()).map(|row| row.text.as_str()).collect()
     }
 
-    fn event(&mut self, event: &Event) {
+    fn apply_event(&mut self, event: &Event) {
         let seq = self.event_count();
         let time_us = self.time_us(event);
         self.events.push(EventPoint {
@@ -135,20 +135,20 @@ impl Fold {
         self.newest = Some(event.event_type);
         self.queued = event.event_type == EventType::Added && event.forced == Some(true);
         if let Some(eviction) = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref()) {
-            self.evicted(eviction);
+            self.apply_eviction(eviction);
         }
         match event.event_type {
             EventType::Prefilled => {
                 self.step = StepState::default();
                 self.token_us = time_us;
-                self.prefilled(event, seq);
+                self.apply_prefilled(event, seq);
             }
             EventType::ForwardPass => self.step = StepState::begin(event),
             EventType::Sampled => self.step.sampled(event),
             EventType::Added => {
                 let dt_us = time_us.zip(self.token_us).map_or(0, |(now, before)| now.saturating_sub(before));
                 self.token_us = time_us.or(self.token_us);
-                self.added(event, seq, u16::try_from(dt_us / 1000).unwrap_or(u16::MAX));
+                self.apply_added(event, seq, u16::try_from(dt_us / 1000).unwrap_or(u16::MAX));
             }
         }
     }
@@ -161,7 +161,7 @@ impl Fold {
         measured.or_else(|| Some(1000 * (wall_ms? - self.began_ms?).max(0) as u64))
     }
 
-    fn prefilled(&mut self, event: &Event, seq: u32) {
+    fn apply_prefilled(&mut self, event: &Event, seq: u32) {
         if let Some(prompt) = event.measured.as_ref().and_then(|measured| measured.prompt.as_ref()) {
             self.replace_prompt(&prompt.tokens, &prompt.texts, seq, 0);
         } else {
@@ -170,14 +170,14 @@ impl Fold {
         }
     }
 
-    fn added(&mut self, event: &Event, seq: u32, dt_ms: u16) {
+    fn apply_added(&mut self, event: &Event, seq: u32, dt_ms: u16) {
         self.added_from = self.rows.len();
         let forced = event.forced == Some(true);
         let measured = event.measured.as_ref();
         let measures = measured.map_or(&[][..], |measured| &measured.tokens);
         let drawn = self.step.drawn(event.step);
         let drawn_text = drawn.as_ref().and_then(|drawn| drawn.text.as_deref());
-        let shared = drawn_text.is_some_and(|text| text.chars().nth(MOST_LABEL).is_none());
+        let shared = drawn_text.is_some_and(|text| text.chars().nth(MAX_LABEL_CHARS).is_none());
         let invented: Vec<TokenId>;
         let tokens = match quote::listed_tokens(event) {
             Some(tokens) => tokens,
@@ -188,7 +188,7 @@ impl Fold {
             None => {
                 let token = drawn.as_ref().and_then(|drawn| drawn.token).unwrap_or(-1);
                 let count = event.added_token_count.unwrap_or_else(|| i32::from(drawn.is_some()));
-                invented = vec![token; self.invent(count.max(0) as u32).unwrap_or(0) as usize];
+                invented = vec![token; self.reserve_placeholders(count.max(0) as u32).unwrap_or(0) as usize];
                 &invented
             }
         };
@@ -200,7 +200,7 @@ impl Fold {
             let text = match (measure, drawn.and(drawn_text)) {
                 (Some(measure), _) => measure.text.clone(),
                 (None, Some(text)) if shared || index == 0 => text.to_owned(),
-                (None, _) => self.texts.get(&token).cloned().unwrap_or_else(|| nameless(token)),
+                (None, _) => self.texts.get(&token).cloned().unwrap_or_else(|| placeholder_text(token)),
             };
             let known = drawn.filter(|_| !forced);
             let row = TokenRow {
@@ -211,7 +211,7 @@ impl Fold {
                 logprob: measure.and_then(|m| m.logprob).or_else(|| known.and_then(|drawn| drawn.logprob)),
                 rank: measure.and_then(|m| m.rank).or_else(|| known.and_then(|drawn| drawn.rank)),
                 entropy: measure.and_then(|m| m.entropy).or_else(|| known.and_then(|drawn| drawn.entropy)),
-                flags: origin | pending | special(&text),
+                flags: origin | pending | special_flag(&text),
                 dt_ms: if index == 0 { dt_ms } else { 0 },
                 text,
             };
@@ -265,7 +265,7 @@ impl Fold {
         self.end_rows(self.alive.len(), seq);
         self.base = 0;
         for (index, &token) in tokens.iter().enumerate() {
-            let text = texts.get(index).cloned().unwrap_or_else(|| nameless(token));
+            let text = texts.get(index).cloned().unwrap_or_else(|| placeholder_text(token));
             self.append(TokenRow {
                 token,
                 pos: 0,
@@ -274,7 +274,7 @@ impl Fold {
                 logprob: None,
                 rank: None,
                 entropy: None,
-                flags: flags::PROMPT | extra | special(&text),
+                flags: flags::PROMPT | extra | special_flag(&text),
                 dt_ms: 0,
                 text,
             });
@@ -283,15 +283,15 @@ impl Fold {
     }
 
     /// Takes `count` rows out of the allowance for invented ones, if it lasts.
-    fn invent(&mut self, count: u32) -> Option<u32> {
-        let total = self.invented.saturating_add(count);
-        (total <= MOST_INVENTED).then(|| {
-            self.invented = total;
+    fn reserve_placeholders(&mut self, count: u32) -> Option<u32> {
+        let total = self.placeholder_rows.saturating_add(count);
+        (total <= MAX_PLACEHOLDER_ROWS).then(|| {
+            self.placeholder_rows = total;
             count
         })
     }
 
-    fn call(&mut self, call: &ModCall) {
+    fn apply_call(&mut self, call: &ModCall) {
         self.calls += 1;
         self.called_at = Some(call.event_type);
         self.caller.clone_from(&call.mod_name);
@@ -300,7 +300,7 @@ impl Fold {
         }
         self.counters.errors += 1;
         let message = call.exception_message.as_deref().unwrap_or("exception");
-        self.mark(MarkKind::Error, message, self.calls - 1);
+        self.push_mark(MarkKind::Error, message, self.calls - 1);
         match self.newest {
             Some(EventType::ForwardPass | EventType::Sampled) => self.step.pending |= flags::ERROR,
             Some(EventType::Added) => {
@@ -310,27 +310,27 @@ impl Fold {
         }
     }
 
-    fn log(&mut self, log: &ModLog) {
-        self.mark(MarkKind::Log, &log.log_message, log.mod_call_sequence as u32);
+    fn apply_log(&mut self, log: &ModLog) {
+        self.push_mark(MarkKind::Log, &log.log_message, log.mod_call_sequence as u32);
     }
 
     /// What went because the context was full. The rows stay where they were: they are what was read and said.
-    fn evicted(&mut self, eviction: &Eviction) {
+    fn apply_eviction(&mut self, eviction: &Eviction) {
         let tokens: u64 = eviction.ranges.iter().map(|&(start, end)| u64::from(end.saturating_sub(start))).sum();
         let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();
         let who = if roles.is_empty() { String::new() } else { format!(" ({})", roles.join(", ")) };
         let label = format!("context full: {tokens} tokens dropped{who}");
-        self.mark_by("engine", MarkKind::Log, &label, self.calls);
+        self.push_mark_of("engine", MarkKind::Log, &label, self.calls);
     }
 
-    fn mark(&mut self, kind: MarkKind, label: &str, call_index: u32) {
+    fn push_mark(&mut self, kind: MarkKind, label: &str, call_index: u32) {
         let caller = std::mem::take(&mut self.caller);
-        self.mark_by(&caller, kind, label, call_index);
+        self.push_mark_of(&caller, kind, label, call_index);
         self.caller = caller;
     }
 
-    fn mark_by(&mut self, mod_name: &str, kind: MarkKind, label: &str, call_index: u32) {
-        let short = |text: &str| text.chars().take(MOST_LABEL).collect();
+    fn push_mark_of(&mut self, mod_name: &str, kind: MarkKind, label: &str, call_index: u32) {
+        let short = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
         let seq = self.event_count().saturating_sub(1);
         self.marks.push(Mark { seq, kind, mod_name: short(mod_name), label: short(label), call_index });
     }

@@ -14,8 +14,8 @@
 //! `Prefilled` is offered before every step. Calls after the first are linked to the event before them.
 
 use super::action::Details;
-use super::row::{nameless, special};
-use super::{Fold, MOST_LABEL, NEVER, TokenRow, flags};
+use super::row::{placeholder_text, special_flag};
+use super::{Fold, MAX_LABEL_CHARS, NEVER, TokenRow, flags};
 use crate::events::{ActionType, Event, EventType, TokenId};
 
 /// Returns the tokens that an event lists, without those that a `Backtrack` at the event has queued since: Quote adds them
@@ -44,7 +44,7 @@ impl Details {
 impl Fold {
     pub(super) fn quote_action(&mut self, kind: ActionType, details: &Details) {
         for (&token, text) in details.tokens.iter().zip(&details.tokens_as_text) {
-            if text.chars().nth(MOST_LABEL).is_none() {
+            if text.chars().nth(MAX_LABEL_CHARS).is_none() {
                 self.texts.insert(token, text.clone());
             }
         }
@@ -122,7 +122,7 @@ impl Fold {
     fn remove_before_queued(&mut self, count: usize, after: u32) {
         let queued = self.added_rows().len();
         let removed = count.min(self.alive.len() - self.prompt_rows - queued);
-        if removed == 0 || self.invent(queued as u32).is_none() {
+        if removed == 0 || self.reserve_placeholders(queued as u32).is_none() {
             return;
         }
         let moved: Vec<TokenRow> = self.added_rows().iter().map(|&row| self.rows[row as usize].clone()).collect();
@@ -140,7 +140,7 @@ impl Fold {
 
     fn append_forced(&mut self, tokens: &[TokenId], texts: &[String], after: u32) {
         for (index, &token) in tokens.iter().enumerate() {
-            let text = texts.get(index).cloned().unwrap_or_else(|| nameless(token));
+            let text = texts.get(index).cloned().unwrap_or_else(|| placeholder_text(token));
             self.append(TokenRow {
                 token,
                 pos: 0,
@@ -149,7 +149,7 @@ impl Fold {
                 logprob: None,
                 rank: None,
                 entropy: None,
-                flags: flags::FORCED | flags::TOUCHED | special(&text),
+                flags: flags::FORCED | flags::TOUCHED | special_flag(&text),
                 dt_ms: 0,
                 text,
             });

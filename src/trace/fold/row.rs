@@ -112,12 +112,12 @@ impl TokenRow {
 }
 
 /// The text of a token that is known only by its id, or not even by that.
-pub(super) fn nameless(token: TokenId) -> String {
+pub(super) fn placeholder_text(token: TokenId) -> String {
     if token < 0 { "⟨?⟩".to_owned() } else { format!("⟨{token}⟩") }
 }
 
 /// [`flags::SPECIAL`] for the spellings that vocabularies give to control tokens.
-pub(super) fn special(text: &str) -> u8 {
+pub(super) fn special_flag(text: &str) -> u8 {
     const NAMES: [&str; 12] = [
         "<s>",
         "</s>",

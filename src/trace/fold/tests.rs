@@ -144,7 +144,7 @@ fn repeated_backtracks_cannot_claim_billions_of_rows() {
     back.details = Some(serde_json::value::to_raw_value(&json!({"backtrack_steps": 2})).unwrap());
     let mut items = vec![TraceItem::Event(added), TraceItem::Event(forced), call];
     items.extend(std::iter::repeat_n(TraceItem::Action(back), 10_000));
-    assert!(fold_of(&items).rows().len() <= 60_000 + super::MOST_INVENTED as usize);
+    assert!(fold_of(&items).rows().len() <= 60_000 + super::MAX_PLACEHOLDER_ROWS as usize);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_short_payload_cannot_claim_billions_of_rows() {
         TraceItem::Action(adjust),
         TraceItem::Event(added),
     ]);
-    assert!(fold.rows().len() <= super::MOST_INVENTED as usize);
+    assert!(fold.rows().len() <= super::MAX_PLACEHOLDER_ROWS as usize);
     assert_eq!(fold.counters().prompt_tokens, i32::MAX as u32);
 }
 

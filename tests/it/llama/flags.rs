@@ -58,26 +58,26 @@ fn refused(arguments: &[&str], variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn wrong_flags_are_refused_with_what_would_be_right() {
+fn invalid_flags_are_rejected_with_the_valid_values() {
     for (arguments, expected) in [
         (&["--metrisc"][..], "--metrics"),
-        (&["--slot-save-path", "/nowhere"], "--slot-save-path takes a folder"),
+        (&["--slot-save-path", "/nowhere"], "--slot-save-path must be an existing folder"),
         (&["-fa", "on", "--attention", "on"], "exclude each other"),
         (&["-ctv", "q8_0"], "--attention off"),
-        (&["-ctk", "q3"], "is no type of the KV cache"),
+        (&["-ctk", "q3"], "is not a KV cache type"),
         (&["--strict-model-names", "--any-model-name"], "cannot be used with"),
         (&["-sps", "2"], "--slot-prompt-similarity must be between 0 and 1"),
         (&["--chat-template", "llama33"], "the names are: bailing"),
         (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),
-        (&["--parameter", "xtc"], "behind a name"),
+        (&["--parameter", "xtc"], "NAME=JSON"),
         (&["-hf", "someone/model"], "-hf is a flag of llama-server that is not taken here; nothing is downloaded"),
-        (&["--ssl-key-file", "x"], "go together"),
-        (&["--api-prefix", "llm"], "--api-prefix takes a path"),
-        (&["--api-prefix", "/llm/../x"], "--api-prefix takes a path"),
-        (&["--api-prefix", "/a//b"], "--api-prefix takes a path"),
-        (&["-ot", "ffn"], "a pattern and a buffer"),
-        (&["--control-vector", "/nowhere.gguf"], "there is no control vector at /nowhere.gguf"),
-        (&["--control-vector-layer-range", "3", "1"], "the first and the last layer, got 3 and 1"),
+        (&["--ssl-key-file", "x"], "set both"),
+        (&["--api-prefix", "llm"], "--api-prefix must be a path"),
+        (&["--api-prefix", "/llm/../x"], "--api-prefix must be a path"),
+        (&["--api-prefix", "/a//b"], "--api-prefix must be a path"),
+        (&["-ot", "ffn"], "PATTERN=BUFFER"),
+        (&["--control-vector", "/nowhere.gguf"], "no control vector at /nowhere.gguf"),
+        (&["--control-vector-layer-range", "3", "1"], "FIRST <= LAST, got 3 1"),
         (&["--mmproj", "x"], "only texts are taken"),
         (&["--override-kv", "a=b"], "KEY=TYPE:VALUE"),
         (&["--rope-scale", "0"], "above 0"),

@@ -27,7 +27,7 @@ const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 const RECIPIENT: &str = " to=";
 
 /// Longest header.
-const LONGEST_HEADER: usize = 500;
+const MAX_HEADER: usize = 500;
 
 /// How far the answer was read.
 #[derive(Debug, Default)]
@@ -104,8 +104,8 @@ impl Channels {
             self.body = Some(Body { header: self.at, kind: Kind::Text });
             return true;
         }
-        let Some(len) = rest.find(MESSAGE).filter(|&len| len <= LONGEST_HEADER) else {
-            if over.is_none() && rest.len() <= LONGEST_HEADER + MESSAGE.len() {
+        let Some(len) = rest.find(MESSAGE).filter(|&len| len <= MAX_HEADER) else {
+            if over.is_none() && rest.len() <= MAX_HEADER + MESSAGE.len() {
                 return false;
             }
             let markers = [START, CHANNEL, RECIPIENT];

@@ -2,9 +2,9 @@
 //! outermost object begin and end.
 
 /// Deepest nesting, that of `serde_json`.
-const DEEPEST: usize = 127;
+const MAX_DEPTH: usize = 127;
 /// Longest number or word.
-const LONGEST_WORD: usize = 400;
+const MAX_WORD: usize = 400;
 
 /// The text is not JSON from this byte on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Scanner {
             Token::Word(word) => {
                 if byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.') {
                     word.push(byte);
-                    return if word.len() > LONGEST_WORD { Err(NotJson) } else { Ok(Seen::Inside) };
+                    return if word.len() > MAX_WORD { Err(NotJson) } else { Ok(Seen::Inside) };
                 }
                 serde_json::from_slice::<serde_json::Value>(word).map_err(|_| NotJson)?;
                 self.token = Token::None;
@@ -149,7 +149,7 @@ impl Scanner {
             (_, Expect::Value | Expect::ValueOrEnd) => {
                 match byte {
                     b'{' | b'[' => {
-                        if self.open.len() >= DEEPEST {
+                        if self.open.len() >= MAX_DEPTH {
                             return Err(NotJson);
                         }
                         self.open.push(byte == b'{');

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Lark takes groups nested at most so deep; a deeper part gets a name of its own.
-const DEEPEST: usize = 12;
+const MAX_DEPTH: usize = 12;
 
 /// The grammar as Lark. `rules` are those that its terminals name.
 pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
@@ -46,7 +46,7 @@ struct Writer {
 
 impl Writer {
     fn terminal(&mut self, node: &Node, depth: usize) -> String {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             self.named += 1;
             self.deep.push((self.named, node.clone()));
             return format!("D{}", self.named);

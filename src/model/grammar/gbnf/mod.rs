@@ -14,7 +14,7 @@ use crate::model::Vocabulary;
 use std::collections::HashSet;
 
 /// How often parts are taken apart before the grammar counts as too entangled.
-const MOST_ROUNDS: usize = 64;
+const MAX_ROUNDS: usize = 64;
 
 /// Translates a grammar; `vocabulary` knows the tokens that it names as `<token>` or `<[id]>`.
 ///
@@ -33,7 +33,7 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
     let grammar = parse::parse(source, &token)?;
     let regular = lower::regular_rules(&grammar);
     let mut split = HashSet::new();
-    for _ in 0..MOST_ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let productions = lower::lower(&grammar, &regular, &split);
         if productions.rules[0].is_empty() {
             return Err(GrammarError::unsupported(

@@ -3,9 +3,9 @@
 use super::parse::Node;
 
 /// Most states; a larger part is not looked into.
-const MOST_STATES: usize = 4000;
+const MAX_STATES: usize = 4000;
 /// Most pairs of states that are looked at when two parts are compared.
-const MOST_PAIRS: usize = 400_000;
+const MAX_PAIRS: usize = 400_000;
 
 /// First bytes of characters.
 pub(super) type Bytes = [u64; 4];
@@ -46,7 +46,7 @@ impl Nfa {
                 reached
             })
             .collect();
-        (total <= 50 * MOST_STATES).then_some(nfa)
+        (total <= 50 * MAX_STATES).then_some(nfa)
     }
 
     /// Whether it matches nothing at all.
@@ -69,7 +69,7 @@ impl Nfa {
     /// there is a text that both match. Everything and yes when that would take too long to find out.
     pub(super) fn beside(&self, other: &Self) -> (Bytes, bool) {
         let width = other.edges.len();
-        if self.edges.len() * width > 10 * MOST_PAIRS {
+        if self.edges.len() * width > 10 * MAX_PAIRS {
             return (ALL, true);
         }
         let mut seen = vec![false; self.edges.len() * width];
@@ -101,7 +101,7 @@ impl Nfa {
                 }
             }
             work += step(a, b, &mut todo, &mut seen);
-            if work > MOST_PAIRS {
+            if work > MAX_PAIRS {
                 return (ALL, true);
             }
         }
@@ -109,7 +109,7 @@ impl Nfa {
     }
 
     fn state(&mut self) -> Option<usize> {
-        if self.edges.len() == MOST_STATES {
+        if self.edges.len() == MAX_STATES {
             return None;
         }
         self.edges.push(Vec::new());

@@ -8,11 +8,11 @@ use crate::events::TokenId;
 use std::collections::HashMap;
 
 /// Deepest nesting of groups.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// Most rules.
-const MOST_RULES: usize = 4000;
+const MAX_RULES: usize = 4000;
 /// llama.cpp's bound: more repetitions than this are an error as a minimum, and no bound as a maximum.
-const MOST_REPETITIONS: u32 = 2000;
+const MAX_REPETITIONS: u32 = 2000;
 
 /// A grammar's rules; the first of them is named `root`.
 #[derive(Debug, Clone)]
@@ -116,8 +116,8 @@ impl Parser<'_> {
     }
 
     fn alternatives(&mut self, depth: usize) -> Result<Node, GrammarError> {
-        if depth > DEEPEST {
-            return Err(self.wrong(&format!("groups are nested more than {DEEPEST} deep")));
+        if depth > MAX_DEPTH {
+            return Err(self.wrong(&format!("groups are nested more than {MAX_DEPTH} deep")));
         }
         let mut alternatives = vec![self.sequence(depth)?];
         while self.take('|') {
@@ -263,13 +263,13 @@ impl Parser<'_> {
         if !self.take('}') {
             return Err(self.wrong("expected '}', as in {2}, {2,} or {2,5}"));
         }
-        if least > MOST_REPETITIONS {
-            return Err(self.wrong(&format!("{least} repetitions are too many; at most {MOST_REPETITIONS} are taken")));
+        if least > MAX_REPETITIONS {
+            return Err(self.wrong(&format!("{least} repetitions are too many; at most {MAX_REPETITIONS} are taken")));
         }
         if most.is_some_and(|most| most < least) {
             return Err(self.wrong("the most repetitions are fewer than the least"));
         }
-        Ok((least, most.filter(|&most| most <= MOST_REPETITIONS)))
+        Ok((least, most.filter(|&most| most <= MAX_REPETITIONS)))
     }
 
     fn number(&mut self) -> Result<u32, GrammarError> {
@@ -336,8 +336,8 @@ impl Parser<'_> {
         if let Some(index) = self.names.iter().position(|(known, ..)| known == name) {
             return Ok(index);
         }
-        if self.names.len() == MOST_RULES {
-            return Err(self.wrong(&format!("the grammar has more than {MOST_RULES} rules")));
+        if self.names.len() == MAX_RULES {
+            return Err(self.wrong(&format!("the grammar has more than {MAX_RULES} rules")));
         }
         let column = self.column.saturating_sub(name.chars().count());
         self.names.push((name.to_owned(), self.line, column));

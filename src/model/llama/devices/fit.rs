@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Memory of each GPU that stays free for its driver and for others, in bytes.
 const SPARE: u64 = 512 << 20;
 /// Files that a model may be split into.
-const MOST_FILES: u64 = 1000;
+const MAX_FILES: u64 = 1000;
 
 /// What a context will want beside the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub fn further(path: &Path, header: &GgufHeader) -> Vec<GgufHeader> {
 
 /// The further files that a model is split into.
 pub fn further_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
-    let files = header.integer("split.count").unwrap_or(1).min(MOST_FILES);
+    let files = header.integer("split.count").unwrap_or(1).min(MAX_FILES);
     let stem = path.to_str().and_then(|path| path.strip_suffix(&format!("-00001-of-{files:05}.gguf")));
     let Some(stem) = stem else { return Vec::new() };
     (2..=files).map(|file| format!("{stem}-{file:05}-of-{files:05}.gguf").into()).collect()

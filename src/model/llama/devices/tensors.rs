@@ -6,7 +6,7 @@ use regex::Regex;
 use std::ffi::CString;
 
 /// Most layers that llama.cpp takes.
-const MOST_LAYERS: u64 = 512;
+const MAX_LAYERS: u64 = 512;
 /// llama.cpp's name of the processor's memory.
 const PROCESSOR: &str = "CPU";
 /// What the weights of experts are called, behind the number of their layer.
@@ -46,7 +46,7 @@ impl TensorPlacement {
             Ok((pattern.clone(), (*buffer).to_owned()))
         });
         let first = |count: u32, part: &str| {
-            let count = u64::from(count).min(layers).min(MOST_LAYERS);
+            let count = u64::from(count).min(layers).min(MAX_LAYERS);
             let numbers: Vec<String> = (0..count).map(|layer| layer.to_string()).collect();
             (count > 0).then(|| format!(r"^blk\.({}){part}", numbers.join("|")))
         };

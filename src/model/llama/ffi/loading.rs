@@ -18,7 +18,7 @@ const _: () = assert!(
 );
 
 /// Error lines that are kept of one load.
-const MOST_LINES: usize = 16;
+const MAX_LINES: usize = 16;
 
 /// How a model is loaded, in llama.cpp's terms.
 #[derive(Debug, Clone, Default)]
@@ -216,7 +216,7 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, us
         // SAFETY: llama.cpp's lines are zero-terminated.
         let line = unsafe { CStr::from_ptr(text) }.to_string_lossy().trim_end().to_owned();
         LINES.with_borrow_mut(|lines| {
-            if lines.len() < MOST_LINES {
+            if lines.len() < MAX_LINES {
                 lines.push(line);
             }
         });

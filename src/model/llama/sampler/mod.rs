@@ -25,7 +25,7 @@ use llama_cpp_2::token::data::LlamaTokenData;
 use repetition::{Dry, Penalties};
 
 /// Largest top-k that is chosen from the logits directly; llama.cpp's own way is better for larger ones.
-const LARGEST_CHOICE: i32 = 256;
+const MAX_PARTIAL_SORT: i32 = 256;
 
 /// The sampler of one run.
 pub struct Sampler {
@@ -163,7 +163,7 @@ impl Sampler {
             return Some(Draw { token, prob: 1.0, stages });
         }
         if let Some(Step::TopK(count, _)) = self.chain.get(done)
-            && *count <= LARGEST_CHOICE
+            && *count <= MAX_PARTIAL_SORT
         {
             view.highest(*count as usize, &mut array.data);
             array.sorted = true;

@@ -5,7 +5,7 @@ use crate::events::TokenId;
 use crate::model::common_prefix;
 
 /// More changes than this are counted anew.
-const MOST_CHANGES: usize = 64;
+const MAX_CHANGES: usize = 64;
 
 /// The last tokens of a sequence, counted.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Recent {
         let last = first + common_prefix(before, now);
         let taken = (first - self.from) + (self.from + self.counted.len() - last);
         let put = (first - from) + (sequence.len() - last);
-        if taken + put > MOST_CHANGES {
+        if taken + put > MAX_CHANGES {
             return self.count_anew(sequence, from);
         }
         let (gone, gone_behind) = (first - self.from, last - self.from);

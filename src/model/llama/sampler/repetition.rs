@@ -55,8 +55,8 @@ pub(super) struct Dry {
 }
 
 /// Longest breaker, in bytes, and most tokens of its end that are compared; llama.cpp's.
-const LONGEST_BREAKER: usize = 40;
-const LONGEST_TAIL: usize = 20;
+const MAX_BREAKER: usize = 40;
+const MAX_TAIL: usize = 20;
 /// A breaker is looked for in so many tokens; further back only where a repetition is that long.
 const NEAR: usize = 1024;
 /// Tokens that are looked at at once, and skipped when none of them can end a repetition.
@@ -70,7 +70,7 @@ impl Breakers {
     pub(in crate::model) fn of(vocabulary: &Vocabulary, texts: &[String]) -> Self {
         let mut heads: HashMap<TokenId, Vec<Vec<TokenId>>> = HashMap::new();
         for text in texts {
-            let text = &text.as_bytes()[..text.len().min(LONGEST_BREAKER)];
+            let text = &text.as_bytes()[..text.len().min(MAX_BREAKER)];
             let Some(&first) = text.first() else { continue };
             let mut tails: HashMap<usize, Vec<TokenId>> = HashMap::new();
             for token in 0..vocabulary.len() as TokenId {
@@ -84,7 +84,7 @@ impl Breakers {
                     if within < text.len() && piece[at..] == text[..within] {
                         let tail = tails.entry(within).or_insert_with(|| {
                             let mut tail = vocabulary.encode(&String::from_utf8_lossy(&text[within..]), false, false);
-                            tail.truncate(LONGEST_TAIL);
+                            tail.truncate(MAX_TAIL);
                             tail
                         });
                         let known = heads.entry(token).or_default();
@@ -133,7 +133,7 @@ impl Dry {
             return Vec::new();
         }
         let mut repetitions = repetitions(recent, allowed, bound);
-        let reaches_far = repetitions.iter().any(|&(_, length)| length + LONGEST_TAIL > near);
+        let reaches_far = repetitions.iter().any(|&(_, length)| length + MAX_TAIL > near);
         if let (None, true) = (near_limit, reaches_far)
             && let Some(limit) = self.limit(recent, recent.len())
         {

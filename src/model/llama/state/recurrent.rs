@@ -7,9 +7,9 @@ use crate::events::TokenId;
 use std::ops::Range;
 
 /// Most rows that a layer has.
-const MOST_ROWS: usize = 3;
+const MAX_ROWS: usize = 3;
 /// More layers than any model has.
-const MOST_LAYERS: usize = 1024;
+const MAX_LAYERS: usize = 1024;
 
 /// The recurrent layers of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Recurrent {
     pub fn learn(state: &[u8], from: usize) -> Option<Self> {
         let mut reader = Reader::new(state, from);
         let layers = Self::head(&mut reader, 1).ok()?;
-        let most = MOST_ROWS * (layers as usize).min(MOST_LAYERS);
+        let most = MAX_ROWS * (layers as usize).min(MAX_LAYERS);
         rows(state, reader.at, None, most).map(|rows| Self { layers, rows })
     }
 
