@@ -95,7 +95,7 @@ pub fn router(app: &App) -> Router {
     let posts: Vec<String> = posts.map(|(path, _)| path.clone()).collect();
     let document = openapi::document(declared, &server.prefix);
     let sockets = asyncapi::document(&server.prefix);
-    let dashboard = if server.routes.dashboard { ui::router() } else { Router::new() };
+    let dashboard = if server.routes.dashboard { ui::router(document.clone()) } else { Router::new() };
     let routes = routes
         .route(openapi::PATH, get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], document))))
         .route(asyncapi::PATH, get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], sockets))))

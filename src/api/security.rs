@@ -35,7 +35,7 @@ const KEY_HEADERS: [&str; 2] = ["x-api-key", "x-user-api-key"];
 const PREFLIGHT: Duration = Duration::from_hours(1);
 
 /// Paths of our own, with everything below them; their errors are problems.
-const OURS: [&str; 11] = [
+const OURS: [&str; 12] = [
     "/api",
     "/ingest",
     "/v1/ingest",
@@ -45,6 +45,7 @@ const OURS: [&str; 11] = [
     "/playground",
     "/mods",
     "/compare",
+    "/docs",
     "/assets",
     session::PATH,
 ];

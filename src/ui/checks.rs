@@ -6,6 +6,7 @@ use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::mods::ModRegistry;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
+use bytes::Bytes;
 use chrono::Utc;
 use clap::Parser;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub(super) fn app() -> App {
 /// What the dashboard alone answers to an address.
 pub(super) async fn status(path: &str) -> StatusCode {
     let request = Request::get(path).header("host", "localhost").body(Body::empty()).unwrap();
-    super::router().with_state(app()).oneshot(request).await.unwrap().status()
+    super::router(Bytes::new()).with_state(app()).oneshot(request).await.unwrap().status()
 }
 
 /// Panics when a page breaks a rule that all pages keep.

@@ -88,7 +88,7 @@ mod tests {
             request = request.header(header::IF_NONE_MATCH, tag);
         }
         let request = request.body(Body::empty()).unwrap();
-        let response = crate::ui::router().with_state(checks::app()).oneshot(request).await.unwrap();
+        let response = crate::ui::router(bytes::Bytes::new()).with_state(checks::app()).oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.unwrap();
         (parts.status, parts.headers, String::from_utf8(body.to_vec()).unwrap())

@@ -8,6 +8,7 @@ mod assets;
 #[cfg(test)]
 mod checks;
 mod compare;
+mod docs;
 mod editor;
 mod error;
 mod feedback;
@@ -28,13 +29,14 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use axum::routing::get;
+use bytes::Bytes;
 
 /// What pages may load: this server's own files and nothing else, no inline script and no inline style.
 const POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; \
                       form-action 'self'; frame-ancestors 'none'";
 
-/// All pages and assets.
-pub fn router() -> Router<App> {
+/// Serves all pages and assets; `openapi` is the document that the handbook's reference is made of.
+pub fn router(openapi: Bytes) -> Router<App> {
     Router::new()
         .route("/", get(runs::start))
         .route("/runs", get(runs::page))
@@ -47,6 +49,7 @@ pub fn router() -> Router<App> {
         .route("/mods/-new", get(editor::begin).post(editor::save_new))
         .route("/mods/{name}", get(editor::page).post(editor::save))
         .layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES))
+        .merge(docs::router(openapi))
         .route("/assets/{version}/{*path}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))
         .layer(axum::middleware::map_response(guard))

@@ -2,8 +2,6 @@
 
 use super::harness::{Server, model, server};
 use serde_json::{Value, json};
-use std::fmt::Write;
-use std::path::Path;
 use thunder::events::{ActionType, TraceItem};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
@@ -325,29 +323,4 @@ async fn the_list_tells_what_a_mod_does_and_takes() {
         count += 1;
     }
     assert_eq!(count, 15);
-}
-
-#[test]
-fn the_readme_lists_every_built_in_mod() {
-    let mut table = String::from("| Mod | What it does | Configuration |\n|---|---|---|\n");
-    for known in thunder::mods::ModRegistry::with_builtin().list() {
-        let required = known.schema["required"].as_array().cloned().unwrap_or_default();
-        let fields =
-            known.schema["properties"].as_object().unwrap().iter().map(|(field, schema)| match schema.get("default") {
-                Some(default) => format!("`{field}` = {default}").replace('"', ""),
-                None if required.contains(&json!(field)) => format!("**`{field}`**"),
-                None => format!("`{field}`"),
-            });
-        let fields: Vec<String> = fields.collect();
-        writeln!(table, "| `{}` | {} | {} |", known.name, known.description, fields.join(", ")).unwrap();
-    }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once("<!-- mods -->\n").unwrap();
-    let (written, after) = rest.split_once("<!-- /mods -->").unwrap();
-    if std::env::var_os("UPDATE_README").is_some() {
-        std::fs::write(&path, format!("{before}<!-- mods -->\n{table}<!-- /mods -->{after}")).unwrap();
-        return;
-    }
-    assert!(written == table, "the README's table is not that of the built-in mods; run the test with UPDATE_README=1");
 }

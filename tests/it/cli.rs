@@ -2,7 +2,6 @@
 
 use super::harness::{Server, assert_no_postgres, folder, model, server, thunder};
 use serde_json::Value;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -220,33 +219,4 @@ fn a_wrong_word_is_a_usage_error() {
     for command in ["serve", "run", "ingest", "export"] {
         assert!(text(&help.stdout).contains(command));
     }
-}
-
-/// The README's table is made from the flags; `UPDATE_README=1` writes it anew.
-#[test]
-fn the_readme_lists_every_flag_of_serve() {
-    use clap::CommandFactory;
-    let command = thunder::cli::Cli::command();
-    let serve = command.find_subcommand("serve").unwrap();
-    let mut table = String::from("| Flag | Environment | Default | Meaning |\n|---|---|---|---|\n");
-    for flag in serve.get_arguments().filter(|flag| flag.get_id() != "help" && !flag.is_hide_set()) {
-        let short = flag.get_short().map(|short| format!("`-{short}` ")).unwrap_or_default();
-        let long = flag.get_long().unwrap();
-        let env = flag.get_env().map(|env| format!("`{}`", env.to_string_lossy())).unwrap_or_default();
-        let takes_value = flag.get_action().takes_values();
-        let default: Vec<_> = flag.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-        let default =
-            if default.is_empty() || !takes_value { String::new() } else { format!("`{}`", default.join(",")) };
-        let meaning = flag.get_help().unwrap().to_string().replace('\n', " ").replace('|', "\\|");
-        writeln!(table, "| {short}`--{long}` | {env} | {default} | {meaning} |").unwrap();
-    }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once("<!-- flags -->\n").unwrap();
-    let (written, after) = rest.split_once("<!-- /flags -->").unwrap();
-    if std::env::var_os("UPDATE_README").is_some() {
-        std::fs::write(&path, format!("{before}<!-- flags -->\n{table}<!-- /flags -->{after}")).unwrap();
-        return;
-    }
-    assert!(written == table, "the README's table is not that of the flags; run the test with UPDATE_README=1");
 }

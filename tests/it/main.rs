@@ -15,6 +15,7 @@ mod editor;
 mod engine;
 mod exact;
 mod gpu;
+mod handbook;
 mod harness;
 mod health;
 mod ingest;

@@ -4,11 +4,12 @@
 export const TABLE = [
   ['Anywhere', [
     [['?'], 'this help', 'help'],
-    [['/'], 'filter runs, find in a run', 'find'],
+    [['/'], 'filter runs, find in a run, search the handbook', 'find'],
     [['Ctrl+k'], 'go to an event, a token, a run, a page', 'goto'],
     [['g r'], 'runs', 'goRuns'],
     [['g p'], 'playground', 'goPlayground'],
     [['g m'], 'mods', 'goMods'],
+    [['g d'], 'handbook', 'goDocs'],
     [['Escape'], 'close, clear, stop generating', 'escape'],
   ]],
   ['Runs', [

@@ -1,0 +1,114 @@
+// The handbook in a real browser: THUNDER_URL says which server, CHROMIUM which browser.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { URL_, launch, open, quiet } from './browser.mjs';
+
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+let browser;
+
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+test('search finds a section by keyboard and opens it', async () => {
+  const page = await open('/docs/getting-started');
+  await page.keyboard.press('/');
+  await page.keyboard.type('filter language');
+  await page.waitForSelector('[data-docs-found] [aria-selected=true]');
+  assert.match(await page.textContent('[data-docs-found] [aria-selected=true]'), /Filter language/);
+  const first = await page.getAttribute('[data-docs-search]', 'aria-activedescendant');
+  await page.keyboard.press('ArrowDown');
+  assert.notEqual(await page.getAttribute('[data-docs-search]', 'aria-activedescendant'), first);
+  await page.keyboard.press('ArrowUp');
+  await page.keyboard.press('Enter');
+  await page.waitForURL('**/docs/dashboard#filter-language');
+  const top = await page.evaluate(() => document.getElementById('filter-language').getBoundingClientRect().top);
+  assert.ok(top >= 0 && top < 400, `the section is in view, at ${top}`);
+  await page.context().close();
+  await quiet();
+});
+
+test('search finds text, says when there is none, and closes with Escape', async () => {
+  const page = await open('/docs/getting-started');
+  await page.fill('[data-docs-search]', 'weighted_layers');
+  await page.waitForSelector('[data-docs-found] mark');
+  assert.match(await page.textContent('[data-docs-found]'), /Attention/);
+  await page.fill('[data-docs-search]', 'xyzzyxyzzy');
+  await page.waitForFunction(() => /Nothing found/.test(document.querySelector('[data-docs-found]').textContent));
+  await page.keyboard.press('Escape');
+  assert.ok(await page.locator('[data-docs-found]').isHidden());
+  await page.context().close();
+  await quiet();
+});
+
+test('every heading has an anchor, and a block can be copied', async () => {
+  const page = await open('/docs/writing-mods');
+  const loose = await page.evaluate(() => [...document.querySelectorAll('.docs-text :is(h2, h3)')].filter((h) => h.querySelector('.anchor')?.hash !== `#${h.id}`).length);
+  assert.equal(loose, 0);
+  const blocks = await page.locator('.docs-text pre').count();
+  assert.equal(await page.locator('.docs-text pre .copy').count(), blocks);
+  await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
+  await page.locator('.docs-text pre .copy').first().click();
+  assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^thunder mods new calm$/);
+  await page.context().close();
+  await quiet();
+});
+
+test('the API entry opens the reference with every protocol', async () => {
+  const page = await open('/runs');
+  await page.click('.bar nav a:has-text("API")');
+  await page.waitForURL('**/docs/reference');
+  const headings = await page.locator('.docs-text h2').allTextContents();
+  for (const protocol of ['OpenAI', 'Anthropic', 'llama-server', 'KoboldCPP', 'Attention', 'Ingest', 'Runs', 'Mods', 'Types']) {
+    assert.ok(headings.some((heading) => heading.startsWith(protocol)), `${protocol} in ${headings}`);
+  }
+  assert.ok(await page.locator('h3:has-text("POST /v1/chat/completions")').count());
+  await page.context().close();
+  await quiet();
+});
+
+test('pages turn, and are there as Markdown', async () => {
+  const page = await open('/docs');
+  await page.waitForURL('**/docs/getting-started');
+  await page.click('[rel=next]');
+  await page.waitForURL('**/docs/models');
+  await page.click('[rel=prev]');
+  await page.waitForURL('**/docs/getting-started');
+  const markdown = await fetch(`${URL_}/docs/getting-started.md`);
+  assert.match(markdown.headers.get('content-type'), /^text\/markdown/);
+  assert.match(await markdown.text(), /^# Getting started\n/);
+  await page.context().close();
+  await quiet();
+});
+
+test('the contents are behind a button at 375 pixels, and nothing is cut off', async () => {
+  for (const path of ['/docs/getting-started', '/docs/writing-mods', '/docs/reference', '/docs/flags']) {
+    const page = await open(path, { width: 375, height: 700 });
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
+    assert.ok(await page.locator('.docs-contents').isHidden());
+    await page.click('.docs-menu');
+    assert.ok(await page.locator('.docs-contents').isVisible());
+    await page.keyboard.press('Escape');
+    assert.ok(await page.locator('.docs-contents').isHidden());
+    await page.context().close();
+  }
+  const page = await open('/docs/getting-started', { width: 320, height: 640 });
+  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
+  await page.context().close();
+  await quiet();
+});
+
+for (const scheme of ['light', 'dark']) {
+  test(`the handbook is accessible, ${scheme}`, async () => {
+    for (const path of ['/docs/getting-started', '/docs/writing-mods', '/docs/flags']) {
+      const page = await open(path, { scheme });
+      await page.evaluate(axe);
+      const { violations } = await page.evaluate(() => window.axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
+      assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
+      await page.context().close();
+    }
+    await quiet();
+  });
+}

@@ -1,0 +1,333 @@
+//! The handbook: its generated tables, its names of functions, and every block of code in its pages, run.
+
+use super::harness::{Server, folder, model, thunder};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn pages() -> PathBuf {
+    Path::new(ROOT).join("templates/docs")
+}
+
+/// Compares the part of a page between two comments with what the program says; `UPDATE_DOCS=1` writes it instead.
+fn assert_generated(page: &str, name: &str, table: &str) {
+    let path = pages().join(page);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(&format!("<!-- {name} -->\n")).unwrap();
+    let (written, after) = rest.split_once(&format!("<!-- /{name} -->")).unwrap();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, format!("{before}<!-- {name} -->\n{table}<!-- /{name} -->{after}")).unwrap();
+    } else {
+        assert!(written == table, "templates/docs/{page} is out of date; run the test with UPDATE_DOCS=1");
+    }
+}
+
+#[test]
+fn handbook_lists_every_flag_of_serve() {
+    use clap::CommandFactory;
+    let command = thunder::cli::Cli::command();
+    let serve = command.find_subcommand("serve").unwrap();
+    let mut groups: Vec<(String, String)> = Vec::new();
+    for flag in serve.get_arguments().filter(|flag| flag.get_id() != "help" && !flag.is_hide_set()) {
+        let short = flag.get_short().map(|short| format!("`-{short}` ")).unwrap_or_default();
+        let long = flag.get_long().unwrap();
+        let env = flag.get_env().map(|env| format!("`{}`", env.to_string_lossy())).unwrap_or_default();
+        let takes_value = flag.get_action().takes_values();
+        let default: Vec<_> = flag.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+        let default =
+            if default.is_empty() || !takes_value { String::new() } else { format!("`{}`", default.join(",")) };
+        let meaning = flag.get_help().unwrap().to_string().replace('\n', " ").replace('|', "\\|").replace('<', "\\<");
+        let heading = flag.get_help_heading().unwrap_or("General").to_owned();
+        if groups.iter().all(|(known, _)| *known != heading) {
+            groups.push((heading.clone(), String::new()));
+        }
+        let (_, rows) = groups.iter_mut().find(|(known, _)| *known == heading).unwrap();
+        writeln!(rows, "| {short}`--{long}` | {env} | {default} | {meaning} |").unwrap();
+    }
+    let mut table = String::new();
+    for (heading, rows) in groups {
+        write!(table, "## {heading}\n\n| Flag | Environment | Default | Meaning |\n|---|---|---|---|\n{rows}\n")
+            .unwrap();
+    }
+    assert_generated("flags.md", "flags", &table);
+}
+
+#[test]
+fn handbook_lists_every_built_in_mod() {
+    let mut table = String::from("| Mod | What it does | Configuration |\n|---|---|---|\n");
+    for known in thunder::mods::ModRegistry::with_builtin().list() {
+        let required = known.schema["required"].as_array().cloned().unwrap_or_default();
+        let fields =
+            known.schema["properties"].as_object().unwrap().iter().map(|(field, schema)| match schema.get("default") {
+                Some(default) => format!("`{field}` = {default}").replace('"', ""),
+                None if required.contains(&json!(field)) => format!("**`{field}`**"),
+                None => format!("`{field}`"),
+            });
+        let fields: Vec<String> = fields.collect();
+        writeln!(table, "| `{}` | {} | {} |", known.name, known.description, fields.join(", ")).unwrap();
+    }
+    assert_generated("built-in-mods.md", "mods", &table);
+}
+
+/// A reference is `src/FILE.rs:NAME` in backticks; the name is a function, type or constant of that file.
+#[test]
+fn architecture_page_names_functions_that_exist() {
+    let text = std::fs::read_to_string(pages().join("architecture.md")).unwrap();
+    let references = text.split('`').filter_map(|code| code.strip_prefix("src/")?.split_once(".rs:"));
+    let mut count = 0;
+    for (file, name) in references {
+        let path = Path::new(ROOT).join(format!("src/{file}.rs"));
+        let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("src/{file}.rs: {error}"));
+        let declares = ["fn ", "struct ", "enum ", "trait ", "const "].iter().any(|kind| {
+            source
+                .match_indices(&format!("{kind}{name}"))
+                .any(|(at, found)| !source[at + found.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+        });
+        assert!(declares, "src/{file}.rs declares no {name}");
+        count += 1;
+    }
+    assert!(count >= 20, "only {count} references");
+}
+
+/// The README is an entrance; what is more belongs into the handbook.
+#[test]
+fn readme_stays_short() {
+    let readme = std::fs::read_to_string(Path::new(ROOT).join("README.md")).unwrap();
+    assert!(readme.lines().count() <= 150 && readme.len() <= 12_000, "{} bytes", readme.len());
+    for link in readme.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+        let file = link.split('#').next().unwrap();
+        assert!(link.contains("://") || Path::new(ROOT).join(file).exists(), "{link}");
+    }
+}
+
+/// A fenced block of a page.
+#[derive(Debug)]
+struct Block {
+    line: usize,
+    language: String,
+    /// Why it cannot run.
+    not_run: Option<String>,
+    /// The path of a comment `POST /path` right before it.
+    post: Option<String>,
+    text: String,
+}
+
+fn blocks(markdown: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let (mut open, mut post): (Option<Block>, Option<String>) = (None, None);
+    for (number, line) in markdown.lines().enumerate() {
+        if let Some(info) = line.strip_prefix("```") {
+            match open.take() {
+                Some(block) => blocks.push(block),
+                None => {
+                    let (language, rest) = info.split_once(' ').unwrap_or((info, ""));
+                    let not_run = rest.strip_prefix("not-run: ").map(str::to_owned);
+                    assert!(rest.is_empty() || not_run.is_some(), "line {}: {info}", number + 1);
+                    let (language, text) = (language.to_owned(), String::new());
+                    open = Some(Block { line: number + 1, language, not_run, post: post.take(), text });
+                }
+            }
+        } else if let Some(block) = &mut open {
+            block.text.push_str(line);
+            block.text.push('\n');
+        } else if let Some(comment) = line.strip_prefix("<!-- POST ") {
+            post = comment.strip_suffix(" -->").map(str::to_owned);
+        }
+    }
+    assert!(open.is_none(), "a block is not closed");
+    blocks
+}
+
+/// Runs the blocks of one page after each other, in a folder of their own.
+struct Session {
+    folder: PathBuf,
+    servers: BTreeMap<Vec<String>, Server>,
+    flags: Vec<String>,
+    ran: usize,
+    skipped: Vec<String>,
+    failures: Vec<String>,
+}
+
+impl Session {
+    fn new() -> Self {
+        Self {
+            folder: folder(),
+            servers: BTreeMap::new(),
+            flags: Vec::new(),
+            ran: 0,
+            skipped: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// Prepares the folder of a page: the repository's folders that pages name, and a program `thunder` that finds the server.
+    fn open_page(&mut self) {
+        self.flags.clear();
+        self.folder = folder();
+        for name in ["fixtures", "tests", "src"] {
+            std::os::unix::fs::symlink(Path::new(ROOT).join(name), self.folder.join(name)).unwrap();
+        }
+        std::fs::create_dir(self.folder.join("bin")).unwrap();
+        let (program, data, model) = (thunder().get_program().to_owned(), folder(), model());
+        let (program, data, model) = (program.display(), data.display(), model.display());
+        // A mod from a file runs in the command's own process, with a database of its own.
+        let script = format!(
+            "#!/bin/sh\ncase \"$*\" in\n\
+             *'--mod ./'*) unset THUNDER_SERVER; exec {program} \"$@\" --threads 1 --data-dir {data} -m {model};;\n\
+             *' --against '*) exec {program} \"$@\" --model {model};;\n\
+             *) exec {program} \"$@\";;\nesac\n"
+        );
+        let path = self.folder.join("bin/thunder");
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Returns the server that the page's last `thunder serve` line describes.
+    async fn server(&mut self) -> &Server {
+        if !self.servers.contains_key(&self.flags) {
+            let paths = |flag: &String| {
+                if flag.starts_with("fixtures/") || flag.starts_with("tests/") {
+                    format!("{ROOT}/{flag}")
+                } else {
+                    flag.clone()
+                }
+            };
+            let flags: Vec<String> = self.flags.iter().map(paths).collect();
+            let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+            self.servers.insert(self.flags.clone(), Server::start(&flags));
+        }
+        self.servers[&self.flags].wait_ready().await
+    }
+
+    async fn run(&mut self, page: &str, block: &Block) {
+        let place = format!("templates/docs/{page}:{}", block.line);
+        match block.language.as_str() {
+            "text" => {}
+            _ if block.not_run.is_some() => {
+                self.skipped.push(format!("{place}: {}", block.not_run.as_deref().unwrap()))
+            }
+            "json" => self.run_json(&place, block).await,
+            "sh" if block.text.starts_with("thunder serve") => {
+                let line = block.text.trim();
+                assert_eq!(line.lines().count(), 1, "{place}: one server a block");
+                let words: Vec<String> =
+                    line.split_whitespace().skip(2).map(|word| word.trim_matches('\'').to_owned()).collect();
+                if words.iter().any(|word| word == "--list-devices") {
+                    return self.run_command(&place, "bash", &["-ec", line]).await;
+                }
+                self.flags = words;
+                self.server().await;
+                self.ran += 1;
+            }
+            "sh" => self.run_command(&place, "bash", &["-ec", &fail_on_errors(&block.text)]).await,
+            "python" => self.run_python(&place, &block.text).await,
+            other => panic!("{place}: blocks are sh, json, python or text, not {other:?}"),
+        }
+    }
+
+    async fn run_json(&mut self, place: &str, block: &Block) {
+        let whole = serde_json::from_str::<Value>(&block.text);
+        if whole.is_err() {
+            for line in block.text.lines() {
+                serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{place}: {error} in {line}"));
+            }
+        }
+        if let Some(path) = &block.post {
+            let (status, answer) = self.server().await.post(path, &whole.unwrap()).await;
+            if !(200..300).contains(&status) {
+                self.failures.push(format!("{place}: {status} {answer}"));
+            }
+        }
+        self.ran += 1;
+    }
+
+    async fn run_python(&mut self, place: &str, text: &str) {
+        let first = text.lines().next().unwrap_or_default();
+        let name =
+            first.strip_prefix("# ").filter(|name| name.ends_with(".py") && !name.contains(' ')).unwrap_or("block.py");
+        let base = self.server().await.base.clone();
+        std::fs::write(self.folder.join(name), text.replace("http://localhost:6767", &base)).unwrap();
+        let imports: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("import ").or(line.strip_prefix("from ")))
+            .flat_map(|rest| rest.split(" import ").next().unwrap().split(','))
+            .map(|module| module.split(" as ").next().unwrap().trim().split('.').next().unwrap())
+            .collect();
+        let probe =
+            format!("import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in {imports:?}))");
+        let known = self.command("python3", &["-c", &probe], &base).status().unwrap().success();
+        if known {
+            self.run_command(place, "python3", &[name]).await;
+        } else {
+            self.skipped.push(format!("{place}: a package of {imports:?} is not installed"));
+        }
+    }
+
+    fn command(&self, program: &str, arguments: &[&str], base: &str) -> Command {
+        let mut command = Command::new(program);
+        let path = format!("{}:{}", self.folder.join("bin").display(), std::env::var("PATH").unwrap());
+        command.args(arguments).current_dir(&self.folder).stdin(Stdio::null()).env("PATH", path);
+        command
+            .env("THUNDER_SERVER", base)
+            .env("PYTHONPATH", format!("{ROOT}/src/mods/python/sdk"))
+            .env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    async fn run_command(&mut self, place: &str, program: &str, arguments: &[&str]) {
+        let base = self.server().await.base.clone();
+        // A prefix is part of the page's addresses.
+        let origin = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+        let host = origin.trim_start_matches("http://").to_owned();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|text| text.replace("localhost:6767", &host).replace("127.0.0.1:6767", &host))
+            .collect();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut command = self.command(program, &arguments, &base);
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if !output.status.success() {
+            let script = arguments.join(" ");
+            self.failures.push(format!("{place}: {}\n{script}\n{out}\n{err}", output.status));
+        }
+        self.ran += 1;
+    }
+}
+
+/// Has curl fail on an HTTP error, except where the page looks at the status itself.
+fn fail_on_errors(text: &str) -> String {
+    text.replace("curl ", "curl --fail-with-body ")
+        .replace("curl --fail-with-body -s -o answer.json", "curl -s -o answer.json")
+        .replace("| grep 401", "| grep 401")
+}
+
+#[tokio::test]
+async fn blocks_of_the_handbook_run() {
+    let only = std::env::var("HANDBOOK_PAGE").ok();
+    let mut files: Vec<String> =
+        std::fs::read_dir(pages()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    files.retain(|name| name.ends_with(".md") && only.as_ref().is_none_or(|only| name == only));
+    files.sort();
+    let mut session = Session::new();
+    let readme = ("README.md", Path::new(ROOT).join("README.md"));
+    let readme = only.is_none().then_some(readme).into_iter();
+    for (name, path) in files.iter().map(|name| (name.as_str(), pages().join(name))).chain(readme) {
+        session.open_page();
+        for block in blocks(&std::fs::read_to_string(path).unwrap()) {
+            session.run(name, &block).await;
+        }
+    }
+    assert!(session.failures.is_empty(), "{}", session.failures.join("\n\n"));
+    assert!(only.is_some() || session.ran > 60, "only {} blocks ran", session.ran);
+    let reasons = session.skipped.join("\n");
+    eprintln!("{} blocks ran on {} servers; skipped:\n{reasons}", session.ran, session.servers.len());
+    for server in session.servers.into_values() {
+        server.stop("TERM").await;
+    }
+}
