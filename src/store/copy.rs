@@ -1,8 +1,9 @@
-//! PostgreSQL's binary COPY: rows that are known to be new, at half of what an insert costs.
+//! PostgreSQL's binary COPY, which inserts new rows at half the cost of `insert`.
 //!
-//! The format is a header, for each row its number of fields and for each field its length and its bytes, all in network
-//! byte order, and a row of −1 fields at the end. A COPY that is not finished leaves the connection in the middle of it:
-//! whoever may be dropped meanwhile holds a [`Borrowed`] connection, which then never goes back to the pool.
+//! The format is a header, then for each row the number of fields and for each field its length and bytes, all in network
+//! byte order, and a final row of −1 fields. An unfinished COPY leaves the connection unusable for other statements, so a
+//! future that may be dropped during a COPY holds a [`GuardedConnection`], which then does not return to the pool.
+//! Format: <https://www.postgresql.org/docs/current/sql-copy.html>.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
@@ -14,23 +15,23 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use uuid::Uuid;
 
-/// The server works on what it has while the rest is being put together.
+/// Bytes sent at once. The server processes a chunk while the next one is encoded.
 const CHUNK: usize = 64 * 1024;
 const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
-/// PostgreSQL counts microseconds from the year 2000.
+/// PostgreSQL's epoch, the start of the year 2000, in Unix microseconds.
 const EPOCH_US: i64 = 946_684_800_000_000;
-/// Type of an `integer`, as an array of them names it.
+/// Type id of `integer` in the header of an array.
 const INTEGER: i32 = 23;
 
-/// Columns of equal length that become rows.
+/// Columns of equal length, one value per row.
 pub trait Table {
-    /// `copy table (columns) from stdin (format binary)`.
+    /// The statement `copy table (columns) from stdin (format binary)`.
     const COPY: &'static str;
 
-    /// Number of rows.
+    /// Returns the number of rows.
     fn len(&self) -> usize;
 
-    /// Appends a row.
+    /// Appends an encoded row.
     fn put(&self, row: usize, out: &mut Vec<u8>);
 }
 
@@ -52,47 +53,47 @@ pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<
     Ok(())
 }
 
-/// A connection of the pool that goes back to it only when [`Borrowed::give_back`] says so, and is closed otherwise.
-pub struct Borrowed(Option<PoolConnection<Postgres>>);
+/// A pooled connection that is closed when dropped. Only [`GuardedConnection::release`] returns it to the pool.
+pub struct GuardedConnection(Option<PoolConnection<Postgres>>);
 
-impl Borrowed {
-    /// Takes one out of the pool.
-    pub async fn of(pool: &PgPool) -> Result<Self, sqlx::Error> {
+impl GuardedConnection {
+    /// Acquires a connection from the pool.
+    pub async fn acquire(pool: &PgPool) -> Result<Self, sqlx::Error> {
         Ok(Self(Some(pool.acquire().await?)))
     }
 
-    /// The connection.
+    /// Returns the connection.
     pub fn connection(&mut self) -> &mut PgConnection {
-        self.0.as_mut().expect("it is there until it is given back")
+        self.0.as_mut().expect("the connection is present until `release`")
     }
 
-    /// It is between two statements and outside of any transaction.
-    pub fn give_back(mut self) {
+    /// Returns the connection to the pool. It must be outside of statements and transactions.
+    pub fn release(mut self) {
         drop(self.0.take());
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for GuardedConnection {
     fn drop(&mut self) {
         drop(self.0.take().map(PoolConnection::detach));
     }
 }
 
-/// A value of a row.
+/// A value that binary COPY can encode.
 pub trait Field {
-    /// Appends its length and its bytes.
+    /// Appends the length and the bytes of the value.
     fn put(&self, out: &mut Vec<u8>);
 }
 
-/// Numbers for a column of type `integer[]`. In a COPY they are an array; as an argument they are the array's text, since
-/// `unnest` would take arrays of arrays apart.
+/// A value of type `integer[]`. COPY encodes it as an array. As an argument it is the text of the array, because `unnest`
+/// flattens arrays of arrays.
 #[derive(Debug)]
 pub struct Integers<'a>(pub Cow<'a, [i32]>);
 
 impl Field for Integers<'_> {
     fn put(&self, out: &mut Vec<u8>) {
         let numbers = &*self.0;
-        // dimensions, whether there are nulls, type of the elements; length and first index of the one dimension
+        // Dimensions, null flag, element type; length and first index of the single dimension.
         let head = [1, 0, INTEGER, numbers.len() as i32, 1];
         let head = if numbers.is_empty() { &[0, 0, INTEGER] } else { &head[..] };
         let at = out.len();
@@ -192,7 +193,7 @@ impl<F: Field> Field for Option<F> {
 }
 
 fn bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    // a document of 64 MiB holds no field of 2 GiB
+    // Documents are limited to 64 MiB, so no field reaches 2 GiB.
     out.extend_from_slice(&(bytes.len() as i32).to_be_bytes());
     out.extend_from_slice(bytes);
 }
@@ -210,7 +211,7 @@ mod tests {
         out.split_off(4)
     }
 
-    /// What sqlx sends as an argument of the same type.
+    /// Encodes an argument with sqlx.
     fn sent<'q>(value: impl Encode<'q, Postgres>) -> Vec<u8> {
         let mut buffer = PgArgumentBuffer::default();
         let _ = value.encode(&mut buffer).unwrap();
@@ -219,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_field_is_coded_as_sqlx_codes_it(
+        fn fields_are_encoded_like_sqlx_arguments(
             small: i32, large: i64, single: f32, double: f64, truth: bool, text: String, bytes: Vec<u8>,
             micros in -60_000_000_000_000_000i64..200_000_000_000_000_000,
         ) {
@@ -235,7 +236,7 @@ mod tests {
         }
 
         #[test]
-        fn integers_are_an_array_as_sqlx_codes_it(numbers in proptest::collection::vec(any::<i32>(), 1..9)) {
+        fn integers_are_encoded_like_sqlx_arrays(numbers in proptest::collection::vec(any::<i32>(), 1..9)) {
             prop_assert_eq!(coded(&Integers((&numbers).into())), sent(numbers.as_slice()));
         }
     }

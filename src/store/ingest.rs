@@ -1,10 +1,10 @@
-//! Documents of somebody else's engine.
+//! Storage of ingested trace documents.
 
-use super::copy::Borrowed;
-use super::outline::{Outline, RunRow};
-use super::rows::{Rows, Way};
-use super::runs::{claim, holder, save};
+use super::copy::GuardedConnection;
+use super::rows::{InsertMode, Rows};
+use super::runs::{claim, request_id_owner, save};
 use super::servers::notification::{RunNotification, notify};
+use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store, extras};
 use crate::events::{RunId, RunStatus};
 use crate::trace::document::Document;
@@ -42,7 +42,7 @@ impl Store {
             move || RunRow {
                 fingerprint: Some(document.fingerprint()),
                 request_extras: extras::to_json(&document.request.extras),
-                ..outline(run_id, &document)
+                ..summary(run_id, &document)
             }
         });
         let ingested = timeout(PATIENCE, self.insert(run_id, &document, prepared)).await;
@@ -64,24 +64,25 @@ impl Store {
         document: &Document,
         prepared: JoinHandle<RunRow>,
     ) -> Result<Ingested, IngestError> {
-        let prepared =
-            async { prepared.await.map_err(|error| IngestError::Refused(format!("it cannot be replayed ({error})"))) };
-        let mut borrowed = Borrowed::of(&self.inner.pool).await?;
-        let mut transaction = borrowed.connection().begin().await?;
+        let prepared = async {
+            prepared.await.map_err(|error| IngestError::Refused(format!("the document cannot be replayed ({error})")))
+        };
+        let mut guard = GuardedConnection::acquire(&self.inner.pool).await?;
+        let mut transaction = guard.connection().begin().await?;
         let request_id = &document.request.request_id;
-        // whoever posts the same id at the same time waits here for whoever was first
+        // A concurrent insertion of the same id waits here until the first one has finished.
         if !claim(&mut transaction, request_id, run_id).await? {
-            let holder = holder(&mut transaction, request_id).await?;
+            let existing = request_id_owner(&mut transaction, request_id).await?;
             transaction.rollback().await?;
-            borrowed.give_back();
-            return match (holder, prepared.await?.fingerprint) {
+            guard.release();
+            return match (existing, prepared.await?.fingerprint) {
                 (Some((run_id, Some(theirs))), Some(ours)) if theirs == ours => Ok(Ingested { run_id, created: false }),
                 (Some(_), _) => Err(IngestError::Conflict { request_id: request_id.clone() }),
-                // deleted in between: the poster may try again
+                // The run was deleted meanwhile, so the client can try again.
                 (None, _) => Err(IngestError::Unavailable { retry_after_s: 1 }),
             };
         }
-        let mut rows = Rows::new(if self.inner.copies { Way::Copy } else { Way::New });
+        let mut rows = Rows::new(if self.inner.copies { InsertMode::Copy } else { InsertMode::New });
         for event in &document.events {
             rows.event(run_id, event);
             rows.insert_if_large(&mut transaction).await?;
@@ -103,15 +104,15 @@ impl Store {
         let change = RunNotification { run_id, status: Some(RunStatus::Done) };
         notify(&mut transaction, self.inner.server_id, vec![change]).await?;
         transaction.commit().await?;
-        borrowed.give_back();
+        guard.release();
         Ok(Ingested { run_id, created: true })
     }
 }
 
-fn outline(run_id: RunId, document: &Document) -> RunRow {
-    let mut outline = Outline::ingested(run_id, &document.request, Utc::now());
+fn summary(run_id: RunId, document: &Document) -> RunRow {
+    let mut summary = RunSummaryBuilder::ingested(run_id, &document.request, Utc::now());
     for item in document.items() {
-        outline.apply(&item);
+        summary.apply(&item);
     }
-    outline.row()
+    summary.row()
 }

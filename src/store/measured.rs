@@ -1,8 +1,8 @@
-//! Coding of what our engine measured at an event, for the column `events.measured`.
+//! Encoding of the engine's measurements at an event, for the column `events.measured`.
 //!
-//! Version byte, flags, then numbers as LEB128 (signed ones zigzag), f32 little-endian, texts with their length. Some
-//! 12 bytes for an alternative, where JSON takes 50. Everything that is rare (the prompt, the stop string, evictions) stays JSON in
-//! the column `details`, where a person with `psql` finds it.
+//! A version byte, flags, then numbers as LEB128 (signed ones zigzag), f32 little-endian, and texts with their length. An
+//! alternative takes about 12 bytes, in JSON 50. Rare values (the prompt, the stop string, evictions) are stored as JSON in
+//! the column `details`, where `psql` can show them.
 
 use crate::events::{Alternative, Measurements, StageCount, TokenMeasurement};
 
@@ -15,7 +15,7 @@ const LOGPROB: u8 = 1;
 const RANK: u8 = 2;
 const TOKEN_ENTROPY: u8 = 4;
 
-/// Codes everything but the prompt, the stop string and evictions.
+/// Encodes everything except the prompt, the stop string, evictions and notes.
 pub fn encode(measured: &Measurements) -> Vec<u8> {
     let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
     out.0.push(VERSION);
@@ -54,7 +54,7 @@ pub fn encode(measured: &Measurements) -> Vec<u8> {
     out.0
 }
 
-/// Reads what [`encode`] wrote; `None` for anything else.
+/// Decodes the output of [`encode`]. Returns `None` for other bytes.
 pub fn decode(bytes: &[u8]) -> Option<Measurements> {
     let mut input = Reader(bytes);
     let mut measured = Measurements::default();
@@ -158,7 +158,7 @@ impl Reader<'_> {
         Some(Alternative { token: self.signed()?, prob: self.float()?, text: self.text()? })
     }
 
-    /// The outer `None` says that the bytes are damaged, the inner one that the value is absent.
+    /// Reads an optional value. The outer `None` means damaged bytes, the inner one an absent value.
     #[expect(clippy::option_option, reason = "damaged and absent are two things")]
     fn when<T>(&mut self, there: bool, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
         if there { read(self).map(Some) } else { Some(None) }
@@ -166,7 +166,7 @@ impl Reader<'_> {
 
     fn list<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let length = usize::try_from(self.number()?).ok()?;
-        // a damaged length must not reserve memory: an entry has at least one byte
+        // Limits the memory that a damaged length can reserve: an entry has one byte or more.
         let mut list = Vec::with_capacity(length.min(self.0.len()));
         for _ in 0..length {
             list.push(read(self)?);
@@ -212,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn comes_back(measured in measured()) {
+        fn decode_returns_the_encoded_measurements(measured in measured()) {
             let back = decode(&encode(&measured)).unwrap();
             prop_assert_eq!(format!("{measured:?}"), format!("{back:?}"));
         }

@@ -1,4 +1,4 @@
-//! Uploaded mods, by version, which mods are switched off, and the versions of files that runs have used.
+//! Versions of uploaded mods, disabled mods, and the versions of mod files that runs have used.
 
 use super::rows::clean;
 use super::{Error, Store};
@@ -10,47 +10,47 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// Versions that are kept of a name; older ones go.
-const MOST_VERSIONS: i64 = 100;
+/// Maximum stored versions of a mod. Older ones are deleted.
+const MAX_VERSIONS: i64 = 100;
 /// Channel for changes of mods.
 pub(super) const MODS_CHANNEL: &str = "thunder_mods";
-/// Interval of lookups without a notification, for databases that deliver none.
+/// Maximum time without a lookup, for databases that deliver no notifications.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
-/// Delay of each answer after the store has closed.
+/// Delay of [`ModChanges::next`] after the store has closed.
 const CLOSED_DELAY: Duration = Duration::from_secs(1);
 
-/// A version of a mod: an uploaded one, or a file's that a run has used.
+/// A version of a mod: uploaded, or of a file that a run has used.
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub struct ModVersion {
-    /// Its name.
+    /// Name of the mod.
     pub name: String,
-    /// SHA-256 of its source, hexadecimal.
+    /// SHA-256 of the source, hexadecimal.
     pub hash: String,
-    /// What was sent.
+    /// The uploaded source and metadata.
     #[sqlx(json)]
     pub upload: Value,
-    /// When.
+    /// Time of the upload, or of the first use of a file.
     pub created_at: DateTime<Utc>,
-    /// The label of the key that sent it; the name of the file.
+    /// The label of the key that uploaded it, or the name of the file.
     pub created_by: Option<String>,
-    /// Whether it is a file of a server's own, and not uploaded.
+    /// True for a file in a server's mods directory, false for an upload.
     pub from_file: bool,
 }
 
-/// Whether a mod is switched on, and which version of it runs take.
+/// The current version of a mod, and its enabled state.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct ModState {
-    /// Its name.
+    /// Name of the mod.
     pub name: String,
-    /// `None` for a mod that is not uploaded.
+    /// Hash of the current version; `None` for a mod that was not uploaded.
     pub hash: Option<String>,
-    /// Whether runs can name it.
+    /// True if runs can use it.
     pub enabled: bool,
 }
 
 impl Store {
-    /// Keeps a version, which is from now on the one that runs take; whether it is switched on stays as it was. The same
-    /// source again is the same version, with its first date.
+    /// Stores a version and makes it the current one. The enabled state does not change. Storing the same source again
+    /// keeps the existing version with its date.
     ///
     /// # Errors
     /// The database failed.
@@ -80,18 +80,18 @@ impl Store {
         .bind(version.created_by.as_deref().map(clean))
         .execute(&mut *transaction)
         .await?;
-        forget_old_versions(&mut transaction, &version.name, &version.hash).await?;
-        tell(&mut transaction).await?;
+        delete_old_versions(&mut transaction, &version.name, &version.hash).await?;
+        notify(&mut transaction).await?;
         transaction.commit().await?;
         Ok(())
     }
 
-    /// Keeps a version of a file that a run has used, and the last day on which one did. The same source again is the
-    /// same version, with its first date.
+    /// Stores a version of a file that a run has used, with the last day of use. Storing the same source again keeps the
+    /// existing version with its date.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn keep_used_mod(&self, version: &ModVersion, day: NaiveDate) -> Result<(), Error> {
+    pub async fn save_used_mod(&self, version: &ModVersion, day: NaiveDate) -> Result<(), Error> {
         let name = clean(&version.name);
         let mut transaction = self.inner.pool.begin().await?;
         sqlx::query(
@@ -108,12 +108,12 @@ impl Store {
         .bind(day)
         .execute(&mut *transaction)
         .await?;
-        forget_old_versions(&mut transaction, &name, &version.hash).await?;
+        delete_old_versions(&mut transaction, &name, &version.hash).await?;
         transaction.commit().await?;
         Ok(())
     }
 
-    /// The version of an uploaded mod that runs take.
+    /// Returns the current version of an uploaded mod.
     ///
     /// # Errors
     /// The database failed.
@@ -125,7 +125,7 @@ impl Store {
         Ok(version.bind(clean(name)).fetch_optional(&self.inner.pool).await?)
     }
 
-    /// All versions that are kept of a mod, newest first; also of one that was removed.
+    /// Returns all stored versions of a mod, newest first. Works for removed mods, too.
     ///
     /// # Errors
     /// The database failed.
@@ -137,7 +137,7 @@ impl Store {
         Ok(versions.bind(clean(name)).fetch_all(&self.inner.pool).await?)
     }
 
-    /// What is known of mods beyond their source, by name.
+    /// Returns the states of all mods, ordered by name.
     ///
     /// # Errors
     /// The database failed.
@@ -146,7 +146,7 @@ impl Store {
         Ok(states.fetch_all(&self.inner.pool).await?)
     }
 
-    /// Notes that a mod is switched on or off.
+    /// Enables or disables a mod.
     ///
     /// # Errors
     /// The database failed.
@@ -169,52 +169,51 @@ impl Store {
         .bind(by.map(clean))
         .execute(&mut *transaction)
         .await?;
-        tell(&mut transaction).await?;
+        notify(&mut transaction).await?;
         transaction.commit().await?;
         Ok(())
     }
 
-    /// Forgets that there is such a mod; its versions stay, for the runs that ran with them.
+    /// Removes a mod. Its versions remain, for the runs that used them.
     ///
     /// # Errors
     /// The database failed.
     pub async fn remove_mod(&self, name: &str) -> Result<(), Error> {
         let mut transaction = self.inner.pool.begin().await?;
         sqlx::query("delete from mods where name = $1").bind(clean(name)).execute(&mut *transaction).await?;
-        tell(&mut transaction).await?;
+        notify(&mut transaction).await?;
         transaction.commit().await?;
         Ok(())
     }
 
-    /// The changes of mods that this server, or another one on the database, makes from now on.
+    /// Subscribes to changes of mods by this server and all others on the database.
     #[must_use]
     pub fn mod_changes(&self) -> ModChanges {
         ModChanges(self.inner.mods.subscribe())
     }
 }
 
-/// Changes of mods.
+/// A subscription to changes of mods.
 pub struct ModChanges(watch::Receiver<()>);
 
 impl ModChanges {
-    /// Returns when something may have changed: also when a notification may have been missed, and now and then in any case.
+    /// Returns when mods may have changed: after a notification, or after [`LOOKUP_INTERVAL`] without one.
     pub async fn next(&mut self) {
         if let Ok(Err(_)) = timeout(LOOKUP_INTERVAL, self.0.changed()).await {
-            // The store has closed: nothing changes any more, and nobody may look without a pause.
+            // The store has closed. The delay keeps a caller in a loop from spinning.
             sleep(CLOSED_DELAY).await;
         }
     }
 }
 
-/// Tells every server on the database once the transaction is done.
-async fn tell(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+/// Notifies all servers on the database when the transaction commits.
+async fn notify(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query("select pg_notify($1, '')").bind(MODS_CHANNEL).execute(connection).await?;
     Ok(())
 }
 
-/// Removes the oldest versions of a name where there are too many; never the one that was just kept, nor the one that
-/// runs take.
-async fn forget_old_versions(connection: &mut PgConnection, name: &str, kept: &str) -> Result<(), sqlx::Error> {
+/// Deletes the oldest versions of a mod beyond [`MAX_VERSIONS`], except the version just stored and the current one.
+async fn delete_old_versions(connection: &mut PgConnection, name: &str, kept: &str) -> Result<(), sqlx::Error> {
     sqlx::query(
         "delete from mod_versions where name = $1 and hash <> $2
             and hash is distinct from (select hash from mods where name = $1)
@@ -222,7 +221,7 @@ async fn forget_old_versions(connection: &mut PgConnection, name: &str, kept: &s
     )
     .bind(name)
     .bind(kept)
-    .bind(MOST_VERSIONS)
+    .bind(MAX_VERSIONS)
     .execute(connection)
     .await?;
     Ok(())

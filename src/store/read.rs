@@ -1,8 +1,8 @@
 //! Rows back as items and documents.
 
 use super::measured;
-use super::outline::Outline;
 use super::runs::{by_id, pack, save_columns};
+use super::summary_builder::RunSummaryBuilder;
 use super::{Error, Store, extras};
 use crate::events::{
     ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, RunId, RunStatus,
@@ -114,11 +114,11 @@ impl Store {
         }
         let Some(run) = by_id(&mut connection, run_id).await? else { return Ok(None) };
         let finished = run.status != RunStatus::Running;
-        let mut outline = Outline::resumed(run, None);
+        let mut summary = RunSummaryBuilder::resumed(run, None);
         for item in items(&mut connection, run_id, 0..i32::MAX).await?.1 {
-            outline.apply(&item);
+            summary.apply(&item);
         }
-        let columns = outline.columns();
+        let columns = summary.columns();
         if finished {
             let packed = pack(&columns).map_err(|error| damaged(run_id, error))?;
             save_columns(&mut connection, run_id, &packed).await?;

@@ -9,8 +9,8 @@ mod landing;
 #[cfg(test)]
 mod tests;
 
-use super::outline::{Outline, RunRow};
 use super::spool::Spool;
+use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::writer::Record;
 use super::{Flush, Live, SIGNALS};
 use crate::events::{DurabilityAcks, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
@@ -70,7 +70,7 @@ struct Recorder {
 }
 
 struct Recording {
-    outline: Outline,
+    summary: RunSummaryBuilder,
     numbering: Numbering,
     changed: bool,
 }
@@ -198,8 +198,8 @@ impl Recorder {
         match signal {
             Signal::Started(start) => {
                 let run_id = start.run_id;
-                let outline = Outline::started(&start, self.target.server_id);
-                let recording = Recording { outline, numbering: Numbering::default(), changed: false };
+                let summary = RunSummaryBuilder::started(&start, self.target.server_id);
+                let recording = Recording { summary, numbering: Numbering::default(), changed: false };
                 self.runs.insert(run_id, recording);
                 self.target.live.started(run_id);
                 self.push(Record::Started(start, self.target.server_id));
@@ -214,7 +214,7 @@ impl Recorder {
                 };
                 let numbering = run.numbering;
                 for item in items.iter() {
-                    run.outline.apply(item);
+                    run.summary.apply(item);
                     run.numbering.skip(item);
                 }
                 run.changed = true;
@@ -228,7 +228,7 @@ impl Recorder {
                     self.ignored.remove(&run_id);
                     return;
                 };
-                run.outline.ended(&end);
+                run.summary.ended(&end);
                 run.changed = true;
                 self.push(Record::Ended(run_id, end));
             }
@@ -244,9 +244,9 @@ impl Recorder {
         self.pending_items = 0;
         let records = std::mem::take(&mut self.pending);
         let changed =
-            self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.outline.row()));
+            self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.summary.row()));
         let rows = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
-        self.runs.retain(|_, run| run.outline.status() == RunStatus::Running);
+        self.runs.retain(|_, run| run.summary.status() == RunStatus::Running);
         Batch { records, rows, given_up: std::mem::take(&mut self.given_up) }
     }
 

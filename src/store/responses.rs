@@ -27,7 +27,7 @@ impl Store {
     ///
     /// # Errors
     /// The database failed, or has a response with that id.
-    pub async fn keep_response(&self, response: &NewResponse, now: DateTime<Utc>) -> Result<(), Error> {
+    pub async fn save_response(&self, response: &NewResponse, now: DateTime<Utc>) -> Result<(), Error> {
         sqlx::query(
             "insert into responses (response_id, run_id, created_at, owner, response, items)
             values ($1, $2, $3, $4, $5::json, $6::json)",
@@ -77,7 +77,7 @@ impl Store {
     ///
     /// # Errors
     /// The database failed.
-    pub async fn forget_response(&self, id: &str, owner: Option<&str>) -> Result<bool, Error> {
+    pub async fn delete_response(&self, id: &str, owner: Option<&str>) -> Result<bool, Error> {
         let done = sqlx::query("delete from responses where response_id = $1 and owner is not distinct from $2")
             .bind(clean(id))
             .bind(owner.map(clean))

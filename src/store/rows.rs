@@ -1,8 +1,8 @@
-//! Items as rows, and their insertion: the one way into the big tables, for live runs and foreign documents alike.
+//! Conversion of trace items to rows, and their insertion into the large tables, for live runs and ingested documents.
 //!
-//! Rows are collected as columns and go in by one `unnest` per table, or by [COPY](super::copy). COPY is faster on a Unix
-//! socket and several times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm on, and it cannot leave alone what is
-//! there already. That is what [`Way::Again`] does: a batch whose fate is unknown can simply be written again.
+//! Rows are collected by column and inserted with one `unnest` per table, or with [COPY](super::copy). COPY is faster on
+//! a Unix socket and several times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm enabled. COPY cannot skip rows
+//! that exist. [`InsertMode::SkipExisting`] can, so a batch with an unknown outcome can be written again.
 
 use super::copy::{Field, Integers, Table, copy};
 use super::measured;
@@ -17,9 +17,10 @@ use sqlx::query::Query;
 use std::borrow::Cow;
 use uuid::Uuid;
 
-/// Beyond this a batch is inserted in several statements, to bound memory here and in the server.
-const LARGE_ROWS: usize = 20_000;
-const LARGE_BYTES: usize = 32 << 20;
+/// Rows after which a batch is inserted, to limit memory here and in the database.
+const MAX_BATCH_ROWS: usize = 20_000;
+/// Bytes after which a batch is inserted.
+const MAX_BATCH_BYTES: usize = 32 << 20;
 
 type Text<'a> = Cow<'a, str>;
 type Time = Option<DateTime<Utc>>;
@@ -143,19 +144,19 @@ table! {
     }
 }
 
-/// How rows go in.
+/// The method that inserts rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Way {
-    /// Inserted; none of them is there.
+pub enum InsertMode {
+    /// `insert`; none of the rows exists.
     #[default]
     New,
-    /// Inserted; those that are there already are left alone. Costs twice the time.
-    Again,
-    /// Copied; none of them is there.
+    /// `insert … on conflict do nothing`, which takes twice the time.
+    SkipExisting,
+    /// `copy`; none of the rows exists.
     Copy,
 }
 
-/// Rows of all five tables that wait to go in.
+/// A batch of rows for all five tables.
 #[derive(Default)]
 pub struct Rows<'a> {
     events: Events<'a>,
@@ -164,16 +165,16 @@ pub struct Rows<'a> {
     actions: Actions<'a>,
     attention: Attention<'a>,
     bytes: usize,
-    way: Way,
+    mode: InsertMode,
 }
 
 impl<'a> Rows<'a> {
-    /// No rows yet.
-    pub fn new(way: Way) -> Self {
-        Self { way, ..Self::default() }
+    /// Creates an empty batch.
+    pub fn new(mode: InsertMode) -> Self {
+        Self { mode, ..Self::default() }
     }
 
-    /// Adds an item; `numbering` is that of the items before it, and is moved on.
+    /// Adds an item. `numbering` holds the next index of each kind and is advanced.
     pub fn item(&mut self, run_id: RunId, item: &'a TraceItem, numbering: &mut Numbering) {
         let next = |count: &mut u32| {
             *count += 1;
@@ -215,7 +216,7 @@ impl<'a> Rows<'a> {
             EventType::ForwardPass => measured.and_then(|measured| measured.entropy),
             _ => token.and_then(|token| token.entropy),
         });
-        // details that were given say all that was measured, and say it in the words they were given in
+        // Details of an ingested event contain all measurements and are stored unchanged.
         let ours = measured.filter(|_| event.details.is_none());
         let coded = ours.map(measured::encode);
         let details = event.details.as_deref().map(|details| Cow::Borrowed(details.get()));
@@ -293,26 +294,26 @@ impl<'a> Rows<'a> {
         self.bytes += step.t0.len() + step.t1.len() + 100;
     }
 
-    /// Writes all rows when it is time to.
+    /// Inserts all rows if the batch has reached its maximum size.
     pub async fn insert_if_large(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         if self.is_large() { self.insert(connection).await } else { Ok(()) }
     }
 
     fn is_large(&self) -> bool {
         let rows = self.events.len() + self.calls.len() + self.logs.len() + self.actions.len();
-        rows >= LARGE_ROWS || self.bytes >= LARGE_BYTES
+        rows >= MAX_BATCH_ROWS || self.bytes >= MAX_BATCH_BYTES
     }
 
-    /// Writes all rows, and is empty again.
+    /// Inserts all rows and empties the batch.
     pub async fn insert(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let rows = std::mem::replace(self, Self::new(self.way));
+        let rows = std::mem::replace(self, Self::new(self.mode));
         macro_rules! insert {
             ($($table:ident: $statement:ident,)*) => {
-                $(match rows.way {
+                $(match rows.mode {
                     _ if rows.$table.len() == 0 => {}
-                    Way::Copy => copy(connection, &rows.$table).await?,
-                    Way::New | Way::Again => {
-                        let statement = $statement[usize::from(rows.way == Way::Again)];
+                    InsertMode::Copy => copy(connection, &rows.$table).await?,
+                    InsertMode::New | InsertMode::SkipExisting => {
+                        let statement = $statement[usize::from(rows.mode == InsertMode::SkipExisting)];
                         rows.$table.bind(sqlx::query(statement)).execute(&mut *connection).await?;
                     }
                 })*
@@ -329,12 +330,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// PostgreSQL's text holds every character but NUL, which a model can well generate.
+/// Replaces NUL, which a model can generate and which PostgreSQL's `text` cannot hold, by `U+2400`.
 pub fn clean(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{2400}")) } else { Cow::Borrowed(text) }
 }
 
-/// What [`measured::encode`] leaves out, as JSON.
+/// Returns the measurements that [`measured::encode`] omits, as JSON.
 fn rare(measured: &Measurements) -> Option<String> {
     if measured.prompt.is_none()
         && measured.stopped_by.is_none()

@@ -1,7 +1,7 @@
 //! What is known of a run without reading its items: its row, read, written and removed.
 
-use super::outline::RunRow;
 use super::rows::clean;
+use super::summary_builder::RunRow;
 use super::{Error, Store};
 use crate::events::{FinishReason, RunId, RunStatus, Surface};
 use chrono::{DateTime, Utc};
@@ -111,7 +111,7 @@ impl Store {
         if id_or_request_id.contains('\0') {
             return Ok(None);
         }
-        match holder(&mut connection, id_or_request_id).await? {
+        match request_id_owner(&mut connection, id_or_request_id).await? {
             Some((run_id, _)) => Ok(by_id(&mut connection, run_id).await?),
             None => Ok(None),
         }
@@ -156,7 +156,7 @@ pub(super) async fn by_id(connection: &mut PgConnection, run_id: RunId) -> Resul
 }
 
 /// The run that has a `request_id`, and the fingerprint of its document.
-pub(super) async fn holder(
+pub(super) async fn request_id_owner(
     connection: &mut PgConnection,
     request_id: &str,
 ) -> Result<Option<(RunId, Option<Vec<u8>>)>, sqlx::Error> {

@@ -1,11 +1,11 @@
-//! The one writer: records of live runs, whether they come straight from the engine or from a spool file.
+//! Writes records of live runs to the database. The records come from the engine or from a spool file.
 
 use super::Error;
-use super::outline::{Outline, RunRow};
 use super::read;
-use super::rows::{Rows, Way, clean};
-use super::runs::{by_id, claim, holder, mark_interrupted, save};
+use super::rows::{InsertMode, Rows, clean};
+use super::runs::{by_id, claim, mark_interrupted, request_id_owner, save};
 use super::servers::notification::{RunNotification, notify};
+use super::summary_builder::{RunRow, RunSummaryBuilder};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
@@ -98,7 +98,7 @@ pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<
     write_records(&mut transaction, records, Attempt::Again).await?;
     for record in records {
         if let Record::Ended(run_id, end) = record {
-            refold(&mut transaction, *run_id, |outline| outline.ended(end)).await?;
+            refold(&mut transaction, *run_id, |summary| summary.ended(end)).await?;
         }
     }
     notify(&mut transaction, server, changes(records)).await?;
@@ -119,7 +119,7 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
     let orphans = "delete from attention t where t.run_id = $1 and not exists \
                    (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
     sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
-    let failure = match refold(&mut transaction, run_id, |outline| outline.interrupted(at)).await {
+    let failure = match refold(&mut transaction, run_id, |summary| summary.interrupted(at)).await {
         Ok(()) => {
             notify(&mut transaction, server, vec![change]).await?;
             transaction.commit().await?;
@@ -138,7 +138,7 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
 }
 
 async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {
-    let mut rows = Rows::new(if attempt == Attempt::First { Way::New } else { Way::Again });
+    let mut rows = Rows::new(if attempt == Attempt::First { InsertMode::New } else { InsertMode::SkipExisting });
     for record in records {
         match record {
             Record::Started(start, server_id) => begin(connection, start, *server_id).await?,
@@ -161,7 +161,7 @@ async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid)
     let run_id = start.run_id;
     let mut request_id = clean(&start.request_id).into_owned();
     if !claim(connection, &request_id, run_id).await?
-        && holder(connection, &request_id).await?.is_none_or(|(holder, _)| holder != run_id)
+        && request_id_owner(connection, &request_id).await?.is_none_or(|(owner, _)| owner != run_id)
     {
         request_id = format!("{request_id}~{run_id}");
         claim(connection, &request_id, run_id).await?;
@@ -170,16 +170,20 @@ async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid)
         return Ok(());
     }
     let start = RunStart { request_id, ..start.clone() };
-    save(connection, &Outline::started(&start, server_id).row()).await
+    save(connection, &RunSummaryBuilder::started(&start, server_id).row()).await
 }
 
 /// Folds the stored items of a run again and writes its row as `change` makes it.
-async fn refold(connection: &mut PgConnection, run_id: RunId, change: impl FnOnce(&mut Outline)) -> Result<(), Error> {
+async fn refold(
+    connection: &mut PgConnection,
+    run_id: RunId,
+    change: impl FnOnce(&mut RunSummaryBuilder),
+) -> Result<(), Error> {
     let Some(run) = by_id(connection, run_id).await? else { return Ok(()) };
-    let mut outline = Outline::resumed(run, None);
+    let mut summary = RunSummaryBuilder::resumed(run, None);
     for item in read::items(connection, run_id, 0..i32::MAX).await?.1 {
-        outline.apply(&item);
+        summary.apply(&item);
     }
-    change(&mut outline);
-    Ok(save(connection, &outline.row()).await?)
+    change(&mut summary);
+    Ok(save(connection, &summary.row()).await?)
 }

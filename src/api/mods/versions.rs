@@ -60,7 +60,7 @@ pub(in crate::api) async fn store_local_sources(app: &App, files: Vec<(String, S
             created_by: None,
             from_file: true,
         };
-        app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
+        app.store()?.save_used_mod(&version, app.now().date_naive()).await?;
     }
     // A document can name any number of mods; remove only those that were searched.
     for (_, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
@@ -78,7 +78,7 @@ async fn store_used(app: &App, used: &ModUse) -> Result<(), ApiError> {
         created_by: used.version.registered_by.clone(),
         from_file: true,
     };
-    Ok(app.store()?.keep_used_mod(&version, used.day).await?)
+    Ok(app.store()?.save_used_mod(&version, used.day).await?)
 }
 
 /// Returns the stored version of a mod with that hash, if the server may run it.
@@ -96,7 +96,7 @@ pub(in crate::api) async fn load_version(
 ) -> Result<SelectedMod, ApiError> {
     let upload: ModUpload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
     if version.from_file {
-        app.store()?.keep_used_mod(&version, app.now().date_naive()).await?;
+        app.store()?.save_used_mod(&version, app.now().date_naive()).await?;
     }
     let python = app.registry().python();
     let policy = if python.policy == SandboxPolicy::Off { SandboxPolicy::Off } else { SandboxPolicy::All };

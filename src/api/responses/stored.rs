@@ -33,12 +33,12 @@ impl ResponseRecord {
         let id = response["id"].as_str().unwrap_or_default().to_owned();
         let stored = NewResponse { id, run_id: run, owner, response: response.clone(), items };
         let failure = match app.store() {
-            Ok(store) => match timeout(STORE_TIMEOUT, store.keep_response(&stored, app.now())).await {
+            Ok(store) => match timeout(STORE_TIMEOUT, store.save_response(&stored, app.now())).await {
                 Ok(Ok(())) => return response,
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("the database timed out after {STORE_TIMEOUT:?}"),
             },
-            Err(_) => "the database is not pending".to_owned(),
+            Err(_) => "the database is not ready".to_owned(),
         };
         tracing::warn!(run.id = %run, error = %failure, "response not stored");
         response["store"] = false.into();
@@ -73,6 +73,6 @@ pub(super) async fn get(app: &App, id: &str, owner: Option<&str>) -> Result<Valu
 /// # Errors
 /// 404 if it is not stored.
 pub(super) async fn delete(app: &App, id: &str, owner: Option<&str>) -> Result<(), ApiError> {
-    let found = app.store()?.forget_response(id, owner).await?;
+    let found = app.store()?.delete_response(id, owner).await?;
     if found { Ok(()) } else { Err(ApiError::not_found("response", id)) }
 }

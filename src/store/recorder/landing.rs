@@ -2,8 +2,8 @@
 
 use crate::events::RunId;
 use crate::store::Error;
-use crate::store::outline::RunRow;
 use crate::store::spool::Spool;
+use crate::store::summary_builder::RunRow;
 use crate::store::writer::{self, Attempt, Record};
 use chrono::Utc;
 use futures::FutureExt;

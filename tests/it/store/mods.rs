@@ -28,10 +28,10 @@ async fn versions_of_files_are_kept_as_long_as_their_runs() {
     let store = data.open().await;
     let today = Utc::now().date_naive();
     let ago = |days| today - Days::new(days);
-    store.keep_used_mod(&version("calm", "old", true), ago(9)).await.unwrap();
-    store.keep_used_mod(&version("calm", "older but used", true), ago(9)).await.unwrap();
-    store.keep_used_mod(&version("calm", "older but used", true), today).await.unwrap();
-    store.keep_used_mod(&version("calm", "older but used", true), ago(5)).await.unwrap();
+    store.save_used_mod(&version("calm", "old", true), ago(9)).await.unwrap();
+    store.save_used_mod(&version("calm", "older but used", true), ago(9)).await.unwrap();
+    store.save_used_mod(&version("calm", "older but used", true), today).await.unwrap();
+    store.save_used_mod(&version("calm", "older but used", true), ago(5)).await.unwrap();
     store.save_mod(&version("other", "sent", false)).await.unwrap();
     assert_eq!(hashes(&store, "calm").await.len(), 2);
     assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "a file is no upload");
@@ -57,7 +57,7 @@ async fn versions_of_files_are_kept_as_long_as_their_runs() {
     store.save_mod(&version("calm", "older but used", false)).await.unwrap();
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), false)]);
     for number in 0..120 {
-        store.keep_used_mod(&version("calm", &format!("v{number}"), true), today).await.unwrap();
+        store.save_used_mod(&version("calm", &format!("v{number}"), true), today).await.unwrap();
     }
     let kept = hashes(&store, "calm").await;
     assert!((100..=101).contains(&kept.len()), "{}", kept.len());

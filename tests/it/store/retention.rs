@@ -78,7 +78,7 @@ async fn responses_go_with_the_day_of_their_run() {
     };
     // None of their runs is recorded.
     for (days, id) in [(9, "a"), (2, "b"), (0, "c")] {
-        store.keep_response(&response(days, id), Utc::now()).await.unwrap();
+        store.save_response(&response(days, id), Utc::now()).await.unwrap();
     }
     assert_eq!(store.response("a", None).await.unwrap(), Some(response(9, "a").response));
     assert_eq!(store.response_items("b", Some("ann")).await.unwrap(), Some(response(2, "b").items));
@@ -86,8 +86,8 @@ async fn responses_go_with_the_day_of_their_run() {
     let week = Retention { days: Some(7), bytes: None };
     store.prune(week, today).await.unwrap();
     assert_eq!(store.response("a", None).await.unwrap(), None);
-    assert!(!store.forget_response("b", Some("bob")).await.unwrap());
-    assert!(store.forget_response("b", Some("ann")).await.unwrap());
+    assert!(!store.delete_response("b", Some("bob")).await.unwrap());
+    assert!(store.delete_response("b", Some("ann")).await.unwrap());
     assert!(store.response_items("b", Some("ann")).await.unwrap().is_none());
     assert!(store.response("c", None).await.unwrap().is_some());
     store.close().await;

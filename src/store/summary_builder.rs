@@ -1,4 +1,4 @@
-//! What the run list shows of a run, gathered while its items go by.
+//! The summary row of a run, built up from its trace items.
 
 use super::runs::{RunSummary, pack};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, TraceItem, Usage};
@@ -8,54 +8,55 @@ use crate::trace::fold::{Fold, flags};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-/// Characters of prompt and answer in the run list.
-const PREVIEW: usize = 300;
-/// Characters of prompt and of answer that can be searched.
-const SEARCHABLE: usize = 60_000;
-/// Characters of error messages that can be filtered by.
-const ERRORS: usize = 2_000;
-/// Names of mods in the run list; a foreign trace may name another one in each of its calls.
-const MODS: usize = 64;
-/// Most bytes of a surprise strip.
-const STRIP: usize = 96;
+/// Maximum characters of the prompt's and of the answer's preview.
+const MAX_PREVIEW_CHARS: usize = 300;
+/// Maximum characters of the prompt's and of the answer's searchable text.
+const MAX_SEARCH_CHARS: usize = 60_000;
+/// Maximum characters of error messages that the filter can search.
+const MAX_ERROR_CHARS: usize = 2_000;
+/// Maximum mod names of a run. An ingested trace may name a different mod in each call.
+const MAX_MODS: usize = 64;
+/// Maximum bytes of a surprise strip.
+const MAX_STRIP_BYTES: usize = 96;
 
-/// A run's row in the making.
+/// A builder of a run's summary row.
 #[derive(Debug)]
-pub struct Outline {
+pub struct RunSummaryBuilder {
     summary: RunSummary,
     server_id: Option<Uuid>,
     fold: Fold,
     error_text: String,
     /// Fields reported by the engine of a foreign run, or empty.
     reported: RequestExtras,
-    /// It came as a document.
+    /// True if the run was ingested as a document.
     ingested: bool,
-    /// Counts of a run that ended by itself: the engine knows better which tokens make the answer.
+    /// Token counts from the engine at the run's end. They replace the counts of the fold, because only the engine knows
+    /// exactly which tokens form the answer.
     usage: Option<Usage>,
     finished: bool,
 }
 
-/// A run's row as it is written.
+/// A row of the table `runs`.
 #[derive(Debug)]
 pub struct RunRow {
-    /// What readers get back.
+    /// The columns that readers receive.
     pub summary: RunSummary,
-    /// The Thunder that generates it.
+    /// The server that generates the run.
     pub server_id: Option<Uuid>,
-    /// First errors, for the filter.
+    /// The first error messages, for the filter.
     pub error_text: String,
-    /// Words to search for; `None` leaves what is there.
+    /// Searchable text; `None` keeps the stored text.
     pub search: Option<String>,
-    /// The packed column file, once the run is finished.
+    /// The compressed column file of a finished run.
     pub columns: Option<Vec<u8>>,
-    /// The fingerprint of the document that it came as.
+    /// The fingerprint of the ingested document.
     pub fingerprint: Option<[u8; 32]>,
     /// Fields of the document's request beyond the columns, as JSON.
     pub request_extras: Option<String>,
 }
 
-impl Outline {
-    /// Of a run that begins here.
+impl RunSummaryBuilder {
+    /// Creates a builder for a run that starts on this server.
     pub fn started(start: &RunStart, server_id: Uuid) -> Self {
         let mut summary = blank(start.run_id, start.request_id.clone(), start.created_at, start.surface);
         summary.model = Some(start.model.clone());
@@ -64,11 +65,11 @@ impl Outline {
         summary.max_tokens = start.max_tokens;
         summary.temperature = start.temperature;
         summary.seed = start.seed;
-        summary.prompt_preview = cut(&start.prompt_preview, PREVIEW);
+        summary.prompt_preview = cut(&start.prompt_preview, MAX_PREVIEW_CHARS);
         Self::resumed(summary, Some(server_id))
     }
 
-    /// Of somebody else's run, which is over.
+    /// Creates a builder for an ingested run, which has finished.
     pub fn ingested(run_id: RunId, meta: &RequestMeta, now: DateTime<Utc>) -> Self {
         let surface = meta.surface.unwrap_or(Surface::Ingest);
         let mut summary = blank(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), surface);
@@ -79,11 +80,11 @@ impl Outline {
         summary.max_tokens = meta.max_tokens;
         summary.temperature = meta.temperature;
         summary.mod_text.clone_from(&meta.mod_text);
-        summary.prompt_preview = cut(meta.extras.user_prompt.as_deref().unwrap_or_default(), PREVIEW);
+        summary.prompt_preview = cut(meta.extras.user_prompt.as_deref().unwrap_or_default(), MAX_PREVIEW_CHARS);
         Self { finished: true, ingested: true, reported: meta.extras.clone(), ..Self::resumed(summary, None) }
     }
 
-    /// Of a stored run whose items will be applied again, from the first on.
+    /// Creates a builder for a stored run. The caller applies its items again, from the first.
     pub fn resumed(summary: RunSummary, server_id: Option<Uuid>) -> Self {
         Self {
             summary,
@@ -97,18 +98,18 @@ impl Outline {
         }
     }
 
-    /// Takes the next item.
+    /// Applies the next item.
     pub fn apply(&mut self, item: &TraceItem) {
         self.fold.apply(item);
         match item {
             TraceItem::Event(event) if self.summary.prompt_preview.is_empty() => {
                 if let Some(text) = &event.input_text {
-                    self.summary.prompt_preview = cut(text, PREVIEW);
+                    self.summary.prompt_preview = cut(text, MAX_PREVIEW_CHARS);
                 }
             }
             TraceItem::ModCall(call) => {
                 let mods = &mut self.summary.mods;
-                if self.ingested && mods.len() < MODS && !mods.contains(&call.mod_name) {
+                if self.ingested && mods.len() < MAX_MODS && !mods.contains(&call.mod_name) {
                     mods.push(call.mod_name.clone());
                 }
                 if let Some(message) = &call.exception_message {
@@ -125,7 +126,7 @@ impl Outline {
         }
     }
 
-    /// The run is over.
+    /// Records the end of the run.
     pub fn ended(&mut self, end: &RunEnd) {
         let (summary, finish) = (&mut self.summary, &end.finish);
         summary.status = end.status;
@@ -139,19 +140,19 @@ impl Outline {
         self.finished = true;
     }
 
-    /// The run's server died.
+    /// Records that the run's server ended before the run did.
     pub fn interrupted(&mut self, at: DateTime<Utc>) {
         self.summary.status = RunStatus::Interrupted;
         self.summary.completed_at = Some(at);
         self.finished = true;
     }
 
-    /// The state as it is now.
+    /// Returns the current status.
     pub fn status(&self) -> RunStatus {
         self.summary.status
     }
 
-    /// The row as it is now.
+    /// Returns the current row.
     pub fn row(&self) -> RunRow {
         let mut summary = self.summary.clone();
         let counters = self.fold.counters();
@@ -171,15 +172,15 @@ impl Outline {
         summary.forced = counters.forced.cast_signed();
         summary.actions = counters.actions.cast_signed();
         summary.errors = counters.errors.cast_signed();
-        summary.output_preview = cut(&answer, PREVIEW);
+        summary.output_preview = cut(&answer, MAX_PREVIEW_CHARS);
         summary.surprise_strip = surprise_strip(&self.fold);
         if self.ingested && summary.message.is_none() {
-            summary.message = self.error_text.lines().next().map(|line| cut(line, PREVIEW));
+            summary.message = self.error_text.lines().next().map(|line| cut(line, MAX_PREVIEW_CHARS));
         }
         let first = self.fold.event_count() <= 1;
         RunRow {
             search: (self.finished || first).then(|| self.searchable(&answer)),
-            // without it, it is made from the items when somebody asks
+            // If compression fails, readers build the file from the items.
             columns: if self.finished { pack(&columns::encode(&self.fold)).ok() } else { None },
             fingerprint: None,
             request_extras: None,
@@ -189,21 +190,21 @@ impl Outline {
         }
     }
 
-    /// The column file as it is now.
+    /// Returns the current column file.
     pub fn columns(&self) -> Vec<u8> {
         columns::encode(&self.fold)
     }
 
     fn error(&mut self, who: &str, message: &str) {
-        if self.error_text.len() < ERRORS {
-            self.error_text.push_str(&cut(&format!("{who}: {message}\n"), ERRORS));
+        if self.error_text.len() < MAX_ERROR_CHARS {
+            self.error_text.push_str(&cut(&format!("{who}: {message}\n"), MAX_ERROR_CHARS));
         }
     }
 
     fn searchable(&self, answer: &str) -> String {
         let mut text = String::new();
         for row in self.fold.rows().iter().filter(|row| row.flags & flags::PROMPT != 0) {
-            if text.len() > SEARCHABLE {
+            if text.len() > MAX_SEARCH_CHARS {
                 break;
             }
             text.push_str(&row.text);
@@ -213,17 +214,17 @@ impl Outline {
             match reported {
                 [_, None] => text.push_str(&self.summary.prompt_preview),
                 prompts => prompts.into_iter().flatten().for_each(|prompt| {
-                    text.push_str(cut(prompt, SEARCHABLE / 2).as_str());
+                    text.push_str(cut(prompt, MAX_SEARCH_CHARS / 2).as_str());
                     text.push('\n');
                 }),
             }
         }
-        // case is folded here: the server's locale may not know how
-        format!("{}\n{}", cut(&text, SEARCHABLE), cut(answer, SEARCHABLE)).to_lowercase()
+        // Lower case is made here, because the database's locale may not support it.
+        format!("{}\n{}", cut(&text, MAX_SEARCH_CHARS), cut(answer, MAX_SEARCH_CHARS)).to_lowercase()
     }
 }
 
-/// Generated tokens in equal groups; of each the largest −ln p × 32.
+/// Returns the largest −ln p × 32 of each of up to [`MAX_STRIP_BYTES`] equal groups of generated tokens.
 fn surprise_strip(fold: &Fold) -> Vec<u8> {
     let generated: Vec<u8> = fold
         .rows()
@@ -231,7 +232,7 @@ fn surprise_strip(fold: &Fold) -> Vec<u8> {
         .filter(|row| row.flags & flags::PROMPT == 0)
         .map(|row| row.logprob.map_or(0, |logprob| (-logprob * 32.0) as u8))
         .collect();
-    let groups = generated.len().min(STRIP);
+    let groups = generated.len().min(MAX_STRIP_BYTES);
     (0..groups)
         .map(|group| {
             let (from, to) = (group * generated.len() / groups, (group + 1) * generated.len() / groups);
@@ -276,7 +277,7 @@ fn blank(run_id: RunId, request_id: String, created_at: DateTime<Utc>, surface: 
     }
 }
 
-/// The first `length` characters.
+/// Returns the first `length` characters.
 fn cut(text: &str, length: usize) -> String {
     text.char_indices().nth(length).map_or(text, |(end, _)| &text[..end]).to_owned()
 }
