@@ -1,4 +1,4 @@
-//! What a mod's action does to sequence, KV cache, text and trace: the one place where that is decided.
+//! Effects of a mod's action on sequence, KV cache, text and trace. No other module decides these.
 
 use super::Output;
 use super::conversation::Memory;
@@ -9,11 +9,11 @@ use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
 use crate::mods::{Action, LogitEdit, Reply};
 use serde_json::Value;
 
-/// Tokens that are recorded of an edit of the logits.
+/// Maximum tokens recorded for an edit of the logits.
 const MOVED: usize = 8;
 
 impl Run {
-    /// Records a reply, applies an edit of prompt or logits, and notes a change of control.
+    /// Records a reply, applies an edit of prompt or logits, and keeps the first action that changes control.
     pub(super) fn settle(&mut self, index: usize, reply: Reply) {
         let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return };
         let mut mods = std::mem::take(&mut self.mods);
@@ -41,7 +41,7 @@ impl Run {
         self.state = State::Passing(passage);
     }
 
-    /// Does what the action that won an event says.
+    /// Applies the action that won an event.
     pub(super) fn act(&mut self, event: EventType, action: Action) {
         let step = if event == EventType::Added || self.step == 0 { self.step + 1 } else { self.step };
         match action {
@@ -86,7 +86,7 @@ impl Run {
         }
     }
 
-    /// The decode of a forced list is done.
+    /// Records a forced list after its decode.
     pub(super) fn added_forced(&mut self, start: usize, mut measures: Vec<TokenMeasurement>) {
         for &token in &self.sequence[start + measures.len().min(self.sequence.len() - start)..] {
             measures.push(unmeasured(token));
@@ -96,18 +96,18 @@ impl Run {
         self.added(measures, Vec::new(), true, step);
     }
 
-    /// Appends a list: one decode for all of it, which also tells how probable each token was.
+    /// Appends a list of tokens. One decode for the whole list also gives the probability of each token.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
         if step > self.request.limits.max_steps {
             return self.finish_at_most_steps();
         }
         self.cut_at_end(&mut tokens);
-        // What does not fit is cut below.
+        // Tokens that do not fit are dropped below.
         let _ = self.make_room(tokens.len());
         let room =
             self.max_tokens.saturating_sub(self.generated()).min(self.context.saturating_sub(self.sequence.len()));
         let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
-        // The end-of-generation token does not count as a token of the answer.
+        // An end-of-generation token does not count as a token of the answer.
         if tokens.len() - usize::from(ends) > room {
             tokens.truncate(room);
         } else if self.sequence.len() + tokens.len() > self.context {
@@ -134,14 +134,14 @@ impl Run {
         self.state = State::Decode { outputs_from };
     }
 
-    /// Takes tokens off the end of the sequence, and everything that followed from them.
+    /// Removes tokens from the end of the sequence, with everything derived from them.
     fn remove(&mut self, count: usize) {
         if count > 0 {
             self.take_back(count, self.gone.generated);
         }
     }
 
-    /// Takes `count` tokens off the end. Of those that a full context let go, `stop_polling` stay in the answer.
+    /// Removes `count` tokens from the end. `evicted` is the number of evicted tokens that remain in the answer.
     fn take_back(&mut self, count: usize, stop_polling: usize) {
         let before = self.generated();
         self.sequence.truncate(self.sequence.len() - count);
@@ -175,7 +175,7 @@ impl Run {
         if let Some(max_steps) = max_steps {
             self.max_tokens = self.request.limits.capped(max_steps) as usize;
         }
-        // The spans described the prompt that was replaced.
+        // The spans belong to the prompt that was replaced.
         self.request.spans.clear();
     }
 
@@ -187,18 +187,18 @@ impl Run {
         }
     }
 
-    /// A forced list ends at its first end-of-generation token.
+    /// Ends a forced list at its first end-of-generation token.
     fn cut_at_end(&self, tokens: &mut Vec<TokenId>) {
         if let Some(end) = tokens.iter().position(|&token| self.ends_generation(token)) {
             tokens.truncate(end + 1);
         }
     }
 
-    /// How many tokens of the sequence a Backtrack removes, and whether it asked for more than were generated. At `Sampled`
-    /// the drawn token counts, which never entered the sequence.
+    /// Returns how many tokens of the sequence a Backtrack removes, and whether it requested more than were generated.
+    /// At `Sampled`, the drawn token counts although it is not in the sequence yet.
     fn removable(&self, event: EventType, n: u32) -> (usize, bool) {
         let asked = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
-        // Where a full context let the whole prompt go, a token stays that the model can go on from.
+        // If a full context evicted the whole prompt, one token stays for the model to continue from.
         let own = self.sequence.len() - self.prompt_len.max(1);
         (asked.min(own), asked > own)
     }
@@ -217,7 +217,8 @@ impl Run {
         }
     }
 
-    /// The tokens whose probability an edit moves most, `(token, before, after)`, and what the edit makes of the distribution.
+    /// Returns the tokens whose probability an edit changes most, as `(token, before, after)`, and the distribution
+    /// after the edit.
     fn moved(&self, edit: &LogitEdit) -> (Vec<(TokenId, f32, f32)>, Option<Distribution>) {
         let before = self.edited.as_deref().unwrap_or(&self.kept);
         let mut edited = Vec::new();
@@ -253,7 +254,7 @@ fn apply(logits: &mut [f32], edit: &LogitEdit) {
         LogitEdit::Add(entries) => {
             for &(token, value) in entries {
                 let logit = &mut logits[token as usize];
-                // Two large numbers come to infinity, which the sampler cannot work with.
+                // Two large numbers can add up to infinity, which the sampler cannot handle.
                 *logit = (*logit + value).min(f32::MAX);
             }
         }
@@ -270,45 +271,49 @@ fn apply(logits: &mut [f32], edit: &LogitEdit) {
     }
 }
 
-/// What is wrong with an action's numbers, and what would be right.
+/// Checks the values of an action. Returns what is wrong and what is expected.
 fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String> {
     let outside = |tokens: &[TokenId]| {
         tokens
             .iter()
             .find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocabulary))
-            .map(|token| format!("token {token} is not in the vocabulary; ids run from 0 to {}", vocabulary - 1))
+            .map(|token| format!("token {token} is not in the vocabulary; ids must be from 0 to {}", vocabulary - 1))
     };
     match action {
         Action::ForceTokens(tokens) if tokens.is_empty() => Some("ForceTokens needs at least one token".into()),
         Action::Backtrack { n: 0, .. } => {
-            Some("Backtrack needs n of at least 1; ForceTokens appends without removing".into())
+            Some("Backtrack needs n >= 1, got 0; use ForceTokens to append without removing".into())
         }
         Action::AdjustedPrefill { tokens, .. } if tokens.is_empty() => {
             Some("AdjustedPrefill needs at least one token".into())
         }
-        Action::AdjustedPrefill { tokens, .. } if tokens.len() >= context => {
-            Some(format!("AdjustedPrefill has {} tokens, the context of a slot holds {context}", tokens.len()))
-        }
-        Action::AdjustedPrefill { max_steps: Some(0), .. } => Some("max_steps must be at least 1".into()),
+        Action::AdjustedPrefill { tokens, .. } if tokens.len() >= context => Some(format!(
+            "AdjustedPrefill has {} tokens; it must have fewer than the {context} tokens of a slot's context",
+            tokens.len()
+        )),
+        Action::AdjustedPrefill { max_steps: Some(0), .. } => Some("max_steps must be 1 or more, got 0".into()),
         Action::ForceTokens(tokens)
         | Action::ForceOutput(tokens)
         | Action::Backtrack { tokens, .. }
         | Action::AdjustedPrefill { tokens, .. } => outside(tokens),
         Action::AdjustedLogits { temperature: Some(t), .. } if !t.is_finite() || *t < 0.0 => {
-            Some(format!("token_temp is {t}; it must be 0 or more"))
+            Some(format!("token_temp must be a number of 0 or more, got {t}"))
         }
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
             if values.len() != vocabulary {
-                Some(format!("the logits have {} entries, the vocabulary {vocabulary}", values.len()))
+                Some(format!(
+                    "the logits must have {vocabulary} entries, one per token of the vocabulary, got {}",
+                    values.len()
+                ))
             } else if values.iter().map(|&value| u32::from(value.is_nan() || value == f32::INFINITY)).sum::<u32>() > 0 {
-                Some("the logits hold NaN or +inf; -inf bans a token".into())
+                Some("the logits must not contain NaN or +inf; use -inf to ban a token".into())
             } else {
                 None
             }
         }
         Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. } => {
             if entries.iter().any(|(_, value)| value.is_nan() || *value == f32::INFINITY) {
-                Some("an edit is NaN or +inf; -inf bans a token".into())
+                Some("an edit of the logits must not be NaN or +inf; use -inf to ban a token".into())
             } else {
                 outside(&entries.iter().map(|&(token, _)| token).collect::<Vec<_>>())
             }
@@ -318,7 +323,7 @@ fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String>
     }
 }
 
-/// What is wrong with the payload of `ToolCalls`: one call, a list of them, or a message that has one.
+/// Checks the payload of `ToolCalls`: one call, a list of calls, or a message that has calls.
 fn tool_calls_problem(payload: &Value) -> Option<String> {
     const SHAPE: &str = r#"{"id": …, "type": "function", "function": {"name": …, "arguments": …}}"#;
     let payload = payload.get("tool_calls").unwrap_or(payload);
@@ -331,5 +336,5 @@ fn tool_calls_problem(payload: &Value) -> Option<String> {
         function["name"].as_str().is_some_and(|name| !name.is_empty())
     };
     let wrong = calls.iter().position(|call| !has_name(call))?;
-    Some(format!("ToolCalls: call {wrong} names no function; a call is {SHAPE}"))
+    Some(format!("ToolCalls: call {wrong} has no function name; a call must have the form {SHAPE}"))
 }

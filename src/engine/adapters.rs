@@ -1,14 +1,14 @@
-//! LoRA adapters of runs: which runs can be decoded together, and in which order those that cannot.
+//! LoRA adapters of runs: selection of runs that can share a batch.
 
 use super::scheduler::Scheduler;
 use crate::model::ModelError;
 
 impl Scheduler<'_> {
-    /// Leaves those of the `ready` runs that hold the same adapters as the one that has waited longest for a decode, and
-    /// makes these adapters hold. `slot` tells the slot of a run.
+    /// Keeps those `ready` runs that use the same adapters as the run that has waited longest for a decode, and applies
+    /// these adapters. `slot` returns the slot of a run.
     ///
     /// # Errors
-    /// llama.cpp does not take the adapters.
+    /// llama.cpp rejects the adapters.
     pub(super) fn keep_together<T>(
         &mut self,
         ready: &mut Vec<T>,

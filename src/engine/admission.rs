@@ -1,4 +1,4 @@
-//! Which run gets which slot, and with which KV state it begins.
+//! Assignment of runs to slots, and the KV state that each run starts with.
 
 use super::conversation::{self, Aligned, Memory, align};
 use super::host_cache::Idle;
@@ -12,37 +12,37 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Fewer tokens behind messages that went are computed again as fast as they are moved up.
+/// Minimum tokens of a piece that is shifted after an eviction; computing fewer again takes no longer.
 const LEAST_PIECE: usize = 32;
 
-/// A slot for a run, and how its prompt reads there.
+/// A slot for a run, with the prompt aligned to the slot's history.
 struct Choice {
     slot: usize,
     aligned: Option<Aligned>,
     memory: Memory,
 }
 
-/// A prompt in the light of one state.
+/// Match of a prompt with one cached state.
 struct Reading {
     aligned: Option<Aligned>,
     shared: usize,
-    /// What of it stays when messages must go, since the prompt is longer than the context.
+    /// Tokens that remain usable after the eviction of messages from a prompt that is longer than the context.
     stays: usize,
 }
 
 impl Scheduler<'_> {
-    /// Gives free slots to waiting runs, first come first served. A run that waits for a slot of its own lets others pass.
+    /// Gives free slots to queued runs, in order of arrival. A run that waits for a specific slot lets others pass.
     pub(super) fn admit(&mut self) {
         let gone = |live: &Live| live.client.is_closed();
         while let Some(at) = self.queue.iter().position(gone) {
             let Some(mut live) = self.queue.remove(at) else { break };
             self.waiting.fetch_sub(1, Ordering::AcqRel);
-            let before = if live.begun { "went on" } else { "began" };
-            live.run.abort(FinishReason::Cancelled, format!("the client went away before the run {before}"));
+            let before = if live.begun { "resumed" } else { "started" };
+            live.run.abort(FinishReason::Cancelled, format!("the client disconnected before the run {before}"));
             if live.begun {
                 live.count_end(&self.status);
             }
-            // As every end, behind the rows of attention that are still being coded.
+            // Like every end, after the attention rows that are still being encoded.
             self.record_end(live);
         }
         let mut at = 0;
@@ -57,8 +57,8 @@ impl Scheduler<'_> {
         }
     }
 
-    /// The slot whose state the run shares most of; without a share worth having, an empty one or the one that was left
-    /// alone longest. `None` while its own slot is busy, or somebody else's turn comes first.
+    /// Returns the slot with the longest prefix match; without a match worth reusing, an empty slot or the least
+    /// recently used one. Returns `None` while the requested slot is busy or a task for the slot came first.
     fn choose(&self, live: &Live) -> Option<Choice> {
         let run = &live.run;
         let awaited = |index: usize| self.tasks.iter().any(|task| task.slot == index && task.arrival < live.arrival);
@@ -81,7 +81,7 @@ impl Scheduler<'_> {
                 let worth = similarity > 0.0 && reading.stays as f32 >= similarity * prompt_len;
                 (
                     if worth { reading.stays } else { 0 },
-                    // Neighbours in the cache decode together: the lowest slots first.
+                    // Lowest slots first: neighbouring sequences in the cache decode together.
                     Reverse(slot.cache.len().min(1)),
                     Reverse(slot.last_used),
                     Reverse(*index),
@@ -100,7 +100,8 @@ impl Scheduler<'_> {
         })
     }
 
-    /// `reach` says how many of so many first tokens of the state can be used without the others.
+    /// Matches a run's prompt with a cached state. `reach` returns how many of the first `keep` tokens of the state can
+    /// be used without the rest.
     fn reading(
         &self,
         run: &Run,
@@ -125,7 +126,7 @@ impl Scheduler<'_> {
             None
         };
         let stays = goes.map_or(shared, |goes| shared.min(goes));
-        // One token is always evaluated.
+        // At least one token is always evaluated.
         let kept = stays.min(tokens.len().saturating_sub(1));
         let usable = if kept == held.len() { kept } else { reach(kept) };
         let stays = if usable == kept { stays } else { usable };
@@ -143,7 +144,8 @@ impl Scheduler<'_> {
         self.slots[choice.slot].last_used = self.arrivals;
     }
 
-    /// Lets a run's first decode begin behind the state that its slot already holds, or that was kept of another time.
+    /// Prepares the slot's state for the first decode of a run: reuses what the slot holds, or a state from the host
+    /// cache.
     pub(super) fn find_state(&mut self, index: usize, live: &mut Live, outputs_from: usize) {
         let run = &mut live.run;
         let slot = &self.slots[index];
@@ -173,13 +175,14 @@ impl Scheduler<'_> {
             if self.wake(index, &idle) {
                 shared = usable(&idle.tokens);
                 if !self.context.keeps_beginnings() {
-                    // What is continued never comes back to this place.
+                    // A recurrent state cannot return to this position once it is continued, so the cache keeps its
+                    // copy.
                     self.idle.put(idle);
                 }
             }
         }
         self.slots[index].adapters.clone_from(&run.request.adapters);
-        // What stands behind messages that went is moved up, as it is when they go while an answer is written.
+        // Tokens after evicted messages are shifted, as during an eviction in the middle of an answer.
         let evicted = run.request.overflow == Overflow::Evict && run.gone.truncated;
         let least = if evicted && run.request.cache_reuse == 0 { LEAST_PIECE } else { run.request.cache_reuse };
         if run.request.cache_prompt && least > 0 && shared > 0 && self.context.can_shift() {
@@ -195,7 +198,8 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Keeps of a slot's state its beginning and these pieces, next to each other. Returns how many tokens that is.
+    /// Keeps only the beginning of a slot's state and these pieces, adjacent to each other. Returns the number of
+    /// tokens left.
     fn move_up(&mut self, index: usize, beginning: usize, pieces: &[Range<usize>]) -> usize {
         let Some(end) = pieces.last().map(|last| last.end) else { return beginning };
         if self.truncate(index, end) < end {
@@ -223,7 +227,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Copies a slot's state to the machine's memory, where there is room and a use for it.
+    /// Copies a slot's state to the host cache, if it has room and a use for it.
     fn keep_idle(&mut self, index: usize) {
         let slot = &self.slots[index];
         if !self.idle.wants(&slot.cache, slot.adapters.as_ref()) {
@@ -240,11 +244,11 @@ impl Scheduler<'_> {
                     memory: memory.clone(),
                 });
             }
-            Err(error) => tracing::warn!(%error, slot = index, "an idle state is not kept"),
+            Err(error) => tracing::warn!(%error, slot = index, "slot state not cached"),
         }
     }
 
-    /// Puts a kept state into a slot. `false` leaves the slot empty.
+    /// Restores a cached state into a slot. Returns `false` and leaves the slot empty if that fails.
     fn wake(&mut self, index: usize, idle: &Idle) -> bool {
         let restored = self.context.restore(index as i32, &idle.state, idle.tokens.len() as u32);
         let slot = &mut self.slots[index];
@@ -254,7 +258,7 @@ impl Scheduler<'_> {
                 self.context.set_checkpoints(index as i32, idle.checkpoints.clone());
             }
             Err(error) => {
-                tracing::warn!(%error, slot = index, "a kept state cannot be used");
+                tracing::warn!(%error, slot = index, "cached state not restored");
                 slot.cache.clear();
                 return false;
             }
@@ -263,7 +267,7 @@ impl Scheduler<'_> {
     }
 }
 
-/// Pieces of a state, behind what it shares with a prompt, that the prompt has one after the other.
+/// Returns pieces of a state, after the common prefix, that appear in the prompt in the same order.
 fn pieces(held: &[TokenId], prompt: &[TokenId], shared: usize, least: usize) -> Vec<Range<usize>> {
     let (mut at, mut wanted) = (shared, shared);
     let mut pieces = Vec::new();

@@ -1,46 +1,46 @@
-//! The answer's text while it grows and shrinks: complete UTF-8, stop strings across token boundaries, and how much of
-//! it a client may see already.
+//! Text of the answer while tokens are added and removed: complete UTF-8, stop strings across token boundaries, and the
+//! part that may be sent to the client.
 
 use crate::model::complete_prefix;
 
-/// The text of the generated tokens.
+/// Text of the generated tokens.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     bytes: Vec<u8>,
-    /// After each generated token: the length of `bytes`, and how much of it is complete UTF-8.
+    /// After each generated token: length of `bytes`, and how much of it is complete UTF-8.
     ends: Vec<(usize, usize)>,
     stop: Vec<Vec<u8>>,
-    /// Where in the text stop strings may begin: behind what was sent when they were given.
+    /// First byte at which a stop string may begin: the end of the text that was sent when the stop strings were set.
     stop_from: usize,
-    /// Where a stop string begins, and which.
+    /// Position and index of the stop string that was found.
     stopped: Option<(usize, usize)>,
     first_line_break: Option<usize>,
-    /// Least indentation of every line but the first; 0 for any.
+    /// Minimum indentation of every line except the first; 0 for no minimum.
     min_indent: usize,
-    /// Where the last line begins; known where there is a least indentation.
+    /// Start of the last line; maintained only with a minimum indentation.
     last_line: usize,
-    /// Where a line begins that is indented by less.
+    /// Position of a line with less indentation.
     outdented: Option<usize>,
     sent: usize,
 }
 
 impl Answer {
-    /// An empty answer that ends at any of these texts.
+    /// Creates an empty text that ends at any of the stop strings.
     pub fn new(stop: &[String]) -> Self {
         Self { stop: stop.iter().map(|text| text.as_bytes().to_vec()).collect(), ..Self::default() }
     }
 
-    /// The same answer, which ends before the first line, but the very first, that is indented by less.
+    /// Sets a minimum indentation: the text ends before the first line, other than the very first, that has less.
     pub fn indented(self, min_indent: usize) -> Self {
         Self { min_indent, ..self }
     }
 
-    /// Whether a line is indented by less than it must be.
+    /// Returns true if a line has less than the minimum indentation.
     pub fn is_outdented(&self) -> bool {
         self.outdented.is_some()
     }
 
-    /// Appends a token. Returns its text: what became complete with it. Hidden tokens add nothing.
+    /// Appends a token. Returns the text that it completes. Hidden tokens add nothing.
     pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
         if !hidden {
             let from = self.bytes.len();
@@ -62,8 +62,8 @@ impl Answer {
         String::from_utf8_lossy(&self.bytes[complete_before..complete]).into_owned()
     }
 
-    /// Takes back tokens until `tokens` are left. Returns how many characters that were sent are gone. What ends the text now
-    /// and could become part of a stop string is one of them; it is sent again when it does not.
+    /// Removes tokens until `tokens` are left. Returns the number of sent characters that this retracts. They include
+    /// text that could now become part of a stop string; it is sent again if it does not.
     pub fn truncate(&mut self, tokens: usize) -> usize {
         self.ends.truncate(tokens);
         let end = self.ends.last().map_or(0, |&(end, _)| end);
@@ -89,7 +89,7 @@ impl Answer {
         String::from_utf8_lossy(&taken_back).chars().count()
     }
 
-    /// From now on these texts end the answer; what was sent stays.
+    /// Replaces the stop strings; text that was already sent is not searched.
     pub fn stop_at(&mut self, stop: Vec<Vec<u8>>) {
         self.stop = stop;
         self.stop_from = self.sent;
@@ -97,13 +97,13 @@ impl Answer {
         self.find_stop(self.sent);
     }
 
-    /// The stop string that the text holds.
+    /// Returns the stop string that the text contains.
     pub fn stopped_by(&self) -> Option<String> {
         self.stopped.map(|(_, which)| String::from_utf8_lossy(&self.stop[which]).into_owned())
     }
 
-    /// Takes the text that may be sent now: complete, outside of what could become a stop string, and older than the
-    /// last `holdback` tokens.
+    /// Takes the text that may be sent: complete characters that cannot become part of a stop string and are older than
+    /// the last `holdback` tokens.
     pub fn take_sendable(&mut self, holdback: usize) -> String {
         let upto = match self.ends.len().checked_sub(holdback) {
             None | Some(0) => 0,
@@ -112,22 +112,22 @@ impl Answer {
         self.take_upto(upto.min(self.stop_limit()))
     }
 
-    /// Takes everything that was not sent, at the end of the run.
+    /// Takes all text that was not sent, at the end of the run.
     pub fn take_rest(&mut self) -> String {
         self.take_upto(self.text_end())
     }
 
-    /// Whether the text has a line break.
+    /// Returns true if the text has a line break.
     pub fn has_new_line(&self) -> bool {
         self.first_line_break.is_some()
     }
 
-    /// Number of tokens whose text has been sent entirely.
+    /// Returns the number of tokens whose text was sent completely.
     pub fn sent_tokens(&self) -> usize {
         self.ends.partition_point(|&(end, _)| end <= self.sent)
     }
 
-    /// The answer: everything up to the stop string.
+    /// Returns the text up to the stop string.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes[..self.text_end()]).into_owned()
     }
@@ -150,7 +150,7 @@ impl Answer {
         text
     }
 
-    /// Looks for the earliest stop string that ends after `from`.
+    /// Finds the earliest stop string that ends after `from`.
     fn find_stop(&mut self, from: usize) {
         self.stopped = self
             .stop
@@ -163,7 +163,7 @@ impl Answer {
             .min();
     }
 
-    /// Looks at the last line, and at those that begin behind `from`.
+    /// Checks the indentation of the last line, and of those that begin after `from`.
     fn find_outdented(&mut self, from: usize) {
         loop {
             let line = &self.bytes[self.last_line..];
@@ -180,7 +180,7 @@ impl Answer {
         }
     }
 
-    /// Up to where the text cannot become part of a stop string.
+    /// Returns the end of the text that cannot become part of a stop string.
     fn stop_limit(&self) -> usize {
         if self.stopped.is_some() || self.outdented.is_some() {
             return self.text_end();
@@ -298,7 +298,7 @@ mod tests {
             }
         }
 
-        /// Whatever is appended and taken back, a client that applies every delta and retraction holds the answer.
+        /// A client that applies every delta and retraction always has the text of the answer.
         #[test]
         fn the_client_agrees(pieces: Vec<(Vec<u8>, Option<u8>)>, holdback in 0usize..4, stop in "[a-c]{1,3}") {
             let mut answer = Answer::new(&[stop]);

@@ -1,4 +1,4 @@
-//! One batch: which runs are in it and with how much, its decode, and the logits on their way back to the runs.
+//! One batch: selection of runs and their tokens, the decode, and delivery of the logits to the runs.
 
 use super::conversation::Memory;
 use super::scheduler::{Live, Scheduler, done};
@@ -6,20 +6,21 @@ use crate::events::FinishReason;
 use crate::model::ShiftError;
 use std::sync::Arc;
 
-/// Runs whose next decode is at most this long count as generating: they go before prompts.
+/// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
 const SHORT: usize = 16;
 
-/// Bounds of how prompts are decoded.
+/// Limits on the decoding of prompts.
 struct Pace {
-    /// Prompts are decoded together while they have at most this many tokens in all. Longer ones go one after the other: a
-    /// processor is not faster with more of them at once, and the first of them would wait for the last one's tokens. A GPU
-    /// fills a physical batch first.
+    /// Maximum total tokens of prompts that are decoded together. Longer prompts are decoded one after the other: a
+    /// processor is not faster with more tokens at once, and the first prompt would wait for the last. A GPU fills a
+    /// physical batch first.
     together: usize,
-    /// Most tokens of a prompt in one decode. On a processor no more are faster: what they need at once outgrows the cache. A
-    /// GPU takes whole batches.
+    /// Maximum tokens of one prompt in one decode. On a processor, larger chunks are not faster because their working
+    /// set outgrows the cache. A GPU takes whole batches.
     chunk: usize,
-    /// While prompts are read, those that generate have their turn after this many tokens of them. With every short prompt that
-    /// is decoded they would cost it a pass over the weights of their own, and the last of many prompts waits for all of those.
+    /// Prompt tokens decoded between two decodes of the generating runs. If these took part in every decode of a short
+    /// prompt, each would cost an additional pass over the weights, and the last of many prompts would wait for all of
+    /// them.
     between_turns: usize,
 }
 
@@ -30,29 +31,30 @@ const GPU: Pace = Pace { together: 512, chunk: usize::MAX, between_turns: 512 };
 struct Ready {
     slot: usize,
     arrival: u64,
-    /// Tokens of its next decode.
+    /// Number of tokens in its next decode.
     left: usize,
-    /// Whether it has had logits before.
+    /// True if the run has received logits before.
     begun: bool,
 }
 
-/// A part of a run's sequence in the batch under way.
+/// Part of a run's sequence in the current batch.
 pub(super) struct Part {
     slot: usize,
-    /// Index in the batch and position of every token whose logits were asked for.
+    /// Index in the batch and position of each token whose logits are requested.
     outputs: Vec<(usize, usize)>,
     from: usize,
     upto: usize,
 }
 
-/// How many of `left` tokens to take when at most `most` go at once: parts of one size. A short last one would be slow, since
-/// llama.cpp computes flash attention of fewer than 64 tokens one token at a time.
+/// Splits `pending` tokens into chunks of equal size, of at most `max` tokens, and returns the size of the first. A
+/// short last chunk would be slow, since llama.cpp computes flash attention for fewer than 64 tokens one token at a
+/// time.
 fn even(left: usize, most: usize) -> usize {
     left.div_ceil(left.div_ceil(most.max(1)).max(1))
 }
 
 impl Scheduler<'_> {
-    /// Chooses what the next batch decodes: first runs that generate, if it is their turn, then prompts in order of arrival.
+    /// Plans the next batch: generating runs first, if it is their turn, then prompts in order of arrival.
     pub(super) fn plan(&mut self) -> Vec<Part> {
         let mut budget = self.options.batch_size as usize;
         let mut ready: Vec<Ready> = Vec::new();
@@ -82,7 +84,8 @@ impl Scheduler<'_> {
             return Vec::new();
         }
         let generating = ready.iter().any(|run| run.left <= SHORT);
-        // While others generate, a prompt gets one physical batch per decode, so that their tokens keep coming.
+        // While other runs generate, prompts get one physical batch per decode, so that generation is not delayed for
+        // long.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|run| (run.left > SHORT, run.arrival));
         let pace = if self.context.has_gpu() { GPU } else { PROCESSOR };
@@ -113,8 +116,8 @@ impl Scheduler<'_> {
         parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
     }
 
-    /// Lets a run's first decode begin behind the state that its slot already holds, and takes from the cache what the run
-    /// has taken back or let go.
+    /// Prepares a slot's KV cache for the next decode: finds a prefix match before the first decode, and removes the
+    /// tokens that the run has dropped.
     fn place(&mut self, index: usize) {
         let Some(mut live) = self.slots[index].live.take() else { return };
         if let Some(outputs_from) = live.run.wants_decode() {
@@ -127,14 +130,14 @@ impl Scheduler<'_> {
             if first && !live.begun {
                 live.run.reused = live.run.cached;
                 live.run.tell_progress();
-                // A run with an unsent output is left out of the batch.
+                // A run with unsent outputs is left out of the batch.
                 live.pass_on();
             }
         }
         self.slots[index].live = Some(live);
     }
 
-    /// Takes from the end of a slot's state what is behind the first `keep` tokens. Returns how many are left.
+    /// Truncates a slot's state to the first `keep` tokens. Returns how many are left.
     pub(super) fn truncate(&mut self, index: usize, keep: usize) -> usize {
         let slot = &mut self.slots[index];
         if slot.cache.len() <= keep {
@@ -145,7 +148,7 @@ impl Scheduler<'_> {
         left
     }
 
-    /// Takes from the middle of the cache what the run has let go. Where the cache cannot do it, the rest is decoded again.
+    /// Removes evicted tokens from the middle of the KV cache. Tokens that the cache cannot keep are decoded again.
     pub(super) fn follow_cuts(&mut self, index: usize, live: &mut Live) {
         for cut in std::mem::take(&mut live.run.cuts) {
             if self.truncate(index, cut.cached) < cut.cached {
@@ -158,14 +161,15 @@ impl Scheduler<'_> {
                     for range in cut.ranges.iter().rev() {
                         self.slots[index].cache.drain(range.clone());
                     }
-                    // Closing the gap leaves layers with a window only what is in it, at other cells than its positions.
+                    // Closing the gap leaves layers with a sliding window only the content of their window, in other
+                    // cells than its positions.
                     if live.run.request.attention && !self.context.rows_exact(index as i32) {
                         live.run.cached = 0;
                     }
                 }
                 Err(ShiftError::Fixed(_)) => {
                     let untouched = cut.ranges.first().map_or(0, |range| range.start);
-                    // Nothing may stand behind: a later cut counts from the sequence as it is now.
+                    // Nothing may follow: a later removal counts positions in the current sequence.
                     live.run.cached = live.run.cached.min(self.truncate(index, untouched));
                 }
                 Err(ShiftError::Failed) => {
@@ -189,8 +193,8 @@ impl Scheduler<'_> {
                 Ok(at) if output => outputs.push((at, position)),
                 Ok(_) => {}
                 Err(error) => {
-                    // The plan keeps to the batch's size; should it ever not, the rest goes into the next batch.
-                    tracing::error!(%error, "a batch was planned too large");
+                    // The plan respects the batch size. If it ever does not, the rest goes into the next batch.
+                    tracing::error!(%error, "batch exceeds its planned size");
                     return Some(Part { slot: index, outputs, from, upto: position });
                 }
             }
@@ -225,9 +229,9 @@ impl Scheduler<'_> {
         self.count_decode();
     }
 
-    /// The model could not decode: the runs of the batch fail, the others go on.
+    /// Handles a failed decode: the runs of the batch fail, all others continue.
     fn fail(&mut self, parts: &[Part], message: &str) {
-        tracing::error!(message, "a decode failed");
+        tracing::error!(message, "decode failed");
         for part in parts {
             self.context.clear(part.slot as i32);
             let slot = &mut self.slots[part.slot];

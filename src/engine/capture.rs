@@ -1,5 +1,4 @@
-//! Coding of captured attention, beside the decode loop: one thread, a queue of few rows, in order. Who hands something over
-//! never waits.
+//! Encoding of captured attention on a thread of its own, with a short queue, in order. Senders never wait.
 
 use crate::events::{AttentionStep, RunId, Signal, TraceItem};
 use crate::model::llama::AttentionRow;
@@ -10,18 +9,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc;
 
-/// Rows that may wait to be coded; a run whose rows find no place is left out of the batch.
+/// Maximum rows queued for encoding; a run whose rows do not fit is left out of the batch.
 const QUEUE: usize = 64;
 
-/// Bytes of such rows; one row always has a place.
+/// Maximum bytes of queued rows; one row always fits.
 const QUEUE_BYTES: usize = 128 << 20;
 
-/// Largest deviation of a row's sum from 1 that is taken for rounding. Layers with attention sinks sum to less and are
-/// recorded as they are; a sum above 1 cannot be a distribution.
+/// Maximum excess of a row's sum over 1 that counts as rounding. Layers with attention sinks sum to less and are
+/// recorded unchanged; a sum above 1 is not a distribution.
 const SUM_TOLERANCE: f32 = 0.02;
 
-/// Codes `[layer][head][row_len]` probabilities as tiers T0 and T1: `(values, layers, heads, row_len)`. `None` for a row that
-/// cannot be coded.
+/// Encodes `[layer][head][row_len]` probabilities as tiers T0 and T1, from `(values, layers, heads, row_len)`. Returns
+/// `None` for a row that cannot be encoded.
 pub type AttentionEncodeFn = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
 
 enum Job {
@@ -29,7 +28,7 @@ enum Job {
     Pass(Signal),
 }
 
-/// The way to the coding thread. Dropping it ends the thread once the queue is empty.
+/// Handle of the encoder thread. Dropping it ends the thread once the queue is empty.
 pub(super) struct Capture {
     jobs: Sender<Job>,
     thread: JoinHandle<()>,
@@ -38,7 +37,7 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Starts the thread; coded rows go to `recorder`.
+    /// Starts the thread, which sends encoded rows to `recorder`.
     pub fn start(coder: AttentionEncodeFn, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -50,29 +49,30 @@ impl Capture {
         Ok(Self { jobs, thread, waiting, waiting_bytes })
     }
 
-    /// Waits until everything that was handed over is with the recorder.
+    /// Waits until everything in the queue has reached the recorder.
     pub fn finish(self) {
         drop(self.jobs);
         if self.thread.join().is_err() {
-            tracing::error!("the thread that codes attention panicked");
+            tracing::error!("attention encoder thread panicked");
         }
     }
 
-    /// Whether `rows` more rows have a place.
+    /// Returns true if `rows` more rows fit into the queue.
     pub fn has_room(&self, rows: usize) -> bool {
         let waiting = self.waiting.load(Ordering::Acquire);
         waiting + rows <= QUEUE && self.waiting_bytes.load(Ordering::Acquire) < QUEUE_BYTES
     }
 
-    /// Hands over the attention of the step whose `ForwardPass` has this number. [`Capture::has_room`] was asked before.
+    /// Queues the attention of the step whose `ForwardPass` event has this number. The caller has checked
+    /// [`AttentionEncoderThread::has_room`].
     pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<AttentionRow>) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.waiting_bytes.fetch_add(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
-        // The thread is gone only when the recorder is, and then nothing is recorded any more.
+        // The thread ends only after the recorder, and then nothing is recorded.
         let _ = self.jobs.send(Job::Row(run, sequence_order, captured));
     }
 
-    /// Passes a signal to the recorder behind the rows that are still waiting.
+    /// Forwards a signal to the recorder after the rows that are still queued.
     pub fn pass(&self, signal: Signal) {
         let _ = self.jobs.send(Job::Pass(signal));
     }
@@ -89,10 +89,10 @@ fn code_rows(
         let signal = match job {
             Job::Pass(signal) => Some(signal),
             Job::Row(run, sequence_order, captured) => {
-                // A row that cannot be coded must not take the thread along, and with it the ends of runs.
+                // A panic on one row must not end the thread, which also forwards the ends of runs.
                 let step = catch_unwind(AssertUnwindSafe(|| code(coder, sequence_order, &captured)));
                 let step = step.unwrap_or_else(|_| {
-                    tracing::error!(run.id = %run, sequence_order, "coding an attention row failed; it is not recorded");
+                    tracing::error!(run.id = %run, sequence_order, "attention row not recorded: the encoder panicked");
                     None
                 });
                 waiting.fetch_sub(1, Ordering::AcqRel);
@@ -112,12 +112,12 @@ fn code(coder: AttentionEncodeFn, sequence_order: i32, captured: &AttentionRow) 
     let AttentionRow { row_len, layer_ids, heads, values, .. } = captured;
     let (row_len, heads, layers) = (*row_len as usize, *heads as usize, layer_ids.len());
     if layers == 0 || heads == 0 || values.len() != layers * heads * row_len {
-        tracing::warn!(layers, heads, row_len, "attention rows of unequal layers are not recorded");
+        tracing::warn!(layers, heads, row_len, "attention row not recorded: layers differ in size");
         return None;
     }
     let worst = values.chunks_exact(row_len).map(|row| row.iter().sum::<f32>()).fold(0f32, f32::max);
     if worst.is_nan() || worst > 1.0 + SUM_TOLERANCE {
-        tracing::error!(sum = worst, sequence_order, "an attention row does not sum to 1 and is not recorded");
+        tracing::error!(sum = worst, sequence_order, "attention row not recorded: its sum exceeds 1");
         return None;
     }
     let (t0, t1) = coder(values, layers, heads, row_len)?;

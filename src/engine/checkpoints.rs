@@ -1,33 +1,33 @@
-//! Where a run keeps the state of its sequence, on models that cannot forget its end: a prompt that comes again, or begins
-//! in the same way, and tokens that a mod takes back, are then not computed from the very beginning.
+//! Checkpoints of a run's state, for models that cannot remove the end of a sequence. With a checkpoint, a repeated
+//! prompt, a prompt with the same beginning, and tokens removed by a mod need not be computed from the start.
 
 use super::run::Run;
 use crate::model::llama::CheckpointPurpose;
 
-/// Fewer tokens are computed again as fast as a state is copied.
+/// Minimum tokens between two checkpoints; computing fewer again takes no longer than copying a state.
 const WORTH: usize = 32;
-/// Tokens of an answer between two places, where mods may take some back.
+/// Tokens of an answer between two checkpoints, for runs with mods.
 const EVERY: usize = 128;
 
-/// The places ahead.
+/// Planned checkpoints.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// In the prompt, in order.
+    /// Positions in the prompt, in order.
     prompt: Vec<usize>,
-    /// How many tokens the last place had; `None` where no places are kept.
+    /// Position of the last checkpoint; `None` if no checkpoints are kept.
     last: Option<usize>,
 }
 
 impl Plan {
-    /// How far a decode behind `cached` tokens may go, towards `end`.
+    /// Returns the end of the next decode after `kv_len` tokens: the next checkpoint, or `end`.
     pub fn upto(&self, cached: usize, end: usize) -> usize {
         self.prompt.iter().copied().find(|&at| at > cached).map_or(end, |at| at.min(end))
     }
 }
 
 impl Run {
-    /// Plans places: where the last user message begins, which other prompts may have up to there, and where the prompt's
-    /// last token is computed, which is what the same prompt can use.
+    /// Plans checkpoints: at the start of the last user message, up to which other prompts may be the same, and before
+    /// the last token of the prompt, for the same prompt again.
     pub fn plan_checkpoints(&mut self, outputs_from: usize) {
         let mut last = self.cached;
         let asked = self.request.spans.iter().rfind(|span| span.role == "user").map(|span| span.start as usize);
@@ -43,9 +43,9 @@ impl Run {
         self.checkpoints.last = Some(self.cached);
     }
 
-    /// Whether what has just been decoded ends at a place, and what for.
+    /// Returns the purpose of a checkpoint after the last decode, if one is due.
     pub fn checkpoint_due(&mut self) -> Option<CheckpointPurpose> {
-        // What was taken back begins anew.
+        // Removed tokens are counted again.
         let last = self.checkpoints.last?.min(self.cached);
         let purpose = if self.checkpoints.prompt.contains(&self.cached) {
             Some(CheckpointPurpose::Prompt)

@@ -1,8 +1,8 @@
-//! What is said to a run that is under way: wait, go on, draw differently from now on, end.
+//! Control of active runs: pause, resume, change of parameters, stop.
 //!
-//! Orders reach the decode thread as every other command does, between two decodes, so that nothing there waits for a lock. A
-//! run that rests keeps its slot for a while; then the slot goes to others, its state with it, and the run finds it again, or
-//! computes it again, when it goes on.
+//! Requests reach the decode thread like every other command, between two decodes, so that the thread needs no lock. A
+//! paused run keeps its slot for a while. Then it is preempted: the slot goes to other runs. When the run resumes, it
+//! reuses its state if it is still cached, or computes it again.
 
 use super::run::{Run, State};
 use super::scheduler::{Command, Live, Scheduler};
@@ -17,14 +17,14 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How long a client may take nothing before its run's slot goes to those who wait.
+/// Time for which a client may read nothing before its run's slot goes to queued runs.
 const UNREAD: Duration = Duration::from_secs(5);
 
-/// Runs without a slot, up to which a slot is taken from a client that does not read. What such runs have for their clients
-/// stays in memory, so that there must not be any number of them.
+/// Maximum runs without a slot while slots are taken from clients that do not read. The unsent outputs of such runs
+/// stay in memory, so their number is bounded.
 const MOST_PARKED: usize = 16;
 
-/// The way to a run that is under way; cheap to clone.
+/// Handle that controls an active run; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct RunControl {
     run: RunId,
@@ -32,63 +32,63 @@ pub struct RunControl {
     vocabulary: Arc<Vocabulary>,
 }
 
-/// The run is over, or the engine has stopped.
+/// The run has ended, or the engine has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the run is over")]
+#[error("the run has ended")]
 pub struct RunOver;
 
-/// Where a run stands after an order.
+/// Progress of a run after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunProgress {
-    /// Tokens in its answer.
+    /// Tokens in the answer.
     pub generated: u32,
-    /// What it does.
+    /// Activity of the run.
     pub activity: RunActivity,
-    /// How long it has gone on, rests not counted.
+    /// Time for which the run was active, without pauses.
     pub worked: Duration,
 }
 
-/// What a run does.
+/// Activity of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunActivity {
-    /// It waits for a slot.
+    /// Waits for a slot.
     Queued,
-    /// It has a slot and goes on.
+    /// Has a slot and is decoded.
     Running,
-    /// It has a slot and rests.
+    /// Is paused and has a slot.
     Paused,
-    /// It rests and has given its slot back.
+    /// Has lost its slot, by a pause or to a queued run.
     Preempted,
-    /// It is over.
+    /// Has ended.
     Finished,
 }
 
-/// What became of a thought that was to be ended.
+/// Outcome of a request to end the reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndThinking {
-    /// It ends with the next tokens.
+    /// The reasoning ends with the next tokens.
     Ended,
-    /// The run is not thinking.
+    /// The run is not reasoning.
     NotThinking,
-    /// The run was begun without a [`super::ThinkingBudget`].
+    /// The run was started without a [`super::ThinkingBudget`].
     NoBudget,
 }
 
-/// An order to a run.
+/// Request to an active run.
 pub(super) enum Order {
-    /// Rest; give the slot back after that time.
+    /// Pause; release the slot after that time.
     Pause(Duration),
     Resume,
     Modify(Box<Change>),
-    /// End; what was said is the answer.
+    /// End the run; the text so far is the answer.
     Stop(String),
-    /// End the thought that is going on, and tell whether there was one.
+    /// End the current reasoning, and report whether there was one.
     EndThought(oneshot::Sender<EndThinking>),
-    /// Only say where it stands.
+    /// Report the progress only.
     Look,
 }
 
-/// Other parameters from the next token on.
+/// Parameters that apply from the next token on.
 pub(super) struct Change {
     sampling: SamplingParams,
     sampler: Sampler,
@@ -96,7 +96,7 @@ pub(super) struct Change {
     note: String,
 }
 
-/// A run that rests.
+/// A pause of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rest {
     since: Instant,
@@ -108,7 +108,7 @@ impl RunControl {
         Self { run, commands, vocabulary }
     }
 
-    /// Lets the run rest: nothing more is decoded for it. After `slot_for` its slot goes to others.
+    /// Pauses the run: nothing is decoded for it. After `slot_for` its slot goes to other runs.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -116,7 +116,7 @@ impl RunControl {
         self.order(Order::Pause(slot_for)).await
     }
 
-    /// Lets the run go on; without a slot it waits for one, before others that came later.
+    /// Resumes the run. A run without a slot waits for one, ahead of runs that arrived later.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -124,8 +124,8 @@ impl RunControl {
         self.order(Order::Resume).await
     }
 
-    /// Changes how tokens are drawn, and when the run ends, from the next token on. The draw goes on where it was unless the
-    /// seed is another. `note` says in the trace what has changed.
+    /// Changes sampling parameters and limits from the next token on. The random sequence continues unless the seed
+    /// changes. `note` describes the change in the trace.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -145,7 +145,7 @@ impl RunControl {
         self.order(Order::Modify(change)).await
     }
 
-    /// Ends the run; what it has said is its answer. `why` says who wanted it.
+    /// Ends the run; the text so far is its answer. `why` says who requested it.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -153,7 +153,7 @@ impl RunControl {
         self.order(Order::Stop(why.into())).await
     }
 
-    /// Ends the thought that the run is in, as its budget would.
+    /// Ends the current reasoning of the run, like an exhausted budget.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -163,7 +163,7 @@ impl RunControl {
         answered.await.map_err(|_| RunOver)
     }
 
-    /// Where the run stands.
+    /// Returns the progress of the run.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -179,19 +179,19 @@ impl RunControl {
 }
 
 impl Rest {
-    /// Whether the slot is to be given back.
+    /// Returns true if the slot must be released.
     fn is_long(&self, now: Instant) -> bool {
         self.slot_until.is_some_and(|until| now >= until)
     }
 }
 
 impl Live {
-    /// Whether nothing is to be decoded for the run now. What has begun as one step is finished first.
+    /// Returns true if the run is paused and no step is half done.
     pub(super) fn rests(&self) -> bool {
         self.rest.is_some() && self.run.is_between_tokens()
     }
 
-    /// Whether its client keeps it from going on, and has for long.
+    /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
     fn is_unread(&self, now: Instant) -> bool {
         self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD)
             && (self.run.end.is_some() || (self.run.wants_decode().is_some() && self.run.is_between_tokens()))
@@ -203,7 +203,7 @@ impl Live {
         }
     }
 
-    /// Ends the run from outside; a rest is over with it, and is no part of its time.
+    /// Ends the run for an external reason. A pause ends with it and does not count as active time.
     pub(super) fn abort(&mut self, reason: FinishReason, message: impl Into<String>) {
         self.wake();
         self.run.abort(reason, message.into());
@@ -218,7 +218,7 @@ impl Live {
 }
 
 impl Scheduler<'_> {
-    /// Does what a run is told. A run that is over does not answer.
+    /// Applies a request to a run. A run that has ended sends no reply.
     pub(super) fn control(&mut self, id: RunId, order: Order, answer: oneshot::Sender<RunProgress>) {
         let standing = if let Some(at) = self.slots.iter().position(|slot| is(slot.live.as_ref(), id)) {
             self.control_in_slot(at, order)
@@ -229,7 +229,7 @@ impl Scheduler<'_> {
             parked.map(|at| self.control_parked(at, order))
         };
         if let Some(standing) = standing {
-            // Who has gone meanwhile needs no answer.
+            // The client may have disconnected meanwhile.
             let _ = answer.send(standing);
         }
     }
@@ -249,7 +249,7 @@ impl Scheduler<'_> {
 
     fn control_in_queue(&mut self, at: usize, order: Order) -> Option<RunProgress> {
         if matches!(order, Order::Pause(_) | Order::Stop(_)) {
-            // Without a slot it rests where those are that have none.
+            // A paused run leaves the queue.
             let mut live = self.queue.remove(at)?;
             self.waiting.fetch_sub(1, Ordering::AcqRel);
             live.rest = Some(Rest { since: Instant::now(), slot_until: None });
@@ -280,7 +280,7 @@ impl Scheduler<'_> {
         live.standing(RunActivity::Preempted)
     }
 
-    /// Lets a run without a slot wait for one, before others that came later.
+    /// Queues a run without a slot, ahead of runs that arrived later.
     fn queue_again(&mut self, at: usize) -> RunProgress {
         let live = self.parked.swap_remove(at);
         let standing = live.standing(RunActivity::Queued);
@@ -290,8 +290,8 @@ impl Scheduler<'_> {
         standing
     }
 
-    /// Takes the slots of runs that have rested for long, and of those whose clients do not read while others wait; lets go
-    /// on what is read again, and clears away what is over without a slot.
+    /// Takes the slots of runs whose pause is too long, and of runs whose clients do not read while others wait. Queues
+    /// preempted runs whose clients read again, and removes those that have ended.
     pub(super) fn serve_resting(&mut self) {
         let now = Instant::now();
         let free = self.slots.iter().filter(|slot| slot.live.is_none()).count();
@@ -313,7 +313,7 @@ impl Scheduler<'_> {
         while at < self.parked.len() {
             let live = &mut self.parked[at];
             if live.client.is_closed() && live.run.end.is_none() {
-                live.abort(FinishReason::Cancelled, "the client went away");
+                live.abort(FinishReason::Cancelled, "the client disconnected");
             }
             live.count_end(&self.status);
             live.pass_on();
@@ -328,7 +328,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Gives a slot back. Its state stays in it until another run needs the room, which keeps it as every idle state.
+    /// Preempts a run. The slot keeps its state until another run needs it, and then moves it to the host cache.
     fn park(&mut self, index: usize) {
         let Some(mut live) = self.slots[index].live.take() else { return };
         self.release(index, &mut live);
@@ -345,7 +345,7 @@ fn is(live: Option<&Live>, id: RunId) -> bool {
 }
 
 impl Live {
-    /// What changes the run itself.
+    /// Applies a request that changes the run itself.
     fn obey(&mut self, order: Order) {
         match order {
             Order::Modify(change) => self.run.change(*change),
@@ -361,7 +361,7 @@ impl Live {
                     Some(false) => EndThinking::NotThinking,
                     None => EndThinking::NoBudget,
                 };
-                // Who has gone meanwhile needs no answer.
+                // The client may have disconnected meanwhile.
                 let _ = answer.send(thought);
             }
             Order::Pause(_) | Order::Resume | Order::Look => {}
@@ -370,7 +370,7 @@ impl Live {
 }
 
 impl Run {
-    /// Whether nothing is half done that its slot is needed for.
+    /// Returns true if no step is in progress that needs the slot.
     fn is_between_tokens(&self) -> bool {
         self.forced.is_none() && self.prompt_measures.is_empty()
     }
@@ -383,7 +383,7 @@ impl Run {
         sampler.take_over(&mut self.sampler, &self.request.sampling, &sampling);
         self.sampler = sampler;
         self.request.sampling = sampling;
-        // A mod may have set another maximum than the request.
+        // A mod may have set another maximum.
         if limits.max_tokens != self.request.limits.max_tokens {
             self.max_tokens = limits.max_tokens as usize;
         }
@@ -391,7 +391,7 @@ impl Run {
             self.answer.stop_at(limits.stop.iter().map(|text| text.as_bytes().to_vec()).collect());
         }
         self.request.limits = limits;
-        // Several changes may come before the next event tells of them.
+        // Several changes may arrive before the next event records them.
         self.note = Some(self.note.take().map_or(note.clone(), |before| format!("{before}; {note}")));
         let between_tokens = matches!(self.state, State::Decode { .. }) && self.forced.is_none();
         if between_tokens && self.generated() > 0 && self.generated() >= self.max_tokens {

@@ -1,8 +1,8 @@
-//! Embeddings and scores: a thread of its own with an encoding context on the model's weights.
+//! Embeddings and scores, computed on a thread of its own with an encoding context of the model.
 //!
-//! Inputs of all requests that wait share decodes, one of each in turn, so that a long request holds up no short one.
-//! Nothing waits for company: what arrives during a decode goes into the next. A request whose client has gone is
-//! dropped before its next input.
+//! Inputs of all waiting requests share decodes, one input of each in turn, so that a long request does not delay short
+//! ones. A decode never waits for more inputs: those that arrive meanwhile go into the next one. A request whose client
+//! has disconnected is dropped before its next input.
 
 use super::status::EngineStatus;
 use crate::events::TokenId;
@@ -18,70 +18,70 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Inputs that may wait, of all requests together; one request alone may have more.
+/// Maximum inputs that wait, over all requests; a single request may have more.
 const QUEUE: usize = 4096;
 
-/// What the server was asked to encode, and how.
+/// Settings of the encoder.
 #[derive(Debug, Clone)]
 pub struct EncoderSettings {
-    /// Give embeddings.
+    /// True if embeddings are enabled.
     pub embeddings: bool,
-    /// Give scores.
+    /// True if scores are enabled.
     pub reranking: bool,
-    /// How embeddings are pooled; `None` asks the model.
+    /// Pooling of embeddings; `None` for the model's default.
     pub pooling: Option<DeclaredPooling>,
-    /// What stands behind the head's dense layer; `None` asks the model.
+    /// Activation after the head's dense layer; `None` for the model's default.
     pub head: Option<Activation>,
-    /// The context's size and threads.
+    /// Size and threads of the context.
     pub context: EncoderOptions,
 }
 
-/// Why something is not encoded.
+/// Reason why embeddings or scores are unavailable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncoderUnavailable {
-    /// Nobody asked for embeddings.
-    #[error("this server does not give embeddings; start it with --embedding")]
+    /// Embeddings are not enabled.
+    #[error("embeddings are not enabled; start the server with --embedding")]
     Embeddings,
-    /// Nobody asked for scores.
-    #[error("this server does not score texts; start it with --reranking")]
+    /// Scores are not enabled.
+    #[error("scores are not enabled; start the server with --reranking")]
     ScoreInfo,
-    /// The user asked for what is no embedding.
-    #[error("--pooling rank gives scores and no embeddings; start the server with --pooling mean, cls, last or none")]
+    /// The configured pooling gives scores, not embeddings.
+    #[error("--pooling rank gives scores, not embeddings; start the server with --pooling mean, cls, last or none")]
     Ranked,
-    /// The model has no head that can be used.
+    /// The model has no usable head.
     #[error(transparent)]
     Head(#[from] HeadError),
 }
 
-/// Why inputs were not encoded.
+/// Error while encoding inputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// An input has no tokens.
     #[error("input {index} is empty")]
     Empty {
-        /// Place of the input, from 0.
+        /// Index of the input, from 0.
         index: usize,
     },
     /// An input is too long.
-    #[error("input {index} has {tokens} tokens, the longest that is taken has {longest}")]
+    #[error("input {index} has {tokens} tokens; the maximum is {longest}")]
     TooLong {
-        /// Place of the input, from 0.
+        /// Index of the input, from 0.
         index: usize,
-        /// Tokens it has.
+        /// Tokens of the input.
         tokens: usize,
-        /// Most tokens of an input.
+        /// Maximum tokens of an input.
         longest: usize,
     },
-    /// An input has a token that the model does not know.
-    #[error("input {index} has the token {token}, which is not in the vocabulary")]
+    /// An input has a token that is not in the vocabulary.
+    #[error("input {index} contains the token {token}, which is not in the vocabulary")]
     UnknownToken {
-        /// Place of the input, from 0.
+        /// Index of the input, from 0.
         index: usize,
         /// The token.
         token: TokenId,
     },
-    /// Too many inputs wait already.
-    #[error("{waiting} inputs wait already; try again later")]
+    /// The queue is full.
+    #[error("the queue is full: {waiting} inputs are waiting; try again later")]
     Busy {
         /// Inputs that wait.
         waiting: usize,
@@ -94,16 +94,16 @@ pub enum EncodeError {
     Failed(String),
 }
 
-/// What the scores of a model are.
+/// Description of a model's scores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScoreInfo {
-    /// Name of each, in the order in which they come.
+    /// Labels of the scores, in order.
     pub labels: Vec<String>,
-    /// Whether the relevance of a document is the first one's share after softmax.
+    /// True if the relevance of a document is the first score after a softmax over all scores.
     pub softmax: bool,
 }
 
-/// Encodes texts with one model; cheap to clone.
+/// Encoder of texts for one model; cheap to clone.
 #[derive(Clone)]
 pub struct Encoder(Arc<Inner>);
 
@@ -123,7 +123,7 @@ enum Command {
     Stop,
 }
 
-/// A request under way.
+/// A request in progress.
 struct Job {
     inputs: Vec<Vec<TokenId>>,
     wanted: EncoderOutput,
@@ -132,7 +132,7 @@ struct Job {
     _place: Place,
 }
 
-/// A request's part of the queue, given back however the request ends.
+/// Reserved part of the queue, released when the request ends.
 struct Place(Arc<AtomicUsize>, usize);
 
 impl Drop for Place {
@@ -142,17 +142,17 @@ impl Drop for Place {
 }
 
 impl Encoder {
-    /// Decides what the model can give of what was asked for, and starts the thread if that is anything. When nothing was
-    /// asked for, a model that is made for it gives what it can.
+    /// Determines the available outputs from model and settings, and starts the thread if there are any. Without
+    /// settings, a model made for embeddings or scores provides what it can.
     ///
     /// # Errors
-    /// llama.cpp refused the context, e.g. because its memory could not be had.
+    /// llama.cpp could not create the context, e.g. for lack of memory.
     pub async fn start(model: Arc<Model>, settings: &EncoderSettings) -> Result<Self, ModelError> {
         let plan = Plan::new(&model, settings);
         plan.tell(&model, settings);
         let mut context = settings.context.clone();
         if !model.generates() {
-            // Behind its last position such a model has no weights.
+            // Such a model has no weights for later positions.
             context.longest = context.longest.min(model.card().context_train);
         }
         let longest = context.longest as usize;
@@ -169,32 +169,32 @@ impl Encoder {
         Ok(Self(Arc::new(Inner { model, embeddings, scores, longest, commands, waiting, status, thread })))
     }
 
-    /// How embeddings are pooled.
+    /// Returns the pooling of embeddings.
     ///
     /// # Errors
-    /// Why there are none.
+    /// The reason why they are unavailable.
     pub fn embeddings(&self) -> Result<Pooling, &EncoderUnavailable> {
         self.0.embeddings.as_ref().copied()
     }
 
-    /// What scores are.
+    /// Returns the description of the scores.
     ///
     /// # Errors
-    /// Why there are none.
+    /// The reason why they are unavailable.
     pub fn scores(&self) -> Result<&ScoreInfo, &EncoderUnavailable> {
         self.0.scores.as_ref()
     }
 
-    /// Most tokens of an input.
+    /// Returns the maximum number of tokens of an input.
     #[must_use]
     pub fn max_input_tokens(&self) -> usize {
         self.0.longest
     }
 
-    /// Encodes inputs; what was wanted of each, in order. Dropping the future gives them up.
+    /// Encodes inputs. Returns the requested output of each, in order. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// [`EncodeError`]; then none of them was encoded.
+    /// [`EncodeError`]; none of the inputs was encoded.
     pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, wanted: EncoderOutput) -> Result<Vec<Vec<f32>>, EncodeError> {
         let Inner { model, longest, waiting, .. } = &*self.0;
         for (index, input) in inputs.iter().enumerate() {
@@ -220,42 +220,42 @@ impl Encoder {
         answer.await.unwrap_or(Err(EncodeError::Stopped))
     }
 
-    /// Whether the thread runs, where there is anything for it to do. It does not after [`Encoder::stop`], nor when it has
-    /// died of a panic.
+    /// Returns true while the thread runs, or if none is needed. Returns false after [`Encoder::stop`] and after a
+    /// panic of the thread.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.commands.is_none() || thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Returns the counters of its work.
+    /// Returns the counters of the encoder.
     #[must_use]
     pub fn status(&self) -> &Arc<EngineStatus> {
         &self.0.status
     }
 
-    /// Inputs that wait or are being encoded.
+    /// Returns the number of inputs that wait or are being encoded.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.0.waiting.load(Ordering::Acquire)
     }
 
-    /// Gives up what waits, and waits for the thread.
+    /// Cancels waiting requests and waits for the thread.
     pub async fn stop(&self) {
         let Some(commands) = &self.0.commands else { return };
-        // A closed channel says that the thread has ended already.
+        // A closed channel means that the thread has already ended.
         let _ = commands.send(Command::Stop);
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let joined = tokio::task::spawn_blocking(move || thread.join()).await;
             if !matches!(joined, Ok(Ok(()))) {
-                tracing::error!("the encoder's thread panicked");
+                tracing::error!("encoder thread panicked");
             }
         }
     }
 }
 
-/// What a model gives, and why not.
+/// Outputs that a model provides, or why it does not.
 struct Plan {
     embeddings: Result<Pooling, EncoderUnavailable>,
     scores: Result<Head, EncoderUnavailable>,
@@ -276,7 +276,7 @@ impl Plan {
             match (declared, settings.pooling) {
                 (_, Some(DeclaredPooling::Ranks)) => Err(EncoderUnavailable::Ranked),
                 (Some(DeclaredPooling::Embeds(pooling)), _) => Ok(pooling),
-                // What its head reads is what it was trained to say something with.
+                // The head reads the pooling that the model was trained with.
                 (Some(DeclaredPooling::Ranks), _) => Ok(model.ranked_pooling()),
                 (None, _) => Ok(Pooling::Mean),
             }
@@ -289,19 +289,16 @@ impl Plan {
     fn tell(&self, model: &Model, settings: &EncoderSettings) {
         let name = model.name();
         if !model.generates() {
-            tracing::info!(
-                model = name,
-                "the model is an encoder: it gives embeddings or scores, and continues no text"
-            );
+            tracing::info!(model = name, "model is an encoder: it provides embeddings or scores and generates no text");
         }
         if let Ok(pooling) = self.embeddings {
-            tracing::info!(model = name, ?pooling, "embeddings are on");
+            tracing::info!(model = name, ?pooling, "embeddings enabled");
         }
         if self.scores.as_ref().is_ok_and(|head| head.segments && head.labels.len() == 1) {
             tracing::warn!(
                 model = name,
-                "the model tells query and document apart by token types, which llama.cpp does not: scores of pairs differ \
-                 from its authors'"
+                "the model distinguishes query and document by token types, which llama.cpp does not support: scores of pairs differ \
+                 from the reference implementation"
             );
         }
         match &self.scores {
@@ -310,10 +307,10 @@ impl Plan {
                 labels = head.labels.join(","),
                 activation = ?head.activation,
                 pooling = ?head.pooling,
-                "scores are on"
+                "scores enabled"
             ),
             Err(EncoderUnavailable::Head(HeadError::None)) if !settings.reranking => {}
-            Err(reason @ EncoderUnavailable::Head(_)) => tracing::warn!(model = name, "no scores: {reason}"),
+            Err(reason @ EncoderUnavailable::Head(_)) => tracing::warn!(model = name, "scores unavailable: {reason}"),
             Err(_) => {}
         }
     }
@@ -333,14 +330,14 @@ async fn spawn(
                 run(context, &inbox, &status);
             }
         }
-        // Nobody listens only when the start was given up.
+        // The receiver is gone only if the start was cancelled.
         Err(error) => drop(ready.send(Err(error))),
     };
     let thread = std::thread::Builder::new()
         .name("thunder-encode".into())
         .spawn(thread)
         .map_err(|error| ModelError::Decode(error.to_string()))?;
-    started.await.map_err(|_| ModelError::Decode("the encoder's thread died while starting".into()))??;
+    started.await.map_err(|_| ModelError::Decode("the encoder thread panicked during start-up".into()))??;
     Ok((commands, thread))
 }
 
@@ -364,7 +361,7 @@ fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>, status: &Engi
     }
 }
 
-/// One decode: the next inputs of the jobs in turn, as many as fit.
+/// Runs one decode with the next inputs of the jobs in turn, as many as fit.
 fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, status: &EngineStatus) {
     let rounds = jobs.iter().map(|job| job.inputs.len() - job.done.len()).max().unwrap_or(0);
     let in_turn = (0..rounds).flat_map(|round| {
@@ -388,7 +385,7 @@ fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, statu
     let (vectors, failed) = match encoded {
         Ok(vectors) => (vectors, None),
         Err(error) => {
-            tracing::error!(%error, "inputs could not be encoded");
+            tracing::error!(%error, "encoding failed");
             (Vec::new(), Some(EncodeError::Failed(error.to_string())))
         }
     };
@@ -397,7 +394,7 @@ fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, statu
     }
     let (mut first, mut last) = (VecDeque::new(), VecDeque::new());
     for (job, is_served) in jobs.drain(..).zip(served) {
-        // A client that has gone needs no answer.
+        // The client may have disconnected.
         if let (true, Some(error)) = (is_served, &failed) {
             let _ = job.client.send(Err(error.clone()));
         } else if job.done.len() == job.inputs.len() {

@@ -1,4 +1,4 @@
-//! How a run ends: when there is a reason, and what is then said of it.
+//! End of a run: reasons to end, and the record of the end.
 
 use super::Output;
 use super::run::{Run, State};
@@ -8,7 +8,7 @@ use crate::model::printable;
 use std::sync::Arc;
 
 impl Run {
-    /// Whether the run ends with the token that was just added, and why.
+    /// Returns the reason and message if the run ends with the token that was just added.
     pub(super) fn reason_to_end(&self) -> Option<(FinishReason, Option<String>)> {
         let last = *self.sequence.last()?;
         if self.ends_generation(last) || self.answer.stopped_by().is_some() {
@@ -21,14 +21,17 @@ impl Run {
             return Some((FinishReason::Length, None));
         }
         if self.answer.is_outdented() {
-            let message = format!("a line is indented by less than {}", self.request.limits.min_indent);
+            let message = format!("a line has less than the minimum indentation of {}", self.request.limits.min_indent);
             return Some((FinishReason::Length, Some(message)));
         }
         if let (Some(most), Some(first)) = (self.request.limits.max_time, self.first_token_us)
             && self.has_new_line()
             && self.elapsed_us().saturating_sub(first) >= most.as_micros() as u64
         {
-            return Some((FinishReason::Length, Some(format!("the time of {} ms is over", most.as_millis()))));
+            return Some((
+                FinishReason::Length,
+                Some(format!("the time limit of {} ms was reached", most.as_millis())),
+            ));
         }
         None
     }
@@ -50,7 +53,7 @@ impl Run {
             self.sequence.last().is_some_and(|&token| self.generated() > 0 && self.ends_generation(token));
         let switched_off = self.mods.iter().filter_map(|active| active.health.off.clone());
         let message = message.into_iter().chain(switched_off).reduce(|all, next| all + "; " + &next);
-        // Without a slot it has only waited.
+        // Without a slot the run was only queued.
         let worked_us =
             if self.metrics.slot.get().is_some() { self.elapsed_us().saturating_sub(self.begun_us) } else { 0 };
         let prompt_us = self.prompt_us.unwrap_or(worked_us);
@@ -85,7 +88,7 @@ impl Run {
         for active in &mut self.mods {
             active.session.finished();
         }
-        // Before the client hears of the end: it may send the id again at once.
+        // Released before the client learns of the end, since it may send the id again immediately.
         self.active_id = None;
         if let Some(Output::Text(delta)) = self.outbox.back_mut() {
             delta.last = Some(reason);
@@ -95,25 +98,25 @@ impl Run {
         self.state = State::Ended;
     }
 
-    /// Ends a run that takes too many steps.
+    /// Ends a run that reached the maximum number of steps.
     pub(super) fn finish_at_most_steps(&mut self) {
         let message = format!(
-            "the limit of {} steps is reached with {} tokens in the answer; a mod may be backtracking for ever",
+            "the limit of {} steps was reached with {} tokens in the answer; a mod may backtrack endlessly",
             self.request.limits.max_steps,
             self.generated()
         );
         self.finish(FinishReason::Length, Some(message), None);
     }
 
-    /// Ends the run from outside: the client went, the server stops, the model failed.
+    /// Ends the run for an external reason: the client disconnected, the server shuts down, or the model failed.
     pub fn abort(&mut self, reason: FinishReason, message: String) {
         if self.end.is_none() {
             self.finish(reason, Some(message), None);
         }
     }
 
-    /// Whether the run ends with the token. Where the model's own ends are to be ignored they are never drawn, and what stands
-    /// here is a mod's.
+    /// Returns true if the token ends the run. With `ignore_eos` the model never draws its end-of-generation tokens, so
+    /// one found here was forced by a mod.
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {
         self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)
     }

@@ -1,4 +1,4 @@
-//! States of slots that were about to be thrown away, kept in the machine's memory.
+//! Cache in host memory for slot states that would otherwise be discarded.
 
 use super::conversation::Memory;
 use crate::events::TokenId;
@@ -6,38 +6,38 @@ use crate::model::common_prefix;
 use crate::model::llama::{AdapterSet, Checkpoints};
 use std::collections::VecDeque;
 
-/// Shorter states are computed again as fast as they are copied.
+/// Minimum tokens of a cached state; computing a shorter one again takes no longer than copying it.
 const WORTH: usize = 32;
 
-/// The state of a sequence.
+/// Cached state of a sequence.
 pub(super) struct Idle {
     pub tokens: Vec<TokenId>,
-    /// The LoRA adapters that it was computed with.
+    /// LoRA adapters that the state was computed with.
     pub adapters: Option<AdapterSet>,
     pub state: Vec<u8>,
-    /// Places that it can be gone back to.
+    /// Checkpoints that the state can return to.
     pub checkpoints: Checkpoints,
     pub memory: Memory,
 }
 
-/// Idle states, oldest first, up to a limit in bytes.
+/// Cached states, oldest first, up to a limit in bytes.
 pub(super) struct HostCache {
     entries: VecDeque<Idle>,
     bytes: usize,
     limit: usize,
-    /// Bytes of a state, roughly: those that it takes anyway, and those of each token.
+    /// Approximate size of a state: fixed bytes, and bytes per token.
     sizes: (usize, usize),
-    /// Whether each beginning of a state can be used, so that a longer one holds the shorter ones.
+    /// True if every prefix of a state can be used, so that a longer state replaces its prefixes.
     beginnings: bool,
 }
 
 impl HostCache {
-    /// A cache of that many bytes; 0 keeps nothing.
+    /// Creates a cache of `limit` bytes; 0 keeps nothing.
     pub fn new(limit: usize, sizes: (usize, usize), beginnings: bool) -> Self {
         Self { entries: VecDeque::new(), bytes: 0, limit, sizes, beginnings }
     }
 
-    /// Whether the state of these tokens is to be kept.
+    /// Returns true if the state of these tokens should be stored.
     pub fn wants(&self, tokens: &[TokenId], adapters: Option<&AdapterSet>) -> bool {
         tokens.len() >= WORTH
             && self.sizes.0 + tokens.len() * self.sizes.1 <= self.limit
@@ -48,7 +48,7 @@ impl HostCache {
             })
     }
 
-    /// Keeps a state, and forgets those that it holds, and the oldest ones where there is no room.
+    /// Stores a state. Removes the states that it covers, and the oldest ones if there is no room.
     pub fn put(&mut self, idle: Idle) {
         if idle.size() > self.limit {
             return;
@@ -69,8 +69,8 @@ impl HostCache {
         }
     }
 
-    /// The state with these adapters of which a prompt can use most, more than `shared` tokens and a quarter of its own.
-    /// `reach` says how many of so many first tokens of a state can be used.
+    /// Finds the state with these adapters of which a prompt can use most tokens: more than `shared`, and at least a
+    /// quarter of the state. `reach` returns how many of the first tokens of a state can be used.
     pub fn best(
         &self,
         prompt: &[TokenId],
@@ -87,26 +87,26 @@ impl HostCache {
             .map(|(_, at)| at)
     }
 
-    /// Takes a state out.
+    /// Removes and returns a state.
     pub fn take(&mut self, at: usize) -> Option<Idle> {
         let idle = self.entries.remove(at)?;
         self.bytes -= idle.size();
         Some(idle)
     }
 
-    /// All states.
+    /// Returns all states.
     pub fn iter(&self) -> impl Iterator<Item = &Idle> {
         self.entries.iter()
     }
 }
 
-/// Whether one state makes another needless.
+/// Returns true if the first state covers the second.
 fn holds(beginnings: bool, tokens: &[TokenId], others: &[TokenId]) -> bool {
     if beginnings { tokens.starts_with(others) } else { tokens == others }
 }
 
 impl Idle {
-    /// Whether it is worth to be copied for so many of its tokens.
+    /// Returns true if copying the state pays off for `shared` of its tokens.
     pub fn is_worth(&self, shared: usize) -> bool {
         4 * shared >= self.tokens.len()
     }
@@ -155,9 +155,9 @@ mod tests {
         let starts: Vec<i32> = cache.iter().map(|entry| entry.tokens[0]).collect();
         assert_eq!((starts, cache.bytes), (vec![1000, 2000, 3000], 3000));
         cache.put(idle(0..100, 4000));
-        assert_eq!(cache.bytes, 3000, "what is larger than the cache is not taken");
+        assert_eq!(cache.bytes, 3000, "a state larger than the cache is not stored");
         cache.put(idle(1000..1200, 1500));
-        assert_eq!(cache.bytes, 2500, "the longer state took the oldest one's place, and its beginning's");
+        assert_eq!(cache.bytes, 2500, "the longer state replaced the oldest one and its own prefix");
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         let mut cache = HostCache::new(1 << 20, (0, 10), true);
         cache.put(idle(0..100, 1000));
         cache.put(idle(0..60, 1000));
-        assert_eq!(cache.iter().count(), 2, "a shorter state is no reason to forget a longer one");
+        assert_eq!(cache.iter().count(), 2, "a shorter state does not replace a longer one");
         let prompt: Vec<TokenId> = (0..200).collect();
         let best = cache.best(&prompt, None, 0, any).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 100);

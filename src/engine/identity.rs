@@ -1,5 +1,5 @@
-//! The identity of a model's weights, which a saved state must share: hashes of every byte of its files, computed in the
-//! background after the load.
+//! Identity of a model's weights, which a saved state must match: hashes of every byte of its files, computed in the
+//! background after loading.
 
 use super::SlotError;
 use crate::model::Model;
@@ -10,16 +10,16 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Wait for the hashes before a request is refused; those of a small model are there by then.
+/// Time for which a request waits for the hashes; those of a small model are known by then.
 const WAIT: Duration = Duration::from_secs(5);
-/// Bounds of the advice on when to try again.
+/// Bounds of the recommended delay before the next try.
 const MIN_RETRY_S: u64 = 1;
 const MAX_RETRY_S: u64 = 600;
 
-/// The identity that a saved state must have.
+/// Identity that a saved state must match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Hash of the model and of the settings that change its computation.
+    /// Hash of the model and of the settings that affect its computation.
     pub model: u128,
     /// Hashes of the LoRA adapters, by id.
     pub adapters: Vec<u128>,
@@ -27,7 +27,7 @@ pub(super) struct Identity {
 
 #[derive(Debug, Clone)]
 enum Progress {
-    /// Bytes that were read since then, of so many.
+    /// Start time, bytes read so far, and total bytes.
     Hashing {
         began: Instant,
         read: u64,
@@ -37,12 +37,12 @@ enum Progress {
     Failed(String),
 }
 
-/// The identity of a loaded model, as far as it is known. The computation ends when this is dropped.
+/// Identity of a loaded model, once it is known. Dropping this cancels the computation.
 #[derive(Debug)]
 pub(super) struct Identification(watch::Receiver<Progress>);
 
 impl Identification {
-    /// Begins to hash the files of the model and its adapters, or finds their hashes in the folder `cache`.
+    /// Starts to hash the files of the model and its adapters, or finds their hashes in the folder `cache`.
     pub fn start(model: &Model, cache: Option<PathBuf>) -> Self {
         let (settings, weights) = (model.settings(), model.weights().to_vec());
         let adapters: Vec<WeightFile> = model.adapters().list().iter().map(|adapter| adapter.weights.clone()).collect();
@@ -63,14 +63,14 @@ impl Identification {
         Self(receiver)
     }
 
-    /// Returns the identity, for which it waits a little.
+    /// Returns the identity; waits for it for up to [`IDENTITY_TIMEOUT`].
     ///
     /// # Errors
-    /// [`SlotError::Hashing`] while it is not known, [`SlotError::Unidentified`] where it cannot be.
+    /// [`SlotError::Hashing`] while the hash is computed, [`SlotError::Unidentified`] if it failed.
     pub async fn known(&self) -> Result<Arc<Identity>, SlotError> {
         let mut state = self.0.clone();
         let is_over = |progress: &Progress| !matches!(progress, Progress::Hashing { .. });
-        // The last state says what there is to say, in time or not.
+        // The current state decides, whether the wait succeeded or timed out.
         let _ = timeout(WAIT, state.wait_for(is_over)).await;
         let progress = state.borrow().clone();
         match progress {
@@ -101,7 +101,7 @@ fn identify(
         !sender.is_closed()
     };
     let mut hash = |file: &WeightFile| file.hash(cache, &mut advance);
-    // The parts of a split model in their order; a model of one file has that file's hash.
+    // Hashes of the parts of a split model are combined in order; a model of one file has that file's hash.
     let mut parts = weights.iter().map(&mut hash);
     let first = parts.next().unwrap_or(Ok(0))?;
     let model = parts.try_fold(first, |before, part| {

@@ -1,47 +1,47 @@
-//! What a run has to say: its items in order, on their way to the recorder.
+//! Buffer of a run's events: trace items in order, on their way to the recorder.
 
 use crate::events::{ActionRecord, Event, EventType, ModCall, ModLog, TraceItem};
 use chrono::{DateTime, Utc};
 use std::time::{Duration, Instant};
 
-/// Tells the time of day; a parameter, so that a run can be repeated.
+/// Function that returns the current time; a parameter, so that runs can be repeated in tests.
 pub type Clock = fn() -> DateTime<Utc>;
 
-/// Collects the items of one run and numbers them.
+/// Collects and numbers the trace items of one run.
 pub(super) struct Journal {
     items: Vec<TraceItem>,
     recorded: bool,
     clock: Clock,
     started: Instant,
-    /// `None` before the first: a reader of a run that has just begun must find its beginning.
+    /// `None` before the first flush, so that the first items of a run are sent immediately.
     last_flush: Option<Instant>,
     next_event: i32,
     next_call: i32,
 }
 
 impl Journal {
-    /// A journal; one that is not `recorded` only counts.
+    /// Creates a buffer; one that is not `recorded` only counts.
     pub fn new(recorded: bool, clock: Clock) -> Self {
         let started = Instant::now();
         Self { items: Vec::new(), recorded, clock, started, last_flush: None, next_event: 0, next_call: 0 }
     }
 
-    /// Since the run began.
+    /// Returns the time since the run started.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The time of day.
+    /// Returns the current time.
     pub fn now(&self) -> DateTime<Utc> {
         (self.clock)()
     }
 
-    /// Whether anything is kept.
+    /// Returns true if items are recorded.
     pub fn recorded(&self) -> bool {
         self.recorded
     }
 
-    /// Writes an event and returns its number. `fill` is only called when it is kept.
+    /// Adds an event and returns its number. `fill` is only called if items are recorded.
     pub fn event(&mut self, event_type: EventType, step: u32, fill: impl FnOnce(&mut Event)) -> i32 {
         let order = self.next_event;
         self.next_event += 1;
@@ -56,7 +56,7 @@ impl Journal {
         order
     }
 
-    /// Writes a mod call and returns its number.
+    /// Adds a mod call and returns its number.
     pub fn call(&mut self, call: ModCall) -> i32 {
         let index = self.next_call;
         self.next_call += 1;
@@ -66,21 +66,21 @@ impl Journal {
         index
     }
 
-    /// Writes a log line.
+    /// Adds a log line.
     pub fn log(&mut self, log: ModLog) {
         if self.recorded {
             self.items.push(TraceItem::ModLog(log));
         }
     }
 
-    /// Writes an action.
+    /// Adds an action.
     pub fn action(&mut self, action: ActionRecord) {
         if self.recorded {
             self.items.push(TraceItem::Action(action));
         }
     }
 
-    /// Takes what has gathered, once it is worth a message: often enough for a live view, seldom enough for the decode loop.
+    /// Takes the collected items if a flush is due: often enough for a live view, rarely enough for the decode loop.
     pub fn take_due(&mut self) -> Option<Vec<TraceItem>> {
         const MANY: usize = 128;
         const LONG: Duration = Duration::from_millis(25);
@@ -88,7 +88,7 @@ impl Journal {
         (self.items.len() >= MANY || (!self.items.is_empty() && is_long_ago())).then(|| self.take_all())
     }
 
-    /// Takes everything.
+    /// Takes all items.
     pub fn take_all(&mut self) -> Vec<TraceItem> {
         self.last_flush = Some(Instant::now());
         std::mem::take(&mut self.items)

@@ -1,26 +1,27 @@
-//! Where a token stands in the model's full distribution. One pass over the vocabulary, written so that the compiler
-//! vectorises it; it runs once per generated token on the decode thread.
+//! Measurements of the model's full distribution: entropy, probability and rank of tokens. One pass over the
+//! vocabulary, written so that the compiler vectorises it; it runs once per generated token on the decode thread.
 
 use crate::events::TokenId;
 
 const LANES: usize = 16;
 
-/// Entries that are skipped at once when none of them is high enough.
+/// Number of entries that are skipped together if none of them is high enough.
 const BLOCK: usize = 128;
 
-/// The softmax of a logit vector, without its values.
+/// Softmax of a logit vector, without its values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Distribution {
     /// ln Σ exp(logit).
     log_sum_exp: f32,
     /// Entropy in bits.
     pub entropy: f32,
-    /// Whether every logit is a number below infinity. Where not, the rest means nothing.
+    /// True if every logit is a number below infinity. If not, the other fields are meaningless.
     pub sound: bool,
 }
 
 impl Distribution {
-    /// Measures a logit vector: H = ln Z − Σ p·(x − max), with Z = Σ exp(x − max), turned from nats to bits.
+    /// Computes the distribution of a logit vector: H = ln Z − Σ p·(x − max), with Z = Σ exp(x − max), converted from
+    /// nats to bits.
     pub fn of(logits: &[f32]) -> Self {
         let max = max_of(logits);
         if max == f32::NEG_INFINITY {
@@ -32,7 +33,7 @@ impl Distribution {
         let mut not_a_number = [0u32; LANES];
         let mut add = |lane: usize, logit: f32| {
             let x = logit - max;
-            // So is ∞ − ∞; `max` below would make a number of it.
+            // ∞ − ∞ is also NaN; `max` below would turn it into a number.
             not_a_number[lane] |= u32::from(x.is_nan());
             let x = x.max(-80.0);
             let e = exp(x);
@@ -59,19 +60,19 @@ impl Distribution {
         }
     }
 
-    /// Natural logarithm of the probability of an entry.
+    /// Returns the natural logarithm of the probability of an entry.
     pub fn logprob(self, logit: f32) -> f32 {
         (logit - self.log_sum_exp).min(0.0)
     }
 
-    /// Probability of an entry.
+    /// Returns the probability of an entry.
     pub fn prob(self, logit: f32) -> f32 {
         self.logprob(logit).exp()
     }
 }
 
-/// The `count` entries whose probability differs most between two logit vectors, each with its distribution: most first, and
-/// by how much.
+/// Returns the `count` entries whose probability differs most between two logit vectors, given with their
+/// distributions: largest difference first, with the difference.
 pub(super) fn most_shifted(
     before: (Distribution, &[f32]),
     after: (Distribution, &[f32]),
@@ -80,7 +81,7 @@ pub(super) fn most_shifted(
     let prob = |distribution: Distribution, logit: f32| exp((logit - distribution.log_sum_exp).clamp(-80.0, 0.0));
     let mut most = Highest::new(count);
     for (block, (was, is)) in before.1.chunks(BLOCK).zip(after.1.chunks(BLOCK)).enumerate() {
-        // No probability of the block moved by more than the highest of them, before or after; `exp` is not exact.
+        // No probability of the block changed by more than the highest of them, before or after; `exp` is approximate.
         let bound = prob(before.0, max_of(was)).max(prob(after.0, max_of(is))) * 1.001;
         if bound <= most.floor {
             continue;
@@ -92,11 +93,11 @@ pub(super) fn most_shifted(
     most.entries
 }
 
-/// The highest of the values offered so far, highest first; among equal ones the one that was offered first.
+/// The highest values offered so far, highest first; of equal values the first offered comes first.
 struct Highest {
     entries: Vec<(TokenId, f32)>,
     count: usize,
-    /// What a value must exceed.
+    /// Threshold that a value must exceed.
     floor: f32,
 }
 
@@ -118,11 +119,12 @@ impl Highest {
     }
 }
 
-/// e^x for −80 ≤ x ≤ 0, relative error below 4e-6: 2^n by the exponent bits, 2^f by a polynomial on [−½, ½].
+/// Computes e^x for −80 ≤ x ≤ 0 with a relative error below 4e-6: 2^n by the exponent bits, 2^f by a polynomial on [−½,
+/// ½].
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // 1.5 × 2^23: a float of this size has no bits below 1, so that adding it rounds, and its low bits are the integer.
-    // Baseline x86-64 has no instruction for `floor` or `round`; a call of libm would keep the loop from being vectorised.
+    // 1.5 × 2^23: a float of this size has no fraction bits, so adding it rounds, and its low bits are the integer.
+    // Baseline x86-64 has no instruction for `floor` or `round`; a call to libm would prevent vectorisation.
     const ROUND: f32 = 12_582_912.0;
     let t = x * std::f32::consts::LOG2_E;
     let rounded = t + ROUND;
@@ -144,7 +146,7 @@ fn max_of(values: &[f32]) -> f32 {
     max.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
 }
 
-/// 1 for the most probable token; among equal ones the lower id comes first.
+/// Returns the rank of a token, 1 for the most probable; of equal tokens the lower id comes first.
 pub(super) fn rank(logits: &[f32], token: TokenId) -> u32 {
     let Some((index, &own)) = usize::try_from(token).ok().and_then(|index| Some((index, logits.get(index)?))) else {
         return 0;
@@ -154,10 +156,10 @@ pub(super) fn rank(logits: &[f32], token: TokenId) -> u32 {
     1 + higher + equal_before
 }
 
-/// The `count` highest logits, highest first; among equal ones the lower id comes first.
+/// Returns the `count` highest logits, highest first; of equal logits the lower id comes first.
 pub(super) fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     let mut top = Highest::new(count);
-    // Past the first few, most blocks hold nothing that is high enough, which their maximum tells at once.
+    // After the first few blocks, most contain nothing high enough, which their maximum shows.
     for (block, values) in logits.chunks(BLOCK).enumerate() {
         if max_of(values) > top.floor {
             values.iter().enumerate().for_each(|(index, &logit)| top.offer(block * BLOCK + index, logit));

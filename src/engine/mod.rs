@@ -1,10 +1,11 @@
-//! One validated [`Request`] in, events out: scheduler, slots, sequences, sampling, stop, KV state.
+//! Generation engine: scheduler, slots, sequences, sampling, stop conditions and KV state. It takes one validated
+//! [`Request`] and emits events.
 //!
-//! One decode thread per loaded model owns the llama context. Slots are llama sequences; every loop decodes one
-//! batch of all runs that are ready, prompt chunks mixed in. A run that waits (for a mod, for a client that
-//! does not read) is left out of the batch and delays nobody. Everything that happens leaves the thread through
-//! bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to the surface that asked. Nothing
-//! here waits for a database, a disk or a socket.
+//! One decode thread per loaded model owns the llama context. A slot is a llama sequence. Each iteration decodes one
+//! batch with all runs that are ready; prompt chunks share the batch with generated tokens. A run that waits for a mod,
+//! or for a client that does not read, is left out of the batch and delays no other run. Results leave the thread
+//! through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to the API that submitted the run.
+//! The decode thread never waits for a database, a disk or a socket.
 
 mod actions;
 mod adapters;
@@ -65,47 +66,48 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Outputs that may wait for a client that does not read, before its run pauses.
+/// Maximum outputs queued for a client that does not read, before its run pauses.
 const CLIENT_CHANNEL: usize = 256;
-/// Of the memory for idle states, one part in so many may be used for going back in states that know only their end.
+/// Divisor of `cache_ram_bytes`: the part of that memory that checkpoints of recurrent states may use.
 const CHECKPOINTS: usize = 8;
 
-/// How the engine is set up.
+/// Settings of the engine.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Context of each slot, in tokens.
+    /// Context size of each slot, in tokens.
     pub ctx_size: u32,
-    /// Slots: runs that decode at the same time.
+    /// Number of slots: runs that decode at the same time.
     pub parallel: u32,
-    /// Threads for decoding tokens.
+    /// Threads that decode generated tokens.
     pub threads: i32,
-    /// Threads for decoding prompts.
+    /// Threads that decode prompts.
     pub threads_batch: i32,
-    /// Most tokens in one decode.
+    /// Maximum tokens in one decode.
     pub batch_size: u32,
-    /// Most tokens in one physical batch.
+    /// Maximum tokens in one physical batch.
     pub ubatch_size: u32,
-    /// Whether attention can be captured; flash attention is then off.
+    /// True if attention can be captured; this turns flash attention off.
     pub attention: bool,
-    /// How keys are kept in the KV cache.
+    /// Type of the keys in the KV cache.
     pub cache_type_k: CacheType,
-    /// How values are kept in the KV cache; a quantised type needs flash attention.
+    /// Type of the values in the KV cache; a quantised type needs flash attention.
     pub cache_type_v: CacheType,
-    /// A run takes the slot whose state it shares at least this part of its prompt with; 0 looks at no slot's state.
+    /// Minimum part of the prompt that a slot's state must share with it, for the run to prefer that slot; 0 ignores
+    /// the states of slots.
     pub slot_prompt_similarity: f32,
-    /// Most bytes of states that no slot has room for; 0 keeps none.
+    /// Maximum bytes of states that are kept outside of the slots; 0 keeps none.
     pub cache_ram_bytes: usize,
-    /// Folder in which the hashes of models are kept.
+    /// Folder that caches the hashes of model files.
     pub hash_cache: Option<PathBuf>,
-    /// Most tokens that the answer of any run may have; `None` for as many as fit.
+    /// Maximum tokens in the answer of any run; `None` for as many as fit.
     pub max_tokens: Option<u32>,
-    /// Codes attention for storage.
+    /// Encodes attention for storage.
     pub encode_attention: AttentionEncodeFn,
-    /// Tells the time of day.
+    /// Source of the current time.
     pub clock: Clock,
 }
 
-/// A running engine; cheap to clone.
+/// Handle of a running engine; cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -121,27 +123,27 @@ struct Inner {
     /// `None` without capture.
     attends: Option<Result<AttentionSupport, Unsupported>>,
     status: Arc<EngineStatus>,
-    /// Cloned into every run.
+    /// Reference-counted by every run; see [`Engine::runs`].
     counted: Arc<()>,
     durability_acks: Option<DurabilityAcks>,
     unstored: Option<UnstoredRuns>,
-    /// Weak: when the decode thread has ended, so has the recorder's last sender.
+    /// Weak, so that the recorder's channel closes when the decode thread ends.
     recorder: mpsc::WeakSender<Signal>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
-    /// The way to a run of this engine; what is said to one that is not under way comes back as [`RunOver`].
+    /// Returns a handle that controls a run of this engine. Requests for a run that is not active return [`RunOver`].
     #[must_use]
     pub fn control(&self, run: crate::events::RunId) -> RunControl {
         RunControl::new(run, self.inner.commands.clone(), Arc::clone(self.inner.model.vocabulary()))
     }
 
-    /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is one. For a
-    /// model that generates no text there is no thread, and every request is refused.
+    /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is accepted. A
+    /// model that generates no text gets no thread, and every request is refused.
     ///
     /// # Errors
-    /// llama.cpp refused the context, e.g. because its memory could not be had.
+    /// llama.cpp could not create the context, e.g. for lack of memory.
     pub async fn start(
         model: Arc<Model>,
         options: Options,
@@ -208,7 +210,7 @@ impl Engine {
                                 .run();
                         }
                     }
-                    // Nobody listens only when the start was given up.
+                    // The receiver is gone only if the start was cancelled.
                     Err(error) => drop(ready.send(Err(error))),
                 }
             }
@@ -218,8 +220,8 @@ impl Engine {
             .spawn(thread)
             .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
         let started = started.await;
-        let (layout, attends) =
-            started.map_err(|_| crate::model::ModelError::Decode("the decode thread died while starting".into()))??;
+        let (layout, attends) = started
+            .map_err(|_| crate::model::ModelError::Decode("the decode thread panicked during start-up".into()))??;
         let home = Arc::new(home(&model, layout));
         let identification = Identification::start(&model, options.hash_cache.clone());
         let thread = Mutex::new(Some(thread));
@@ -241,40 +243,40 @@ impl Engine {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The model it runs.
+    /// Returns the model.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         &self.inner.model
     }
 
-    /// Tokens that one run can hold, prompt and answer together.
+    /// Returns the number of tokens that one run can hold, prompt and answer together.
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
     }
 
-    /// Runs that decode at the same time.
+    /// Returns the number of slots.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.inner.options.parallel
     }
 
-    /// Runs that wait, decode, or have a client that has not read everything.
+    /// Returns the number of runs that are queued, decode, or have a client that has not read everything.
     #[must_use]
     pub fn runs(&self) -> usize {
         Arc::strong_count(&self.inner.counted) - 1
     }
 
-    /// What the decode thread is doing.
+    /// Returns counters and slot states of the decode thread.
     #[must_use]
     pub fn status(&self) -> &Arc<EngineStatus> {
         &self.inner.status
     }
 
-    /// What can be captured of the model's attention.
+    /// Returns the attention that can be captured from the model.
     ///
     /// # Errors
-    /// What a run that asks for attention is refused with.
+    /// The error that a request for attention gets.
     pub fn attention(&self) -> Result<&AttentionSupport, SubmitError> {
         match &self.inner.attends {
             None => Err(SubmitError::AttentionOff),
@@ -285,8 +287,8 @@ impl Engine {
         }
     }
 
-    /// Whether the decode thread runs. It does not after [`Engine::stop`], nor when it has died of a panic; a model that
-    /// generates no text needs none.
+    /// Returns true while the decode thread runs. It returns false after [`Engine::stop`] and after a panic of the
+    /// thread. A model that generates no text needs no thread, and returns true.
     #[must_use]
     pub fn is_running(&self) -> bool {
         if !self.inner.model.generates() {
@@ -296,9 +298,9 @@ impl Engine {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Ends all runs and waits for the decode thread; what was recorded is with the recorder then.
+    /// Ends all runs and waits for the decode thread. Everything recorded has reached the recorder when this returns.
     pub async fn stop(&self) {
-        // A closed channel says that the thread has ended already.
+        // A closed channel means that the thread has already ended.
         let _ = self.inner.commands.send(Command::Stop);
         let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {

@@ -1,4 +1,4 @@
-//! What a surface gets of its run.
+//! Outputs of a run to the API that submitted it.
 
 use super::control::RunControl;
 use super::status::RunMetrics;
@@ -7,52 +7,52 @@ use crate::model::llama::AttentionRow;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// What a surface receives of its run, in order. Dropping the receiver cancels the run within a token.
+/// Output of a run, in order. Dropping the receiver cancels the run within a token.
 #[derive(Debug, Clone)]
 pub enum Output {
-    /// Text was appended to the answer, and will not be taken back unless a `Retract` says so.
+    /// Text appended to the answer. Only a `Retract` can remove it.
     Text(TextDelta),
-    /// A mod took back more than the stream had held back: the last characters of the answer are gone, and the last tokens.
+    /// Removes the end of what was sent: a mod backtracked further than the holdback.
     Retract {
-        /// Unicode scalar values to remove from the end. There may be more of them than of the tokens, since what could now become
-        /// a stop string is sent again; and none, where the tokens had none.
+        /// Unicode scalar values to remove from the end. Can be more than the characters of the tokens, since text that
+        /// could now become a stop string is sent again; 0 for tokens without text.
         chars: usize,
-        /// Tokens that the client was told of.
+        /// Tokens to remove that the client has received.
         tokens: usize,
     },
-    /// How probable the tokens of the prompt were, where it was asked for; before any text.
+    /// Probabilities of the prompt's tokens, if requested; before any text.
     Prompt(Vec<(TokenMeasurement, Vec<Alternative>)>),
-    /// How far the prompt is, where it was asked for.
+    /// Progress of the prompt, if requested.
     Progress(PromptProgress),
-    /// The run is over; always the last output.
+    /// End of the run; always the last output.
     Ended(Arc<RunEnd>),
 }
 
-/// Text, with the tokens it came from.
+/// Text with its tokens.
 #[derive(Debug, Clone, Default)]
 pub struct TextDelta {
-    /// Complete UTF-8; may be empty when a token only began a character.
+    /// Complete UTF-8; may be empty if a token only began a character.
     pub text: String,
-    /// The tokens, with the most probable alternatives of the model for each; the list is empty for forced tokens.
+    /// Tokens, each with the model's most probable alternatives; the list is empty for forced tokens.
     pub tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
-    /// The attention that each of `tokens` was drawn with, where it was asked for; `None` for a token that a mod put there
-    /// without a decode of its own.
+    /// Attention row of each of `tokens`, if requested; `None` for a token that a mod forced without a decode of its
+    /// own.
     pub rows: Vec<Option<Arc<AttentionRow>>>,
-    /// Tokens of earlier deltas that a mod took back, the newest first, where each token was asked for; they went before
-    /// `tokens` came.
+    /// Number of tokens of earlier deltas that a mod removed, from the end, in runs with `per_token`; they are removed
+    /// before `tokens` are added.
     pub retracted: usize,
-    /// Why the run ends with this, where that is known already.
+    /// Reason for the end of the run, on the last delta if it is known.
     pub last: Option<FinishReason>,
 }
 
-/// How far a prompt is.
+/// Progress of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptProgress {
     /// Tokens of the prompt.
     pub total: u32,
-    /// Tokens whose state was there already.
+    /// Tokens whose state was cached.
     pub cached: u32,
-    /// Tokens that are there now, `cached` among them.
+    /// Tokens evaluated so far, including `cached`.
     pub processed: u32,
     /// Microseconds since the run got its slot.
     pub elapsed_us: u64,
@@ -61,14 +61,14 @@ pub struct PromptProgress {
 /// A run that was accepted.
 #[derive(Debug)]
 pub struct Generation {
-    /// Its id, known before the first token.
+    /// Id of the run.
     pub run_id: RunId,
-    /// The client's id, or ours as text.
+    /// Id chosen by the client, or the run's id as text.
     pub request_id: String,
-    /// What becomes known of it before it ends.
+    /// Metrics that are known before the run ends.
     pub metrics: Arc<RunMetrics>,
-    /// What happens to it.
+    /// Outputs of the run.
     pub output: mpsc::Receiver<Output>,
-    /// The way to it.
+    /// Handle that controls the run.
     pub control: RunControl,
 }

@@ -1,4 +1,4 @@
-//! What a run does when its context is full: it ends, lets tokens go, or lets whole messages go.
+//! Behaviour of a run whose context is full: it ends, drops tokens, or drops whole messages.
 
 use super::conversation::{self, Aligned, Memory, cut_spans, moved};
 use super::request::Overflow;
@@ -6,30 +6,31 @@ use super::run::Run;
 use crate::events::{EvictedMessage, Eviction};
 use std::ops::Range;
 
-/// Tokens that are out of a sequence, and not out of the KV cache yet.
+/// Tokens removed from a sequence but not yet from the KV cache.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// Tokens of the sequence, before the cut, that the cache held.
+    /// Tokens of the sequence in the KV cache before the removal.
     pub cached: usize,
-    /// What was cut, in order, within `cached`.
+    /// Removed ranges, in order, within `kv_len`.
     pub ranges: Vec<Range<usize>>,
 }
 
-/// What went because the context was full.
+/// Tokens and messages evicted because the context was full.
 #[derive(Debug, Default)]
 pub(super) struct Gone {
-    /// Whether the context was full.
+    /// True if the context was full.
     pub truncated: bool,
-    /// Tokens of the answer among it.
+    /// Evicted tokens of the answer.
     pub generated: usize,
     pub tokens: usize,
     pub messages: Vec<EvictedMessage>,
-    /// What no event has told yet.
+    /// Evictions that no event has recorded yet.
     pub untold: Option<Box<Eviction>>,
 }
 
 impl Run {
-    /// Takes a slot's view of the prompt, where it fits, and lets messages go where the prompt does not fit.
+    /// Replaces the prompt by its alignment with the slot's history, if there is one, and evicts messages if the prompt
+    /// does not fit.
     pub fn settle_in(&mut self, aligned: Option<Aligned>, memory: Memory) {
         let original = (self.sequence.clone(), self.request.spans.clone());
         if let Some(aligned) = aligned {
@@ -45,18 +46,19 @@ impl Run {
         self.prompt_len = self.sequence.len();
         let len = self.sequence.len();
         if len >= self.context && !self.request.fills_context(len, self.context) && self.make_room(1).is_err() {
-            // Thinking that came back may be what is too much.
+            // The restored reasoning may be what makes the prompt too long.
             (self.sequence, self.request.spans) = original;
             self.memory = Memory::default();
             self.gone = Gone::default();
             self.prompt_len = self.sequence.len();
-            // The engine takes no prompt that cannot be made to fit.
+            // The engine accepts only prompts that can be made to fit.
             let _ = self.make_room(1);
         }
         self.prompt_tokens = self.prompt_len;
     }
 
-    /// Lets go what must go, so that `more` tokens can follow the sequence. An error says why that cannot be.
+    /// Evicts tokens so that `more` tokens can follow the sequence. Returns an error with the reason if that is
+    /// impossible.
     pub(super) fn make_room(&mut self, more: usize) -> Result<(), String> {
         let len = self.sequence.len();
         if len + more <= self.context {
@@ -77,7 +79,7 @@ impl Run {
                 let discard = if discard == 0 { left / 2 } else { discard }.max(len - most);
                 if discard >= left {
                     return Err(format!(
-                        "the context of {} tokens is full, and {keep} of them are to be kept",
+                        "the context of {} tokens is full, and {keep} of them must be kept",
                         self.context
                     ));
                 }
@@ -92,7 +94,7 @@ impl Run {
                 let goal = conversation::low_water(self.context).min(most);
                 let Some(parts) = conversation::pick(parts, len, most, goal) else {
                     return Err(format!(
-                        "the context of {} tokens is full, and no message is left that may be dropped: system messages, the last user message and the last answer stay",
+                        "the context of {} tokens is full, and no message is left that can be dropped: system messages, the last user message and the last answer are kept",
                         self.context
                     ));
                 };
@@ -105,7 +107,7 @@ impl Run {
         }
     }
 
-    /// Takes ranges, in order, out of the sequence, and notes them for the KV cache.
+    /// Removes ordered ranges from the sequence and queues their removal from the KV cache.
     fn cut_out(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
         self.note_gone(ranges, messages);
         let cached = self.cached;
@@ -137,7 +139,7 @@ impl Run {
         untold.messages.extend(messages);
     }
 
-    /// What a later request of the same conversation must know.
+    /// Returns the history that later requests of the same conversation need.
     pub fn remember(&mut self) -> Memory {
         if self.gone.generated == 0 && !self.request.spans.is_empty() {
             self.memory.answered(self.prompt_len, &self.sequence[self.prompt_len..], &self.view.vocabulary);

@@ -1,4 +1,5 @@
-//! The mods of one run: calls them in order, records what they say, and settles which action wins an event.
+//! Dispatch of an event to the mods of one run: calls them in order, records their replies, and decides which action
+//! wins the event.
 
 use super::journal::Journal;
 use super::measure::Distribution;
@@ -8,34 +9,34 @@ use crate::mods::{Action, Call, LogitEdit, ModException, ModInstance, ModLogLine
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// A mod whose calls for one kind of event fail so often in a row is switched off for its run.
+/// Number of consecutive failed calls, per type of event, after which a mod is switched off for its run.
 const MOST_FAILURES: u8 = 5;
 
-/// A mod of the run.
+/// A mod of one run.
 pub(super) struct ActiveMod {
-    /// Its name.
+    /// Name of the mod.
     pub name: String,
-    /// Hash of its source, or the release.
+    /// Hash of its source; the release for a built-in mod.
     pub version: String,
-    /// Whether its plain Noops are worth recording: a built-in's are not.
+    /// True if plain Noops are recorded; those of built-in mods are not.
     pub records_noop: bool,
-    /// Its part in this run.
+    /// State of the mod for this run.
     pub session: Box<dyn ModInstance>,
-    /// How it fares.
+    /// Failures of the mod in this run.
     pub health: Health,
 }
 
-/// Whether a mod is still called.
+/// Failures of a mod, and whether it is still called.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Failed calls in a row, for each type of event.
+    /// Consecutive failed calls, by type of event.
     failures: [u8; 4],
-    /// Why it is called no more.
+    /// Reason why the mod is no longer called.
     pub off: Option<String>,
 }
 
 impl Health {
-    /// Notes how a call went. A message when that was one failure too many.
+    /// Counts the outcome of a call. Returns a message if the mod is switched off by it.
     fn note(&mut self, active: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
         let count = &mut self.failures[event as usize];
         let Some(failure) = failure else {
@@ -48,36 +49,36 @@ impl Health {
         }
         let event = event.as_str();
         self.off = Some(format!(
-            "the mod '{active}' is switched off for the rest of this run, at step {step}: {count} calls for {event} failed in a row, the last with: {failure}"
+            "the mod '{active}' is switched off for the rest of this run, at step {step}: {count} consecutive calls for {event} failed; last failure: {failure}"
         ));
         self.off.as_deref()
     }
 }
 
-/// How far an event has got through the mods.
+/// Dispatch of one event to the mods in order.
 #[derive(Debug)]
 pub(super) struct Passage {
-    /// The event.
+    /// Type of the event.
     pub event: EventType,
-    /// Its number.
+    /// Number of the event.
     pub order: i32,
-    /// Its step.
+    /// Step of the event.
     pub step: u32,
-    /// The next mod to call.
+    /// Index of the next mod to call.
     next: usize,
-    /// When the mod whose answer is awaited was called.
+    /// Time at which the awaited call was made.
     called_at: Option<Instant>,
-    /// The first action that changes control.
+    /// First action that changes control.
     pub winner: Option<Action>,
 }
 
 impl Passage {
-    /// An event that no mod has seen yet.
+    /// Creates the dispatch of an event that no mod has seen yet.
     pub fn new(event: EventType, order: i32, step: u32) -> Self {
         Self { event, order, step, next: 0, called_at: None, winner: None }
     }
 
-    /// The mod that is next to see the event.
+    /// Returns the index of the next mod that handles the event.
     pub fn next_mod(&mut self, mods: &[ActiveMod]) -> Option<usize> {
         while let Some(active) = mods.get(self.next) {
             if active.health.off.is_none() && active.session.handles().contains(self.event) {
@@ -88,7 +89,7 @@ impl Passage {
         None
     }
 
-    /// Calls the mod; `None` says that its answer will come through `done`.
+    /// Calls a mod. Returns `None` if its reply will come through `done`.
     pub fn call(&mut self, session: &mut dyn ModInstance, call: &Call<'_>, done: ReplySender) -> Option<Reply> {
         let begun = Instant::now();
         self.called_at = Some(begun);
@@ -103,8 +104,8 @@ impl Passage {
         }
     }
 
-    /// Records a reply and returns its action for the engine to apply, when it is one that edits prompt or logits.
-    /// `problem` looks at an action's numbers and says what is wrong with them; such an action counts as Noop.
+    /// Records a reply and returns its action, for the engine to apply if it edits prompt or logits. `problem` checks
+    /// the values of the action and describes what is wrong; an invalid action counts as Noop.
     pub fn settle(
         &mut self,
         active: &mut ActiveMod,
@@ -124,7 +125,7 @@ impl Passage {
             let wrong = if action.permitted_on(self.event) {
                 problem(&action)
             } else {
-                Some(format!("{} is not permitted on {}", action.kind().as_str(), self.event.as_str()))
+                Some(format!("{} is not permitted at {}", action.kind().as_str(), self.event.as_str()))
             };
             exception = wrong.map(|message| ModException { message, traceback: None });
         }
@@ -165,30 +166,30 @@ impl Passage {
     }
 }
 
-/// A reply that was recorded up to its action.
+/// A recorded reply, whose action is not recorded yet.
 pub(super) struct Settled {
-    /// The call's number.
+    /// Number of the call.
     pub call_index: i32,
-    /// Whether an earlier mod's action has won the event.
+    /// True if an earlier mod's action has won the event.
     pub superseded: bool,
-    /// What the mod wants.
+    /// Action of the mod.
     pub action: Action,
 }
 
-/// What the engine knows of an action's effect.
+/// Effect of an action, as computed by the engine.
 #[derive(Debug, Default)]
 pub(super) struct Effect {
-    /// Backtrack: tokens that really leave the sequence.
+    /// Backtrack: number of tokens actually removed from the sequence.
     pub removed: Option<u32>,
-    /// Backtrack: whether it asked for more.
+    /// Backtrack: true if the mod requested more.
     pub clamped: bool,
-    /// `AdjustedLogits`: `(token, before, after)` of the probabilities it moved most.
+    /// `AdjustedLogits`: the largest changes of probability, as `(token, before, after)`.
     pub moved: Vec<(i32, f32, f32)>,
-    /// `AdjustedLogits`: the distribution as the edit leaves it, where it was measured.
+    /// `AdjustedLogits`: distribution after the edit, if it was computed.
     pub edited: Option<Distribution>,
 }
 
-/// The action as it is recorded.
+/// Records an action.
 pub(super) fn record_action(
     settled: &Settled,
     active: &ActiveMod,
@@ -266,7 +267,7 @@ pub(super) fn record_action(
     journal.action(record);
 }
 
-/// A number that a mod chose, as the trace can hold it.
+/// Converts a number chosen by a mod to the trace's type; saturates at the maximum.
 fn saturated(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

@@ -1,5 +1,5 @@
-//! Ends that the decode thread cannot tell: of a run that must be recorded and cannot be, and of the runs of a decode
-//! thread that has died.
+//! Ends of runs that the decode thread cannot send: of a run that must be recorded but cannot be, and of the runs of a
+//! decode thread that panicked.
 
 use super::Output;
 use crate::events::{DurabilityAck, RunEnd, RunId, Signal, Usage};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// How long a run that is over may wait to be kept.
+/// Time for which an ended run may wait to be stored.
 const PATIENCE: Duration = Duration::from_secs(45);
 
-/// Passes a run's outputs on, its end only when the run is kept. One that cannot be kept is broken off.
+/// Forwards a run's outputs, but holds its end until the run is stored. A run that cannot be stored ends with an error.
 pub(super) fn keep(
     output: mpsc::Receiver<Output>,
     promise: DurabilityAck,
@@ -39,7 +39,7 @@ async fn pass(
                     settled = Some(());
                     continue;
                 }
-                Err(_) => break "the recorder has ended".to_owned(),
+                Err(_) => break "the recorder has stopped".to_owned(),
             },
             output = output.recv() => output,
             () = client.closed() => return,
@@ -53,8 +53,8 @@ async fn pass(
                         return;
                     }
                     Ok(Ok(Err(why))) => why,
-                    Ok(Err(_)) => "the recorder has ended".to_owned(),
-                    Err(_) => format!("it was not stored within {} seconds", PATIENCE.as_secs()),
+                    Ok(Err(_)) => "the recorder has stopped".to_owned(),
+                    Err(_) => format!("it was not stored within {} s", PATIENCE.as_secs()),
                 };
                 end = RunEnd::clone(&ended);
                 break why;
@@ -78,22 +78,22 @@ async fn pass(
     if end.finish.text.is_empty() {
         end.finish.text = text.into_iter().collect();
     }
-    end.set_aborted(format!("the run must be recorded, and {message}"));
+    end.set_aborted(format!("the run must be recorded, but {message}"));
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
-/// Tells the end of a run that the decode thread does not end: because it dies, or has stopped before it took the run.
+/// Reports the end of a run if the decode thread does not: because it panicked, or stopped before it took the run.
 pub(super) struct LastWill {
     pub run_id: RunId,
     pub client: mpsc::Sender<Output>,
     pub recorder: Option<mpsc::Sender<Signal>>,
     pub blank: RunEnd,
-    /// Nothing more is to be told.
+    /// True if the end was already reported.
     pub disarmed: bool,
 }
 
 impl LastWill {
-    /// The run has ended in another way.
+    /// Disarms the guard: the run has ended normally.
     pub fn disarm(mut self) {
         self.disarmed = true;
     }
@@ -105,14 +105,14 @@ impl Drop for LastWill {
             return;
         }
         let why = if std::thread::panicking() {
-            "the decode thread has died; restart the server"
+            "the decode thread panicked; restart the server"
         } else {
             "the engine has stopped"
         };
         let mut end = self.blank.clone();
         end.set_aborted(why.into());
         let end = Arc::new(end);
-        // this thread must not wait any more; whoever does not hear it sees a channel that has ended
+        // The thread must not wait here. A client that misses the output sees a closed channel.
         let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));
         if let Some(recorder) = &self.recorder {
             let _ = recorder.try_send(Signal::Ended(self.run_id, end));
@@ -120,7 +120,7 @@ impl Drop for LastWill {
     }
 }
 
-/// The end of a run of which only the prompt is known.
+/// Returns the end of a run of which only the prompt is known.
 pub(super) fn blank(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
     RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
 }

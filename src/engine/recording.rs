@@ -1,5 +1,5 @@
-//! What the recorder is told: each run's signals in order, the end behind everything else. Nothing here waits for it; what it
-//! has no room for is kept, and nothing is decoded meanwhile.
+//! Signals to the recorder: each run's signals in order, the end of the run last. Nothing here waits for the recorder.
+//! Signals that it has no room for are queued, and nothing is decoded until they are sent.
 
 use super::run::Run;
 use super::scheduler::{Live, Scheduler};
@@ -7,15 +7,16 @@ use crate::events::{RunId, Signal, TraceItem};
 use std::sync::Arc;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// A signal on its way to the recorder.
+/// A signal that was not sent to the recorder yet.
 pub(super) struct Unrecorded {
     signal: Signal,
-    /// Whether rows of attention that are still being coded come first.
+    /// True if attention rows that are still being encoded must be sent first.
     behind_rows: bool,
 }
 
 impl Scheduler<'_> {
-    /// Sends the recorder what has gathered: what is due, or everything when the thread is about to sleep or is slow.
+    /// Sends collected events to the recorder: those that are due, or all of them before the thread sleeps and after
+    /// slow decodes.
     pub(super) fn record(&mut self, everything: bool) {
         while let Some(next) = self.unrecorded.pop_front() {
             if let Err(next) = self.try_send(next) {
@@ -34,7 +35,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Records what has gathered of a run.
+    /// Records the collected events of a run.
     pub(super) fn record_run(&mut self, run: &mut Run) {
         let items = run.journal.take_all();
         self.signal_items(run.id, items);
@@ -55,12 +56,12 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Tells the recorder something, behind everything that it was to be told before.
+    /// Sends a signal to the recorder, after all earlier ones.
     pub(super) fn signal(&mut self, signal: Signal) {
         self.tell(Unrecorded { signal, behind_rows: false });
     }
 
-    /// The thread is about to end, so that it may wait for the recorder now.
+    /// Sends everything that is queued. The thread is about to end, so it may wait for the recorder.
     pub(super) fn finish_recording(mut self) {
         for next in std::mem::take(&mut self.unrecorded) {
             match &self.capture {
@@ -72,7 +73,7 @@ impl Scheduler<'_> {
                 }
             }
         }
-        // Ends of runs whose attention is still being coded are behind it.
+        // The ends of runs whose attention is still being encoded follow it.
         if let Some(capture) = self.capture.take() {
             capture.finish();
         }
@@ -97,7 +98,7 @@ impl Scheduler<'_> {
         self.unrecorded.extend(kept);
     }
 
-    /// Gives back what there is no room for.
+    /// Tries to send a signal; returns it if there is no room.
     fn try_send(&self, next: Unrecorded) -> Result<(), Unrecorded> {
         let Unrecorded { signal, behind_rows } = next;
         match &self.capture {

@@ -9,70 +9,72 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One validated generation request. Every surface builds one through its own wire types; nothing behind it checks again.
+/// A validated generation request. Each API builds it from its own request type; the engine does not validate it again.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The client's id; `None` lets the engine use the run's.
+    /// Id chosen by the client; `None` for the run's own id.
     pub request_id: Option<String>,
-    /// True if the run gets a new id when another run has the client's; otherwise it is refused.
+    /// True if the run gets a new id when another active run has the client's id; otherwise the request is refused.
     pub may_drop_request_id: bool,
-    /// Where it came from.
+    /// API that received the request.
     pub surface: Surface,
-    /// Who asked: a label, never a key.
+    /// Label of the API key, never the key itself.
     pub user_label: Option<String>,
-    /// The prompt's tokens; at least one, and fewer than the context.
+    /// Tokens of the prompt: at least one, and fewer than the context holds.
     pub prompt: Vec<TokenId>,
-    /// The prompt may have as many tokens as the context: the answer is then one token, which needs no place.
+    /// True if the prompt may fill the whole context. The answer is then one token, which needs no space in the
+    /// context.
     pub may_fill_context: bool,
-    /// Which part of the prompt came from whom; may be empty.
+    /// Role of each part of the prompt; may be empty.
     pub spans: Vec<Span>,
-    /// What a person would recognise the run by.
+    /// Beginning of the prompt, for lists of runs.
     pub prompt_preview: String,
-    /// The messages as sent, for mods and the trace.
+    /// Messages as sent, for mods and the trace.
     pub conversation: Option<Value>,
-    /// The tools as sent.
+    /// Tools as sent.
     pub tools: Option<Value>,
-    /// Further fields that shape the answer, such as `tool_choice` and `response_format`, as sent; for the trace.
+    /// Further fields that affect the answer, such as `tool_choice` and `response_format`, as sent; for the trace.
     pub answer_fields: Map<String, Value>,
-    /// How the answer is read; `None` for what continues a plain prompt, which is read as the model's family writes.
+    /// Format of the answer; `None` for the continuation of a plain prompt, which uses the format of the model's
+    /// family.
     pub reading: Option<Arc<AnswerFormat>>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// The LoRA adapters that hold; `None` for the model's usual ones.
+    /// LoRA adapters to apply; `None` for the model's default.
     pub adapters: Option<AdapterSet>,
-    /// What the answer must be.
+    /// Grammar constraint on the answer.
     pub constraint: Option<Constraint>,
-    /// How long it may think; `None` for as long as it likes.
+    /// Limit of reasoning tokens; `None` for no limit.
     pub thinking: Option<ThinkingBudget>,
-    /// When to end.
+    /// Limits and stop conditions.
     pub limits: Limits,
-    /// Control tokens that are part of the answer's text, e.g. those that begin a tool call; others are not.
+    /// Control tokens that belong to the answer's text, e.g. those that begin a tool call. All others are hidden.
     pub visible: Vec<TokenId>,
-    /// Mods in order.
+    /// Mods, in the order in which they are called.
     pub mods: Vec<SelectedMod>,
-    /// Whether attention is captured and recorded.
+    /// True if attention is captured and recorded.
     pub attention: bool,
-    /// How many alternatives are recorded per token.
+    /// Number of alternatives recorded per token.
     pub alternatives: usize,
-    /// What recording failures do to the run.
+    /// Effect of a recording failure on the run.
     pub record: RecordPolicy,
-    /// The slot to run in, which must exist; the run waits while it is busy. `None` takes the free slot whose state it
-    /// shares most of.
+    /// Slot to run in; it must exist, and the run waits while it is busy. `None` takes the free slot with the longest
+    /// prefix match.
     pub slot: Option<u32>,
-    /// Whether the KV state that a slot holds of the prompt's beginning is used.
+    /// True if the KV state of a matching prefix is reused.
     pub cache_prompt: bool,
-    /// Pieces of at least that many tokens, further behind in a slot's state than in the prompt, are moved up and used; 0 for
-    /// none. They keep what they knew of the tokens that stood before them.
+    /// Minimum length of a piece of a slot's state that is shifted to a new position and reused; 0 for none. Such a
+    /// piece keeps what it computed from the tokens that preceded it at the old position.
     pub cache_reuse: usize,
-    /// What happens when the context is full.
+    /// Behaviour when the context is full.
     pub overflow: Overflow,
-    /// What the surface wants to hear of besides the answer.
+    /// Outputs that the API wants besides the answer.
     pub report: ReportOptions,
 }
 
 impl Request {
-    /// A request for a continuation of that prompt, with a default for everything else: recorded as well as possible,
-    /// ten alternatives a token, no mods, as many tokens as the context holds.
+    /// Creates a request that continues a prompt, with defaults for everything else: recorded if possible, without
+    /// attention.
     #[must_use]
     pub fn new(prompt: Vec<TokenId>, surface: Surface) -> Self {
         Self {
@@ -106,80 +108,81 @@ impl Request {
         }
     }
 
-    /// Returns true for a prompt of so many tokens that leaves no place in the context and needs none.
+    /// Returns true if a prompt of `tokens` tokens fills the context and needs no further space.
     pub(super) fn fills_context(&self, tokens: usize, context: usize) -> bool {
         self.may_fill_context && tokens == context && self.overflow != Overflow::Evict
     }
 
-    /// Alternatives that are recorded for each token, unless the answer needs more.
+    /// Default number of alternatives recorded per token.
     pub const ALTERNATIVES: usize = 10;
 }
 
-/// What happens when the context is full.
+/// Behaviour when the context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Overflow {
-    /// The run ends.
+    /// Ends the run.
     #[default]
     Stop,
-    /// Tokens behind the first `keep` go, whatever they are, and the rest moves up. As llama-server's context shift.
+    /// Drops tokens after the first `keep`, whatever their role, and shifts the rest; llama-server's context shift.
     Shift {
-        /// Tokens of the prompt's beginning that stay, a BOS token not counted; `None` for the whole prompt.
+        /// Number of tokens kept at the beginning of the prompt, a BOS token not counted; `None` for the whole prompt.
         keep: Option<usize>,
-        /// Tokens that go; 0 for half of those behind `keep`.
+        /// Number of tokens dropped; 0 for half of those after `keep`.
         discard: usize,
     },
-    /// Whole messages go, oldest first; system messages, the last user message and the last assistant message stay. Needs the
-    /// prompt's spans.
+    /// Drops whole messages, oldest first. System messages, the last user message and the last assistant message stay.
+    /// Needs the prompt's spans.
     Evict,
 }
 
-/// What a surface wants to hear of besides the answer.
+/// Outputs that the API wants besides the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReportOptions {
-    /// How probable each token of the prompt was: an [`super::Output::Prompt`]. The whole prompt is decoded for it, whatever
-    /// state there was.
+    /// Probabilities of the prompt's tokens, sent as [`super::Output::Prompt`]. The whole prompt is then decoded, even
+    /// if part of it is cached.
     pub prompt_probabilities: bool,
-    /// Progress of the prompt: an [`super::Output::Progress`] before its first decode and after each.
+    /// Progress of the prompt, sent as [`super::Output::Progress`] before the first decode and after each decode.
     pub progress: bool,
-    /// Alternatives as they stood after the sampler's last stage, instead of the model's.
+    /// Alternatives after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,
-    /// Every token as soon as it stands, those of a stop string included, instead of the text of the answer. What a mod
-    /// takes back is told as [`super::TextDelta::taken_back`].
+    /// Every token as soon as it is final, including those of a stop string, instead of the text of the answer. Tokens
+    /// that a mod removes are reported as [`super::TextDelta::retracted`].
     pub per_token: bool,
-    /// With each token the attention that it was drawn with, in [`super::TextDelta::rows`]. Needs `attention` and `per_token`.
+    /// Attention row of each token, in [`super::TextDelta::rows`]. Needs `attention` and `per_token`.
     pub attention_rows: bool,
 }
 
-/// When a run ends.
+/// Limits and stop conditions of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Most tokens in the answer; 0 only evaluates the prompt.
+    /// Maximum tokens in the answer; 0 only evaluates the prompt.
     pub max_tokens: u32,
-    /// Most steps; bounds a mod that backtracks for ever.
+    /// Maximum steps; ends a run whose mod backtracks endlessly.
     pub max_steps: u32,
-    /// Texts that end the run; the answer stops before them.
+    /// Stop strings; the answer ends before them.
     pub stop: Vec<String>,
-    /// Tokens that end the run, besides the vocabulary's end-of-generation tokens.
+    /// Tokens that end the run, in addition to the vocabulary's end-of-generation tokens.
     pub stop_tokens: Vec<TokenId>,
-    /// Do not end at end-of-generation tokens: they are never drawn.
+    /// True if end-of-generation tokens are never drawn.
     pub ignore_eos: bool,
-    /// Least indentation of every line but the first, in characters; the answer ends before one that has less. 0 for any.
+    /// Minimum indentation of every line except the first, in characters; the answer ends before a line with less. 0
+    /// for no minimum.
     #[serde(skip_serializing_if = "is_zero")]
     pub min_indent: u32,
-    /// Most time for the answer, counted from its first token; it ends after its first line break.
+    /// Maximum time for the answer, counted from its first token. The answer ends after its first line break.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Duration>,
-    /// What the client asked for as `max_tokens`; `None` where it left that to the server.
+    /// Value of the client's `max_tokens`; `None` if the client sent none.
     #[serde(skip)]
     pub requested_max_tokens: Option<u32>,
-    /// Most tokens that the server lets any run have; `None` for any number. [`Limits::apply_server_limit`] sets it.
+    /// Server-wide maximum of answer tokens; `None` for no maximum. Set by [`Limits::apply_server_limit`].
     #[serde(skip)]
     pub server_max_tokens: Option<u32>,
 }
 
 impl Limits {
-    /// At most that many tokens, and enough steps for a mod that takes every token back a few times.
+    /// Creates limits of `max_tokens` tokens, and of enough steps for a mod that removes every token a few times.
     #[must_use]
     pub fn new(max_tokens: u32) -> Self {
         Self {
@@ -195,10 +198,10 @@ impl Limits {
         }
     }
 
-    /// Holds the run to what the server lets any run have; `None` for any number.
+    /// Caps the limits to the server-wide maximum; `None` for no maximum.
     ///
     /// # Errors
-    /// The client asked for more.
+    /// The client requested more tokens than the maximum.
     pub fn apply_server_limit(&mut self, max: Option<u32>) -> Result<(), SubmitError> {
         let Some(limit) = max else { return Ok(()) };
         if let Some(requested) = self.requested_max_tokens.filter(|&requested| requested > limit) {
@@ -210,7 +213,7 @@ impl Limits {
         Ok(())
     }
 
-    /// As many tokens, or as many as the server lets any run have.
+    /// Returns `tokens`, or the server-wide maximum if that is lower.
     #[must_use]
     pub fn capped(&self, tokens: u32) -> u32 {
         self.server_max_tokens.map_or(tokens, |max| tokens.min(max))
@@ -223,19 +226,19 @@ fn is_zero(value: &u32) -> bool {
 }
 
 impl Default for Limits {
-    /// As many tokens as the context holds.
+    /// No limit but the size of the context.
     fn default() -> Self {
         Self::new(i32::MAX as u32)
     }
 }
 
-/// What a recording failure does to a run.
+/// Effect of a recording failure on a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordPolicy {
-    /// The run fails when it can be neither stored nor spooled.
+    /// The run fails if it can be neither stored nor spooled.
     Required,
-    /// The run goes on.
+    /// The run continues.
     #[default]
     BestEffort,
     /// Nothing is recorded.

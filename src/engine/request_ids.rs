@@ -1,17 +1,17 @@
-//! Request ids of the runs under way. A mod keeps its state by request id, and its workers serve every engine of the process,
-//! so no two runs of the process have the same one at the same time.
+//! Request ids of active runs. A mod keeps its state by request id, and its workers serve every engine of the process.
+//! Therefore no two active runs of the process may have the same id.
 
 use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 static ACTIVE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
-/// A request id that belongs to one run until this is dropped.
+/// A request id that is reserved for one run until this is dropped.
 #[derive(Debug)]
 pub(super) struct ActiveRequestId(String);
 
 impl ActiveRequestId {
-    /// Takes the id; `None` while another run has it.
+    /// Reserves an id. Returns `None` while another run has it.
     pub(super) fn take(id: &str) -> Option<Self> {
         active().insert(id.to_owned()).then(|| Self(id.to_owned()))
     }

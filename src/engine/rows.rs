@@ -1,6 +1,6 @@
-//! Tokens with the attention that they were drawn with, on their way to a client that wants each of them.
+//! Per-token output with attention rows, for clients that request each token.
 //!
-//! A row waits with its token: through a mod's calls, through what a mod holds back, and until the client reads.
+//! A row waits together with its token: during calls of mods, while a mod holds text back, and until the client reads.
 
 use super::run::Run;
 use super::{CLIENT_CHANNEL, Output, ReportOptions, TextDelta};
@@ -9,10 +9,10 @@ use crate::model::llama::AttentionRow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of attention that may wait for a client that does not read, before its run pauses.
+/// Maximum bytes of attention queued for a client that does not read, before its run pauses.
 const WAITING_BYTES: usize = 64 << 20;
 
-/// Outputs that may wait for the client of such a run.
+/// Returns the capacity of the output channel of a run.
 pub(super) fn places(report: ReportOptions, model: &Model, context: u32) -> usize {
     if !report.attention_rows {
         return CLIENT_CHANNEL;
@@ -22,13 +22,13 @@ pub(super) fn places(report: ReportOptions, model: &Model, context: u32) -> usiz
     (WAITING_BYTES / row_bytes.max(1)).clamp(2, CLIENT_CHANNEL)
 }
 
-/// Rows of one run, for a client that wants them.
+/// Attention rows of one run that wait for the client.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     wanted: bool,
-    /// Of tokens that are being appended.
+    /// Rows of tokens that are being appended.
     drawn: Vec<Option<Arc<AttentionRow>>>,
-    /// Of tokens that the client has not been told of, in their order.
+    /// Rows of tokens that were not sent yet, in order.
     unsent: VecDeque<Option<Arc<AttentionRow>>>,
 }
 
@@ -37,19 +37,19 @@ impl Rows {
         Self { wanted: report.attention_rows, ..Self::default() }
     }
 
-    /// The next token that is appended was drawn with this row.
+    /// Adds the row of the next token to append.
     pub fn drawn_with(&mut self, row: Option<Arc<AttentionRow>>) {
         if self.wanted {
             self.drawn.push(row);
         }
     }
 
-    /// What was noted of tokens that are not appended after all is void.
+    /// Discards rows of tokens that are not appended after all.
     pub fn forget_drawn(&mut self) {
         self.drawn.clear();
     }
 
-    /// So many tokens were appended.
+    /// Assigns the collected rows to `tokens` appended tokens.
     pub fn added(&mut self, tokens: usize) {
         if self.wanted {
             self.drawn.resize(tokens, None);
@@ -57,7 +57,7 @@ impl Rows {
         }
     }
 
-    /// Only the first `unsent` of the tokens that the client has not been told of are left.
+    /// Keeps only the rows of the first `unsent` unsent tokens.
     pub fn truncate(&mut self, unsent: usize) {
         self.unsent.truncate(unsent);
     }
@@ -68,21 +68,21 @@ impl Rows {
 }
 
 impl Run {
-    /// Whether the attention of the token at `position` is read when it is decoded: that of the last one always, that of others
-    /// when a token behind them is one of the answer's and the client wants its row.
+    /// Returns true if the attention of the token at `position` is captured in its decode: always for the last token,
+    /// and for others if the client wants the row of a following token of the answer.
     pub(super) fn captures(&self, position: usize, output: bool) -> bool {
         let last = position + 1 == self.sequence.len();
         self.request.attention && (last || (output && self.rows.wanted && position + 1 >= self.prompt_len))
     }
 
-    /// Hands the client all tokens but the last `holdback`. A token that would end the generation waits: a mod may go on
-    /// behind it.
+    /// Sends the client all tokens except the last `holdback`. A token that would end the generation waits, since a mod
+    /// may continue after it.
     pub(super) fn send_tokens(&mut self, holdback: usize) {
         let ends = self.unsent.back().is_some_and(|(measure, _)| self.ends_generation(measure.token));
         self.hand_over(self.unsent.len().saturating_sub(holdback.max(usize::from(ends))));
     }
 
-    /// Hands the client what is left at the end of the run. The token that ended the generation is no part of the answer.
+    /// Sends the remaining tokens at the end of the run. The token that ended the generation is not part of the answer.
     pub(super) fn send_last_tokens(&mut self) {
         let ends = self.unsent.back().is_some_and(|(measure, _)| self.ends_generation(measure.token));
         self.hand_over(self.unsent.len() - usize::from(ends));
@@ -98,7 +98,7 @@ impl Run {
         self.outbox.push_back(Output::Text(TextDelta { text, tokens, rows, ..TextDelta::default() }));
     }
 
-    /// Tells a client that wants each token that the last `count` it was told of are gone.
+    /// Reports to a client with `per_token` that its last `count` tokens were removed.
     pub(super) fn tell_taken_back(&mut self, count: usize) {
         if self.request.report.per_token && count > 0 {
             self.outbox.push_back(Output::Text(TextDelta { retracted: count, ..TextDelta::default() }));

@@ -1,5 +1,5 @@
-//! One run as a state machine: what happens between two decodes. It never touches the model; the scheduler asks what
-//! it wants decoded and hands it logits.
+//! One run as a state machine: everything that happens between two decodes. It never touches the model. The scheduler
+//! asks which tokens to decode and passes the logits in.
 
 use super::answer::Answer;
 use super::checkpoints::Plan;
@@ -25,25 +25,25 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Makes the way back for the answer to one call: the run, and the number of the call.
+/// Creates the sender for the reply to one call, from the run's id and the number of the call.
 pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> ReplySender + 'a;
 
-/// Where a run stands.
+/// State of a run.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Nothing has happened.
+    /// Not started.
     New,
-    /// Tokens from [`Run::cached`] on are to be decoded, with logits from `outputs_from` on.
+    /// Tokens from [`Run::kv_len`] on must be decoded, with logits from `outputs_from` on.
     Decode { outputs_from: usize },
-    /// An event is going through the mods.
+    /// An event is dispatched to the mods.
     Passing(Passage),
-    /// A mod's answer is awaited.
+    /// The reply of a mod is awaited.
     Waiting(Passage, usize),
-    /// The run is over.
+    /// The run has ended.
     Ended,
 }
 
-/// A generation.
+/// A generation: one recorded run.
 pub(super) struct Run {
     pub id: RunId,
     pub request: Request,
@@ -51,42 +51,42 @@ pub(super) struct Run {
     pub mods: Vec<ActiveMod>,
     pub journal: Journal,
     pub state: State,
-    /// PromptRecord, then generated tokens.
+    /// Tokens of the prompt, then generated tokens.
     pub sequence: Vec<TokenId>,
     pub prompt_len: usize,
-    /// How many tokens of the sequence may stay in the KV cache.
+    /// Number of tokens of the sequence that the KV cache holds and that are still valid.
     pub cached: usize,
-    /// Where its state is kept on the way.
+    /// Positions at which the state is saved.
     pub(super) checkpoints: Plan,
-    /// Tokens of the prompt whose KV state was reused.
+    /// Prompt tokens whose KV state was reused.
     pub reused: usize,
-    /// Attention of the decode that led to the current logits.
+    /// Attention of the decode that produced the current logits.
     pub attention: Option<Arc<AttentionRow>>,
-    /// Attention whose event is known.
+    /// Attention to record, with the number of its event.
     pub attention_ready: Option<(i32, Arc<AttentionRow>)>,
-    /// Attention on its way to the client.
+    /// Attention rows for the client.
     pub(super) rows: Rows,
-    /// Counts calls that were handed to a worker, so that a late answer is not taken for another.
+    /// Number of the last call to a mod. A late reply to an earlier call is recognised by it and ignored.
     pub awaited_call: u64,
     pub outbox: VecDeque<Output>,
-    /// What was cut out of the sequence and is still in the KV cache.
+    /// Removals from the sequence that the KV cache has not applied yet.
     pub cuts: Vec<Cut>,
-    /// What is remembered of the sequence for later requests.
+    /// History of the conversation, for later requests.
     pub(super) memory: Memory,
-    /// What went because the context was full.
+    /// Tokens and messages that were evicted because the context was full.
     pub(super) gone: Gone,
-    /// Tokens of the prompt when the run began.
+    /// Prompt tokens at the start of the run.
     pub(super) prompt_tokens: usize,
-    /// Whether the model's numbers were none.
+    /// True if the logits were not numbers.
     pub(super) poisoned: bool,
-    /// Whose error the end of the run is, where it is not the engine's own.
+    /// Party at fault for the end of the run; `None` for the engine.
     pub(super) fault: Option<Fault>,
     pub end: Option<Arc<RunEnd>>,
-    /// Shared with the surface.
+    /// Metrics that the API reads before the run ends.
     pub metrics: Arc<RunMetrics>,
-    /// What is said when the thread dies on which the run lives.
+    /// Reports the end of the run if the decode thread panics.
     pub last_will: Option<LastWill>,
-    /// Set before the client receives the end.
+    /// Set before the client receives the end of the run.
     pub is_over: Arc<AtomicBool>,
     pub(super) context: usize,
     pub(super) max_tokens: usize,
@@ -94,48 +94,49 @@ pub(super) struct Run {
     pub(super) answer: Answer,
     pub(super) unsent: VecDeque<(TokenMeasurement, Vec<Alternative>)>,
     pub(super) sampler: Sampler,
-    /// What the answer must be.
+    /// Matcher of the grammar constraint.
     pub(super) constraint: Option<GrammarMatcher>,
-    /// Its thoughts, where they have a budget.
+    /// Tracks reasoning tokens; `None` without a budget.
     pub(super) thinking: Option<Thinking>,
-    /// Logits of the sequence's end as the model gave them; kept only when a mod has the run wait, or changes something.
+    /// Copy of the model's logits at the end of the sequence. Made only if the run waits for a mod or a mod changes
+    /// something.
     pub(super) kept: Vec<f32>,
-    /// The same after mods edited them.
+    /// Logits after the edits of mods.
     pub(super) edited: Option<Vec<f32>>,
-    /// Their distribution, where it was measured.
+    /// Distribution of the edited logits, if it was computed.
     pub(super) edited_distribution: Option<Distribution>,
-    /// Whether `kept` belongs to the sequence's end.
+    /// True if `saved_logits` belongs to the end of the sequence.
     pub(super) kept_valid: bool,
     pub(super) draw_temperature: Option<f32>,
     pub(super) distribution: Option<Distribution>,
     pub(super) top: Vec<Alternative>,
     pub(super) drawn: Option<TokenMeasurement>,
-    /// How many tokens the last `Added` appended, and whether they were forced.
+    /// Number of tokens appended by the last `Added` event, and whether they were forced.
     pub(super) newly: (usize, bool),
-    /// Their log-probabilities, kept only for runs with mods.
+    /// Log-probabilities of these tokens; filled only for runs with mods.
     pub(super) newly_logprobs: Vec<Option<f32>>,
-    /// A forced list that is being decoded: where it begins and what is known of its tokens.
+    /// Forced tokens that are being decoded: their first position, and the measurements made so far.
     pub(super) forced: Option<(usize, Vec<TokenMeasurement>)>,
-    /// The step that the forced list belongs to.
+    /// Step of the forced tokens.
     pub(super) forced_step: u32,
-    /// How probable the tokens of the prompt were, while that is being found out.
+    /// Probabilities of the prompt's tokens, collected while the prompt is decoded.
     pub(super) prompt_measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
-    /// When the run got its slot, in microseconds since it was made.
+    /// Time at which the run got its slot, in microseconds since its creation.
     pub(super) begun_us: u64,
     pub(super) prompt_us: Option<u64>,
     pub(super) first_token_us: Option<u64>,
-    /// How long it has rested.
+    /// Total time for which the run was paused.
     pub(super) rested: Duration,
-    /// What the trace is to tell of the next step.
+    /// Note to record with the next step.
     pub(super) note: Option<String>,
-    /// Keeps the request id from other runs until this one has ended.
+    /// Reserves the request id until the run ends.
     pub(super) active_id: Option<ActiveRequestId>,
-    /// The engine counts its runs by the clones of this.
+    /// The engine counts its runs by the clones of this reference.
     pub(super) counted: Option<Arc<()>>,
 }
 
 impl Run {
-    /// A run that has not begun. `context` is how many tokens its slot holds.
+    /// Creates a run that has not started. `context` is the number of tokens that its slot holds.
     #[expect(clippy::too_many_arguments, reason = "the parts of a run, made in one place")]
     pub fn new(
         id: RunId,
@@ -205,7 +206,7 @@ impl Run {
         }
     }
 
-    /// Writes the first event and takes it to the mods. `done` makes the way back for an answer that comes later.
+    /// Records the first event and dispatches it to the mods. `done` creates the senders for replies that come later.
     pub fn begin(&mut self, done: &DoneFactory<'_>) {
         let order = self.journal.event(EventType::Prefilled, 0, |event| {
             event.prompt_length = Some(self.prompt_len as i32);
@@ -229,18 +230,18 @@ impl Run {
         self.drive(None, &mut Candidates::default(), done);
     }
 
-    /// Takes the logits that follow `position`. The last position of the sequence begins a step; an earlier one belongs
-    /// to a forced list and says how probable its next token was.
+    /// Processes the logits that follow `position`. The last position of the sequence begins a step; an earlier one
+    /// belongs to a forced list and gives the probability of its next token.
     pub fn on_logits(&mut self, position: usize, logits: &[f32], candidates: &mut Candidates, done: &DoneFactory<'_>) {
         if self.end.is_some() {
             return;
         }
         let distribution = Distribution::of(logits);
         if !distribution.sound {
-            // Drawing from such numbers is undefined, and the state that led to them must not be used again.
+            // Sampling from such values is undefined, and the state that produced them must not be reused.
             self.cached = 0;
             self.poisoned = true;
-            let message = "the model's probabilities are not numbers: its KV state or its weights are damaged; the slot's state is thrown away";
+            let message = "the model returned logits that are not numbers: its KV state or its weights are damaged; the slot's state is discarded";
             return self.abort(FinishReason::Error, message.into());
         }
         if let Some(&next) = self.sequence.get(position + 1) {
@@ -257,7 +258,7 @@ impl Run {
         if self.prompt_us.is_none() {
             let elapsed_us = self.elapsed_us().saturating_sub(self.begun_us);
             self.prompt_us = Some(elapsed_us);
-            // The first of several prompts, when a mod goes back to it.
+            // A mod can backtrack into the prompt; only the first evaluation is reported.
             let _ = self.metrics.prompt.set(PromptTiming {
                 tokens: self.prompt_len as u32,
                 cached: self.reused as u32,
@@ -272,7 +273,7 @@ impl Run {
         self.distribution = Some(distribution);
         self.kept_valid = false;
         if let Some((start, measures)) = self.forced.take() {
-            // The next step begins with them, when the mods have seen the list.
+            // The next step starts from these logits, after the mods have seen the forced list.
             self.keep(Some(logits));
             self.added_forced(start, measures);
         } else {
@@ -281,7 +282,7 @@ impl Run {
         self.drive(Some(logits), candidates, done);
     }
 
-    /// The most probable tokens that these logits tell of.
+    /// Returns the most probable tokens of a distribution.
     fn alternatives(&self, logits: &[f32], distribution: Distribution) -> Vec<Alternative> {
         measure::top(logits, self.request.alternatives)
             .into_iter()
@@ -289,7 +290,7 @@ impl Run {
             .collect()
     }
 
-    /// Takes the answer that a mod owed.
+    /// Processes the reply that the run waits for.
     pub fn on_reply(&mut self, reply: Reply, candidates: &mut Candidates, done: &DoneFactory<'_>) {
         if !matches!(self.state, State::Waiting(..)) {
             return;
@@ -301,20 +302,20 @@ impl Run {
         }
     }
 
-    /// The run has a slot.
+    /// Notes the slot that the run was given.
     pub fn placed_in(&mut self, slot: u32) {
         self.begun_us = self.elapsed_us();
-        // A run is placed once.
+        // A run is assigned to a slot once.
         let _ = self.metrics.slot.set(slot);
     }
 
-    /// Tokens of the prompt that were decoded, not found.
+    /// Returns the number of prompt tokens that were decoded, without the cached ones.
     pub(super) fn prompt_decoded(&self) -> usize {
         let known = if self.prompt_us.is_some() { self.prompt_tokens } else { self.cached.min(self.prompt_tokens) };
         known.saturating_sub(self.reused)
     }
 
-    /// Tells the client how far the prompt is, where it asked for that.
+    /// Reports the progress of the prompt, if the client asked for it.
     pub fn tell_progress(&mut self) {
         if self.request.report.progress && self.prompt_us.is_none() && self.end.is_none() {
             self.outbox.push_back(Output::Progress(PromptProgress {
@@ -326,7 +327,8 @@ impl Run {
         }
     }
 
-    /// How many tokens the next decode may take: all that are missing, unless each of them gives a row of logits.
+    /// Returns the maximum number of tokens for the next decode: all that are missing, or fewer if each of them needs a
+    /// row of logits.
     pub fn next_decode(&self) -> usize {
         const MOST_ROWS: usize = 256;
         let missing = self.checkpoints.upto(self.cached, self.sequence.len()) - self.cached;
@@ -334,7 +336,7 @@ impl Run {
         if rows { missing.min(MOST_ROWS) } else { missing }
     }
 
-    /// Whether the answer has a line break.
+    /// Returns true if the answer has a line break.
     pub fn has_new_line(&self) -> bool {
         self.answer.has_new_line()
     }
@@ -343,7 +345,7 @@ impl Run {
         self.journal.elapsed().saturating_sub(self.rested).as_micros() as u64
     }
 
-    /// Whether the run wants a decode.
+    /// Returns the position from which the run needs logits, if it needs a decode.
     pub fn wants_decode(&self) -> Option<usize> {
         match self.state {
             State::Decode { outputs_from } => Some(outputs_from),
@@ -351,7 +353,7 @@ impl Run {
         }
     }
 
-    /// Keeps the logits of the sequence's end, which the model overwrites with its next ones.
+    /// Copies the logits at the end of the sequence before the model overwrites them.
     fn keep(&mut self, fresh: Option<&[f32]>) {
         if let Some(fresh) = fresh.filter(|_| !self.kept_valid) {
             self.kept.clear();
@@ -360,8 +362,8 @@ impl Run {
         }
     }
 
-    /// Goes on until the run needs the model, a mod's answer, or nothing any more. `fresh` are the logits of the sequence's
-    /// end, where they are not kept.
+    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `fresh` are the logits at the end
+    /// of the sequence, unless they were saved.
     fn drive(&mut self, mut fresh: Option<&[f32]>, candidates: &mut Candidates, done: &DoneFactory<'_>) {
         loop {
             let State::Passing(passage) = &mut self.state else { return };
@@ -379,20 +381,20 @@ impl Run {
                 }
                 None => self.go_on(event, fresh, candidates),
             }
-            // From the draw on the sequence has another end.
+            // After the draw the sequence has another end.
             if event != EventType::ForwardPass {
                 fresh = None;
             }
         }
     }
 
-    /// The mod whose answer the run waits for.
+    /// Returns the mod whose reply the run waits for.
     pub(super) fn awaited(&mut self) -> Option<&mut dyn ModInstance> {
         let State::Waiting(_, index) = self.state else { return None };
         Some(self.mods.get_mut(index)?.session.as_mut())
     }
 
-    /// Calls a mod with the event under way. `false` when its answer will come later.
+    /// Calls a mod with the current event. Returns `false` if the reply comes later.
     fn call_mod(&mut self, index: usize, fresh: Option<&[f32]>, done: &DoneFactory<'_>) -> bool {
         let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return false };
         let mut mods = std::mem::take(&mut self.mods);

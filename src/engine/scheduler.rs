@@ -1,4 +1,4 @@
-//! The decode thread: admits runs to slots, puts batches together, decodes, hands logits to runs.
+//! Decode thread: admits runs to slots, builds batches, decodes them and passes the logits to the runs.
 
 use super::capture::Capture;
 use super::control::{Order, Rest, RunProgress};
@@ -20,64 +20,64 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::oneshot;
 
-/// How long the thread sleeps when all it waits for is somebody to read.
+/// Sleep of the thread while it only waits for clients, the recorder or a free slot.
 const NAP: Duration = Duration::from_millis(2);
-/// How long the thread stays awake for a mod's answer.
+/// Time for which the thread polls for a mod's reply before it sleeps.
 const MOMENT: Duration = Duration::from_micros(200);
 
-/// After a decode that takes longer, everything is recorded at once: the next may take as long.
+/// Decodes that take longer are followed by a flush of all events, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
 
-/// What the decode thread is told.
+/// Command to the decode thread.
 pub(super) enum Command {
-    /// A new run, its client, and the signal that it exists where the recorder has not got it yet.
+    /// A new run, its client, and the signal of its start if the recorder had no room for it.
     Submit(Box<Run>, mpsc::Sender<Output>, Option<Signal>),
-    /// A mod's answer to the call of that number.
+    /// Reply of a mod to the call of that number.
     Reply(RunId, u64, Reply),
-    /// An order to a run.
+    /// Request to control an active run.
     Control(RunId, Order, oneshot::Sender<RunProgress>),
-    /// Something to do with that slot, as soon as it is free.
+    /// Task for a slot, run as soon as the slot is free.
     Slot(usize, SlotTask),
-    /// End all runs and the thread.
+    /// Ends all runs and the thread.
     Stop,
 }
 
-/// A run and the client that listens to it.
+/// A run with its client and its place in the schedule.
 pub(super) struct Live {
     pub(super) run: Box<Run>,
     pub(super) client: mpsc::Sender<Output>,
     pub(super) arrival: u64,
-    /// When it was last in a batch, where not all runs fit into one.
+    /// Number of the batch that last included the run, if not all ready runs fit into it.
     pub(super) turn: u64,
-    /// Whether the run has found its slot's KV state.
+    /// True after the run's sequence was matched with the slot's KV state.
     pub(super) placed: bool,
-    /// Whether it had a slot before, which it gave back.
+    /// True if the run had a slot before and was preempted.
     pub(super) begun: bool,
-    /// Since when it rests.
+    /// Set while the run is paused.
     pub(super) rest: Option<Rest>,
-    /// Since when the client has taken nothing of what there is for it.
+    /// Time since which the client has read none of the waiting outputs.
     pub(super) unread_since: Option<Instant>,
-    /// The run has ended and is in the counters.
+    /// True after the ended run was added to the counters.
     pub(super) counted: bool,
 }
 
-/// A sequence of the context.
+/// A slot: one sequence of the context.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) live: Option<Live>,
-    /// What the KV cache holds of this sequence.
+    /// Tokens of the sequence in the KV cache.
     pub(super) cache: Vec<TokenId>,
-    /// The LoRA adapters that it was computed with; `None` before anything was.
+    /// LoRA adapters that the state was computed with; `None` before the first decode.
     pub(super) adapters: Option<AdapterSet>,
-    /// What is remembered of it.
+    /// History of the conversation in this slot.
     pub(super) memory: Memory,
-    /// Tokens of the last run's prompt that were evaluated.
+    /// Prompt tokens that the last run evaluated.
     pub(super) processed: usize,
     pub(super) last_used: u64,
 }
 
 impl Live {
-    /// Passes outputs on, as far as the client has room.
+    /// Sends outputs while the client has room.
     pub(super) fn pass_on(&mut self) {
         while !self.run.outbox.is_empty() {
             let place = match self.client.try_reserve() {
@@ -99,21 +99,22 @@ impl Live {
         }
     }
 
-    /// Adds a run that has ended to the counters, once. Before the client hears of the end, so that it finds its run counted.
+    /// Adds an ended run to the counters, once. Called before the client learns of the end, so that the client finds
+    /// its run counted.
     pub(super) fn count_end(&mut self, status: &EngineStatus) {
         if self.run.end.is_some() && !std::mem::replace(&mut self.counted, true) {
             status.ended(&self.run);
         }
     }
 
-    /// Whether the client has everything, or wants no more.
+    /// Returns true if the client has read everything or has disconnected.
     pub(super) fn is_heard(&self) -> bool {
         self.run.outbox.is_empty() || self.client.is_closed()
     }
 }
 
 impl Slot {
-    /// Holds tokens that no run brought.
+    /// Replaces the state by tokens that did not come from a run.
     pub(super) fn hold(&mut self, tokens: Vec<TokenId>, adapters: AdapterSet) {
         self.cache = tokens;
         self.adapters = Some(adapters);
@@ -122,29 +123,29 @@ impl Slot {
     }
 }
 
-/// What the decode thread works with.
+/// State of the decode thread.
 pub(super) struct Scheduler<'model> {
     pub(super) context: Context<'model>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: VecDeque<Live>,
-    /// Runs that rest and have no slot.
+    /// Paused or preempted runs without a slot.
     pub(super) parked: Vec<Live>,
-    /// What is to be done with slots that are still busy, in the order in which it was asked for.
+    /// Tasks for slots that are still busy, in order of arrival.
     pub(super) tasks: VecDeque<Waiting>,
-    /// States that no slot has room for.
+    /// States kept outside of the slots.
     pub(super) idle: HostCache,
     pub(super) inbox: Receiver<Command>,
     pub(super) commands: Sender<Command>,
     pub(super) recorder: mpsc::Sender<Signal>,
-    /// What the recorder had no room for; until it is gone, nothing is decoded.
+    /// Signals that the recorder had no room for; nothing is decoded until they are sent.
     pub(super) unrecorded: VecDeque<Unrecorded>,
     pub(super) capture: Option<Capture>,
     pub(super) candidates: Candidates,
     pub(super) options: Options,
     pub(super) arrivals: u64,
-    /// Batches of which not all runs that were ready could be part.
+    /// Number of batches that could not include all ready runs.
     pub(super) turns: u64,
-    /// Tokens of prompts that were decoded since runs that generate had their turn.
+    /// Prompt tokens decoded since the generating runs were last in a batch.
     pub(super) read_since_turn: usize,
     pub(super) waiting: Arc<AtomicUsize>,
     pub(super) status: Arc<EngineStatus>,
@@ -185,7 +186,7 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Runs until told to stop.
+    /// Runs until a stop command.
     pub fn run(mut self) {
         loop {
             if !self.take_commands() {
@@ -214,14 +215,15 @@ impl<'model> Scheduler<'model> {
             self.stop_polling();
             let begun = Instant::now();
             self.decode(parts);
-            // Before the clients: a client that reads its run finds every token it received.
+            // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
+            // received.
             self.record(begun.elapsed() > SLOW_DECODE);
             self.serve_clients();
         }
         self.stop();
     }
 
-    /// Takes everything that is waiting. `false` to stop.
+    /// Handles all queued commands. Returns `false` to stop.
     fn take_commands(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {
@@ -236,16 +238,16 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Sleeps until there is something to do. `false` to stop.
+    /// Sleeps until there is work. Returns `false` to stop.
     fn wait(&mut self) -> bool {
         let has_something =
             |live: &Live| !live.run.outbox.is_empty() || (!live.rests() && live.run.wants_decode().is_some());
         let somebody_must_read = !self.unrecorded.is_empty()
             || self.slots.iter().any(|slot| slot.live.as_ref().is_some_and(has_something))
             || self.parked.iter().any(has_something);
-        // A slot may have become free since they were looked at.
+        // A slot may have become free since the queue was checked.
         let somebody_waits = !self.queue.is_empty() || !self.tasks.is_empty();
-        // A run that waits for its mod must still notice that its client has gone.
+        // A run that waits for its mod must still notice that its client has disconnected.
         let timeout = if somebody_must_read || somebody_waits {
             Some(NAP)
         } else if !self.parked.is_empty() || self.slots.iter().any(|slot| slot.live.is_some()) {
@@ -267,7 +269,8 @@ impl<'model> Scheduler<'model> {
         self.obey(command)
     }
 
-    /// What comes within a moment, while a mod's answer is awaited. Most mods answer sooner than a sleeping core wakes up.
+    /// Polls for replies and commands for a short time while a mod's reply is awaited. Most mods reply sooner than a
+    /// sleeping core wakes up.
     fn soon(&mut self) -> Option<Command> {
         let begun = Instant::now();
         while self.awaiting().next().is_some() && begun.elapsed() < MOMENT {
@@ -275,19 +278,19 @@ impl<'model> Scheduler<'model> {
                 return Some(command);
             }
             self.awaiting().for_each(ModInstance::poll_reply);
-            // Whoever shares the core goes first.
+            // Other threads on this core go first.
             std::thread::yield_now();
         }
         self.stop_polling();
         None
     }
 
-    /// The mods that are asked for an answer at this moment.
+    /// Returns the mod instances whose replies are awaited.
     fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
         self.slots.iter_mut().filter_map(|slot| slot.live.as_mut()?.run.awaited())
     }
 
-    /// Nobody looks for mods' answers for a while.
+    /// Stops polling for replies; they are then delivered by the mods' own threads.
     fn stop_polling(&mut self) {
         self.awaiting().for_each(ModInstance::stop_polling);
     }
@@ -323,27 +326,27 @@ impl<'model> Scheduler<'model> {
         true
     }
 
-    /// Passes outputs on, notices who has gone, and clears finished runs away.
+    /// Sends outputs, cancels runs of disconnected clients, and frees the slots of ended runs.
     fn serve_clients(&mut self) {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             let Some(live) = &mut slot.live else { continue };
             if live.client.is_closed() && live.run.end.is_none() {
-                live.abort(FinishReason::Cancelled, "the client went away");
+                live.abort(FinishReason::Cancelled, "the client disconnected");
             }
             if live.run.request.record == RecordPolicy::Required && self.recorder.is_closed() {
-                live.abort(FinishReason::Error, "the run must be recorded, and the recorder has ended");
+                live.abort(FinishReason::Error, "the run must be recorded, but the recorder has stopped");
             }
             live.count_end(&self.status);
             live.pass_on();
-            // Behind what the recorder had no room for: a run's end is its last signal.
+            // Only after all waiting signals: the end of a run is its last signal.
             if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
                 self.clear(index);
             }
         }
     }
 
-    /// A run is over: its last items and its end are recorded, its slot is free.
+    /// Records the last items and the end of a run, and frees its slot.
     fn clear(&mut self, index: usize) {
         let Some(mut live) = self.slots[index].live.take() else { return };
         live.count_end(&self.status);
@@ -351,9 +354,9 @@ impl<'model> Scheduler<'model> {
         self.record_end(live);
     }
 
-    /// Leaves in a slot what belongs to the run that leaves it.
+    /// Updates a slot with the state of the run that leaves it.
     pub(super) fn release(&mut self, index: usize, live: &mut Live) {
-        // A run that never decoded has touched nothing.
+        // A run that never decoded has not touched the slot's state.
         if !live.placed {
             return;
         }
@@ -368,9 +371,9 @@ impl<'model> Scheduler<'model> {
         self.slots[index].processed = live.run.prompt_decoded();
     }
 
-    /// Ends every run and leaves nothing unrecorded that the recorder still takes.
+    /// Ends every run and sends the recorder everything that it still accepts.
     fn stop(mut self) {
-        let message = "the server stops";
+        let message = "the server is shutting down";
         let without_slot = std::mem::take(&mut self.parked).into_iter().chain(std::mem::take(&mut self.queue));
         for mut live in without_slot {
             live.abort(FinishReason::Cancelled, message);
@@ -391,7 +394,7 @@ impl<'model> Scheduler<'model> {
 pub(super) fn done(commands: &Sender<Command>, id: RunId, call: u64) -> ReplySender {
     let commands = commands.clone();
     let done = ReplySender::new(move |reply| {
-        // The decode thread is gone only when its runs are.
+        // The decode thread ends only after its runs.
         let _ = commands.send(Command::Reply(id, call, reply));
     });
     done.polled()

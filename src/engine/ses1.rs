@@ -1,9 +1,9 @@
-//! SES1: the state of a slot as one block of bytes, and what is checked before one is believed.
+//! SES1: the snapshot format for the state of a slot, and its validation.
 //!
-//! `"SES1"`, number of tokens, tokens, KV data; all numbers little-endian. The KV data begins with a head of ours, that
-//! says which model and which kind of cache it is from, and holds a checksum over everything else; then comes what
-//! llama.cpp wrote, without what depends on the number of slots. A block comes from a client or a file and may say
-//! anything: nothing of it reaches llama.cpp before [`read`] has compared every number with the context's own.
+//! `"SES1"`, number of tokens, tokens, KV data; all numbers little-endian. The KV data begins with a header of
+//! Thunder's own, with the model, the cache types and a checksum over everything else. Then follows the output of
+//! llama.cpp, without the parts that depend on the number of slots. A block comes from a client or a file and is not
+//! trusted: nothing of it reaches llama.cpp before [`read`] has compared every number with those of the context.
 
 use super::conversation::Memory;
 use super::identity::Identity;
@@ -14,98 +14,98 @@ use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
 const MAGIC: &[u8; 4] = b"SES1";
-/// Magic and number of tokens.
+/// Length of magic and number of tokens.
 const HEAD: usize = 8;
 
 const KV_MAGIC: &[u8; 4] = b"THKV";
-/// Version of the KV data's head and of the layout of llama.cpp's part, which its releases change. Versions 1 to 3 named the model
-/// by parts of its file, so that another model's state could pass for this one's.
+/// Version of the KV data's header and of the layout of llama.cpp's part, which changes with its releases. Versions 1
+/// to 3 identified the model by parts of its file, so that another model's state could pass for this one's.
 const KV_VERSION: u32 = 4;
-/// The same with a list of LoRA adapters before llama.cpp's part: their number, and of each the fingerprint and scale.
+/// Version with a list of LoRA adapters before llama.cpp's part: their number, then fingerprint and scale of each.
 const KV_VERSION_ADAPTED: u32 = 5;
-/// The same with what is remembered of the conversation behind that list.
+/// Version with the history of the conversation after that list.
 const KV_VERSION_REMEMBERING: u32 = 6;
-/// Fingerprint and scale of an adapter.
+/// Length of fingerprint and scale of an adapter.
 const ADAPTER: usize = 16 + 4;
-/// Magic, version, model, types of keys and values, length, checksum.
+/// Length of magic, version, model, types of keys and values, length, checksum.
 const KV_HEAD: usize = 4 + 4 + 16 + 2 * TYPE + 8 + 8;
-/// More than all heads, and the sizes that llama.cpp writes for each layer.
+/// Upper bound of all headers and of the sizes that llama.cpp writes for each layer.
 const AROUND: usize = 1 << 20;
-/// Bytes for the name of a type.
+/// Length of a type's name.
 const TYPE: usize = 8;
 
-/// Why a block is not the state of a slot of this model.
+/// Reason why a block is not a valid state for this model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Ses1Error {
-    /// It does not begin as such a block does.
+    /// The magic is missing.
     #[error("the state does not begin with 'SES1'")]
     Magic,
-    /// It ends too early.
-    #[error("the state has {found} bytes; its head says that it has {needed}")]
+    /// The block ends too early.
+    #[error("the state is truncated: it has {found} bytes, its header requires {needed}")]
     Truncated {
-        /// Bytes there are.
+        /// Number of bytes found.
         found: usize,
-        /// Bytes there must be.
+        /// Number of bytes needed.
         needed: u64,
     },
-    /// It goes on behind its end.
-    #[error("the state has {0} bytes behind its end")]
+    /// The block continues after its end.
+    #[error("the state has {0} unexpected bytes after its end")]
     TooLong(u64),
-    /// More tokens than the context holds.
-    #[error("the state has {tokens} tokens, the context of a slot holds {context}")]
+    /// The state has more tokens than the context holds.
+    #[error("the state has {tokens} tokens, but the context of a slot holds {context}")]
     TooManyTokens {
         /// Tokens in the state.
         tokens: usize,
-        /// Tokens a slot holds.
+        /// Tokens that a slot holds.
         context: usize,
     },
-    /// A token that the vocabulary does not have.
-    #[error("token {index} of the state is {token}; the ids of this model's vocabulary run from 0 to {last}")]
+    /// A token is not in the vocabulary.
+    #[error("token {index} of the state is {token}; ids of this model must be from 0 to {last}")]
     Token {
         /// Index in the list of tokens.
         index: usize,
-        /// Its id.
+        /// Id of the token.
         token: TokenId,
-        /// Highest id.
+        /// Highest valid id.
         last: usize,
     },
-    /// The KV data is not from this program.
+    /// The KV data was not written by Thunder.
     #[error("the KV data was not written by Thunder: it does not begin with 'THKV'")]
     KvMagic,
-    /// The KV data is from another release.
-    #[error("the KV data has version {0}, this server reads versions {KV_VERSION} to {KV_VERSION_REMEMBERING}")]
+    /// The KV data has an unsupported version.
+    #[error("the KV data has version {0}; this server supports versions {KV_VERSION} to {KV_VERSION_REMEMBERING}")]
     Version(u32),
-    /// The state of another model.
+    /// The state belongs to another model.
     #[error("the state was saved with another model")]
     Model,
     /// The state was computed with an adapter that is not loaded.
     #[error("the state was computed with a LoRA adapter that this server has not loaded")]
     Adapter,
-    /// What is remembered of the conversation is not of these tokens.
-    #[error("what the state remembers of its conversation does not fit its tokens")]
+    /// The history contradicts the tokens.
+    #[error("the conversation history of the state does not match its tokens")]
     Memory,
-    /// The state of another type of cache.
-    #[error("the state was saved with a KV cache of {found}, this server keeps {expected}")]
+    /// The state has other cache types.
+    #[error("the state was saved with a KV cache of {found}; this server uses {expected}")]
     CacheType {
         /// Types of keys and values in the state.
         found: String,
-        /// Types of keys and values here.
+        /// Types of keys and values of this server.
         expected: String,
     },
-    /// Bytes have changed on the way.
+    /// The checksum does not match.
     #[error("the state is damaged: its checksum does not match")]
     Checksum,
-    /// What llama.cpp wrote does not fit.
+    /// The data of llama.cpp is invalid.
     #[error(transparent)]
     Kv(#[from] StateError),
-    /// The model keeps something else than keys, values and recurrent states.
+    /// The model keeps state other than keys, values and recurrent states.
     #[error(
-        "this model keeps more than a KV cache and recurrent states, so that its state could not be checked when it comes back"
+        "states of this model cannot be saved: it keeps more than a KV cache and recurrent states, which could not be validated on restore"
     )]
     NoLayout,
 }
 
-/// What a block must fit.
+/// Properties of the model that a block must match.
 #[derive(Debug, Clone)]
 pub(super) struct Home {
     pub vocabulary: usize,
@@ -113,14 +113,14 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// Bytes of a block whose tokens fill the context.
+    /// Returns the number of bytes of a block whose tokens fill the context.
     pub fn largest(&self) -> Result<usize, Ses1Error> {
         let layout = self.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
         Ok(layout.fixed_bytes() + layout.context() * (layout.bytes_per_token() + 2 * size_of::<TokenId>()) + AROUND)
     }
 }
 
-/// Writes a block from what llama.cpp wrote of a sequence.
+/// Serialises a snapshot to a block.
 pub(super) fn write(home: &Home, identity: &Identity, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
     let Saved { tokens, adapters, memory, state } = saved;
     let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
@@ -162,7 +162,7 @@ pub(super) fn write(home: &Home, identity: &Identity, saved: &Saved) -> Result<V
     Ok(block)
 }
 
-/// Checks a block and returns its tokens, and what llama.cpp shall read; empty for the state of an empty slot.
+/// Validates a block and returns the snapshot; without tokens for an empty slot.
 pub(super) fn read(home: &Home, identity: &Identity, block: &[u8]) -> Result<Saved, Ses1Error> {
     let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     if !block.starts_with(MAGIC) {
@@ -225,7 +225,7 @@ pub(super) fn read(home: &Home, identity: &Identity, block: &[u8]) -> Result<Sav
     Ok(Saved { tokens, adapters, memory, state })
 }
 
-/// The adapters at the beginning of the KV data, and what follows them.
+/// Reads the adapters at the beginning of the KV data. Returns them with the rest of the data.
 fn read_adapters<'a>(identity: &Identity, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
     let count = u32::from_le_bytes(field(kv, 0..4)?) as usize;
     if count > identity.adapters.len() {

@@ -1,5 +1,5 @@
-//! What can be done with a slot from outside: look at its tokens, throw its state away, take it out, put one in, cut tokens
-//! out. A slot that is busy is waited for; a caller who goes away is forgotten.
+//! Operations on slots: read the tokens, erase, save and restore the state, remove tokens. A task waits until its slot
+//! is free; it is dropped if its caller disconnects.
 
 use super::Engine;
 use super::conversation::Memory;
@@ -12,12 +12,12 @@ use bytes::Bytes;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Something to do with a slot, and where the answer goes.
+/// Task for a slot, with the sender of its result.
 pub(super) enum SlotTask {
     Tokens(oneshot::Sender<SlotTokens>),
     Erase(oneshot::Sender<usize>),
     Save(oneshot::Sender<Result<Saved, SlotError>>),
-    /// A state that was checked.
+    /// Restores a validated state.
     Restore(Saved, oneshot::Sender<Result<(), SlotError>>),
     Shift {
         keep: usize,
@@ -26,52 +26,52 @@ pub(super) enum SlotTask {
     },
 }
 
-/// The tokens whose KV state a slot holds.
+/// Tokens whose KV state a slot holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotTokens {
     /// The tokens.
     pub tokens: Vec<TokenId>,
-    /// Tokens of the last run's prompt that were evaluated, and not found.
+    /// Prompt tokens that the last run evaluated, without the cached ones.
     pub processed: usize,
 }
 
-/// The state of a slot as a block of bytes.
+/// State of a slot as a block of bytes.
 #[derive(Debug, Clone)]
 pub struct SlotSnapshot {
-    /// Number of its tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// SES1.
+    /// Block in SES1 format.
     pub block: Bytes,
 }
 
-/// Why something could not be done with a slot. The slot is as it was, except after [`SlotError::Failed`].
+/// Error of an operation on a slot. The slot is unchanged, except after [`SlotError::Failed`].
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SlotError {
-    /// There is no such slot.
-    #[error("there is no slot {slot}; the slots are 0 to {}", slots - 1)]
+    /// The slot does not exist.
+    #[error("slot {slot} does not exist; slots must be from 0 to {}", slots - 1)]
     NoSuchSlot {
-        /// Asked for.
+        /// Requested slot.
         slot: u32,
         /// Number of slots.
         slots: u32,
     },
     /// The model has no slots.
-    #[error("the model generates no text, and has no slots")]
+    #[error("the model generates no text and has no slots")]
     NoSlots,
-    /// The state is not one for this slot.
+    /// The state is not valid for this slot.
     #[error(transparent)]
     State(#[from] Ses1Error),
-    /// llama.cpp did not take a state that was found to be in order.
-    #[error("llama.cpp does not take this state; the slot is as it was")]
+    /// llama.cpp rejected a validated state.
+    #[error("llama.cpp rejected this state; the slot is unchanged")]
     Refused,
-    /// More is to be removed than there is.
-    #[error("n_keep + n_discard is {keep} + {discard}; the slot has {tokens} tokens")]
+    /// The range to remove exceeds the tokens of the slot.
+    #[error("n_keep + n_discard must be at most the slot's {tokens} tokens, got {keep} + {discard}")]
     Range {
         /// Tokens to keep.
         keep: usize,
         /// Tokens to remove.
         discard: usize,
-        /// Tokens there are.
+        /// Tokens in the slot.
         tokens: usize,
     },
     /// The cache cannot remove these tokens.
@@ -80,19 +80,19 @@ pub enum SlotError {
     /// llama.cpp failed; the slot is empty.
     #[error("{0}; the slot is empty now")]
     Failed(String),
-    /// It is not known yet whether a state is of this model.
+    /// The identity of the model is not known yet.
     #[error(
-        "states cannot be saved or restored yet: the server reads every byte of the model once, to tell its states from those of \
-         other models, and has read {percent} %; try again in {retry_after_s} seconds"
+        "states cannot be saved or restored yet: the server reads every byte of the model once to identify it, \
+         and has read {percent} %; try again in {retry_after_s} seconds"
     )]
     Hashing {
         /// Hashed part of the model, in percent.
         percent: u64,
-        /// Seconds until the hash may be known.
+        /// Estimated seconds until the hash is known.
         retry_after_s: u64,
     },
-    /// It cannot be known whether a state is of this model.
-    #[error("states cannot be saved or restored: the model's files cannot be told from others: {0}")]
+    /// The identity of the model cannot be determined.
+    #[error("states cannot be saved or restored: the model's files cannot be read: {0}")]
     Unidentified(String),
     /// The engine has stopped.
     #[error("the engine has stopped")]
@@ -100,7 +100,7 @@ pub enum SlotError {
 }
 
 impl Engine {
-    /// The tokens whose KV state a slot holds.
+    /// Returns the tokens whose KV state a slot holds.
     ///
     /// # Errors
     /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
@@ -108,7 +108,7 @@ impl Engine {
         self.with_slot(slot, SlotTask::Tokens).await
     }
 
-    /// Throws a slot's state away. Returns how many tokens it had.
+    /// Erases a slot's state. Returns the number of its tokens.
     ///
     /// # Errors
     /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
@@ -116,10 +116,10 @@ impl Engine {
         self.with_slot(slot, SlotTask::Erase).await
     }
 
-    /// Copies a slot's state out.
+    /// Returns a copy of a slot's state.
     ///
     /// # Errors
-    /// [`SlotError::State`] for a model whose state could not be checked when it comes back; [`SlotError::Hashing`],
+    /// [`SlotError::State`] for a model whose state cannot be validated on restore; [`SlotError::Hashing`],
     /// [`SlotError::Unidentified`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn save_slot(&self, slot: u32) -> Result<SlotSnapshot, SlotError> {
         self.check_slot(slot)?;
@@ -131,12 +131,11 @@ impl Engine {
         Ok(SlotSnapshot { tokens, block: block.into() })
     }
 
-    /// Replaces a slot's state. The block may come from anywhere. Returns the number of its tokens.
+    /// Replaces a slot's state. The block is not trusted. Returns the number of its tokens.
     ///
     /// # Errors
-    /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Refused`] leave the slot as
-    /// it was; [`SlotError::NoSuchSlot`],
-    /// [`SlotError::Stopped`].
+    /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Refused`] leave the
+    /// slot unchanged; [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn restore_slot(&self, slot: u32, block: Bytes) -> Result<usize, SlotError> {
         self.check_slot(slot)?;
         let identity = self.inner.identification.known().await?;
@@ -148,7 +147,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// Removes `discard` tokens behind the first `keep`; what follows moves up. Returns how many are left.
+    /// Removes `discard` tokens after the first `keep` and shifts the rest. Returns how many are left.
     ///
     /// # Errors
     /// [`SlotError`]; only [`SlotError::Failed`] changes the slot.
@@ -156,10 +155,10 @@ impl Engine {
         self.with_slot(slot, |answer| SlotTask::Shift { keep, discard, answer }).await?
     }
 
-    /// Most bytes that the state of a slot can have.
+    /// Returns the maximum size of a slot's state in bytes.
     ///
     /// # Errors
-    /// [`SlotError::State`] for a model whose states cannot be checked.
+    /// [`SlotError::State`] for a model whose states cannot be validated.
     pub fn max_snapshot_bytes(&self) -> Result<usize, SlotError> {
         self.check_slot(0)?;
         Ok(self.inner.home.largest()?)
@@ -183,7 +182,7 @@ impl Engine {
 }
 
 impl Scheduler<'_> {
-    /// Does what was asked for of slots that are free, in turn with the runs that wait for them.
+    /// Runs the tasks of slots that are free, in turn with the runs that wait for them.
     pub(super) fn serve_slots(&mut self) {
         for _ in 0..self.tasks.len() {
             let Some(waiting) = self.tasks.pop_front() else { return };
@@ -202,7 +201,7 @@ impl Scheduler<'_> {
     }
 
     fn do_task(&mut self, index: usize, task: SlotTask) {
-        // Whoever has gone away meanwhile needs no answer.
+        // The caller may have disconnected meanwhile.
         match task {
             SlotTask::Tokens(answer) => {
                 let Slot { cache, processed, .. } = &self.slots[index];
@@ -219,7 +218,7 @@ impl Scheduler<'_> {
                 let memory = self.slots[index].memory.clone();
                 let state = if tokens.is_empty() { Ok(Vec::new()) } else { self.context.save(index as i32) };
                 drop(answer.send(state.map(|state| Saved { tokens, adapters, memory, state }).map_err(|error| {
-                    tracing::error!(%error, slot = index, "a slot's state cannot be saved");
+                    tracing::error!(%error, slot = index, "slot state not saved");
                     SlotError::Stopped
                 })));
             }
@@ -244,11 +243,11 @@ impl Scheduler<'_> {
         let checkpoints = self.context.checkpoints(sequence).clone();
         let before = if held == 0 { None } else { Some(self.context.save(sequence).map_err(|_| SlotError::Refused)?) };
         if let Err(error) = self.context.restore(sequence, &state, tokens.len() as u32) {
-            tracing::error!(%error, slot = index, "a state that was checked is refused");
+            tracing::error!(%error, slot = index, "validated slot state rejected by llama.cpp");
             if let Some(before) = before {
                 if self.context.restore(sequence, &before, held as u32).is_err() {
                     self.empty(index);
-                    return Err(SlotError::Failed("llama.cpp took neither the new state nor the old one back".into()));
+                    return Err(SlotError::Failed("llama.cpp accepted neither the new state nor the old one".into()));
                 }
                 self.context.set_checkpoints(sequence, checkpoints);
             }
@@ -282,18 +281,18 @@ impl Scheduler<'_> {
     }
 }
 
-/// The state of a slot.
+/// Saved state of a slot.
 pub(super) struct Saved {
     pub tokens: Vec<TokenId>,
-    /// The LoRA adapters that it was computed with.
+    /// LoRA adapters that it was computed with.
     pub adapters: AdapterSet,
-    /// What is remembered of the conversation.
+    /// History of the conversation.
     pub memory: Memory,
-    /// What llama.cpp writes of it; empty without tokens.
+    /// Data of llama.cpp; empty without tokens.
     pub state: Vec<u8>,
 }
 
-/// Something to do with a slot, in its place among the runs.
+/// A task that waits for its slot, with its order of arrival.
 pub(super) struct Waiting {
     pub arrival: u64,
     pub slot: usize,
@@ -301,7 +300,7 @@ pub(super) struct Waiting {
 }
 
 impl SlotTask {
-    /// Whether nobody waits for the answer any more.
+    /// Returns true if the caller no longer waits for the result.
     fn is_given_up(&self) -> bool {
         match self {
             Self::Tokens(answer) => answer.is_closed(),

@@ -1,5 +1,5 @@
-//! What the decode thread is doing, readable from any thread: counters since the start and a view of every slot. The decode
-//! thread writes plain atomics, so that nobody who looks can hold it up.
+//! Status of the decode thread, readable from any thread: counters since the start, and a view of every slot. The
+//! decode thread writes plain atomics, so readers cannot delay it.
 
 use super::run::Run;
 use super::scheduler::Scheduler;
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Seconds over which the rates of [`TokenTotals`] look back.
+/// Seconds covered by the recent totals of [`EngineCounts`].
 const WINDOW: u64 = 60;
 
-/// What the decode thread is doing.
+/// Counters and slot states of the decode thread.
 #[derive(Debug)]
 pub struct EngineStatus {
     started: Instant,
@@ -31,7 +31,7 @@ struct Counters {
     work: Work,
 }
 
-/// Tokens of finished runs, and the time they took.
+/// Tokens of finished runs, and the time spent on them.
 #[derive(Debug, Default)]
 struct Work {
     prompt_tokens: AtomicU64,
@@ -41,7 +41,7 @@ struct Work {
     generation_us: AtomicU64,
 }
 
-/// The work of one second.
+/// Work of one second.
 #[derive(Debug, Default)]
 struct Bucket {
     second: AtomicU64,
@@ -50,7 +50,7 @@ struct Bucket {
 
 #[derive(Debug, Default)]
 struct SlotStatus {
-    /// Number of the run since the start, from 1; 0 before the first.
+    /// Number of the slot's newest run since the start, from 1; 0 before the first.
     task: AtomicU64,
     busy: AtomicBool,
     prompt_tokens: AtomicU32,
@@ -61,46 +61,46 @@ struct SlotStatus {
     occupant: Mutex<Option<Arc<SlotRun>>>,
 }
 
-/// What a run in a slot asked for.
+/// Parameters of the run in a slot.
 #[derive(Debug)]
 pub struct SlotRun {
-    /// The run.
+    /// Id of the run.
     pub run_id: RunId,
-    /// How its tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// When it ends.
+    /// Limits and stop conditions.
     pub limits: Limits,
-    /// The LoRA adapters that hold.
+    /// LoRA adapters applied to the run.
     pub adapters: AdapterSet,
 }
 
-/// A slot, as it was a moment ago.
+/// Recent state of a slot.
 #[derive(Debug, Clone)]
 pub struct SlotView {
-    /// Number of its newest run since the start, from 1; 0 before the first.
+    /// Number of the slot's newest run since the start, from 1; 0 before the first.
     pub task: u64,
-    /// Whether that run goes on.
+    /// True while that run is active.
     pub busy: bool,
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens of the prompt that were decoded so far.
+    /// Prompt tokens decoded so far.
     pub processed: u32,
-    /// Tokens of the prompt whose state was there already.
+    /// Prompt tokens whose state was cached.
     pub cached: u32,
     /// Tokens generated so far.
     pub generated: u32,
-    /// Whether the answer has a line break.
+    /// True if the answer has a line break.
     pub new_line: bool,
-    /// What the run asked for; `None` before the first.
+    /// Parameters of the run; `None` before the first.
     pub occupant: Option<Arc<SlotRun>>,
 }
 
-/// Tokens of finished runs, and the time they took, summed over runs.
+/// Tokens of finished runs, and the time spent on them, summed over runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenTotals {
     /// Prompt tokens that were decoded.
     pub prompt_tokens: u64,
-    /// Prompt tokens whose state was there already.
+    /// Prompt tokens whose state was cached.
     pub cached_tokens: u64,
     /// Microseconds spent on prompts.
     pub prompt_us: u64,
@@ -113,17 +113,17 @@ pub struct TokenTotals {
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EngineCounts {
-    /// Calls of the model.
+    /// Decodes of the model.
     pub decodes: u64,
-    /// Slots that had a run, summed over those calls.
+    /// Busy slots, summed over these decodes.
     pub busy_slots: u64,
-    /// The longest sequence that was decoded, in tokens.
+    /// Longest decoded sequence, in tokens.
     pub longest: u64,
-    /// Everything since the start.
+    /// Totals since the start.
     pub total: TokenTotals,
-    /// The last minute.
+    /// Totals of the last minute.
     pub recent: TokenTotals,
-    /// Runs in slots.
+    /// Runs that have a slot.
     pub running: u32,
     /// Runs that wait for a slot.
     pub queued: u32,
@@ -140,13 +140,13 @@ impl EngineStatus {
         }
     }
 
-    /// Every slot, by its number.
+    /// Returns the state of every slot, by number.
     #[must_use]
     pub fn slots(&self) -> Vec<SlotView> {
         self.slots.iter().map(SlotStatus::view).collect()
     }
 
-    /// Counters since the start.
+    /// Returns the counters since the start.
     #[must_use]
     pub fn counts(&self) -> EngineCounts {
         let now = self.second();
@@ -170,7 +170,7 @@ impl EngineStatus {
         self.started.elapsed().as_secs()
     }
 
-    /// A run is over.
+    /// Counts a run that has ended.
     pub(super) fn ended(&self, run: &Run) {
         if let Some(slot) = run.metrics.slot.get().and_then(|&slot| self.slots.get(slot as usize)) {
             slot.count(run);
@@ -187,7 +187,7 @@ impl EngineStatus {
         self.add(done);
     }
 
-    /// EngineCounts a call of the model that encoded so many inputs; `tokens` are those of all, `longest` those of the longest.
+    /// Counts an encoder decode of `inputs` inputs, with `tokens` in total and `longest` in the longest.
     pub(super) fn encoded(&self, inputs: usize, tokens: usize, longest: usize, elapsed_us: u64) {
         self.counters.decodes.fetch_add(1, Relaxed);
         self.counters.busy_slots.fetch_add(inputs as u64, Relaxed);
@@ -199,7 +199,7 @@ impl EngineStatus {
         self.counters.work.add(done);
         let second = self.second();
         let bucket = &self.recent[(second % WINDOW) as usize];
-        // Only one thread writes, so that nobody comes between.
+        // Only one thread writes, so there is no race.
         if bucket.second.swap(second, Relaxed) != second {
             bucket.work.clear();
         }
@@ -208,7 +208,7 @@ impl EngineStatus {
 }
 
 impl EngineCounts {
-    /// Adds what another thread did for the same model.
+    /// Adds the counters of another thread of the same model.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -301,7 +301,7 @@ impl SlotStatus {
 }
 
 impl Scheduler<'_> {
-    /// Shows what every slot is doing.
+    /// Publishes the state of every slot.
     pub(super) fn show_status(&self) {
         let status = &self.status;
         status.queued.store(self.queue.len() as u32, Relaxed);
@@ -313,7 +313,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// EngineCounts a call of the model.
+    /// Counts a decode.
     pub(super) fn count_decode(&self) {
         let counters = &self.status.counters;
         let (mut busy, mut longest) = (0, 0);
@@ -327,24 +327,24 @@ impl Scheduler<'_> {
     }
 }
 
-/// What becomes known of a run before it ends.
+/// Metrics of a run that are known before it ends.
 #[derive(Debug, Default)]
 pub struct RunMetrics {
-    /// The slot it was given.
+    /// Slot of the run.
     pub slot: OnceLock<u32>,
-    /// What its prompt took, once it is decoded.
+    /// Timing of the prompt, once it is decoded.
     pub prompt: OnceLock<PromptTiming>,
 }
 
-/// What a prompt took.
+/// Timing of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptTiming {
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Tokens whose state was there already.
+    /// Tokens whose state was cached.
     pub cached: u32,
-    /// Microseconds from the slot to the first logits.
+    /// Microseconds from slot assignment to the first logits.
     pub elapsed_us: u64,
-    /// When the first logits were there.
+    /// Time of the first logits.
     pub at: Instant,
 }

@@ -1,4 +1,4 @@
-//! The steps of a run when no mod changes control: forward pass, draw, append.
+//! Steps of a run that no mod redirects: forward pass, draw, append.
 
 use super::measure::{self, Distribution};
 use super::pipeline::Passage;
@@ -11,11 +11,11 @@ use crate::model::llama::{Candidates, Draw, SamplerInput};
 use crate::model::printable;
 use std::sync::Arc;
 
-/// Characters of the sequence that a `ForwardPass` shows.
+/// Characters of the sequence recorded with a `ForwardPass` event.
 const INPUT_TEXT_CHARS: usize = 70;
 
 impl Run {
-    /// What follows an event that no mod turned.
+    /// Continues after an event for which no mod changed control.
     pub(super) fn go_on(&mut self, event: EventType, fresh: Option<&[f32]>, candidates: &mut Candidates) {
         match event {
             EventType::Prefilled => {
@@ -40,7 +40,7 @@ impl Run {
         }
     }
 
-    /// Goes on at the end of the sequence: at once when its logits are there, else after a decode.
+    /// Continues at the end of the sequence: immediately if its logits are known, else after a decode.
     pub(super) fn continue_from_end(&mut self) {
         if self.kept_valid {
             self.begin_step();
@@ -54,7 +54,7 @@ impl Run {
         }
     }
 
-    /// The logits of the sequence's end are there: the step's `ForwardPass`.
+    /// Begins a step: records the `ForwardPass` event for the logits at the end of the sequence.
     pub(super) fn begin_step(&mut self) {
         if self.step >= self.request.limits.max_steps {
             return self.finish_at_most_steps();
@@ -79,7 +79,7 @@ impl Run {
                 ..Measurements::default()
             }));
         });
-        // Where a mod took back a drawn token, the same row leads to the next one; it stays with the event that came first.
+        // If a mod removed a drawn token, the same row leads to the next one. It stays with the first event.
         if self.attention_ready.is_none()
             && let Some(captured) = &self.attention
         {
@@ -126,7 +126,7 @@ impl Run {
         self.state = State::Passing(Passage::new(EventType::Sampled, order, self.step));
     }
 
-    /// Draws a token that the constraint allows.
+    /// Draws a token that the constraint permits.
     fn draw(&mut self, fresh: &[f32], candidates: &mut Candidates) -> Result<Draw, String> {
         let Self { kept, kept_valid, edited, constraint, sampler, sequence, view, draw_temperature, .. } = self;
         let logits = edited.as_deref().unwrap_or(if *kept_valid { kept } else { fresh });
@@ -135,14 +135,18 @@ impl Run {
             None => None,
         };
         let allowed = mask.as_deref().map(TokenMask::as_slice);
-        // Without the tokens that would complete a trigger and go on with what its constraint does not begin with.
+        // Logits without tokens that complete a trigger but continue with text that the triggered constraint cannot
+        // begin with.
         let mut without: Vec<f32> = Vec::new();
         loop {
             let logits = if without.is_empty() { logits } else { &without };
             let draft = SamplerInput { logits, allowed, sequence, temperature: *draw_temperature };
             let Some(draw) = sampler.sample(&draft, candidates) else {
-                let left =
-                    if mask.is_some() { "none that the constraint allows" } else { "none that is probable at all" };
+                let left = if mask.is_some() {
+                    "no token that the constraint permits"
+                } else {
+                    "no token with a probability above 0"
+                };
                 return Err(format!("no token can be drawn: mods, bans and biases leave {left}"));
             };
             let piece = view.vocabulary.piece(draw.token);
@@ -156,7 +160,7 @@ impl Run {
         }
     }
 
-    /// What the draw was made from; the drawn token is always there.
+    /// Returns the candidates of the draw, always including the drawn token.
     fn after_sampler(&self, candidates: &Candidates, draw: &Draw) -> Vec<Alternative> {
         let mut top = candidates.top(self.request.alternatives);
         if !top.iter().any(|&(token, _)| token == draw.token) {
@@ -174,7 +178,8 @@ impl Run {
         self.added(vec![drawn], vec![top], false, self.step);
     }
 
-    /// Tokens now stand at the end of the sequence: text, penalties, the `Added` event.
+    /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the
+    /// `Added` event.
     pub(super) fn added(
         &mut self,
         mut tokens: Vec<TokenMeasurement>,
@@ -221,8 +226,8 @@ impl Run {
         self.state = State::Passing(Passage::new(EventType::Added, order, step));
     }
 
-    /// Tells sampler and constraint of the tokens that now end the sequence. A note when they are not what the constraint
-    /// allows: a mod forced them, and the mod wins.
+    /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit them:
+    /// a mod forced them, and the mod wins.
     fn follow(&mut self, tokens: &[TokenMeasurement]) -> Option<String> {
         let mut note = None;
         let before = self.generated() - tokens.len();
@@ -235,7 +240,7 @@ impl Run {
                 constraint.end();
             } else if constraint.accept(measured.token, piece) == AcceptResult::Contradicts {
                 note = Some(format!(
-                    "{:?} at position {} is not what the request's {} allows; while it stands, nothing is held to it",
+                    "{:?} at position {} is not permitted by the request's {}; the constraint is suspended while the token remains",
                     measured.text,
                     self.sequence.len() - tokens.len() + index,
                     self.request.constraint.as_ref().map_or("constraint", |constraint| &constraint.field),
@@ -245,7 +250,8 @@ impl Run {
         note
     }
 
-    /// Tells the thoughts of the tokens that now end the sequence. A note when these end a thought whose budget is used up.
+    /// Updates the count of reasoning tokens. Returns a note if the appended tokens end reasoning whose budget is used
+    /// up.
     fn think(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
         let thinking = self.thinking.as_mut()?;
         let note = (forced && thinking.closing_tokens().is_some()).then(|| thinking.note());
@@ -255,9 +261,9 @@ impl Run {
         note
     }
 
-    /// Hands the client what may be seen.
+    /// Sends the client the text that is not held back.
     pub(super) fn send_text(&mut self) {
-        // Asked each time: a mod may know that what it watches for can no longer begin in what was said.
+        // Read on every call: a mod may know that what it watches for can no longer begin in the text so far.
         let holdback = self.mods.iter().map(|active| active.session.holdback()).max().unwrap_or(0);
         if self.request.report.per_token {
             return self.send_tokens(holdback);
@@ -275,7 +281,7 @@ impl Run {
         }
     }
 
-    /// Number of generated tokens, those included that a full context let go.
+    /// Returns the number of generated tokens, including those evicted by a full context.
     pub(super) fn generated(&self) -> usize {
         self.sequence.len() - self.prompt_len + self.gone.generated
     }
@@ -301,9 +307,10 @@ impl Run {
     }
 }
 
-/// The last characters of a sequence.
+/// Returns the last characters of a sequence.
 fn tail_text(vocabulary: &crate::model::Vocabulary, sequence: &[TokenId]) -> String {
-    // A token is rarely less than a character, and mostly several; whole pieces are copied from the end on until they suffice.
+    // A token is rarely less than a character and usually several. Whole pieces are taken from the end until they
+    // suffice.
     let mut bytes = 0;
     let mut from = sequence.len();
     while from > 0 && bytes < 4 * INPUT_TEXT_CHARS {

@@ -1,5 +1,4 @@
-//! From a validated request to a run that waits for its slot: what the engine refuses, and what is made before the decode
-//! thread hears of it.
+//! Submission of requests: checks by the engine, and preparation of a run before it reaches the decode thread.
 
 use super::journal::Journal;
 use super::pipeline::{ActiveMod, Health};
@@ -21,10 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-/// Runs that may wait for a slot.
+/// Maximum runs that wait for a slot.
 const QUEUE: usize = 1024;
 
-/// Why a request was not accepted.
+/// Reason why a request was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     /// The prompt does not fit.
@@ -35,83 +34,81 @@ pub enum SubmitError {
     PromptTooLong {
         /// Tokens in the prompt.
         prompt_tokens: usize,
-        /// Tokens a slot holds.
+        /// Tokens that a slot holds.
         context: usize,
     },
-    /// More tokens were asked for than the server lets any run have.
-    #[error(
-        "max_tokens is {requested}, and an answer of this server may have at most {limit} tokens; ask for fewer, or leave it out"
-    )]
+    /// The client requested more tokens than the server's maximum.
+    #[error("max_tokens is {requested}, but the maximum of this server is {limit}; send a lower value or omit it")]
     TooManyTokens {
-        /// Asked for.
+        /// Requested value.
         requested: u32,
         /// The server's limit.
         limit: u32,
     },
-    /// The prompt does not fit, whatever goes.
+    /// The prompt does not fit, even without all messages that may be dropped.
     #[error(
-        "the prompt has {prompt_tokens} tokens, and without all messages that may be dropped it still does not fit: this model's \
-         maximum context length is {context} tokens, and system messages, the last user message and the last answer stay"
+        "the prompt has {prompt_tokens} tokens and does not fit even without all messages that may be dropped: this model's \
+         maximum context length is {context} tokens; system messages, the last user message and the last answer are kept"
     )]
     NothingToDrop {
         /// Tokens in the prompt.
         prompt_tokens: usize,
-        /// Tokens a slot holds.
+        /// Tokens that a slot holds.
         context: usize,
     },
-    /// There is no such slot.
-    #[error("there is no slot {slot}; the slots are 0 to {}", slots - 1)]
+    /// The slot does not exist.
+    #[error("slot {slot} does not exist; slots must be from 0 to {}", slots - 1)]
     NoSuchSlot {
-        /// Asked for.
+        /// Requested value.
         slot: u32,
         /// Number of slots.
         slots: u32,
     },
-    /// There is nothing to continue from.
+    /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// The server was started without attention.
-    #[error("attention was asked for, but the server runs with flash attention; start it with --attention on")]
+    /// Attention is turned off on this server.
+    #[error("attention was requested, but the server runs with flash attention; start it with --attention on")]
     AttentionOff,
     /// The model's attention cannot be captured.
-    #[error("attention was asked for, but that of the model '{model}' cannot be captured: {why}")]
+    #[error("attention was requested, but the attention of the model '{model}' cannot be captured: {why}")]
     AttentionUnsupported {
-        /// Its name.
+        /// Name of the model.
         model: String,
-        /// Why.
+        /// Reason.
         why: Unsupported,
     },
-    /// A mod refused its configuration.
+    /// A mod rejected its configuration.
     #[error("mod '{name}': {message}")]
     ModConfig {
-        /// The mod.
+        /// Name of the mod.
         name: String,
-        /// What it said.
+        /// Message of the mod.
         message: String,
     },
-    /// The constraint cannot be used.
+    /// The constraint is invalid.
     #[error("{field}: {error}")]
     Constraint {
-        /// The request's field that it came from.
+        /// Field of the request.
         field: String,
-        /// Why.
+        /// Reason.
         error: grammar::GrammarError,
     },
     /// The model is an encoder.
     #[error("the model '{model}' generates no text: it is an encoder, for embeddings and scores")]
     NoGeneration {
-        /// Its name.
+        /// Name of the model.
         model: String,
     },
-    /// Too many runs wait already.
-    #[error("{waiting} runs wait already; try again later")]
+    /// The queue is full.
+    #[error("the queue is full: {waiting} runs are waiting; try again later")]
     Busy {
         /// Runs in the queue.
         waiting: usize,
     },
-    /// Another run under way has the client's id.
+    /// Another active run has the client's id.
     #[error(
-        "request_id '{request_id}' belongs to a run that is under way; send another, or leave it out and the run gets one of its own"
+        "request_id '{request_id}' is in use by an active run; send another one, or omit it to get the run's own id"
     )]
     RequestIdInUse {
         /// The id.
@@ -123,10 +120,10 @@ pub enum SubmitError {
 }
 
 impl Engine {
-    /// Hands a request to the decode thread.
+    /// Submits a request to the decode thread.
     ///
     /// # Errors
-    /// [`SubmitError`]; the run then does not exist.
+    /// [`SubmitError`]; no run is created.
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
         let Inner { model, options, commands, waiting, durability_acks, unstored, recorder, .. } = &*self.inner;
         if !model.generates() {
@@ -155,7 +152,7 @@ impl Engine {
         if request.attention {
             match self.attention() {
                 Ok(_) => {}
-                // Who only wants it recorded gets the run without.
+                // A request that only records attention runs without it.
                 Err(SubmitError::AttentionUnsupported { .. }) if !request.report.attention_rows => {
                     request.attention = false
                 }
@@ -248,7 +245,8 @@ impl Engine {
         if let Some(unstored) = unstored {
             unstored.insert(id, request_id.clone(), Arc::clone(&run.is_over));
         }
-        // At once, since the decode thread may be busy for long; it passes on what the recorder has no room for.
+        // Sent immediately, since the decode thread may be busy for long. The decode thread sends it if the recorder
+        // has no room now.
         let started = recorder.and_then(|recorder| match recorder.try_send(started) {
             Err(TrySendError::Full(started)) => Some(started),
             Ok(()) | Err(TrySendError::Closed(_)) => None,
@@ -267,7 +265,7 @@ impl Engine {
     }
 }
 
-/// The id that the run has for its client and its mods: the client's, or its own.
+/// Reserves the id of the run for its client and its mods: the client's, or the run's own.
 fn take_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveRequestId), SubmitError> {
     let own = run.to_string();
     let wanted = request.request_id.take().unwrap_or_else(|| own.clone());
@@ -280,7 +278,7 @@ fn take_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveR
     Ok((own, active))
 }
 
-/// Where end-of-generation tokens are not to end the run, they are never drawn.
+/// Bans end-of-generation tokens if the limits ignore them.
 pub(super) fn ban_ends(sampling: &mut SamplingParams, limits: &Limits, vocabulary: &Vocabulary) {
     if limits.ignore_eos {
         let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
@@ -288,12 +286,13 @@ pub(super) fn ban_ends(sampling: &mut SamplingParams, limits: &Limits, vocabular
     }
 }
 
-/// The double that is written like the float: 0.8, not 0.800000011920929.
+/// Returns the double with the same shortest decimal form as the float: 0.8, not 0.800000011920929.
 pub(super) fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
-/// Puts the sampler together; away from the async threads where DRY looks for its breakers in the whole vocabulary.
+/// Creates the sampler. DRY searches the whole vocabulary for its sequence breakers, so that case runs on a blocking
+/// thread.
 async fn make_sampler(sampling: &SamplingParams, vocabulary: &Arc<Vocabulary>) -> Result<Sampler, SubmitError> {
     if sampling.dry_multiplier == 0.0 {
         return Ok(Sampler::new(sampling, vocabulary));
@@ -303,7 +302,7 @@ async fn make_sampler(sampling: &SamplingParams, vocabulary: &Arc<Vocabulary>) -
     tokio::task::spawn_blocking(make).await.map_err(|_| SubmitError::Stopped)
 }
 
-/// Begins the run's mods, away from the async threads: a mod may have to start a process.
+/// Starts the run's mods on a blocking thread: a mod may have to start a process.
 async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<ActiveMod>, SubmitError> {
     if request.mods.is_empty() {
         return Ok(Vec::new());
@@ -331,7 +330,7 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
     tokio::task::spawn_blocking(start).await.map_err(|_| SubmitError::Stopped)?
 }
 
-/// Compiles the request's constraint, away from the async threads.
+/// Compiles the request's constraint on a blocking thread.
 async fn compile(request: &Request, model: &Arc<Model>) -> Result<Option<GrammarMatcher>, SubmitError> {
     let Some(constraint) = request.constraint.clone() else { return Ok(None) };
     let grammars = Arc::clone(model.grammars());

@@ -1,45 +1,45 @@
-//! How long a run may think: counts the tokens of its thoughts, and says when one is to be ended.
+//! Budget of reasoning tokens: counts them, and ends the reasoning when the budget is used up.
 
 use crate::events::TokenId;
 use serde::{Deserialize, Serialize};
 
-/// Most tokens of thought, and how thoughts are written.
+/// Maximum reasoning tokens, and the markers around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThinkingBudget {
-    /// Most tokens of all thoughts together, the markers around them not counted.
+    /// Maximum tokens of all reasoning together, without its markers.
     pub tokens: u32,
-    /// What begins a thought.
+    /// Marker that begins reasoning.
     pub open: String,
-    /// What ends it.
+    /// Marker that ends reasoning.
     pub close: String,
-    /// What is appended when the budget is used up; it ends with `close`.
+    /// Tokens appended when the budget is used up; they end with `close`.
     #[serde(alias = "last_words")]
     pub closing_tokens: Vec<TokenId>,
-    /// Whether the answer begins within a thought.
+    /// True if the answer begins within reasoning.
     pub begun: bool,
 }
 
-/// The thoughts of one run.
+/// Reasoning of one run.
 #[derive(Debug)]
 pub(super) struct Thinking {
     budget: ThinkingBudget,
-    /// The answer so far, control tokens included.
+    /// Text of the answer so far, including control tokens.
     text: Vec<u8>,
-    /// Of each token.
+    /// State after each token.
     steps: Vec<Step>,
-    /// Tokens of thought.
+    /// Reasoning tokens so far.
     spent: usize,
-    /// Whether somebody has ended the thought that is going on.
+    /// True if the client requested the end of the current reasoning.
     ended: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Step {
-    /// Where its text begins.
+    /// Start of the token's text.
     start: usize,
-    /// Whether the answer is within a thought behind it.
+    /// True if the text after the token is reasoning.
     within: bool,
-    /// Whether it counts.
+    /// True if the token counts as a reasoning token.
     counts: bool,
 }
 
@@ -48,12 +48,12 @@ impl Thinking {
         Self { budget, text: Vec::new(), steps: Vec::new(), spent: 0, ended: false }
     }
 
-    /// Notes a token that was appended.
+    /// Processes an appended token.
     pub fn push(&mut self, piece: &[u8]) {
         let (was, start) = (self.within(), self.text.len());
         let marker = if was { &self.budget.close } else { &self.budget.open };
         self.text.extend_from_slice(piece);
-        // A marker may have begun in earlier tokens, but not before the state that it changes.
+        // A marker may have begun in earlier tokens, but not before the last change of state.
         let first = start.saturating_sub(marker.len().saturating_sub(1));
         let mut recent = self.steps.iter().rev().take_while(|step| step.start > first);
         let window = recent.find(|step| step.within != was).map_or(first, |step| step.start);
@@ -64,7 +64,7 @@ impl Thinking {
         self.ended &= !turned;
     }
 
-    /// Forgets the last `count` tokens.
+    /// Removes the last `count` tokens.
     pub fn pop(&mut self, count: usize) {
         let gone = self.steps.split_off(self.steps.len().saturating_sub(count));
         self.spent -= gone.iter().filter(|step| step.counts).count();
@@ -73,24 +73,24 @@ impl Thinking {
         }
     }
 
-    /// Ends the thought that is going on, as if its budget were used up; `false` when none is.
+    /// Ends the current reasoning, as if the budget were used up. Returns `false` if there is none.
     pub fn end(&mut self) -> bool {
         self.ended = self.within();
         self.ended
     }
 
-    /// What must come now, since the budget is used up within a thought, or somebody has ended it.
+    /// Returns the tokens to append if the budget is used up, or if the client ended the reasoning.
     pub fn closing_tokens(&self) -> Option<&[TokenId]> {
         let over = self.within() && (self.ended || self.spent >= self.budget.tokens as usize);
         (over && !self.budget.closing_tokens.is_empty()).then_some(&self.budget.closing_tokens)
     }
 
-    /// For the trace.
+    /// Returns a note for the trace.
     pub fn note(&self) -> String {
         if self.ended {
-            return "the client ended the thought".into();
+            return "the client ended the reasoning".into();
         }
-        format!("the budget of {} tokens for thinking is used up", self.budget.tokens)
+        format!("the budget of {} reasoning tokens is used up", self.budget.tokens)
     }
 
     fn within(&self) -> bool {
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(pushed(&mut thought, &["a", "<th", "ink>", "b", "c"]), [false, false, false, false, true]);
         assert_eq!(pushed(&mut thought, &["</think>", "d", "e"]), [false; 3]);
         let again = pushed(&mut thought, &["<think>"]);
-        assert_eq!(again, [true], "all thoughts share one budget");
+        assert_eq!(again, [true], "all reasoning shares one budget");
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_thought_can_be_ended_while_it_goes_on() {
         let mut thought = thinking(u32::MAX, false);
-        assert!(!thought.end(), "there is none");
+        assert!(!thought.end(), "no reasoning to end");
         assert_eq!(pushed(&mut thought, &["<think>", "a"]), [false; 2]);
         assert!(thought.end());
         assert!(thought.closing_tokens().is_some() && thought.note().contains("client"));

@@ -1,8 +1,8 @@
-//! A prompt as a slot knows it.
+//! Alignment of a prompt with the history of a slot.
 //!
-//! A client sends the whole conversation each time, and its template writes past answers without their thinking. The
-//! model has seen them with it: [`align`] puts the tokens back as they were generated, where the text that the client
-//! sent is what it was given. In the same way, messages that were dropped before are left out again.
+//! A client sends the whole conversation each time, and its template renders past answers without their reasoning. The
+//! model has seen them with it. [`align`] restores the tokens as they were generated, if the client's text is the text
+//! that it received. Messages that were dropped before are omitted again.
 
 #[cfg(test)]
 mod tests;
@@ -12,20 +12,21 @@ use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use std::ops::Range;
 
-/// Tokens before a generated answer that belong to it: what the template wrote to begin it, perhaps with empty thinking.
+/// Maximum tokens before a generated answer that belong to it: the template's beginning of an answer, possibly with
+/// empty reasoning.
 const OPENING: usize = 16;
 
-/// A prompt in the light of a memory.
+/// A prompt aligned with a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct Aligned {
     pub tokens: Vec<TokenId>,
     pub spans: Vec<Span>,
-    /// What was left out, in the indices of the prompt.
+    /// Omitted ranges, as indices of the prompt.
     pub left_out: Vec<Range<usize>>,
 }
 
-/// Reads a prompt in the light of what a slot holds. `forget` also leaves out again what was dropped before. `None`
-/// when nothing in the prompt is touched.
+/// Aligns a prompt with a slot's state. `forget` also omits messages that were dropped before. Returns `None` if
+/// nothing changes.
 pub(in crate::engine) fn align(
     prompt: &[TokenId],
     spans: &[Span],
@@ -64,7 +65,7 @@ pub(in crate::engine) fn align(
         walk.tokens.truncate(here - back);
         walk.at -= back;
         walk.replace(end, &tokens);
-        // Whatever follows now, the same place must not be tried twice.
+        // The same position must not be tried twice.
         if walk.tokens.len() == here {
             break;
         }
@@ -81,9 +82,9 @@ struct Walk<'a> {
     prompt: &'a [TokenId],
     spans: &'a [Span],
     vocabulary: &'a Vocabulary,
-    /// The prompt as it will be, up to `at`.
+    /// Aligned prompt up to `at`.
     tokens: Vec<TokenId>,
-    /// What became something else: a range of the prompt, and how many tokens it is now.
+    /// Replaced ranges of the prompt, with their new length in tokens.
     edits: Vec<(Range<usize>, usize)>,
     at: usize,
 }
@@ -100,13 +101,13 @@ impl Walk<'_> {
         self.at = end;
     }
 
-    /// Where the messages of a gap end, when they stand here.
+    /// Returns the end of the dropped messages if they appear at the current position.
     fn end_of(&self, gap: &Gap) -> Option<usize> {
         let end = self.at + gap.len;
         if self.prompt.get(self.at..end).is_some_and(|tokens| hash(tokens) == gap.hash) {
             return Some(end);
         }
-        // Answers may have been written down otherwise than they were generated: then by text, message for message.
+        // Answers may be tokenized differently than they were generated. Then messages are compared by text.
         let mut said = self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
         if gap.messages.is_empty() || said.clone().next()?.start as usize != self.at {
             return None;
@@ -120,10 +121,10 @@ impl Walk<'_> {
         (next.role == "user").then_some(next.start as usize)
     }
 
-    /// An answer as it was generated, up to where it stands for what the client sent, and how many tokens back from here
-    /// it begins.
+    /// Returns how many tokens back the answer begins, where it ends in the prompt, and its tokens as they were
+    /// generated.
     fn answer(&self, answer: &Answer, held: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
-        // The client's text may agree with the thinking for a while, which means nothing.
+        // The client's text may match the beginning of the reasoning by chance.
         let back = self.tokens.len().saturating_sub(answer.start);
         let (here, at) = (self.tokens.len() - back, self.at.checked_sub(back)?);
         if self.edits.last().is_some_and(|(range, _)| range.end > at) {
@@ -152,7 +153,7 @@ impl Walk<'_> {
                 if index >= range.end {
                     shift += *len as isize - range.len() as isize;
                 } else if index > range.start {
-                    // Within what was replaced: as far as there is something.
+                    // Within a replaced range: limited to its new length.
                     return ((range.start as isize + shift) as usize + (index - range.start).min(*len)) as u32;
                 }
             }

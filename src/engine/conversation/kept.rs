@@ -1,11 +1,11 @@
-//! A memory as bytes, beside the state of a slot: a conversation that comes back finds its answers as they were generated,
-//! and the messages that went. Such bytes may come from anywhere.
+//! Serialisation of a history in snapshots, so that a restored conversation finds its generated answers and its dropped
+//! messages. The bytes are not trusted.
 
 use super::memory::{Answer, Gap, Memory};
 use crate::events::TokenId;
 
 impl Memory {
-    /// Answers, then gaps, each list behind its length; all numbers little-endian.
+    /// Serialises the history: answers, then gaps, each list after its length; all numbers little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut put = |number: usize| bytes.extend_from_slice(&(number as u32).to_le_bytes());
@@ -30,7 +30,7 @@ impl Memory {
         bytes
     }
 
-    /// Takes from the beginning of `bytes` a memory of these tokens; `None` when there is none that fits them.
+    /// Reads a history from the beginning of `bytes`. Returns `None` if it does not match the tokens.
     pub fn from_bytes(bytes: &mut &[u8], tokens: &[TokenId], vocabulary: usize) -> Option<Self> {
         let mut memory = Self::default();
         for _ in 0..number(bytes)? {
@@ -41,7 +41,7 @@ impl Memory {
                 .iter()
                 .map(|&token| TokenId::from_le_bytes(token))
                 .collect();
-            // The last token of an answer is drawn, and never decoded.
+            // The last token of an answer is drawn but never decoded.
             let held = tokens.get(start..)?;
             let known = |&token: &TokenId| usize::try_from(token).is_ok_and(|token| token < vocabulary);
             let fits = !held.is_empty()
@@ -118,7 +118,7 @@ mod tests {
             change(&mut memory);
             read(&memory.to_bytes())
         };
-        assert!(without(&|memory| memory.answers[0].tokens[1] = 4).is_none(), "another token than the state has");
+        assert!(without(&|memory| memory.answers[0].tokens[1] = 4).is_none(), "a token that differs from the state");
         assert!(without(&|memory| memory.answers[1].tokens[2] = 10).is_none(), "outside of the vocabulary");
         assert!(without(&|memory| memory.answers[1].tokens.push(1)).is_none(), "longer than the state");
         assert!(without(&|memory| memory.answers[0].tokens.clear()).is_none());

@@ -1,5 +1,5 @@
-//! What a slot remembers of a conversation, so that the client's next request finds its state again: which answers it
-//! generated, and which messages it dropped. [`align`](mod@super::align) reads the next prompt in its light.
+//! History of a conversation in a slot: generated answers and dropped messages. [`align`](mod@super::align) uses it so
+//! that the client's next request finds its state again.
 
 use super::moved;
 use crate::events::{Span, TokenId};
@@ -7,28 +7,28 @@ use crate::model::Vocabulary;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Thinking ends with one of these; what follows is the answer that clients send back.
+/// Markers that end reasoning; the text after them is the answer that clients send back.
 const THINKING_ENDS: [&str; 6] =
     ["</think>", "</thinking>", "</thought>", "[/THINK]", "<|END_THINKING|>", "<|channel|>final<|message|>"];
 
-/// What is remembered of the tokens of a sequence, by their indices in it.
+/// History of the tokens of a sequence, by their indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::engine) struct Memory {
     pub(super) gaps: Vec<Gap>,
     pub(super) answers: Vec<Answer>,
 }
 
-/// Messages that were dropped.
+/// Dropped messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Gap {
     pub at: usize,
     pub len: usize,
     pub hash: u64,
-    /// The messages, by role and text without thinking.
+    /// Hashes of the messages: role, and text without reasoning.
     pub messages: Vec<u64>,
 }
 
-/// An answer as it was generated, without the token that ended it.
+/// Generated answer, without the token that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
     pub start: usize,
@@ -40,14 +40,14 @@ impl Memory {
         self.gaps.is_empty() && self.answers.is_empty()
     }
 
-    /// Forgets what is not about the first `len` tokens.
+    /// Removes everything after the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         self.gaps.retain(|gap| gap.at <= len);
-        // The last token of an answer is drawn, and never decoded.
+        // The last token of an answer is drawn but never decoded.
         self.answers.retain(|answer| answer.start < len && answer.start + answer.tokens.len() <= len + 1);
     }
 
-    /// Remembers the answer that was generated from `start` on. The token that ended it does not belong to it.
+    /// Records the answer generated from `start` on. The token that ended it is not part of it.
     pub fn answered(&mut self, start: usize, generated: &[TokenId], vocabulary: &Vocabulary) {
         let ended = generated.last().is_some_and(|&token| vocabulary.is_end_of_generation(token));
         let tokens = &generated[..generated.len() - usize::from(ended)];
@@ -56,7 +56,7 @@ impl Memory {
         }
     }
 
-    /// Remembers what is about to be dropped from a sequence, and follows it. `ranges` are in order.
+    /// Records messages that are about to be dropped from a sequence, and shifts all positions. `ranges` are in order.
     pub fn dropped(&mut self, tokens: &[TokenId], spans: &[Span], ranges: &[Range<usize>], vocabulary: &Vocabulary) {
         self.cut(ranges);
         for range in ranges {
@@ -67,13 +67,13 @@ impl Memory {
                 .collect();
             let at = moved(range.start, ranges);
             let hash = hash(&tokens[range.clone()]);
-            // Behind older gaps at the same place: their messages came before.
+            // After older gaps at the same position: their messages came first.
             let place = self.gaps.partition_point(|gap| gap.at <= at);
             self.gaps.insert(place, Gap { at, len: range.len(), hash, messages });
         }
     }
 
-    /// Follows a sequence whose tokens were cut out without their being remembered.
+    /// Shifts all positions after tokens were removed without being recorded.
     pub fn cut(&mut self, ranges: &[Range<usize>]) {
         self.gaps.retain(|gap| !ranges.iter().any(|range| range.start < gap.at && gap.at < range.end));
         self.answers.retain(|answer| {
@@ -89,7 +89,7 @@ impl Memory {
     }
 }
 
-/// The text behind its thinking.
+/// Returns the text after its reasoning.
 pub(super) fn visible(text: &str) -> &str {
     THINKING_ENDS
         .iter()

@@ -1,8 +1,9 @@
-//! What the engine knows of conversations: which messages a full context can do without, and what a slot remembers so
-//! that a client's next request finds its state again.
+//! Conversations in the engine: the messages that can be dropped from a full context, and the history that a slot keeps
+//! so that the client's next request finds its state again.
 //!
-//! Everything here is about token ids and the prompt's [`Span`]s, so that no sum of counts can drift. Which template
-//! wrote the prompt does not matter; a prompt without spans is no conversation, and nothing is left out of it.
+//! All positions here are computed from token ids and the prompt's [`Span`]s, not from sums of counts that could drift.
+//! The code is independent of the chat template. A prompt without spans is not a conversation, and nothing is dropped
+//! from it.
 
 mod align;
 mod kept;
@@ -16,12 +17,13 @@ pub(super) use turns::{droppable, pick, said};
 use crate::events::Span;
 use std::ops::Range;
 
-/// What is left of a context after messages were dropped: a quarter is free, so that it does not happen at every token.
+/// Returns the number of tokens that an eviction leaves in the context. A quarter of the context becomes free, so that
+/// evictions are rare.
 pub(super) fn low_water(context: usize) -> usize {
     context - context / 4
 }
 
-/// Spans after `ranges` were cut out of the tokens; a span that was cut as a whole is gone.
+/// Returns the spans after `ranges` were removed from the tokens, without spans that were removed completely.
 pub(super) fn cut_spans(spans: &[Span], ranges: &[Range<usize>]) -> Vec<Span> {
     let moved = |index: u32| moved(index as usize, ranges) as u32;
     let mut left: Vec<Span> = Vec::with_capacity(spans.len());
@@ -36,7 +38,7 @@ pub(super) fn cut_spans(spans: &[Span], ranges: &[Range<usize>]) -> Vec<Span> {
     left
 }
 
-/// Where an index is after `ranges`, in order, were cut out before it.
+/// Returns the new position of an index after the removal of ordered `ranges` before it.
 pub(super) fn moved(index: usize, ranges: &[Range<usize>]) -> usize {
     index - ranges.iter().map(|range| index.min(range.end).saturating_sub(range.start)).sum::<usize>()
 }

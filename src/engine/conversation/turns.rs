@@ -1,33 +1,33 @@
-//! Which parts of a conversation can go, oldest first.
+//! Parts of a conversation that can be dropped, oldest first.
 //!
-//! A turn goes from the content of a user message to the content of the next: what the template writes before the two is
-//! the same, so that the tokens that stay are those of the conversation without that turn, whatever the template does
-//! between messages. Pairs of a tool call and its results go from message to message, where the template ends messages
-//! with an end-of-generation token.
+//! A turn extends from the content of a user message to the content of the next. The template's text before both is the
+//! same, so the remaining tokens are those of the conversation without that turn, whatever the template writes between
+//! messages. Pairs of a tool call and its results extend from message to message, if the template ends messages with an
+//! end-of-generation token.
 
 use crate::events::{EvictedMessage, Span, TokenId};
 use crate::model::{Vocabulary, common_prefix, printable};
 use std::ops::Range;
 
-/// Characters of a message that the client is told when it goes.
+/// Characters of a dropped message that are reported to the client.
 const PREVIEW_CHARS: usize = 80;
 
-/// Something that goes as a whole.
+/// A part that is dropped as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct Part {
     pub range: Range<usize>,
-    /// Contents of its messages: role and tokens.
+    /// Role and token range of each message.
     pub contents: Vec<(String, Range<usize>)>,
 }
 
 impl Part {
-    /// Its messages as the client is told of them.
+    /// Returns the messages as they are reported to the client.
     pub fn told(&self, tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<EvictedMessage> {
         self.contents.iter().map(|(role, range)| told(role, &tokens[range.clone()], vocabulary)).collect()
     }
 }
 
-/// The messages whose contents are in these ranges, as the client is told of them.
+/// Returns the messages within these ranges as they are reported to the client.
 pub(in crate::engine) fn said(
     tokens: &[TokenId],
     spans: &[Span],
@@ -47,14 +47,13 @@ fn told(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> EvictedMess
     }
 }
 
-/// What a conversation can do without, in the order in which it goes: whole turns from the oldest on, then finished pairs
-/// of tool call and result in the current turn. System messages, the last user message and the last assistant message
-/// stay.
+/// Returns the parts that can be dropped, in order: whole turns from the oldest, then finished pairs of tool call and
+/// result in the current turn. System messages, the last user message and the last assistant message stay.
 pub(in crate::engine) fn droppable(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabulary) -> Vec<Part> {
     let said: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
     let users: Vec<usize> = (0..said.len()).filter(|&at| said[at].role == "user").collect();
     let Some(&last_user) = users.last() else { return Vec::new() };
-    // An assistant message that only calls a tool has no content, but its result has.
+    // An assistant message that only calls a tool has no content; its result has.
     let last_answer = said.iter().rposition(|span| span.role == "assistant" || span.role == "tool");
     let mut parts = Vec::new();
     for pair in users.windows(2) {
@@ -69,7 +68,8 @@ pub(in crate::engine) fn droppable(tokens: &[TokenId], spans: &[Span], vocabular
     parts
 }
 
-/// Takes parts until at most `goal` of `len` tokens are left, or all of them. `None` when more than `most` are left.
+/// Selects parts until at most `goal` of `len` tokens are left, or all parts. Returns `None` if more than `max` tokens
+/// are left.
 pub(in crate::engine) fn pick(parts: Vec<Part>, len: usize, most: usize, goal: usize) -> Option<Vec<Part>> {
     let mut left = len;
     let mut picked = Vec::new();
@@ -84,7 +84,7 @@ pub(in crate::engine) fn pick(parts: Vec<Part>, len: usize, most: usize, goal: u
     (left <= most).then_some(picked)
 }
 
-/// Calls and their results in the current turn, whose spans these are, all but the last.
+/// Returns tool calls with their results in the current turn, whose spans these are, except the last.
 fn tool_pairs(tokens: &[TokenId], said: &[&Span], vocabulary: &Vocabulary) -> Vec<Part> {
     let Some(user) = said.first() else { return Vec::new() };
     let messages = messages(tokens, user.start as usize..tokens.len(), said, vocabulary);
@@ -102,7 +102,7 @@ fn tool_pairs(tokens: &[TokenId], said: &[&Span], vocabulary: &Vocabulary) -> Ve
         .collect()
 }
 
-/// Returns the messages within a range: each ends with an end-of-generation token of the template and the blanks behind
+/// Returns the messages within a range. Each ends with an end-of-generation token of the template and the blanks after
 /// it.
 fn messages(tokens: &[TokenId], within: Range<usize>, said: &[&Span], vocabulary: &Vocabulary) -> Vec<Range<usize>> {
     let inside = |at: usize| said.iter().any(|span| (span.start as usize..span.end as usize).contains(&at));
@@ -129,8 +129,8 @@ fn is_blank(token: TokenId, vocabulary: &Vocabulary) -> bool {
     !vocabulary.is_control(token) && vocabulary.piece(token).trim_ascii().is_empty()
 }
 
-/// Returns a range with the messages that begin in it. A message without content is an assistant's that only calls tools:
-/// its content is what stands between the template's markers.
+/// Returns a range with the messages that begin in it. A message without content is an assistant's that only calls
+/// tools; its content is the text between the template's markers.
 fn part(tokens: &[TokenId], range: Range<usize>, said: &[&Span], vocabulary: &Vocabulary) -> Part {
     let within: Vec<&Span> = said.iter().copied().filter(|span| begins_in(span, &range)).collect();
     let mut contents: Vec<(String, Range<usize>)> =
@@ -144,8 +144,8 @@ fn part(tokens: &[TokenId], range: Range<usize>, said: &[&Span], vocabulary: &Vo
     Part { range, contents }
 }
 
-/// Returns what stands in a message of the assistant between its header and its end; `None` when its header is not the
-/// one with which the prompt asks for an answer.
+/// Returns the content of an assistant message between its header and its end. Returns `None` if the header is not the
+/// one that ends the prompt.
 fn call(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> Option<Range<usize>> {
     let ends = |token: &TokenId| vocabulary.is_end_of_generation(*token);
     let last_end = tokens.iter().rposition(ends)?;
@@ -153,7 +153,7 @@ fn call(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> O
         tokens[last_end + 1..].iter().copied().skip_while(|token| is_blank(*token, vocabulary)).collect();
     let own = &tokens[message.clone()];
     let same = common_prefix(own, &header);
-    // A marker and the role; some families have a marker alone.
+    // A marker and the role; some model families have only a marker.
     if same < header.len().min(2) {
         return None;
     }
@@ -190,7 +190,7 @@ mod tests {
         )
     }
 
-    /// A conversation as `ChatML` has it: `<begin> role newline content <end> newline`; blank contents have no span.
+    /// A conversation in `ChatML`: `<begin> role newline content <end> newline`; blank contents have no span.
     fn chat(messages: &[(&str, usize)]) -> (Vec<TokenId>, Vec<Span>) {
         let (mut tokens, mut spans): (Vec<TokenId>, Vec<Span>) = (Vec::new(), Vec::new());
         let mut own = 0;
@@ -292,7 +292,7 @@ mod tests {
         let messages =
             [("user", 3), ("assistant", 0), ("tool", 4), ("assistant", 2), ("user", 1), ("assistant", 1), ("user", 1)];
         let (mut tokens, mut spans) = chat(&messages);
-        // The call stands where the content would.
+        // The call replaces the content.
         let at = 3 + 3 + 2 + 3;
         tokens.splice(at..at, [80, 81]);
         for span in &mut spans {
@@ -304,7 +304,7 @@ mod tests {
         let listed: Vec<_> = told.iter().map(|one| (one.role.as_str(), one.tokens, one.text.as_str())).collect();
         assert_eq!(listed, [("user", 3, "222"), ("assistant", 2, "PQ"), ("tool", 4, "4444"), ("assistant", 2, "55")]);
         let range = [parts[0].range.clone()];
-        assert_eq!(said(&tokens, &spans, &range, &vocabulary()), told, "what is left out again is listed alike");
+        assert_eq!(said(&tokens, &spans, &range, &vocabulary()), told, "omitted messages are listed in the same way");
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn chat(messages: &[(&str, &str)]) -> (Vec<TokenId>, Vec<Span>) {
     (tokens, spans)
 }
 
-/// A slot after the first answer, which thought before it spoke. The end token was drawn, and never decoded.
+/// A slot after the first answer, which began with reasoning. The end token was drawn but never decoded.
 fn slot(thought: &str, said: &str) -> (Vec<TokenId>, Memory) {
     let vocabulary = vocabulary();
     let (mut held, _) = chat(&[("user", "hi")]);
@@ -84,7 +84,7 @@ fn an_answer_that_the_client_changed_stays_changed() {
     }
     let (plain, memory) = slot("", "yes hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
-    assert_eq!(align(&prompt, &spans, &plain, &memory, &vocabulary(), false), None, "only thinking is left out");
+    assert_eq!(align(&prompt, &spans, &plain, &memory, &vocabulary(), false), None, "only reasoning is restored");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn dropped_messages_are_left_out_again() {
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:two<end>A:second<end>U:three<end>A:third<end>U:four<end>A:");
     assert_eq!(aligned.left_out, [start..end]);
     assert_eq!(align(&prompt, &prompt_spans, &held, &memory, &vocabulary, false), None);
-    // And once more, behind it.
+    // A second eviction after the first.
     let (second, third) = (aligned.spans[1].start as usize, aligned.spans[5].start as usize);
     let mut memory = memory.clone();
     memory.dropped(&aligned.tokens, &aligned.spans, &[second..third], &vocabulary);
@@ -121,7 +121,7 @@ fn dropped_messages_are_left_out_again() {
     held.drain(second..third);
     let aligned = align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true).unwrap();
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:three<end>A:third<end>U:four<end>A:");
-    // A client that says something else than what was dropped is taken at its word.
+    // Messages that differ from the dropped ones are not omitted.
     longer[0] = ("user", "other");
     let (prompt, prompt_spans) = chat(&longer);
     assert_eq!(align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true), None);
@@ -149,7 +149,7 @@ fn memory_follows_the_tokens() {
     assert_eq!(memory.answers[0].start, 4);
     let mut cut = memory.clone();
     cut.cut(&[5..6]);
-    assert!(cut.is_empty(), "an answer with a hole is no answer");
+    assert!(cut.is_empty(), "an answer with removed tokens is forgotten");
     memory.truncate(7);
     assert!(memory.is_empty());
 }
