@@ -1,30 +1,31 @@
 //! Effects of a mod's action on sequence, KV cache, text and trace. No other module decides these.
 
 use super::Output;
-use super::conversation::Memory;
-use super::measure::{self, Distribution};
-use super::pipeline::{self, Effect};
-use super::run::{Run, State};
+use super::conversation::SlotHistory;
+use super::dispatch::{self, ActionEffect};
+use super::distribution::{self, Distribution};
+use super::run::{Run, RunState};
 use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
 use crate::mods::{Action, LogitEdit, Reply};
 use serde_json::Value;
 
 /// Maximum tokens recorded for an edit of the logits.
-const MOVED: usize = 8;
+const MAX_SHIFTED_TOKENS: usize = 8;
 
 impl Run {
     /// Records a reply, applies an edit of prompt or logits, and keeps the first action that changes control.
-    pub(super) fn settle(&mut self, index: usize, reply: Reply) {
-        let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return };
+    pub(super) fn apply_reply(&mut self, index: usize, reply: Reply) {
+        let RunState::Dispatching(mut dispatch) = std::mem::replace(&mut self.state, RunState::Ended) else { return };
         let mut mods = std::mem::take(&mut self.mods);
         let (vocabulary, context) = (self.view.vocabulary.len(), self.context);
-        let settled =
-            passage.settle(&mut mods[index], reply, &mut self.journal, |action| problem(action, vocabulary, context));
-        let effect = self.effect(passage.event, &settled.action);
+        let recorded = dispatch.record_reply(&mut mods[index], reply, &mut self.event_buffer, |action| {
+            action_error(action, vocabulary, context)
+        });
+        let effect = self.effect(dispatch.event, &recorded.action);
         let view = std::sync::Arc::clone(&self.view);
-        pipeline::record_action(&settled, &mods[index], &view.vocabulary, &effect, &mut self.journal);
+        dispatch::record_action(&recorded, &mods[index], &view.vocabulary, &effect, &mut self.event_buffer);
         self.mods = mods;
-        match settled.action {
+        match recorded.action {
             Action::Noop => {}
             Action::AdjustedPrefill { tokens, max_steps } => self.adjust_prefill(tokens, max_steps),
             Action::AdjustedLogits { edit, temperature } => {
@@ -33,16 +34,16 @@ impl Run {
                 self.draw_temperature = temperature.or(self.draw_temperature);
             }
             control => {
-                if !settled.superseded {
-                    passage.winner = Some(control);
+                if !recorded.superseded {
+                    dispatch.winner = Some(control);
                 }
             }
         }
-        self.state = State::Passing(passage);
+        self.state = RunState::Dispatching(dispatch);
     }
 
     /// Applies the action that won an event.
-    pub(super) fn act(&mut self, event: EventType, action: Action) {
+    pub(super) fn apply_action(&mut self, event: EventType, action: Action) {
         let step = if event == EventType::Added || self.step == 0 { self.step + 1 } else { self.step };
         match action {
             Action::ForceTokens(tokens) => {
@@ -53,7 +54,7 @@ impl Run {
                 self.force(tokens, step);
             }
             Action::Backtrack { n, tokens } => {
-                let (removed, _) = self.removable(event, n);
+                let (removed, _) = self.clamp_backtrack(event, n);
                 self.drawn = None;
                 self.remove(removed);
                 if tokens.is_empty() {
@@ -64,13 +65,13 @@ impl Run {
             }
             Action::ForceOutput(mut tokens) => {
                 self.drawn = None;
-                self.cut_at_end(&mut tokens);
-                self.take_back(self.sequence.len() - self.prompt_len, 0);
+                self.truncate_at_end(&mut tokens);
+                self.retract(self.sequence.len() - self.prompt_len, 0);
                 self.sequence.extend_from_slice(&tokens);
-                self.rows.forget_drawn();
+                self.token_attention.clear_drawn();
                 if !tokens.is_empty() {
                     let unmeasured = tokens.iter().map(|&token| unmeasured(token)).collect();
-                    self.added(unmeasured, Vec::new(), true, step);
+                    self.record_added(unmeasured, Vec::new(), true, step);
                 }
                 self.finish(FinishReason::Stop, None, None);
             }
@@ -87,21 +88,21 @@ impl Run {
     }
 
     /// Records a forced list after its decode.
-    pub(super) fn added_forced(&mut self, start: usize, mut measures: Vec<TokenMeasurement>) {
+    pub(super) fn finish_forced(&mut self, start: usize, mut measures: Vec<TokenMeasurement>) {
         for &token in &self.sequence[start + measures.len().min(self.sequence.len() - start)..] {
             measures.push(unmeasured(token));
         }
         let step = self.forced_step;
         self.step = self.step.max(step);
-        self.added(measures, Vec::new(), true, step);
+        self.record_added(measures, Vec::new(), true, step);
     }
 
     /// Appends a list of tokens. One decode for the whole list also gives the probability of each token.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
         if step > self.request.limits.max_steps {
-            return self.finish_at_most_steps();
+            return self.finish_at_max_steps();
         }
-        self.cut_at_end(&mut tokens);
+        self.truncate_at_end(&mut tokens);
         // Tokens that do not fit are dropped below.
         let _ = self.make_room(tokens.len());
         let room =
@@ -117,44 +118,44 @@ impl Run {
             return self.finish(FinishReason::Length, None, None);
         }
         let start = self.sequence.len();
-        self.rows.forget_drawn();
-        if self.kept_valid {
-            self.rows.drawn_with(self.attention.take());
+        self.token_attention.clear_drawn();
+        if self.saved_logits_valid {
+            self.token_attention.push_drawn(self.attention.take());
         }
-        let first = self.kept_valid.then(|| {
-            let distribution = self.distribution.unwrap_or_else(|| Distribution::of(&self.kept));
-            self.measure(distribution, &self.kept, tokens[0])
+        let first = self.saved_logits_valid.then(|| {
+            let distribution = self.distribution.unwrap_or_else(|| Distribution::of(&self.saved_logits));
+            self.measure(distribution, &self.saved_logits, tokens[0])
         });
         let outputs_from = if first.is_some() { start } else { start - 1 };
-        self.cached = self.cached.min(outputs_from);
-        self.kept_valid = false;
+        self.kv_len = self.kv_len.min(outputs_from);
+        self.saved_logits_valid = false;
         self.sequence.extend_from_slice(&tokens);
         self.forced = Some((start, first.into_iter().collect()));
         self.forced_step = step;
-        self.state = State::Decode { outputs_from };
+        self.state = RunState::Decode { outputs_from };
     }
 
     /// Removes tokens from the end of the sequence, with everything derived from them.
     fn remove(&mut self, count: usize) {
         if count > 0 {
-            self.take_back(count, self.gone.generated);
+            self.retract(count, self.evictions.generated);
         }
     }
 
     /// Removes `count` tokens from the end. `evicted` is the number of evicted tokens that remain in the answer.
-    fn take_back(&mut self, count: usize, stop_polling: usize) {
+    fn retract(&mut self, count: usize, evicted: usize) {
         let before = self.generated();
         self.sequence.truncate(self.sequence.len() - count);
-        self.gone.generated = stop_polling;
-        self.cached = self.cached.min(self.sequence.len());
-        self.kept_valid = false;
+        self.evictions.generated = evicted;
+        self.kv_len = self.kv_len.min(self.sequence.len());
+        self.saved_logits_valid = false;
         let generated = self.generated();
         let unsent_from = before - self.unsent.len();
         self.unsent.truncate(generated.saturating_sub(unsent_from));
-        self.rows.truncate(self.unsent.len());
+        self.token_attention.truncate(self.unsent.len());
         let tokens = unsent_from.saturating_sub(generated);
-        self.tell_taken_back(tokens);
-        let chars = self.answer.truncate(generated);
+        self.report_retraction(tokens);
+        let chars = self.output_text.truncate(generated);
         if chars > 0 || (tokens > 0 && !self.request.report.per_token) {
             self.outbox.push_back(Output::Retract { chars, tokens });
         }
@@ -170,7 +171,7 @@ impl Run {
     fn adjust_prefill(&mut self, tokens: Vec<TokenId>, max_steps: Option<u32>) {
         self.prompt_len = tokens.len();
         self.prompt_tokens = tokens.len();
-        self.memory = Memory::default();
+        self.history = SlotHistory::default();
         self.sequence = tokens;
         if let Some(max_steps) = max_steps {
             self.max_tokens = self.request.limits.capped(max_steps) as usize;
@@ -182,13 +183,13 @@ impl Run {
     fn edit_logits(&mut self, edit: LogitEdit) {
         match edit {
             LogitEdit::Keep => {}
-            LogitEdit::Replace(values) => self.edited = Some(values),
-            edit => apply(self.edited.get_or_insert_with(|| self.kept.clone()), &edit),
+            LogitEdit::Replace(values) => self.edited_logits = Some(values),
+            edit => apply_edit(self.edited_logits.get_or_insert_with(|| self.saved_logits.clone()), &edit),
         }
     }
 
     /// Ends a forced list at its first end-of-generation token.
-    fn cut_at_end(&self, tokens: &mut Vec<TokenId>) {
+    fn truncate_at_end(&self, tokens: &mut Vec<TokenId>) {
         if let Some(end) = tokens.iter().position(|&token| self.ends_generation(token)) {
             tokens.truncate(end + 1);
         }
@@ -196,50 +197,50 @@ impl Run {
 
     /// Returns how many tokens of the sequence a Backtrack removes, and whether it requested more than were generated.
     /// At `Sampled`, the drawn token counts although it is not in the sequence yet.
-    fn removable(&self, event: EventType, n: u32) -> (usize, bool) {
+    fn clamp_backtrack(&self, event: EventType, n: u32) -> (usize, bool) {
         let asked = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
         // If a full context evicted the whole prompt, one token stays for the model to continue from.
         let own = self.sequence.len() - self.prompt_len.max(1);
         (asked.min(own), asked > own)
     }
 
-    fn effect(&self, event: EventType, action: &Action) -> Effect {
+    fn effect(&self, event: EventType, action: &Action) -> ActionEffect {
         match action {
             Action::Backtrack { n, .. } => {
-                let (removed, clamped) = self.removable(event, *n);
-                Effect { removed: Some(removed as u32), clamped, ..Effect::default() }
+                let (removed, clamped) = self.clamp_backtrack(event, *n);
+                ActionEffect { removed: Some(removed as u32), clamped, ..ActionEffect::default() }
             }
-            Action::AdjustedLogits { edit, .. } if self.journal.recorded() => {
-                let (moved, edited) = self.moved(edit);
-                Effect { moved, edited, ..Effect::default() }
+            Action::AdjustedLogits { edit, .. } if self.event_buffer.is_recorded() => {
+                let (shifted, edited) = self.shifted_probabilities(edit);
+                ActionEffect { shifted, edited, ..ActionEffect::default() }
             }
-            _ => Effect::default(),
+            _ => ActionEffect::default(),
         }
     }
 
     /// Returns the tokens whose probability an edit changes most, as `(token, before, after)`, and the distribution
     /// after the edit.
-    fn moved(&self, edit: &LogitEdit) -> (Vec<(TokenId, f32, f32)>, Option<Distribution>) {
-        let before = self.edited.as_deref().unwrap_or(&self.kept);
+    fn shifted_probabilities(&self, edit: &LogitEdit) -> (Vec<(TokenId, f32, f32)>, Option<Distribution>) {
+        let before = self.edited_logits.as_deref().unwrap_or(&self.saved_logits);
         let mut edited = Vec::new();
         let after = match edit {
             LogitEdit::Keep => return (Vec::new(), self.edited_distribution),
             LogitEdit::Replace(values) => values,
             LogitEdit::Set(_) | LogitEdit::Add(_) | LogitEdit::Allow(_) => {
                 edited.extend_from_slice(before);
-                apply(&mut edited, edit);
+                apply_edit(&mut edited, edit);
                 &edited
             }
         };
-        let known = if self.edited.is_none() { self.distribution } else { self.edited_distribution };
+        let known = if self.edited_logits.is_none() { self.distribution } else { self.edited_distribution };
         let was = known.unwrap_or_else(|| Distribution::of(before));
         let is = Distribution::of(after);
-        let moved = measure::most_shifted((was, before), (is, after), MOVED)
+        let shifted = distribution::top_shifts((was, before), (is, after), MAX_SHIFTED_TOKENS)
             .into_iter()
             .filter(|&(_, change)| change > 0.0)
             .map(|(token, _)| (token, was.prob(before[token as usize]), is.prob(after[token as usize])))
             .collect();
-        (moved, Some(is))
+        (shifted, Some(is))
     }
 }
 
@@ -247,7 +248,7 @@ fn unmeasured(token: TokenId) -> TokenMeasurement {
     TokenMeasurement { token, text: String::new(), logprob: None, rank: None, entropy: None }
 }
 
-fn apply(logits: &mut [f32], edit: &LogitEdit) {
+fn apply_edit(logits: &mut [f32], edit: &LogitEdit) {
     match edit {
         LogitEdit::Keep => {}
         LogitEdit::Set(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] = value),
@@ -272,7 +273,7 @@ fn apply(logits: &mut [f32], edit: &LogitEdit) {
 }
 
 /// Checks the values of an action. Returns what is wrong and what is expected.
-fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String> {
+fn action_error(action: &Action, vocabulary: usize, context: usize) -> Option<String> {
     let outside = |tokens: &[TokenId]| {
         tokens
             .iter()
@@ -318,13 +319,13 @@ fn problem(action: &Action, vocabulary: usize, context: usize) -> Option<String>
                 outside(&entries.iter().map(|&(token, _)| token).collect::<Vec<_>>())
             }
         }
-        Action::ToolCalls(payload) => tool_calls_problem(payload),
+        Action::ToolCalls(payload) => tool_calls_error(payload),
         _ => None,
     }
 }
 
 /// Checks the payload of `ToolCalls`: one call, a list of calls, or a message that has calls.
-fn tool_calls_problem(payload: &Value) -> Option<String> {
+fn tool_calls_error(payload: &Value) -> Option<String> {
     const SHAPE: &str = r#"{"id": …, "type": "function", "function": {"name": …, "arguments": …}}"#;
     let payload = payload.get("tool_calls").unwrap_or(payload);
     let calls = payload.as_array().map_or(std::slice::from_ref(payload), Vec::as_slice);

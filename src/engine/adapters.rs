@@ -9,7 +9,7 @@ impl Scheduler<'_> {
     ///
     /// # Errors
     /// llama.cpp rejects the adapters.
-    pub(super) fn keep_together<T>(
+    pub(super) fn retain_same_adapters<T>(
         &mut self,
         ready: &mut Vec<T>,
         slot: impl Fn(&T) -> usize,
@@ -18,16 +18,16 @@ impl Scheduler<'_> {
             return Ok(());
         }
         let of = |one: &T| {
-            let live = self.slots[slot(one)].live.as_ref()?;
-            Some((live.turn, live.arrival, live.run.request.adapters.clone()?))
+            let live = self.slots[slot(one)].active.as_ref()?;
+            Some((live.last_batch, live.arrival, live.run.request.adapters.clone()?))
         };
         let next = ready.iter().filter_map(of).min_by_key(|&(turn, arrival, _)| (turn, arrival));
         let Some((_, _, set)) = next else { return Ok(()) };
         ready.retain(|one| of(one).is_some_and(|(_, _, other)| other == set));
-        self.turns += 1;
+        self.partial_batches += 1;
         for one in ready {
-            if let Some(live) = &mut self.slots[slot(one)].live {
-                live.turn = self.turns;
+            if let Some(live) = &mut self.slots[slot(one)].active {
+                live.last_batch = self.partial_batches;
             }
         }
         self.context.set_adapters(&set)

@@ -4,9 +4,9 @@
 //! paused run keeps its slot for a while. Then it is preempted: the slot goes to other runs. When the run resumes, it
 //! reuses its state if it is still cached, or computes it again.
 
-use super::run::{Run, State};
-use super::scheduler::{Command, Live, Scheduler};
-use super::thinking::Thinking;
+use super::run::{Run, RunState};
+use super::scheduler::{ActiveRun, Command, Scheduler};
+use super::thinking::ThinkingTracker;
 use super::{Limits, SamplingParams};
 use crate::events::{FinishReason, RunId};
 use crate::model::Vocabulary;
@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Time for which a client may read nothing before its run's slot goes to queued runs.
-const UNREAD: Duration = Duration::from_secs(5);
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum runs without a slot while slots are taken from clients that do not read. The unsent outputs of such runs
 /// stay in memory, so their number is bounded.
-const MOST_PARKED: usize = 16;
+const MAX_PREEMPTED: usize = 16;
 
 /// Handle that controls an active run; cheap to clone.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ pub struct RunProgress {
     /// Activity of the run.
     pub activity: RunActivity,
     /// Time for which the run was active, without pauses.
-    pub worked: Duration,
+    pub active_time: Duration,
 }
 
 /// Activity of a run.
@@ -75,21 +75,21 @@ pub enum EndThinking {
 }
 
 /// Request to an active run.
-pub(super) enum Order {
+pub(super) enum ControlRequest {
     /// Pause; release the slot after that time.
     Pause(Duration),
     Resume,
-    Modify(Box<Change>),
+    Modify(Box<ParameterChange>),
     /// End the run; the text so far is the answer.
     Stop(String),
     /// End the current reasoning, and report whether there was one.
     EndThought(oneshot::Sender<EndThinking>),
     /// Report the progress only.
-    Look,
+    Progress,
 }
 
 /// Parameters that apply from the next token on.
-pub(super) struct Change {
+pub(super) struct ParameterChange {
     sampling: SamplingParams,
     sampler: Sampler,
     limits: Limits,
@@ -98,7 +98,7 @@ pub(super) struct Change {
 
 /// A pause of a run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rest {
+pub(super) struct PauseState {
     since: Instant,
     slot_until: Option<Instant>,
 }
@@ -113,7 +113,7 @@ impl RunControl {
     /// # Errors
     /// [`RunOver`].
     pub async fn pause(&self, slot_for: Duration) -> Result<RunProgress, RunOver> {
-        self.order(Order::Pause(slot_for)).await
+        self.request(ControlRequest::Pause(slot_for)).await
     }
 
     /// Resumes the run. A run without a slot waits for one, ahead of runs that arrived later.
@@ -121,7 +121,7 @@ impl RunControl {
     /// # Errors
     /// [`RunOver`].
     pub async fn resume(&self) -> Result<RunProgress, RunOver> {
-        self.order(Order::Resume).await
+        self.request(ControlRequest::Resume).await
     }
 
     /// Changes sampling parameters and limits from the next token on. The random sequence continues unless the seed
@@ -135,14 +135,14 @@ impl RunControl {
         limits: Limits,
         note: String,
     ) -> Result<RunProgress, RunOver> {
-        super::submit::ban_ends(&mut sampling, &limits, &self.vocabulary);
+        super::submit::ban_end_tokens(&mut sampling, &limits, &self.vocabulary);
         let vocabulary = Arc::clone(&self.vocabulary);
         let make = move || {
             let sampler = Sampler::new(&sampling, &vocabulary);
-            Box::new(Change { sampling, sampler, limits, note })
+            Box::new(ParameterChange { sampling, sampler, limits, note })
         };
         let change = tokio::task::spawn_blocking(make).await.map_err(|_| RunOver)?;
-        self.order(Order::Modify(change)).await
+        self.request(ControlRequest::Modify(change)).await
     }
 
     /// Ends the run; the text so far is its answer. `why` says who requested it.
@@ -150,7 +150,7 @@ impl RunControl {
     /// # Errors
     /// [`RunOver`].
     pub async fn stop(&self, why: impl Into<String>) -> Result<RunProgress, RunOver> {
-        self.order(Order::Stop(why.into())).await
+        self.request(ControlRequest::Stop(why.into())).await
     }
 
     /// Ends the current reasoning of the run, like an exhausted budget.
@@ -159,7 +159,7 @@ impl RunControl {
     /// [`RunOver`].
     pub async fn end_thinking(&self) -> Result<EndThinking, RunOver> {
         let (answer, answered) = oneshot::channel();
-        self.order(Order::EndThought(answer)).await?;
+        self.request(ControlRequest::EndThought(answer)).await?;
         answered.await.map_err(|_| RunOver)
     }
 
@@ -168,160 +168,160 @@ impl RunControl {
     /// # Errors
     /// [`RunOver`].
     pub async fn progress(&self) -> Result<RunProgress, RunOver> {
-        self.order(Order::Look).await
+        self.request(ControlRequest::Progress).await
     }
 
-    async fn order(&self, order: Order) -> Result<RunProgress, RunOver> {
+    async fn request(&self, request: ControlRequest) -> Result<RunProgress, RunOver> {
         let (answer, answered) = oneshot::channel();
-        self.commands.send(Command::Control(self.run, order, answer)).map_err(|_| RunOver)?;
+        self.commands.send(Command::Control(self.run, request, answer)).map_err(|_| RunOver)?;
         answered.await.map_err(|_| RunOver)
     }
 }
 
-impl Rest {
+impl PauseState {
     /// Returns true if the slot must be released.
-    fn is_long(&self, now: Instant) -> bool {
+    fn slot_expired(&self, now: Instant) -> bool {
         self.slot_until.is_some_and(|until| now >= until)
     }
 }
 
-impl Live {
+impl ActiveRun {
     /// Returns true if the run is paused and no step is half done.
-    pub(super) fn rests(&self) -> bool {
-        self.rest.is_some() && self.run.is_between_tokens()
+    pub(super) fn is_paused(&self) -> bool {
+        self.pause.is_some() && self.run.is_between_tokens()
     }
 
     /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
-    fn is_unread(&self, now: Instant) -> bool {
-        self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD)
+    fn is_stalled(&self, now: Instant) -> bool {
+        self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD_TIMEOUT)
             && (self.run.end.is_some() || (self.run.wants_decode().is_some() && self.run.is_between_tokens()))
     }
 
-    fn wake(&mut self) {
-        if let Some(rest) = self.rest.take() {
-            self.run.rested += rest.since.elapsed();
+    fn end_pause(&mut self) {
+        if let Some(pause) = self.pause.take() {
+            self.run.paused_time += pause.since.elapsed();
         }
     }
 
     /// Ends the run for an external reason. A pause ends with it and does not count as active time.
     pub(super) fn abort(&mut self, reason: FinishReason, message: impl Into<String>) {
-        self.wake();
+        self.end_pause();
         self.run.abort(reason, message.into());
     }
 
-    fn standing(&self, activity: RunActivity) -> RunProgress {
+    fn progress(&self, activity: RunActivity) -> RunProgress {
         let activity = if self.run.end.is_some() { RunActivity::Finished } else { activity };
-        let rest = self.rest.map_or(Duration::ZERO, |rest| rest.since.elapsed());
-        let worked = Duration::from_micros(self.run.elapsed_us()).saturating_sub(rest);
-        RunProgress { generated: self.run.generated() as u32, activity, worked }
+        let pause = self.pause.map_or(Duration::ZERO, |pause| pause.since.elapsed());
+        let active_time = Duration::from_micros(self.run.elapsed_us()).saturating_sub(pause);
+        RunProgress { generated: self.run.generated() as u32, activity, active_time }
     }
 }
 
 impl Scheduler<'_> {
     /// Applies a request to a run. A run that has ended sends no reply.
-    pub(super) fn control(&mut self, id: RunId, order: Order, answer: oneshot::Sender<RunProgress>) {
-        let standing = if let Some(at) = self.slots.iter().position(|slot| is(slot.live.as_ref(), id)) {
-            self.control_in_slot(at, order)
+    pub(super) fn handle_control(&mut self, id: RunId, request: ControlRequest, answer: oneshot::Sender<RunProgress>) {
+        let progress = if let Some(at) = self.slots.iter().position(|slot| is_run(slot.active.as_ref(), id)) {
+            self.control_in_slot(at, request)
         } else if let Some(at) = self.queue.iter().position(|live| live.run.id == id) {
-            self.control_in_queue(at, order)
+            self.control_in_queue(at, request)
         } else {
-            let parked = self.parked.iter().position(|live| live.run.id == id);
-            parked.map(|at| self.control_parked(at, order))
+            let preempted = self.preempted.iter().position(|live| live.run.id == id);
+            preempted.map(|at| self.control_preempted(at, request))
         };
-        if let Some(standing) = standing {
+        if let Some(progress) = progress {
             // The client may have disconnected meanwhile.
-            let _ = answer.send(standing);
+            let _ = answer.send(progress);
         }
     }
 
-    fn control_in_slot(&mut self, at: usize, order: Order) -> Option<RunProgress> {
-        let live = self.slots[at].live.as_mut()?;
-        match order {
-            Order::Pause(slot_for) => {
-                let rest = live.rest.get_or_insert(Rest { since: Instant::now(), slot_until: None });
-                rest.slot_until = Instant::now().checked_add(slot_for);
+    fn control_in_slot(&mut self, at: usize, request: ControlRequest) -> Option<RunProgress> {
+        let live = self.slots[at].active.as_mut()?;
+        match request {
+            ControlRequest::Pause(slot_for) => {
+                let pause = live.pause.get_or_insert(PauseState { since: Instant::now(), slot_until: None });
+                pause.slot_until = Instant::now().checked_add(slot_for);
             }
-            Order::Resume => live.wake(),
-            other => live.obey(other),
+            ControlRequest::Resume => live.end_pause(),
+            other => live.apply_request(other),
         }
-        Some(live.standing(if live.rest.is_some() { RunActivity::Paused } else { RunActivity::Running }))
+        Some(live.progress(if live.pause.is_some() { RunActivity::Paused } else { RunActivity::Running }))
     }
 
-    fn control_in_queue(&mut self, at: usize, order: Order) -> Option<RunProgress> {
-        if matches!(order, Order::Pause(_) | Order::Stop(_)) {
+    fn control_in_queue(&mut self, at: usize, request: ControlRequest) -> Option<RunProgress> {
+        if matches!(request, ControlRequest::Pause(_) | ControlRequest::Stop(_)) {
             // A paused run leaves the queue.
             let mut live = self.queue.remove(at)?;
             self.waiting.fetch_sub(1, Ordering::AcqRel);
-            live.rest = Some(Rest { since: Instant::now(), slot_until: None });
-            live.obey(order);
-            let standing = live.standing(RunActivity::Preempted);
-            self.parked.push(live);
-            return Some(standing);
+            live.pause = Some(PauseState { since: Instant::now(), slot_until: None });
+            live.apply_request(request);
+            let progress = live.progress(RunActivity::Preempted);
+            self.preempted.push(live);
+            return Some(progress);
         }
         let live = self.queue.get_mut(at)?;
-        live.obey(order);
-        Some(live.standing(RunActivity::Queued))
+        live.apply_request(request);
+        Some(live.progress(RunActivity::Queued))
     }
 
-    fn control_parked(&mut self, at: usize, order: Order) -> RunProgress {
-        let live = &mut self.parked[at];
-        match order {
-            Order::Pause(_) => {
-                live.rest.get_or_insert(Rest { since: Instant::now(), slot_until: None });
+    fn control_preempted(&mut self, at: usize, request: ControlRequest) -> RunProgress {
+        let live = &mut self.preempted[at];
+        match request {
+            ControlRequest::Pause(_) => {
+                live.pause.get_or_insert(PauseState { since: Instant::now(), slot_until: None });
             }
-            Order::Resume => {
-                live.wake();
+            ControlRequest::Resume => {
+                live.end_pause();
                 if live.run.end.is_none() && live.run.outbox.is_empty() {
-                    return self.queue_again(at);
+                    return self.requeue(at);
                 }
             }
-            order => live.obey(order),
+            request => live.apply_request(request),
         }
-        live.standing(RunActivity::Preempted)
+        live.progress(RunActivity::Preempted)
     }
 
     /// Queues a run without a slot, ahead of runs that arrived later.
-    fn queue_again(&mut self, at: usize) -> RunProgress {
-        let live = self.parked.swap_remove(at);
-        let standing = live.standing(RunActivity::Queued);
+    fn requeue(&mut self, at: usize) -> RunProgress {
+        let live = self.preempted.swap_remove(at);
+        let progress = live.progress(RunActivity::Queued);
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let turn = self.queue.partition_point(|other| other.arrival < live.arrival);
         self.queue.insert(turn, live);
-        standing
+        progress
     }
 
     /// Takes the slots of runs whose pause is too long, and of runs whose clients do not read while others wait. Queues
     /// preempted runs whose clients read again, and removes those that have ended.
-    pub(super) fn serve_resting(&mut self) {
+    pub(super) fn reclaim_idle_slots(&mut self) {
         let now = Instant::now();
-        let free = self.slots.iter().filter(|slot| slot.live.is_none()).count();
+        let free = self.slots.iter().filter(|slot| slot.active.is_none()).count();
         let mut wanted = self.queue.len().saturating_sub(free);
         for index in 0..self.slots.len() {
-            let long = self.slots[index].live.as_ref().is_some_and(|live| {
-                let rested = live.rests()
-                    && live.rest.is_some_and(|rest| rest.is_long(now))
+            let long = self.slots[index].active.as_ref().is_some_and(|live| {
+                let pause_expired = live.is_paused()
+                    && live.pause.is_some_and(|pause| pause.slot_expired(now))
                     && live.run.wants_decode().is_some()
                     && live.run.outbox.is_empty();
-                rested || (wanted > 0 && self.parked.len() < MOST_PARKED && live.is_unread(now))
+                pause_expired || (wanted > 0 && self.preempted.len() < MAX_PREEMPTED && live.is_stalled(now))
             });
             if long {
                 wanted = wanted.saturating_sub(1);
-                self.park(index);
+                self.preempt(index);
             }
         }
         let mut at = 0;
-        while at < self.parked.len() {
-            let live = &mut self.parked[at];
+        while at < self.preempted.len() {
+            let live = &mut self.preempted[at];
             if live.client.is_closed() && live.run.end.is_none() {
                 live.abort(FinishReason::Cancelled, "the client disconnected");
             }
             live.count_end(&self.status);
-            live.pass_on();
-            if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
-                let live = self.parked.swap_remove(at);
+            live.flush_outbox();
+            if live.run.end.is_some() && self.pending_signals.is_empty() && live.is_delivered() {
+                let live = self.preempted.swap_remove(at);
                 self.record_end(live);
-            } else if live.rest.is_none() && live.run.end.is_none() && live.run.outbox.is_empty() {
-                self.queue_again(at);
+            } else if live.pause.is_none() && live.run.end.is_none() && live.run.outbox.is_empty() {
+                self.requeue(at);
             } else {
                 at += 1;
             }
@@ -329,42 +329,42 @@ impl Scheduler<'_> {
     }
 
     /// Preempts a run. The slot keeps its state until another run needs it, and then moves it to the host cache.
-    fn park(&mut self, index: usize) {
-        let Some(mut live) = self.slots[index].live.take() else { return };
+    fn preempt(&mut self, index: usize) {
+        let Some(mut live) = self.slots[index].active.take() else { return };
         self.release(index, &mut live);
-        live.run.cached = 0;
-        live.placed = false;
-        live.begun = true;
+        live.run.kv_len = 0;
+        live.has_state = false;
+        live.had_slot = true;
         self.record_run(&mut live.run);
-        self.parked.push(live);
+        self.preempted.push(live);
     }
 }
 
-fn is(live: Option<&Live>, id: RunId) -> bool {
+fn is_run(live: Option<&ActiveRun>, id: RunId) -> bool {
     live.is_some_and(|live| live.run.id == id)
 }
 
-impl Live {
+impl ActiveRun {
     /// Applies a request that changes the run itself.
-    fn obey(&mut self, order: Order) {
-        match order {
-            Order::Modify(change) => self.run.change(*change),
-            Order::Stop(why) => {
-                self.wake();
+    fn apply_request(&mut self, request: ControlRequest) {
+        match request {
+            ControlRequest::Modify(change) => self.run.apply_change(*change),
+            ControlRequest::Stop(why) => {
+                self.end_pause();
                 if self.run.end.is_none() {
                     self.run.finish(FinishReason::Cancelled, Some(why), None);
                 }
             }
-            Order::EndThought(answer) => {
-                let thought = match self.run.thinking.as_mut().map(Thinking::end) {
+            ControlRequest::EndThought(answer) => {
+                let outcome = match self.run.thinking.as_mut().map(ThinkingTracker::request_end) {
                     Some(true) => EndThinking::Ended,
                     Some(false) => EndThinking::NotThinking,
                     None => EndThinking::NoBudget,
                 };
                 // The client may have disconnected meanwhile.
-                let _ = answer.send(thought);
+                let _ = answer.send(outcome);
             }
-            Order::Pause(_) | Order::Resume | Order::Look => {}
+            ControlRequest::Pause(_) | ControlRequest::Resume | ControlRequest::Progress => {}
         }
     }
 }
@@ -375,11 +375,11 @@ impl Run {
         self.forced.is_none() && self.prompt_measures.is_empty()
     }
 
-    fn change(&mut self, change: Change) {
+    fn apply_change(&mut self, change: ParameterChange) {
         if self.end.is_some() {
             return;
         }
-        let Change { sampling, mut sampler, limits, note } = change;
+        let ParameterChange { sampling, mut sampler, limits, note } = change;
         sampler.take_over(&mut self.sampler, &self.request.sampling, &sampling);
         self.sampler = sampler;
         self.request.sampling = sampling;
@@ -388,12 +388,12 @@ impl Run {
             self.max_tokens = limits.max_tokens as usize;
         }
         if limits.stop != self.request.limits.stop {
-            self.answer.stop_at(limits.stop.iter().map(|text| text.as_bytes().to_vec()).collect());
+            self.output_text.stop_at(limits.stop.iter().map(|text| text.as_bytes().to_vec()).collect());
         }
         self.request.limits = limits;
         // Several changes may arrive before the next event records them.
         self.note = Some(self.note.take().map_or(note.clone(), |before| format!("{before}; {note}")));
-        let between_tokens = matches!(self.state, State::Decode { .. }) && self.forced.is_none();
+        let between_tokens = matches!(self.state, RunState::Decode { .. }) && self.forced.is_none();
         if between_tokens && self.generated() > 0 && self.generated() >= self.max_tokens {
             self.finish(FinishReason::Length, None, None);
         }

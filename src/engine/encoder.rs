@@ -19,7 +19,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 
 /// Maximum inputs that wait, over all requests; a single request may have more.
-const QUEUE: usize = 4096;
+const MAX_QUEUED_INPUTS: usize = 4096;
 
 /// Settings of the encoder.
 #[derive(Debug, Clone)]
@@ -129,13 +129,13 @@ struct Job {
     wanted: EncoderOutput,
     done: Vec<Vec<f32>>,
     client: oneshot::Sender<Result<Vec<Vec<f32>>, EncodeError>>,
-    _place: Place,
+    _reservation: QueueReservation,
 }
 
 /// Reserved part of the queue, released when the request ends.
-struct Place(Arc<AtomicUsize>, usize);
+struct QueueReservation(Arc<AtomicUsize>, usize);
 
-impl Drop for Place {
+impl Drop for QueueReservation {
     fn drop(&mut self) {
         self.0.fetch_sub(self.1, Ordering::AcqRel);
     }
@@ -148,8 +148,8 @@ impl Encoder {
     /// # Errors
     /// llama.cpp could not create the context, e.g. for lack of memory.
     pub async fn start(model: Arc<Model>, settings: &EncoderSettings) -> Result<Self, ModelError> {
-        let plan = Plan::new(&model, settings);
-        plan.tell(&model, settings);
+        let plan = EncoderCapabilities::new(&model, settings);
+        plan.log(&model, settings);
         let mut context = settings.context.clone();
         if !model.generates() {
             // Such a model has no weights for later positions.
@@ -209,12 +209,12 @@ impl Encoder {
             }
         }
         let before = waiting.fetch_add(inputs.len(), Ordering::AcqRel);
-        let place = Place(Arc::clone(waiting), inputs.len());
-        if before > 0 && before + inputs.len() > QUEUE {
+        let reservation = QueueReservation(Arc::clone(waiting), inputs.len());
+        if before > 0 && before + inputs.len() > MAX_QUEUED_INPUTS {
             return Err(EncodeError::Busy { waiting: before });
         }
         let (client, answer) = oneshot::channel();
-        let job = Job { done: Vec::with_capacity(inputs.len()), inputs, wanted, client, _place: place };
+        let job = Job { done: Vec::with_capacity(inputs.len()), inputs, wanted, client, _reservation: reservation };
         let commands = self.0.commands.as_ref().ok_or(EncodeError::Stopped)?;
         commands.send(Command::Encode(job)).map_err(|_| EncodeError::Stopped)?;
         answer.await.unwrap_or(Err(EncodeError::Stopped))
@@ -256,23 +256,24 @@ impl Encoder {
 }
 
 /// Outputs that a model provides, or why it does not.
-struct Plan {
+struct EncoderCapabilities {
     embeddings: Result<Pooling, EncoderUnavailable>,
     scores: Result<Head, EncoderUnavailable>,
 }
 
-impl Plan {
+impl EncoderCapabilities {
     fn new(model: &Model, settings: &EncoderSettings) -> Self {
         let declared = settings.pooling.or_else(|| model.declared_pooling());
-        let nothing_said = !settings.embeddings && !settings.reranking;
-        let scores =
-            if settings.reranking || nothing_said && (declared == Some(DeclaredPooling::Ranks) || !model.generates()) {
-                model.head(settings.head).map_err(EncoderUnavailable::Head)
-            } else {
-                Err(EncoderUnavailable::ScoreInfo)
-            };
-        let is_made_for_it = !model.generates() || matches!(declared, Some(DeclaredPooling::Embeds(_)));
-        let embeddings = if settings.embeddings || nothing_said && is_made_for_it {
+        let nothing_requested = !settings.embeddings && !settings.reranking;
+        let scores = if settings.reranking
+            || nothing_requested && (declared == Some(DeclaredPooling::Ranks) || !model.generates())
+        {
+            model.head(settings.head).map_err(EncoderUnavailable::Head)
+        } else {
+            Err(EncoderUnavailable::ScoreInfo)
+        };
+        let is_encoder = !model.generates() || matches!(declared, Some(DeclaredPooling::Embeds(_)));
+        let embeddings = if settings.embeddings || nothing_requested && is_encoder {
             match (declared, settings.pooling) {
                 (_, Some(DeclaredPooling::Ranks)) => Err(EncoderUnavailable::Ranked),
                 (Some(DeclaredPooling::Embeds(pooling)), _) => Ok(pooling),
@@ -286,7 +287,7 @@ impl Plan {
         Self { embeddings, scores }
     }
 
-    fn tell(&self, model: &Model, settings: &EncoderSettings) {
+    fn log(&self, model: &Model, settings: &EncoderSettings) {
         let name = model.name();
         if !model.generates() {
             tracing::info!(model = name, "model is an encoder: it provides embeddings or scores and generates no text");
@@ -381,7 +382,7 @@ fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, statu
     let encoded = context.encode(&inputs);
     let lengths = || inputs.iter().map(|(input, _)| input.len());
     let elapsed_us = begun.elapsed().as_micros() as u64;
-    status.encoded(inputs.len(), lengths().sum(), lengths().max().unwrap_or(0), elapsed_us);
+    status.count_encode(inputs.len(), lengths().sum(), lengths().max().unwrap_or(0), elapsed_us);
     let (vectors, failed) = match encoded {
         Ok(vectors) => (vectors, None),
         Err(error) => {

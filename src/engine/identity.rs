@@ -11,14 +11,14 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 /// Time for which a request waits for the hashes; those of a small model are known by then.
-const WAIT: Duration = Duration::from_secs(5);
+const IDENTITY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bounds of the recommended delay before the next try.
 const MIN_RETRY_S: u64 = 1;
 const MAX_RETRY_S: u64 = 600;
 
 /// Identity that a saved state must match.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct ModelIdentity {
     /// Hash of the model and of the settings that affect its computation.
     pub model: u128,
     /// Hashes of the LoRA adapters, by id.
@@ -26,39 +26,41 @@ pub(super) struct Identity {
 }
 
 #[derive(Debug, Clone)]
-enum Progress {
+enum HashProgress {
     /// Start time, bytes read so far, and total bytes.
     Hashing {
         began: Instant,
         read: u64,
         total: u64,
     },
-    Known(Arc<Identity>),
+    Known(Arc<ModelIdentity>),
     Failed(String),
 }
 
 /// Identity of a loaded model, once it is known. Dropping this cancels the computation.
 #[derive(Debug)]
-pub(super) struct Identification(watch::Receiver<Progress>);
+pub(super) struct IdentityWatch(watch::Receiver<HashProgress>);
 
-impl Identification {
+impl IdentityWatch {
     /// Starts to hash the files of the model and its adapters, or finds their hashes in the folder `cache`.
     pub fn start(model: &Model, cache: Option<PathBuf>) -> Self {
         let (settings, weights) = (model.settings(), model.weights().to_vec());
         let adapters: Vec<WeightFile> = model.adapters().list().iter().map(|adapter| adapter.weights.clone()).collect();
         let total = weights.iter().chain(&adapters).map(WeightFile::bytes).sum();
-        let (sender, receiver) = watch::channel(Progress::Hashing { began: Instant::now(), read: 0, total });
+        let (sender, receiver) = watch::channel(HashProgress::Hashing { began: Instant::now(), read: 0, total });
         let work = {
             let sender = sender.clone();
             move || {
                 let done = identify(settings, &weights, &adapters, cache.as_deref(), &sender);
-                let done = done
-                    .map_or_else(|error| Progress::Failed(error.to_string()), |known| Progress::Known(Arc::new(known)));
+                let done = done.map_or_else(
+                    |error| HashProgress::Failed(error.to_string()),
+                    |known| HashProgress::Known(Arc::new(known)),
+                );
                 sender.send_replace(done);
             }
         };
         if let Err(error) = std::thread::Builder::new().name("thunder-hash".into()).spawn(work) {
-            sender.send_replace(Progress::Failed(error.to_string()));
+            sender.send_replace(HashProgress::Failed(error.to_string()));
         }
         Self(receiver)
     }
@@ -67,16 +69,16 @@ impl Identification {
     ///
     /// # Errors
     /// [`SlotError::Hashing`] while the hash is computed, [`SlotError::Unidentified`] if it failed.
-    pub async fn known(&self) -> Result<Arc<Identity>, SlotError> {
+    pub async fn wait(&self) -> Result<Arc<ModelIdentity>, SlotError> {
         let mut state = self.0.clone();
-        let is_over = |progress: &Progress| !matches!(progress, Progress::Hashing { .. });
+        let is_over = |progress: &HashProgress| !matches!(progress, HashProgress::Hashing { .. });
         // The current state decides, whether the wait succeeded or timed out.
-        let _ = timeout(WAIT, state.wait_for(is_over)).await;
+        let _ = timeout(IDENTITY_TIMEOUT, state.wait_for(is_over)).await;
         let progress = state.borrow().clone();
         match progress {
-            Progress::Known(identity) => Ok(identity),
-            Progress::Failed(reason) => Err(SlotError::Unidentified(reason)),
-            Progress::Hashing { began, read, total } => {
+            HashProgress::Known(identity) => Ok(identity),
+            HashProgress::Failed(reason) => Err(SlotError::Unidentified(reason)),
+            HashProgress::Hashing { began, read, total } => {
                 let percent = (read * 100).checked_div(total).unwrap_or(0);
                 let left = began.elapsed().as_secs().saturating_mul(total - read.min(total)) / read.max(1);
                 Err(SlotError::Hashing { percent, retry_after_s: left.clamp(MIN_RETRY_S, MAX_RETRY_S) })
@@ -90,11 +92,11 @@ fn identify(
     weights: &[WeightFile],
     adapters: &[WeightFile],
     cache: Option<&std::path::Path>,
-    sender: &watch::Sender<Progress>,
-) -> std::io::Result<Identity> {
+    sender: &watch::Sender<HashProgress>,
+) -> std::io::Result<ModelIdentity> {
     let mut advance = |more: u64| {
         sender.send_modify(|progress| {
-            if let Progress::Hashing { read, .. } = progress {
+            if let HashProgress::Hashing { read, .. } = progress {
                 *read += more;
             }
         });
@@ -110,29 +112,29 @@ fn identify(
     })?;
     drop(parts);
     let adapters = adapters.iter().map(hash).collect::<Result<_, _>>()?;
-    Ok(Identity { model: model ^ settings, adapters })
+    Ok(ModelIdentity { model: model ^ settings, adapters })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Identification, Identity, Progress};
+    use super::{HashProgress, IdentityWatch, ModelIdentity};
     use crate::engine::SlotError;
     use std::sync::Arc;
     use tokio::sync::watch;
     use tokio::time::Instant;
 
     #[tokio::test]
-    async fn unknown_identity_says_when_to_try_again() {
-        let hashing = Progress::Hashing { began: Instant::now(), read: 43, total: 100 };
+    async fn unfinished_hash_reports_retry_delay() {
+        let hashing = HashProgress::Hashing { began: Instant::now(), read: 43, total: 100 };
         let (sender, receiver) = watch::channel(hashing);
-        let identification = Identification(receiver);
-        let error = identification.known().await.unwrap_err();
+        let identity_watch = IdentityWatch(receiver);
+        let error = identity_watch.wait().await.unwrap_err();
         assert!(matches!(error, SlotError::Hashing { percent: 43, retry_after_s: 1.. }), "{error}");
         assert!(error.to_string().contains("43 %; try again in"), "{error}");
-        let identity = Arc::new(Identity { model: 5, adapters: vec![6] });
-        sender.send_replace(Progress::Known(Arc::clone(&identity)));
-        assert_eq!(identification.known().await.unwrap(), identity);
-        sender.send_replace(Progress::Failed("gone".into()));
-        assert!(matches!(identification.known().await, Err(SlotError::Unidentified(reason)) if reason == "gone"));
+        let identity = Arc::new(ModelIdentity { model: 5, adapters: vec![6] });
+        sender.send_replace(HashProgress::Known(Arc::clone(&identity)));
+        assert_eq!(identity_watch.wait().await.unwrap(), identity);
+        sender.send_replace(HashProgress::Failed("gone".into()));
+        assert!(matches!(identity_watch.wait().await, Err(SlotError::Unidentified(reason)) if reason == "gone"));
     }
 }

@@ -10,26 +10,25 @@
 mod actions;
 mod adapters;
 mod admission;
-mod answer;
+mod attention_encoder;
 mod batch;
-mod capture;
 mod checkpoints;
 mod control;
 mod conversation;
+mod dispatch;
+mod distribution;
+mod durability;
 pub mod encoder;
-mod ending;
+mod event_buffer;
+mod finish;
 mod host_cache;
 mod identity;
-mod journal;
-mod measure;
 mod output;
+mod output_text;
 mod overflow;
-mod pipeline;
-mod promise;
 mod recording;
 mod request;
 mod request_ids;
-mod rows;
 mod run;
 mod scheduler;
 mod ses1;
@@ -38,12 +37,13 @@ mod status;
 mod steps;
 mod submit;
 mod thinking;
+mod token_attention;
 
 pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported};
-pub use capture::AttentionEncodeFn;
+pub use attention_encoder::AttentionEncodeFn;
 pub use control::{EndThinking, RunActivity, RunControl, RunOver, RunProgress};
-pub use journal::Clock;
+pub use event_buffer::Clock;
 pub use output::{Generation, Output, PromptProgress, TextDelta};
 pub use request::{Limits, Overflow, RecordPolicy, ReportOptions, Request};
 pub use ses1::Ses1Error;
@@ -55,11 +55,11 @@ pub use thinking::ThinkingBudget;
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use crate::model::Model;
 use crate::model::llama::{CacheType, ContextOptions};
-use capture::Capture;
+use attention_encoder::AttentionEncoderThread;
 use host_cache::HostCache;
-use identity::Identification;
+use identity::IdentityWatch;
 use scheduler::{Command, Scheduler};
-use ses1::Home;
+use ses1::SnapshotFormat;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -118,13 +118,13 @@ struct Inner {
     options: Options,
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
-    home: Arc<Home>,
-    identification: Identification,
+    snapshot_format: Arc<SnapshotFormat>,
+    identity_watch: IdentityWatch,
     /// `None` without capture.
-    attends: Option<Result<AttentionSupport, Unsupported>>,
+    attention_support: Option<Result<AttentionSupport, Unsupported>>,
     status: Arc<EngineStatus>,
     /// Reference-counted by every run; see [`Engine::runs`].
-    counted: Arc<()>,
+    run_counter: Arc<()>,
     durability_acks: Option<DurabilityAcks>,
     unstored: Option<UnstoredRuns>,
     /// Weak, so that the recorder's channel closes when the decode thread ends.
@@ -154,18 +154,18 @@ impl Engine {
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(EngineStatus::new(options.parallel));
-        let home = |model: &Model, layout| Home { vocabulary: model.vocabulary().len(), layout };
+        let snapshot_format = |model: &Model, layout| SnapshotFormat { vocabulary: model.vocabulary().len(), layout };
         if !model.generates() {
             let inner = Inner {
-                home: Arc::new(home(&model, None)),
-                identification: Identification::start(&model, options.hash_cache.clone()),
-                attends: None,
+                snapshot_format: Arc::new(snapshot_format(&model, None)),
+                identity_watch: IdentityWatch::start(&model, options.hash_cache.clone()),
+                attention_support: None,
                 model,
                 options,
                 commands,
                 waiting,
                 status,
-                counted: Arc::new(()),
+                run_counter: Arc::new(()),
                 durability_acks,
                 unstored,
                 recorder: weak,
@@ -192,22 +192,32 @@ impl Engine {
                 };
                 let made = model.context(&context).and_then(|mut context| {
                     let layout = context.learn_layout()?;
-                    let capture = options
+                    let attention_encoder = options
                         .attention
-                        .then(|| Capture::start(options.encode_attention, recorder.clone()))
+                        .then(|| AttentionEncoderThread::start(options.encode_attention, recorder.clone()))
                         .transpose()
                         .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
-                    Ok((context, capture, layout))
+                    Ok((context, attention_encoder, layout))
                 });
                 match made {
-                    Ok((context, capture, layout)) => {
+                    Ok((context, attention_encoder, layout)) => {
                         let sizes =
                             layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
                         if ready.send(Ok((layout, context.attends().cloned()))).is_ok() {
-                            let beginnings = context.keeps_beginnings();
-                            let idle = HostCache::new(options.cache_ram_bytes, sizes, beginnings);
-                            Scheduler::new(context, options, inbox, commands, recorder, capture, waiting, status, idle)
-                                .run();
+                            let prefixes_usable = context.keeps_beginnings();
+                            let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
+                            Scheduler::new(
+                                context,
+                                options,
+                                inbox,
+                                commands,
+                                recorder,
+                                attention_encoder,
+                                waiting,
+                                status,
+                                host_cache,
+                            )
+                            .run();
                         }
                     }
                     // The receiver is gone only if the start was cancelled.
@@ -220,21 +230,21 @@ impl Engine {
             .spawn(thread)
             .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
         let started = started.await;
-        let (layout, attends) = started
+        let (layout, attention_support) = started
             .map_err(|_| crate::model::ModelError::Decode("the decode thread panicked during start-up".into()))??;
-        let home = Arc::new(home(&model, layout));
-        let identification = Identification::start(&model, options.hash_cache.clone());
+        let snapshot_format = Arc::new(snapshot_format(&model, layout));
+        let identity_watch = IdentityWatch::start(&model, options.hash_cache.clone());
         let thread = Mutex::new(Some(thread));
         let inner = Inner {
             model,
             options,
             commands,
             waiting,
-            home,
-            identification,
-            attends,
+            snapshot_format,
+            identity_watch,
+            attention_support,
             status,
-            counted: Arc::new(()),
+            run_counter: Arc::new(()),
             durability_acks,
             unstored,
             recorder: weak,
@@ -264,7 +274,7 @@ impl Engine {
     /// Returns the number of runs that are queued, decode, or have a client that has not read everything.
     #[must_use]
     pub fn runs(&self) -> usize {
-        Arc::strong_count(&self.inner.counted) - 1
+        Arc::strong_count(&self.inner.run_counter) - 1
     }
 
     /// Returns counters and slot states of the decode thread.
@@ -278,9 +288,9 @@ impl Engine {
     /// # Errors
     /// The error that a request for attention gets.
     pub fn attention(&self) -> Result<&AttentionSupport, SubmitError> {
-        match &self.inner.attends {
+        match &self.inner.attention_support {
             None => Err(SubmitError::AttentionOff),
-            Some(Ok(attends)) => Ok(attends),
+            Some(Ok(attention_support)) => Ok(attention_support),
             Some(Err(why)) => {
                 Err(SubmitError::AttentionUnsupported { model: self.inner.model.name().to_owned(), why: *why })
             }

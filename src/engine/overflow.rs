@@ -1,6 +1,6 @@
 //! Behaviour of a run whose context is full: it ends, drops tokens, or drops whole messages.
 
-use super::conversation::{self, Aligned, Memory, cut_spans, moved};
+use super::conversation::{self, Alignment, SlotHistory, cut_spans, shifted_index};
 use super::request::Overflow;
 use super::run::Run;
 use crate::events::{EvictedMessage, Eviction};
@@ -8,16 +8,16 @@ use std::ops::Range;
 
 /// Tokens removed from a sequence but not yet from the KV cache.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct KvRemoval {
     /// Tokens of the sequence in the KV cache before the removal.
-    pub cached: usize,
+    pub kv_len: usize,
     /// Removed ranges, in order, within `kv_len`.
     pub ranges: Vec<Range<usize>>,
 }
 
 /// Tokens and messages evicted because the context was full.
 #[derive(Debug, Default)]
-pub(super) struct Gone {
+pub(super) struct Evictions {
     /// True if the context was full.
     pub truncated: bool,
     /// Evicted tokens of the answer.
@@ -25,31 +25,32 @@ pub(super) struct Gone {
     pub tokens: usize,
     pub messages: Vec<EvictedMessage>,
     /// Evictions that no event has recorded yet.
-    pub untold: Option<Box<Eviction>>,
+    pub unreported: Option<Box<Eviction>>,
 }
 
 impl Run {
     /// Replaces the prompt by its alignment with the slot's history, if there is one, and evicts messages if the prompt
     /// does not fit.
-    pub fn settle_in(&mut self, aligned: Option<Aligned>, memory: Memory) {
+    pub fn fit_prompt(&mut self, aligned: Option<Alignment>, history: SlotHistory) {
         let original = (self.sequence.clone(), self.request.spans.clone());
         if let Some(aligned) = aligned {
-            let left_out = aligned.left_out;
-            if !left_out.is_empty() {
-                let messages = conversation::said(&original.0, &original.1, &left_out, &self.view.vocabulary);
-                self.note_gone(&left_out, messages);
+            let omitted = aligned.omitted;
+            if !omitted.is_empty() {
+                let messages =
+                    conversation::evicted_messages(&original.0, &original.1, &omitted, &self.view.vocabulary);
+                self.record_eviction(&omitted, messages);
             }
             self.sequence = aligned.tokens;
             self.request.spans = aligned.spans;
         }
-        self.memory = memory;
+        self.history = history;
         self.prompt_len = self.sequence.len();
         let len = self.sequence.len();
         if len >= self.context && !self.request.fills_context(len, self.context) && self.make_room(1).is_err() {
             // The restored reasoning may be what makes the prompt too long.
             (self.sequence, self.request.spans) = original;
-            self.memory = Memory::default();
-            self.gone = Gone::default();
+            self.history = SlotHistory::default();
+            self.evictions = Evictions::default();
             self.prompt_len = self.sequence.len();
             // The engine accepts only prompts that can be made to fit.
             let _ = self.make_room(1);
@@ -65,7 +66,7 @@ impl Run {
             return Ok(());
         }
         let most = self.context.saturating_sub(more);
-        self.gone.truncated = true;
+        self.evictions.truncated = true;
         match self.request.overflow {
             Overflow::Stop => Err(format!("the context of {} tokens is full", self.context)),
             Overflow::Shift { keep, discard } => {
@@ -84,45 +85,46 @@ impl Run {
                     ));
                 }
                 let ranges = vec![keep..keep + discard];
-                self.memory.cut(&ranges);
-                self.cut_out(&ranges, Vec::new());
+                self.history.remove_ranges(&ranges);
+                self.remove_ranges(&ranges, Vec::new());
                 Ok(())
             }
             Overflow::Evict => {
                 let prompt = &self.sequence[..self.prompt_len];
-                let parts = conversation::droppable(prompt, &self.request.spans, &self.view.vocabulary);
-                let goal = conversation::low_water(self.context).min(most);
-                let Some(parts) = conversation::pick(parts, len, most, goal) else {
+                let parts = conversation::droppable_parts(prompt, &self.request.spans, &self.view.vocabulary);
+                let goal = conversation::eviction_target(self.context).min(most);
+                let Some(parts) = conversation::choose_parts(parts, len, most, goal) else {
                     return Err(format!(
                         "the context of {} tokens is full, and no message is left that can be dropped: system messages, the last user message and the last answer are kept",
                         self.context
                     ));
                 };
-                let messages = parts.iter().flat_map(|part| part.told(prompt, &self.view.vocabulary)).collect();
+                let messages =
+                    parts.iter().flat_map(|part| part.evicted_messages(prompt, &self.view.vocabulary)).collect();
                 let ranges: Vec<Range<usize>> = parts.into_iter().map(|part| part.range).collect();
-                self.memory.dropped(&self.sequence, &self.request.spans, &ranges, &self.view.vocabulary);
-                self.cut_out(&ranges, messages);
+                self.history.record_dropped(&self.sequence, &self.request.spans, &ranges, &self.view.vocabulary);
+                self.remove_ranges(&ranges, messages);
                 Ok(())
             }
         }
     }
 
     /// Removes ordered ranges from the sequence and queues their removal from the KV cache.
-    fn cut_out(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
-        self.note_gone(ranges, messages);
-        let cached = self.cached;
+    fn remove_ranges(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
+        self.record_eviction(ranges, messages);
+        let kv_len = self.kv_len;
         let held: Vec<Range<usize>> = ranges
             .iter()
-            .filter(|range| range.start < cached)
-            .map(|range| range.start..range.end.min(cached))
+            .filter(|range| range.start < kv_len)
+            .map(|range| range.start..range.end.min(kv_len))
             .collect();
         if !held.is_empty() {
-            self.cuts.push(Cut { cached, ranges: held });
+            self.kv_removals.push(KvRemoval { kv_len, ranges: held });
         }
-        self.cached = moved(cached, ranges);
-        let prompt_len = moved(self.prompt_len, ranges);
+        self.kv_len = shifted_index(kv_len, ranges);
+        let prompt_len = shifted_index(self.prompt_len, ranges);
         let total: usize = ranges.iter().map(Range::len).sum();
-        self.gone.generated += total - (self.prompt_len - prompt_len);
+        self.evictions.generated += total - (self.prompt_len - prompt_len);
         self.prompt_len = prompt_len;
         for range in ranges.iter().rev() {
             self.sequence.drain(range.clone());
@@ -130,20 +132,20 @@ impl Run {
         self.request.spans = cut_spans(&self.request.spans, ranges);
     }
 
-    fn note_gone(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
-        self.gone.truncated = true;
-        self.gone.tokens += ranges.iter().map(Range::len).sum::<usize>();
-        self.gone.messages.extend(messages.iter().cloned());
-        let untold = self.gone.untold.get_or_insert_default();
-        untold.ranges.extend(ranges.iter().map(|range| (range.start as u32, range.end as u32)));
-        untold.messages.extend(messages);
+    fn record_eviction(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
+        self.evictions.truncated = true;
+        self.evictions.tokens += ranges.iter().map(Range::len).sum::<usize>();
+        self.evictions.messages.extend(messages.iter().cloned());
+        let unreported = self.evictions.unreported.get_or_insert_default();
+        unreported.ranges.extend(ranges.iter().map(|range| (range.start as u32, range.end as u32)));
+        unreported.messages.extend(messages);
     }
 
     /// Returns the history that later requests of the same conversation need.
-    pub fn remember(&mut self) -> Memory {
-        if self.gone.generated == 0 && !self.request.spans.is_empty() {
-            self.memory.answered(self.prompt_len, &self.sequence[self.prompt_len..], &self.view.vocabulary);
+    pub fn take_history(&mut self) -> SlotHistory {
+        if self.evictions.generated == 0 && !self.request.spans.is_empty() {
+            self.history.record_answer(self.prompt_len, &self.sequence[self.prompt_len..], &self.view.vocabulary);
         }
-        std::mem::take(&mut self.memory)
+        std::mem::take(&mut self.history)
     }
 }

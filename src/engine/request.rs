@@ -37,7 +37,7 @@ pub struct Request {
     pub answer_fields: Map<String, Value>,
     /// Format of the answer; `None` for the continuation of a plain prompt, which uses the format of the model's
     /// family.
-    pub reading: Option<Arc<AnswerFormat>>,
+    pub answer_format: Option<Arc<AnswerFormat>>,
     /// Sampling parameters.
     pub sampling: SamplingParams,
     /// LoRA adapters to apply; `None` for the model's default.
@@ -89,7 +89,7 @@ impl Request {
             conversation: None,
             tools: None,
             answer_fields: Map::new(),
-            reading: None,
+            answer_format: None,
             sampling: SamplingParams::default(),
             adapters: None,
             constraint: None,
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_longer_than_the_server_lets_it_be() {
+    fn server_limit_caps_max_tokens() {
         let mut open = Limits { requested_max_tokens: None, ..Limits::new(4000) };
         open.apply_server_limit(Some(100)).unwrap();
         assert_eq!((open.max_tokens, open.max_steps, open.capped(500), open.capped(50)), (100, 656, 100, 50));

@@ -32,7 +32,7 @@ mod tests {
     use super::ActiveRequestId;
 
     #[test]
-    fn id_is_free_again_after_its_run() {
+    fn id_is_free_after_its_run_ends() {
         let first = ActiveRequestId::take("request-ids-test");
         assert!(first.is_some() && ActiveRequestId::take("request-ids-test").is_none());
         drop(first);

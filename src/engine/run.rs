@@ -1,18 +1,18 @@
 //! One run as a state machine: everything that happens between two decodes. It never touches the model. The scheduler
 //! asks which tokens to decode and passes the logits in.
 
-use super::answer::Answer;
-use super::checkpoints::Plan;
-use super::conversation::Memory;
-use super::journal::Journal;
-use super::measure::{self, Distribution};
-use super::overflow::{Cut, Gone};
-use super::pipeline::{ActiveMod, Passage};
-use super::promise::LastWill;
+use super::checkpoints::CheckpointPlan;
+use super::conversation::SlotHistory;
+use super::dispatch::{ActiveMod, Dispatch};
+use super::distribution::{self, Distribution};
+use super::durability::PanicGuard;
+use super::event_buffer::EventBuffer;
+use super::output_text::OutputText;
+use super::overflow::{Evictions, KvRemoval};
 use super::request_ids::ActiveRequestId;
-use super::rows::Rows;
 use super::status::{PromptTiming, RunMetrics};
-use super::thinking::Thinking;
+use super::thinking::ThinkingTracker;
+use super::token_attention::TokenAttention;
 use super::{Output, PromptProgress, Request};
 use crate::events::{
     Alternative, EventType, Fault, FinishReason, Measurements, PromptRecord, RunEnd, RunId, TokenId, TokenMeasurement,
@@ -26,19 +26,19 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Creates the sender for the reply to one call, from the run's id and the number of the call.
-pub(super) type DoneFactory<'a> = dyn Fn(RunId, u64) -> ReplySender + 'a;
+pub(super) type ReplySenderFactory<'a> = dyn Fn(RunId, u64) -> ReplySender + 'a;
 
 /// State of a run.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum RunState {
     /// Not started.
     New,
     /// Tokens from [`Run::kv_len`] on must be decoded, with logits from `outputs_from` on.
     Decode { outputs_from: usize },
     /// An event is dispatched to the mods.
-    Passing(Passage),
+    Dispatching(Dispatch),
     /// The reply of a mod is awaited.
-    Waiting(Passage, usize),
+    AwaitingReply(Dispatch, usize),
     /// The run has ended.
     Ended,
 }
@@ -49,32 +49,32 @@ pub(super) struct Run {
     pub request: Request,
     pub view: Arc<RunView>,
     pub mods: Vec<ActiveMod>,
-    pub journal: Journal,
-    pub state: State,
+    pub event_buffer: EventBuffer,
+    pub state: RunState,
     /// Tokens of the prompt, then generated tokens.
     pub sequence: Vec<TokenId>,
     pub prompt_len: usize,
     /// Number of tokens of the sequence that the KV cache holds and that are still valid.
-    pub cached: usize,
+    pub kv_len: usize,
     /// Positions at which the state is saved.
-    pub(super) checkpoints: Plan,
+    pub(super) checkpoints: CheckpointPlan,
     /// Prompt tokens whose KV state was reused.
-    pub reused: usize,
+    pub cached_tokens: usize,
     /// Attention of the decode that produced the current logits.
     pub attention: Option<Arc<AttentionRow>>,
     /// Attention to record, with the number of its event.
     pub attention_ready: Option<(i32, Arc<AttentionRow>)>,
     /// Attention rows for the client.
-    pub(super) rows: Rows,
+    pub(super) token_attention: TokenAttention,
     /// Number of the last call to a mod. A late reply to an earlier call is recognised by it and ignored.
-    pub awaited_call: u64,
+    pub pending_call: u64,
     pub outbox: VecDeque<Output>,
     /// Removals from the sequence that the KV cache has not applied yet.
-    pub cuts: Vec<Cut>,
+    pub kv_removals: Vec<KvRemoval>,
     /// History of the conversation, for later requests.
-    pub(super) memory: Memory,
+    pub(super) history: SlotHistory,
     /// Tokens and messages that were evicted because the context was full.
-    pub(super) gone: Gone,
+    pub(super) evictions: Evictions,
     /// Prompt tokens at the start of the run.
     pub(super) prompt_tokens: usize,
     /// True if the logits were not numbers.
@@ -85,36 +85,36 @@ pub(super) struct Run {
     /// Metrics that the API reads before the run ends.
     pub metrics: Arc<RunMetrics>,
     /// Reports the end of the run if the decode thread panics.
-    pub last_will: Option<LastWill>,
+    pub panic_guard: Option<PanicGuard>,
     /// Set before the client receives the end of the run.
-    pub is_over: Arc<AtomicBool>,
+    pub has_ended: Arc<AtomicBool>,
     pub(super) context: usize,
     pub(super) max_tokens: usize,
     pub(super) step: u32,
-    pub(super) answer: Answer,
+    pub(super) output_text: OutputText,
     pub(super) unsent: VecDeque<(TokenMeasurement, Vec<Alternative>)>,
     pub(super) sampler: Sampler,
     /// Matcher of the grammar constraint.
     pub(super) constraint: Option<GrammarMatcher>,
     /// Tracks reasoning tokens; `None` without a budget.
-    pub(super) thinking: Option<Thinking>,
+    pub(super) thinking: Option<ThinkingTracker>,
     /// Copy of the model's logits at the end of the sequence. Made only if the run waits for a mod or a mod changes
     /// something.
-    pub(super) kept: Vec<f32>,
+    pub(super) saved_logits: Vec<f32>,
     /// Logits after the edits of mods.
-    pub(super) edited: Option<Vec<f32>>,
+    pub(super) edited_logits: Option<Vec<f32>>,
     /// Distribution of the edited logits, if it was computed.
     pub(super) edited_distribution: Option<Distribution>,
     /// True if `saved_logits` belongs to the end of the sequence.
-    pub(super) kept_valid: bool,
+    pub(super) saved_logits_valid: bool,
     pub(super) draw_temperature: Option<f32>,
     pub(super) distribution: Option<Distribution>,
     pub(super) top: Vec<Alternative>,
     pub(super) drawn: Option<TokenMeasurement>,
     /// Number of tokens appended by the last `Added` event, and whether they were forced.
-    pub(super) newly: (usize, bool),
+    pub(super) last_added: (usize, bool),
     /// Log-probabilities of these tokens; filled only for runs with mods.
-    pub(super) newly_logprobs: Vec<Option<f32>>,
+    pub(super) last_added_logprobs: Vec<Option<f32>>,
     /// Forced tokens that are being decoded: their first position, and the measurements made so far.
     pub(super) forced: Option<(usize, Vec<TokenMeasurement>)>,
     /// Step of the forced tokens.
@@ -122,17 +122,17 @@ pub(super) struct Run {
     /// Probabilities of the prompt's tokens, collected while the prompt is decoded.
     pub(super) prompt_measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
     /// Time at which the run got its slot, in microseconds since its creation.
-    pub(super) begun_us: u64,
+    pub(super) slot_us: u64,
     pub(super) prompt_us: Option<u64>,
     pub(super) first_token_us: Option<u64>,
     /// Total time for which the run was paused.
-    pub(super) rested: Duration,
+    pub(super) paused_time: Duration,
     /// Note to record with the next step.
     pub(super) note: Option<String>,
     /// Reserves the request id until the run ends.
     pub(super) active_id: Option<ActiveRequestId>,
     /// The engine counts its runs by the clones of this reference.
-    pub(super) counted: Option<Arc<()>>,
+    pub(super) run_counter: Option<Arc<()>>,
 }
 
 impl Run {
@@ -143,7 +143,7 @@ impl Run {
         request: Request,
         view: Arc<RunView>,
         mods: Vec<ActiveMod>,
-        journal: Journal,
+        event_buffer: EventBuffer,
         sampler: Sampler,
         constraint: Option<GrammarMatcher>,
         context: usize,
@@ -153,68 +153,68 @@ impl Run {
             sequence: request.prompt.clone(),
             prompt_len: request.prompt.len(),
             prompt_tokens: request.prompt.len(),
-            cuts: Vec::new(),
-            memory: Memory::default(),
-            gone: Gone::default(),
+            kv_removals: Vec::new(),
+            history: SlotHistory::default(),
+            evictions: Evictions::default(),
             poisoned: false,
             fault: None,
-            cached: 0,
-            checkpoints: Plan::default(),
-            reused: 0,
+            kv_len: 0,
+            checkpoints: CheckpointPlan::default(),
+            cached_tokens: 0,
             attention: None,
             attention_ready: None,
-            rows: Rows::new(request.report),
-            awaited_call: 0,
+            token_attention: TokenAttention::new(request.report),
+            pending_call: 0,
             outbox: VecDeque::new(),
             end: None,
             metrics: Arc::default(),
-            last_will: None,
-            is_over: Arc::default(),
+            panic_guard: None,
+            has_ended: Arc::default(),
             context,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,
-            answer: Answer::new(&request.limits.stop).indented(request.limits.min_indent as usize),
+            output_text: OutputText::new(&request.limits.stop).with_min_indent(request.limits.min_indent as usize),
             unsent: VecDeque::new(),
             sampler,
             constraint,
-            thinking: request.thinking.clone().map(Thinking::new),
-            kept: Vec::new(),
-            edited: None,
+            thinking: request.thinking.clone().map(ThinkingTracker::new),
+            saved_logits: Vec::new(),
+            edited_logits: None,
             edited_distribution: None,
-            kept_valid: false,
+            saved_logits_valid: false,
             draw_temperature: None,
             distribution: None,
             top: Vec::new(),
             drawn: None,
-            newly: (0, false),
-            newly_logprobs: Vec::new(),
+            last_added: (0, false),
+            last_added_logprobs: Vec::new(),
             forced: None,
             forced_step: 0,
             prompt_measures: Vec::new(),
-            begun_us: 0,
+            slot_us: 0,
             prompt_us: None,
             first_token_us: None,
-            rested: Duration::ZERO,
+            paused_time: Duration::ZERO,
             note: None,
             active_id: None,
-            counted: None,
-            state: State::New,
+            run_counter: None,
+            state: RunState::New,
             request,
             view,
             mods,
-            journal,
+            event_buffer,
         }
     }
 
     /// Records the first event and dispatches it to the mods. `done` creates the senders for replies that come later.
-    pub fn begin(&mut self, done: &DoneFactory<'_>) {
-        let order = self.journal.event(EventType::Prefilled, 0, |event| {
+    pub fn begin(&mut self, done: &ReplySenderFactory<'_>) {
+        let order = self.event_buffer.event(EventType::Prefilled, 0, |event| {
             event.prompt_length = Some(self.prompt_len as i32);
             event.tokens_so_far_len = Some(0);
             event.max_steps = Some(self.max_tokens as i32);
             event.measured = Some(Box::new(Measurements {
                 position: Some(0),
-                evicted: self.gone.untold.take(),
+                evicted: self.evictions.unreported.take(),
                 prompt: Some(Box::new(PromptRecord {
                     texts: self.view.vocabulary.texts(&self.sequence),
                     tokens: self.sequence.clone(),
@@ -226,20 +226,26 @@ impl Run {
                 ..Measurements::default()
             }));
         });
-        self.state = State::Passing(Passage::new(EventType::Prefilled, order, 0));
+        self.state = RunState::Dispatching(Dispatch::new(EventType::Prefilled, order, 0));
         self.drive(None, &mut Candidates::default(), done);
     }
 
     /// Processes the logits that follow `position`. The last position of the sequence begins a step; an earlier one
     /// belongs to a forced list and gives the probability of its next token.
-    pub fn on_logits(&mut self, position: usize, logits: &[f32], candidates: &mut Candidates, done: &DoneFactory<'_>) {
+    pub fn on_logits(
+        &mut self,
+        position: usize,
+        logits: &[f32],
+        candidates: &mut Candidates,
+        done: &ReplySenderFactory<'_>,
+    ) {
         if self.end.is_some() {
             return;
         }
         let distribution = Distribution::of(logits);
-        if !distribution.sound {
+        if !distribution.is_valid {
             // Sampling from such values is undefined, and the state that produced them must not be reused.
-            self.cached = 0;
+            self.kv_len = 0;
             self.poisoned = true;
             let message = "the model returned logits that are not numbers: its KV state or its weights are damaged; the slot's state is discarded";
             return self.abort(FinishReason::Error, message.into());
@@ -251,17 +257,17 @@ impl Run {
                 self.prompt_measures.push((measure, top));
             } else if let Some((_, measures)) = &mut self.forced {
                 measures.push(measure);
-                self.rows.drawn_with(self.attention.take());
+                self.token_attention.push_drawn(self.attention.take());
             }
             return;
         }
         if self.prompt_us.is_none() {
-            let elapsed_us = self.elapsed_us().saturating_sub(self.begun_us);
+            let elapsed_us = self.elapsed_us().saturating_sub(self.slot_us);
             self.prompt_us = Some(elapsed_us);
             // A mod can backtrack into the prompt; only the first evaluation is reported.
             let _ = self.metrics.prompt.set(PromptTiming {
                 tokens: self.prompt_len as u32,
-                cached: self.reused as u32,
+                cached: self.cached_tokens as u32,
                 elapsed_us,
                 at: Instant::now(),
             });
@@ -271,11 +277,11 @@ impl Run {
         }
         self.top = self.alternatives(logits, distribution);
         self.distribution = Some(distribution);
-        self.kept_valid = false;
+        self.saved_logits_valid = false;
         if let Some((start, measures)) = self.forced.take() {
             // The next step starts from these logits, after the mods have seen the forced list.
-            self.keep(Some(logits));
-            self.added_forced(start, measures);
+            self.save_logits(Some(logits));
+            self.finish_forced(start, measures);
         } else {
             self.begin_step();
         }
@@ -284,102 +290,102 @@ impl Run {
 
     /// Returns the most probable tokens of a distribution.
     fn alternatives(&self, logits: &[f32], distribution: Distribution) -> Vec<Alternative> {
-        measure::top(logits, self.request.alternatives)
+        distribution::top(logits, self.request.alternatives)
             .into_iter()
             .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
             .collect()
     }
 
     /// Processes the reply that the run waits for.
-    pub fn on_reply(&mut self, reply: Reply, candidates: &mut Candidates, done: &DoneFactory<'_>) {
-        if !matches!(self.state, State::Waiting(..)) {
+    pub fn on_reply(&mut self, reply: Reply, candidates: &mut Candidates, done: &ReplySenderFactory<'_>) {
+        if !matches!(self.state, RunState::AwaitingReply(..)) {
             return;
         }
-        if let State::Waiting(passage, index) = std::mem::replace(&mut self.state, State::Ended) {
-            self.state = State::Passing(passage);
-            self.settle(index, reply);
+        if let RunState::AwaitingReply(dispatch, index) = std::mem::replace(&mut self.state, RunState::Ended) {
+            self.state = RunState::Dispatching(dispatch);
+            self.apply_reply(index, reply);
             self.drive(None, candidates, done);
         }
     }
 
     /// Notes the slot that the run was given.
-    pub fn placed_in(&mut self, slot: u32) {
-        self.begun_us = self.elapsed_us();
+    pub fn assign_slot(&mut self, slot: u32) {
+        self.slot_us = self.elapsed_us();
         // A run is assigned to a slot once.
         let _ = self.metrics.slot.set(slot);
     }
 
     /// Returns the number of prompt tokens that were decoded, without the cached ones.
     pub(super) fn prompt_decoded(&self) -> usize {
-        let known = if self.prompt_us.is_some() { self.prompt_tokens } else { self.cached.min(self.prompt_tokens) };
-        known.saturating_sub(self.reused)
+        let known = if self.prompt_us.is_some() { self.prompt_tokens } else { self.kv_len.min(self.prompt_tokens) };
+        known.saturating_sub(self.cached_tokens)
     }
 
     /// Reports the progress of the prompt, if the client asked for it.
-    pub fn tell_progress(&mut self) {
+    pub fn report_progress(&mut self) {
         if self.request.report.progress && self.prompt_us.is_none() && self.end.is_none() {
             self.outbox.push_back(Output::Progress(PromptProgress {
                 total: self.prompt_len as u32,
-                cached: self.reused as u32,
-                processed: self.cached.min(self.prompt_len) as u32,
-                elapsed_us: self.elapsed_us().saturating_sub(self.begun_us),
+                cached: self.cached_tokens as u32,
+                processed: self.kv_len.min(self.prompt_len) as u32,
+                elapsed_us: self.elapsed_us().saturating_sub(self.slot_us),
             }));
         }
     }
 
     /// Returns the maximum number of tokens for the next decode: all that are missing, or fewer if each of them needs a
     /// row of logits.
-    pub fn next_decode(&self) -> usize {
-        const MOST_ROWS: usize = 256;
-        let missing = self.checkpoints.upto(self.cached, self.sequence.len()) - self.cached;
+    pub fn max_decode_len(&self) -> usize {
+        const MAX_LOGIT_ROWS: usize = 256;
+        let missing = self.checkpoints.decode_limit(self.kv_len, self.sequence.len()) - self.kv_len;
         let rows = self.request.report.prompt_probabilities && self.prompt_us.is_none();
-        if rows { missing.min(MOST_ROWS) } else { missing }
+        if rows { missing.min(MAX_LOGIT_ROWS) } else { missing }
     }
 
     /// Returns true if the answer has a line break.
     pub fn has_new_line(&self) -> bool {
-        self.answer.has_new_line()
+        self.output_text.has_new_line()
     }
 
     pub(super) fn elapsed_us(&self) -> u64 {
-        self.journal.elapsed().saturating_sub(self.rested).as_micros() as u64
+        self.event_buffer.elapsed().saturating_sub(self.paused_time).as_micros() as u64
     }
 
     /// Returns the position from which the run needs logits, if it needs a decode.
     pub fn wants_decode(&self) -> Option<usize> {
         match self.state {
-            State::Decode { outputs_from } => Some(outputs_from),
+            RunState::Decode { outputs_from } => Some(outputs_from),
             _ => None,
         }
     }
 
     /// Copies the logits at the end of the sequence before the model overwrites them.
-    fn keep(&mut self, fresh: Option<&[f32]>) {
-        if let Some(fresh) = fresh.filter(|_| !self.kept_valid) {
-            self.kept.clear();
-            self.kept.extend_from_slice(fresh);
-            self.kept_valid = true;
+    fn save_logits(&mut self, fresh: Option<&[f32]>) {
+        if let Some(fresh) = fresh.filter(|_| !self.saved_logits_valid) {
+            self.saved_logits.clear();
+            self.saved_logits.extend_from_slice(fresh);
+            self.saved_logits_valid = true;
         }
     }
 
     /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `fresh` are the logits at the end
     /// of the sequence, unless they were saved.
-    fn drive(&mut self, mut fresh: Option<&[f32]>, candidates: &mut Candidates, done: &DoneFactory<'_>) {
+    fn drive(&mut self, mut fresh: Option<&[f32]>, candidates: &mut Candidates, done: &ReplySenderFactory<'_>) {
         loop {
-            let State::Passing(passage) = &mut self.state else { return };
-            if let Some(index) = passage.next_mod(&self.mods) {
+            let RunState::Dispatching(dispatch) = &mut self.state else { return };
+            if let Some(index) = dispatch.next_mod(&self.mods) {
                 if !self.call_mod(index, fresh, done) {
                     return;
                 }
                 continue;
             }
-            let (event, winner) = (passage.event, passage.winner.take());
+            let (event, winner) = (dispatch.event, dispatch.winner.take());
             match winner {
                 Some(action) => {
-                    self.keep(fresh);
-                    self.act(event, action);
+                    self.save_logits(fresh);
+                    self.apply_action(event, action);
                 }
-                None => self.go_on(event, fresh, candidates),
+                None => self.advance(event, fresh, candidates),
             }
             // After the draw the sequence has another end.
             if event != EventType::ForwardPass {
@@ -389,22 +395,24 @@ impl Run {
     }
 
     /// Returns the mod whose reply the run waits for.
-    pub(super) fn awaited(&mut self) -> Option<&mut dyn ModInstance> {
-        let State::Waiting(_, index) = self.state else { return None };
+    pub(super) fn awaited_mod(&mut self) -> Option<&mut dyn ModInstance> {
+        let RunState::AwaitingReply(_, index) = self.state else { return None };
         Some(self.mods.get_mut(index)?.session.as_mut())
     }
 
     /// Calls a mod with the current event. Returns `false` if the reply comes later.
-    fn call_mod(&mut self, index: usize, fresh: Option<&[f32]>, done: &DoneFactory<'_>) -> bool {
-        let State::Passing(mut passage) = std::mem::replace(&mut self.state, State::Ended) else { return false };
+    fn call_mod(&mut self, index: usize, fresh: Option<&[f32]>, done: &ReplySenderFactory<'_>) -> bool {
+        let RunState::Dispatching(mut dispatch) = std::mem::replace(&mut self.state, RunState::Ended) else {
+            return false;
+        };
         let mut mods = std::mem::take(&mut self.mods);
-        self.awaited_call += 1;
+        self.pending_call += 1;
         let drawn_text = self.drawn.as_ref().map(|drawn| drawn.text.clone()).unwrap_or_default();
-        let event = match passage.event {
+        let event = match dispatch.event {
             EventType::Prefilled => CallEvent::Prefilled,
             EventType::ForwardPass => {
-                let raw = fresh.filter(|_| !self.kept_valid).unwrap_or(self.kept.as_slice());
-                CallEvent::ForwardPass { logits: self.edited.as_deref().unwrap_or(raw) }
+                let raw = fresh.filter(|_| !self.saved_logits_valid).unwrap_or(self.saved_logits.as_slice());
+                CallEvent::ForwardPass { logits: self.edited_logits.as_deref().unwrap_or(raw) }
             }
             EventType::Sampled => {
                 let drawn = self.drawn.as_ref();
@@ -415,31 +423,31 @@ impl Run {
                 }
             }
             EventType::Added => {
-                let (count, forced) = self.newly;
+                let (count, forced) = self.last_added;
                 let tokens = &self.sequence[self.sequence.len() - count..];
-                CallEvent::Added { tokens, logprobs: &self.newly_logprobs, forced }
+                CallEvent::Added { tokens, logprobs: &self.last_added_logprobs, forced }
             }
         };
         let call = Call {
             run: &self.view,
-            step: passage.step,
+            step: dispatch.step,
             sequence: &self.sequence,
             prompt_len: self.prompt_len,
-            evicted: self.gone.generated,
+            evicted: self.evictions.generated,
             max_steps: self.max_tokens as u32,
             event,
         };
-        let reply = passage.call(mods[index].session.as_mut(), &call, done(self.id, self.awaited_call));
+        let reply = dispatch.call(mods[index].session.as_mut(), &call, done(self.id, self.pending_call));
         self.mods = mods;
         if reply.as_ref().is_none_or(|reply| matches!(reply.action, Some(Action::AdjustedLogits { .. }))) {
-            self.keep(fresh);
+            self.save_logits(fresh);
         }
         if let Some(reply) = reply {
-            self.state = State::Passing(passage);
-            self.settle(index, reply);
+            self.state = RunState::Dispatching(dispatch);
+            self.apply_reply(index, reply);
             true
         } else {
-            self.state = State::Waiting(passage, index);
+            self.state = RunState::AwaitingReply(dispatch, index);
             false
         }
     }

@@ -1,12 +1,12 @@
 //! Decode thread: admits runs to slots, builds batches, decodes them and passes the logits to the runs.
 
-use super::capture::Capture;
-use super::control::{Order, Rest, RunProgress};
-use super::conversation::Memory;
+use super::attention_encoder::AttentionEncoderThread;
+use super::control::{ControlRequest, PauseState, RunProgress};
+use super::conversation::SlotHistory;
 use super::host_cache::HostCache;
-use super::recording::Unrecorded;
+use super::recording::PendingSignal;
 use super::run::Run;
-use super::slots::{SlotTask, Waiting};
+use super::slots::{QueuedTask, SlotTask};
 use super::status::EngineStatus;
 use super::{Options, Output, RecordPolicy};
 use crate::events::{FinishReason, RunId, Signal, TokenId};
@@ -21,9 +21,9 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::oneshot;
 
 /// Sleep of the thread while it only waits for clients, the recorder or a free slot.
-const NAP: Duration = Duration::from_millis(2);
+const IDLE_SLEEP: Duration = Duration::from_millis(2);
 /// Time for which the thread polls for a mod's reply before it sleeps.
-const MOMENT: Duration = Duration::from_micros(200);
+const POLL_WINDOW: Duration = Duration::from_micros(200);
 
 /// Decodes that take longer are followed by a flush of all events, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
@@ -35,7 +35,7 @@ pub(super) enum Command {
     /// Reply of a mod to the call of that number.
     Reply(RunId, u64, Reply),
     /// Request to control an active run.
-    Control(RunId, Order, oneshot::Sender<RunProgress>),
+    Control(RunId, ControlRequest, oneshot::Sender<RunProgress>),
     /// Task for a slot, run as soon as the slot is free.
     Slot(usize, SlotTask),
     /// Ends all runs and the thread.
@@ -43,18 +43,18 @@ pub(super) enum Command {
 }
 
 /// A run with its client and its place in the schedule.
-pub(super) struct Live {
+pub(super) struct ActiveRun {
     pub(super) run: Box<Run>,
     pub(super) client: mpsc::Sender<Output>,
     pub(super) arrival: u64,
     /// Number of the batch that last included the run, if not all ready runs fit into it.
-    pub(super) turn: u64,
+    pub(super) last_batch: u64,
     /// True after the run's sequence was matched with the slot's KV state.
-    pub(super) placed: bool,
+    pub(super) has_state: bool,
     /// True if the run had a slot before and was preempted.
-    pub(super) begun: bool,
+    pub(super) had_slot: bool,
     /// Set while the run is paused.
-    pub(super) rest: Option<Rest>,
+    pub(super) pause: Option<PauseState>,
     /// Time since which the client has read none of the waiting outputs.
     pub(super) unread_since: Option<Instant>,
     /// True after the ended run was added to the counters.
@@ -64,21 +64,21 @@ pub(super) struct Live {
 /// A slot: one sequence of the context.
 #[derive(Default)]
 pub(super) struct Slot {
-    pub(super) live: Option<Live>,
+    pub(super) active: Option<ActiveRun>,
     /// Tokens of the sequence in the KV cache.
     pub(super) cache: Vec<TokenId>,
     /// LoRA adapters that the state was computed with; `None` before the first decode.
     pub(super) adapters: Option<AdapterSet>,
     /// History of the conversation in this slot.
-    pub(super) memory: Memory,
+    pub(super) history: SlotHistory,
     /// Prompt tokens that the last run evaluated.
     pub(super) processed: usize,
     pub(super) last_used: u64,
 }
 
-impl Live {
+impl ActiveRun {
     /// Sends outputs while the client has room.
-    pub(super) fn pass_on(&mut self) {
+    pub(super) fn flush_outbox(&mut self) {
         while !self.run.outbox.is_empty() {
             let place = match self.client.try_reserve() {
                 Ok(place) => Some(place),
@@ -90,7 +90,7 @@ impl Live {
             };
             let output = self.run.outbox.pop_front();
             if matches!(output, Some(Output::Ended(_))) {
-                self.run.is_over.store(true, Ordering::Release);
+                self.run.has_ended.store(true, Ordering::Release);
             }
             if let (Some(place), Some(output)) = (place, output) {
                 place.send(output);
@@ -103,22 +103,22 @@ impl Live {
     /// its run counted.
     pub(super) fn count_end(&mut self, status: &EngineStatus) {
         if self.run.end.is_some() && !std::mem::replace(&mut self.counted, true) {
-            status.ended(&self.run);
+            status.count_run(&self.run);
         }
     }
 
     /// Returns true if the client has read everything or has disconnected.
-    pub(super) fn is_heard(&self) -> bool {
+    pub(super) fn is_delivered(&self) -> bool {
         self.run.outbox.is_empty() || self.client.is_closed()
     }
 }
 
 impl Slot {
     /// Replaces the state by tokens that did not come from a run.
-    pub(super) fn hold(&mut self, tokens: Vec<TokenId>, adapters: AdapterSet) {
+    pub(super) fn replace(&mut self, tokens: Vec<TokenId>, adapters: AdapterSet) {
         self.cache = tokens;
         self.adapters = Some(adapters);
-        self.memory = Memory::default();
+        self.history = SlotHistory::default();
         self.processed = 0;
     }
 }
@@ -127,26 +127,26 @@ impl Slot {
 pub(super) struct Scheduler<'model> {
     pub(super) context: Context<'model>,
     pub(super) slots: Vec<Slot>,
-    pub(super) queue: VecDeque<Live>,
+    pub(super) queue: VecDeque<ActiveRun>,
     /// Paused or preempted runs without a slot.
-    pub(super) parked: Vec<Live>,
+    pub(super) preempted: Vec<ActiveRun>,
     /// Tasks for slots that are still busy, in order of arrival.
-    pub(super) tasks: VecDeque<Waiting>,
+    pub(super) tasks: VecDeque<QueuedTask>,
     /// States kept outside of the slots.
-    pub(super) idle: HostCache,
+    pub(super) host_cache: HostCache,
     pub(super) inbox: Receiver<Command>,
     pub(super) commands: Sender<Command>,
     pub(super) recorder: mpsc::Sender<Signal>,
     /// Signals that the recorder had no room for; nothing is decoded until they are sent.
-    pub(super) unrecorded: VecDeque<Unrecorded>,
-    pub(super) capture: Option<Capture>,
+    pub(super) pending_signals: VecDeque<PendingSignal>,
+    pub(super) attention_encoder: Option<AttentionEncoderThread>,
     pub(super) candidates: Candidates,
     pub(super) options: Options,
     pub(super) arrivals: u64,
     /// Number of batches that could not include all ready runs.
-    pub(super) turns: u64,
+    pub(super) partial_batches: u64,
     /// Prompt tokens decoded since the generating runs were last in a batch.
-    pub(super) read_since_turn: usize,
+    pub(super) prompt_tokens_since_decode: usize,
     pub(super) waiting: Arc<AtomicUsize>,
     pub(super) status: Arc<EngineStatus>,
 }
@@ -159,28 +159,28 @@ impl<'model> Scheduler<'model> {
         inbox: Receiver<Command>,
         commands: Sender<Command>,
         recorder: mpsc::Sender<Signal>,
-        capture: Option<Capture>,
+        attention_encoder: Option<AttentionEncoderThread>,
         waiting: Arc<AtomicUsize>,
         status: Arc<EngineStatus>,
-        idle: HostCache,
+        host_cache: HostCache,
     ) -> Self {
         Self {
             context,
             slots: (0..options.parallel).map(|_| Slot::default()).collect(),
             queue: VecDeque::new(),
-            parked: Vec::new(),
+            preempted: Vec::new(),
             tasks: VecDeque::new(),
-            idle,
+            host_cache,
             inbox,
             commands,
             recorder,
-            unrecorded: VecDeque::new(),
-            capture,
+            pending_signals: VecDeque::new(),
+            attention_encoder,
             candidates: Candidates::default(),
             options,
             arrivals: 0,
-            turns: 0,
-            read_since_turn: 0,
+            partial_batches: 0,
+            prompt_tokens_since_decode: 0,
             waiting,
             status,
         }
@@ -192,22 +192,22 @@ impl<'model> Scheduler<'model> {
             if !self.take_commands() {
                 break;
             }
-            self.serve_resting();
-            self.serve_slots();
+            self.reclaim_idle_slots();
+            self.run_slot_tasks();
             self.admit();
-            self.serve_slots();
+            self.run_slot_tasks();
             self.serve_clients();
-            let parts = if self.unrecorded.is_empty() { self.plan() } else { Vec::new() };
-            self.show_status();
+            let parts = if self.pending_signals.is_empty() { self.plan() } else { Vec::new() };
+            self.publish_status();
             if parts.is_empty() {
                 self.context.rest();
-                let go_on = if let Some(command) = self.soon() {
-                    self.obey(command)
+                let keep_running = if let Some(command) = self.poll_mods() {
+                    self.handle_command(command)
                 } else {
-                    self.record(true);
+                    self.flush_events(true);
                     self.wait()
                 };
-                if !go_on {
+                if !keep_running {
                     break;
                 }
                 continue;
@@ -217,7 +217,7 @@ impl<'model> Scheduler<'model> {
             self.decode(parts);
             // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
             // received.
-            self.record(begun.elapsed() > SLOW_DECODE);
+            self.flush_events(begun.elapsed() > SLOW_DECODE);
             self.serve_clients();
         }
         self.stop();
@@ -228,7 +228,7 @@ impl<'model> Scheduler<'model> {
         loop {
             match self.inbox.try_recv() {
                 Ok(command) => {
-                    if !self.obey(command) {
+                    if !self.handle_command(command) {
                         return false;
                     }
                 }
@@ -241,16 +241,16 @@ impl<'model> Scheduler<'model> {
     /// Sleeps until there is work. Returns `false` to stop.
     fn wait(&mut self) -> bool {
         let has_something =
-            |live: &Live| !live.run.outbox.is_empty() || (!live.rests() && live.run.wants_decode().is_some());
-        let somebody_must_read = !self.unrecorded.is_empty()
-            || self.slots.iter().any(|slot| slot.live.as_ref().is_some_and(has_something))
-            || self.parked.iter().any(has_something);
+            |live: &ActiveRun| !live.run.outbox.is_empty() || (!live.is_paused() && live.run.wants_decode().is_some());
+        let somebody_must_read = !self.pending_signals.is_empty()
+            || self.slots.iter().any(|slot| slot.active.as_ref().is_some_and(has_something))
+            || self.preempted.iter().any(has_something);
         // A slot may have become free since the queue was checked.
         let somebody_waits = !self.queue.is_empty() || !self.tasks.is_empty();
         // A run that waits for its mod must still notice that its client has disconnected.
         let timeout = if somebody_must_read || somebody_waits {
-            Some(NAP)
-        } else if !self.parked.is_empty() || self.slots.iter().any(|slot| slot.live.is_some()) {
+            Some(IDLE_SLEEP)
+        } else if !self.preempted.is_empty() || self.slots.iter().any(|slot| slot.active.is_some()) {
             Some(Duration::from_millis(20))
         } else {
             None
@@ -266,14 +266,14 @@ impl<'model> Scheduler<'model> {
                 Err(_) => return false,
             },
         };
-        self.obey(command)
+        self.handle_command(command)
     }
 
     /// Polls for replies and commands for a short time while a mod's reply is awaited. Most mods reply sooner than a
     /// sleeping core wakes up.
-    fn soon(&mut self) -> Option<Command> {
+    fn poll_mods(&mut self) -> Option<Command> {
         let begun = Instant::now();
-        while self.awaiting().next().is_some() && begun.elapsed() < MOMENT {
+        while self.awaiting().next().is_some() && begun.elapsed() < POLL_WINDOW {
             if let Ok(command) = self.inbox.try_recv() {
                 return Some(command);
             }
@@ -287,7 +287,7 @@ impl<'model> Scheduler<'model> {
 
     /// Returns the mod instances whose replies are awaited.
     fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
-        self.slots.iter_mut().filter_map(|slot| slot.live.as_mut()?.run.awaited())
+        self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()?.run.awaited_mod())
     }
 
     /// Stops polling for replies; they are then delivered by the mods' own threads.
@@ -295,31 +295,41 @@ impl<'model> Scheduler<'model> {
         self.awaiting().for_each(ModInstance::stop_polling);
     }
 
-    fn obey(&mut self, command: Command) -> bool {
+    fn handle_command(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(run, client, started) => {
                 if let Some(started) = started {
-                    self.signal(started);
+                    self.send_signal(started);
                 }
                 self.arrivals += 1;
-                let (arrival, turn, placed, begun, counted) = (self.arrivals, 0, false, false, false);
-                let live = Live { run, client, arrival, turn, placed, begun, rest: None, unread_since: None, counted };
+                let (arrival, last_batch, has_state, had_slot, counted) = (self.arrivals, 0, false, false, false);
+                let live = ActiveRun {
+                    run,
+                    client,
+                    arrival,
+                    last_batch,
+                    has_state,
+                    had_slot,
+                    pause: None,
+                    unread_since: None,
+                    counted,
+                };
                 self.queue.push_back(live);
             }
-            Command::Control(id, order, answer) => self.control(id, order, answer),
+            Command::Control(id, request, answer) => self.handle_control(id, request, answer),
             Command::Reply(id, call, reply) => {
                 let commands = self.commands.clone();
                 let candidates = &mut self.candidates;
-                let live = self.slots.iter_mut().filter_map(|slot| slot.live.as_mut()).find(|live| live.run.id == id);
+                let live = self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()).find(|live| live.run.id == id);
                 if let Some(live) = live
-                    && live.run.awaited_call == call
+                    && live.run.pending_call == call
                 {
                     live.run.on_reply(reply, candidates, &|id, call| done(&commands, id, call));
                 }
             }
             Command::Slot(slot, task) => {
                 self.arrivals += 1;
-                self.tasks.push_back(Waiting { arrival: self.arrivals, slot, task });
+                self.tasks.push_back(QueuedTask { arrival: self.arrivals, slot, task });
             }
             Command::Stop => return false,
         }
@@ -330,7 +340,7 @@ impl<'model> Scheduler<'model> {
     fn serve_clients(&mut self) {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
-            let Some(live) = &mut slot.live else { continue };
+            let Some(live) = &mut slot.active else { continue };
             if live.client.is_closed() && live.run.end.is_none() {
                 live.abort(FinishReason::Cancelled, "the client disconnected");
             }
@@ -338,9 +348,9 @@ impl<'model> Scheduler<'model> {
                 live.abort(FinishReason::Error, "the run must be recorded, but the recorder has stopped");
             }
             live.count_end(&self.status);
-            live.pass_on();
+            live.flush_outbox();
             // Only after all waiting signals: the end of a run is its last signal.
-            if live.run.end.is_some() && self.unrecorded.is_empty() && live.is_heard() {
+            if live.run.end.is_some() && self.pending_signals.is_empty() && live.is_delivered() {
                 self.clear(index);
             }
         }
@@ -348,42 +358,42 @@ impl<'model> Scheduler<'model> {
 
     /// Records the last items and the end of a run, and frees its slot.
     fn clear(&mut self, index: usize) {
-        let Some(mut live) = self.slots[index].live.take() else { return };
+        let Some(mut live) = self.slots[index].active.take() else { return };
         live.count_end(&self.status);
         self.release(index, &mut live);
         self.record_end(live);
     }
 
     /// Updates a slot with the state of the run that leaves it.
-    pub(super) fn release(&mut self, index: usize, live: &mut Live) {
+    pub(super) fn release(&mut self, index: usize, live: &mut ActiveRun) {
         // A run that never decoded has not touched the slot's state.
-        if !live.placed {
+        if !live.has_state {
             return;
         }
         if live.run.poisoned {
             self.context.wipe(index as i32, &self.slots[index].cache);
         }
-        self.follow_cuts(index, live);
-        let left = self.truncate(index, live.run.cached);
-        let mut memory = live.run.remember();
-        memory.truncate(left);
-        self.slots[index].memory = memory;
+        self.apply_kv_removals(index, live);
+        let left = self.truncate(index, live.run.kv_len);
+        let mut history = live.run.take_history();
+        history.truncate(left);
+        self.slots[index].history = history;
         self.slots[index].processed = live.run.prompt_decoded();
     }
 
     /// Ends every run and sends the recorder everything that it still accepts.
     fn stop(mut self) {
         let message = "the server is shutting down";
-        let without_slot = std::mem::take(&mut self.parked).into_iter().chain(std::mem::take(&mut self.queue));
+        let without_slot = std::mem::take(&mut self.preempted).into_iter().chain(std::mem::take(&mut self.queue));
         for mut live in without_slot {
             live.abort(FinishReason::Cancelled, message);
-            live.pass_on();
+            live.flush_outbox();
             self.record_end(live);
         }
         for index in 0..self.slots.len() {
-            if let Some(live) = &mut self.slots[index].live {
+            if let Some(live) = &mut self.slots[index].active {
                 live.abort(FinishReason::Cancelled, message);
-                live.pass_on();
+                live.flush_outbox();
             }
             self.clear(index);
         }

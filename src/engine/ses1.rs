@@ -5,9 +5,9 @@
 //! llama.cpp, without the parts that depend on the number of slots. A block comes from a client or a file and is not
 //! trusted: nothing of it reaches llama.cpp before [`read`] has compared every number with those of the context.
 
-use super::conversation::Memory;
-use super::identity::Identity;
-use super::slots::Saved;
+use super::conversation::SlotHistory;
+use super::identity::ModelIdentity;
+use super::slots::Snapshot;
 use crate::events::TokenId;
 use crate::model::llama::{AdapterSet, ScaledAdapter, StateError, StateLayout};
 use std::ops::Range;
@@ -15,24 +15,24 @@ use xxhash_rust::xxh3::Xxh3;
 
 const MAGIC: &[u8; 4] = b"SES1";
 /// Length of magic and number of tokens.
-const HEAD: usize = 8;
+const HEADER_BYTES: usize = 8;
 
 const KV_MAGIC: &[u8; 4] = b"THKV";
 /// Version of the KV data's header and of the layout of llama.cpp's part, which changes with its releases. Versions 1
 /// to 3 identified the model by parts of its file, so that another model's state could pass for this one's.
 const KV_VERSION: u32 = 4;
 /// Version with a list of LoRA adapters before llama.cpp's part: their number, then fingerprint and scale of each.
-const KV_VERSION_ADAPTED: u32 = 5;
+const KV_VERSION_ADAPTERS: u32 = 5;
 /// Version with the history of the conversation after that list.
-const KV_VERSION_REMEMBERING: u32 = 6;
+const KV_VERSION_HISTORY: u32 = 6;
 /// Length of fingerprint and scale of an adapter.
-const ADAPTER: usize = 16 + 4;
+const ADAPTER_BYTES: usize = 16 + 4;
 /// Length of magic, version, model, types of keys and values, length, checksum.
-const KV_HEAD: usize = 4 + 4 + 16 + 2 * TYPE + 8 + 8;
+const KV_HEADER_BYTES: usize = 4 + 4 + 16 + 2 * TYPE_BYTES + 8 + 8;
 /// Upper bound of all headers and of the sizes that llama.cpp writes for each layer.
-const AROUND: usize = 1 << 20;
+const HEADER_ALLOWANCE: usize = 1 << 20;
 /// Length of a type's name.
-const TYPE: usize = 8;
+const TYPE_BYTES: usize = 8;
 
 /// Reason why a block is not a valid state for this model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +73,7 @@ pub enum Ses1Error {
     #[error("the KV data was not written by Thunder: it does not begin with 'THKV'")]
     KvMagic,
     /// The KV data has an unsupported version.
-    #[error("the KV data has version {0}; this server supports versions {KV_VERSION} to {KV_VERSION_REMEMBERING}")]
+    #[error("the KV data has version {0}; this server supports versions {KV_VERSION} to {KV_VERSION_HISTORY}")]
     Version(u32),
     /// The state belongs to another model.
     #[error("the state was saved with another model")]
@@ -83,7 +83,7 @@ pub enum Ses1Error {
     Adapter,
     /// The history contradicts the tokens.
     #[error("the conversation history of the state does not match its tokens")]
-    Memory,
+    History,
     /// The state has other cache types.
     #[error("the state was saved with a KV cache of {found}; this server uses {expected}")]
     CacheType {
@@ -107,43 +107,49 @@ pub enum Ses1Error {
 
 /// Properties of the model that a block must match.
 #[derive(Debug, Clone)]
-pub(super) struct Home {
+pub(super) struct SnapshotFormat {
     pub vocabulary: usize,
     pub layout: Option<StateLayout>,
 }
 
-impl Home {
+impl SnapshotFormat {
     /// Returns the number of bytes of a block whose tokens fill the context.
-    pub fn largest(&self) -> Result<usize, Ses1Error> {
+    pub fn max_bytes(&self) -> Result<usize, Ses1Error> {
         let layout = self.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
-        Ok(layout.fixed_bytes() + layout.context() * (layout.bytes_per_token() + 2 * size_of::<TokenId>()) + AROUND)
+        Ok(layout.fixed_bytes()
+            + layout.context() * (layout.bytes_per_token() + 2 * size_of::<TokenId>())
+            + HEADER_ALLOWANCE)
     }
 }
 
 /// Serialises a snapshot to a block.
-pub(super) fn write(home: &Home, identity: &Identity, saved: &Saved) -> Result<Vec<u8>, Ses1Error> {
-    let Saved { tokens, adapters, memory, state } = saved;
-    let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+pub(super) fn write(
+    snapshot_format: &SnapshotFormat,
+    identity: &ModelIdentity,
+    saved: &Snapshot,
+) -> Result<Vec<u8>, Ses1Error> {
+    let Snapshot { tokens, adapters, history, state } = saved;
+    let layout = snapshot_format.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     let mut kv = Vec::new();
-    let version = match (tokens.is_empty() || memory.is_empty(), tokens.is_empty() || adapters.is_empty()) {
+    let version = match (tokens.is_empty() || history.is_empty(), tokens.is_empty() || adapters.is_empty()) {
         (true, true) => KV_VERSION,
-        (true, false) => KV_VERSION_ADAPTED,
-        (false, _) => KV_VERSION_REMEMBERING,
+        (true, false) => KV_VERSION_ADAPTERS,
+        (false, _) => KV_VERSION_HISTORY,
     };
-    if version >= KV_VERSION_ADAPTED {
+    if version >= KV_VERSION_ADAPTERS {
         kv.extend_from_slice(&(adapters.as_slice().len() as u32).to_le_bytes());
         for weighed in adapters.as_slice() {
             kv.extend_from_slice(&identity.adapters.get(weighed.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
             kv.extend_from_slice(&weighed.scale.to_le_bytes());
         }
     }
-    if version == KV_VERSION_REMEMBERING {
-        kv.extend(memory.to_bytes());
+    if version == KV_VERSION_HISTORY {
+        kv.extend(history.to_bytes());
     }
     if !tokens.is_empty() {
         kv.extend(layout.pack(state, tokens)?);
     }
-    let mut block = Vec::with_capacity(HEAD + 4 * tokens.len() + KV_HEAD + kv.len());
+    let mut block = Vec::with_capacity(HEADER_BYTES + 4 * tokens.len() + KV_HEADER_BYTES + kv.len());
     block.extend_from_slice(MAGIC);
     block.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
     for token in tokens {
@@ -163,8 +169,12 @@ pub(super) fn write(home: &Home, identity: &Identity, saved: &Saved) -> Result<V
 }
 
 /// Validates a block and returns the snapshot; without tokens for an empty slot.
-pub(super) fn read(home: &Home, identity: &Identity, block: &[u8]) -> Result<Saved, Ses1Error> {
-    let layout = home.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+pub(super) fn read(
+    snapshot_format: &SnapshotFormat,
+    identity: &ModelIdentity,
+    block: &[u8],
+) -> Result<Snapshot, Ses1Error> {
+    let layout = snapshot_format.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     if !block.starts_with(MAGIC) {
         return Err(Ses1Error::Magic);
     }
@@ -172,33 +182,39 @@ pub(super) fn read(home: &Home, identity: &Identity, block: &[u8]) -> Result<Sav
     if count > layout.context() {
         return Err(Ses1Error::TooManyTokens { tokens: count, context: layout.context() });
     }
-    let kv_head = HEAD + 4 * count;
-    let needed = kv_head + KV_HEAD;
-    let bytes = block.get(HEAD..kv_head).filter(|_| block.len() >= needed);
+    let kv_head = HEADER_BYTES + 4 * count;
+    let needed = kv_head + KV_HEADER_BYTES;
+    let bytes = block.get(HEADER_BYTES..kv_head).filter(|_| block.len() >= needed);
     let bytes = bytes.ok_or(Ses1Error::Truncated { found: block.len(), needed: needed as u64 })?;
     let tokens: Vec<TokenId> = bytes.as_chunks::<4>().0.iter().map(|bytes| TokenId::from_le_bytes(*bytes)).collect();
-    let outside = |token: TokenId| usize::try_from(token).map_or(true, |token| token >= home.vocabulary);
+    let outside = |token: TokenId| usize::try_from(token).map_or(true, |token| token >= snapshot_format.vocabulary);
     if let Some(index) = tokens.iter().position(|&token| outside(token)) {
-        return Err(Ses1Error::Token { index, token: tokens[index], last: home.vocabulary.saturating_sub(1) });
+        return Err(Ses1Error::Token {
+            index,
+            token: tokens[index],
+            last: snapshot_format.vocabulary.saturating_sub(1),
+        });
     }
     let head = &block[kv_head..needed];
     if !head.starts_with(KV_MAGIC) {
         return Err(Ses1Error::KvMagic);
     }
     let version = u32::from_le_bytes(field(head, 4..8)?);
-    if !(KV_VERSION..=KV_VERSION_REMEMBERING).contains(&version) {
+    if !(KV_VERSION..=KV_VERSION_HISTORY).contains(&version) {
         return Err(Ses1Error::Version(version));
     }
     if u128::from_le_bytes(field(head, 8..24)?) != identity.model {
         return Err(Ses1Error::Model);
     }
     let types = layout.types();
-    if head[24..24 + TYPE] != type_field(&types.0) || head[24 + TYPE..24 + 2 * TYPE] != type_field(&types.1) {
-        let name = |at: usize| String::from_utf8_lossy(&head[at..at + TYPE]).trim_end_matches('\0').to_owned();
-        let found = format!("{} keys and {} values", name(24), name(24 + TYPE));
+    if head[24..24 + TYPE_BYTES] != type_field(&types.0)
+        || head[24 + TYPE_BYTES..24 + 2 * TYPE_BYTES] != type_field(&types.1)
+    {
+        let name = |at: usize| String::from_utf8_lossy(&head[at..at + TYPE_BYTES]).trim_end_matches('\0').to_owned();
+        let found = format!("{} keys and {} values", name(24), name(24 + TYPE_BYTES));
         return Err(Ses1Error::CacheType { found, expected: format!("{} keys and {} values", types.0, types.1) });
     }
-    let kv_len = u64::from_le_bytes(field(head, 24 + 2 * TYPE..32 + 2 * TYPE)?);
+    let kv_len = u64::from_le_bytes(field(head, 24 + 2 * TYPE_BYTES..32 + 2 * TYPE_BYTES)?);
     let kv = &block[needed..];
     if (kv.len() as u64) < kv_len {
         return Err(Ses1Error::Truncated { found: block.len(), needed: (needed as u64).saturating_add(kv_len) });
@@ -206,41 +222,41 @@ pub(super) fn read(home: &Home, identity: &Identity, block: &[u8]) -> Result<Sav
     if kv.len() as u64 > kv_len {
         return Err(Ses1Error::TooLong(kv.len() as u64 - kv_len));
     }
-    let sum = u64::from_le_bytes(field(head, KV_HEAD - 8..KV_HEAD)?);
+    let sum = u64::from_le_bytes(field(head, KV_HEADER_BYTES - 8..KV_HEADER_BYTES)?);
     if checksum(&block[..needed - 8], kv) != sum {
         return Err(Ses1Error::Checksum);
     }
     let (adapters, mut kv) =
         if version == KV_VERSION { (AdapterSet::default(), kv) } else { read_adapters(identity, kv)? };
-    let memory = if version == KV_VERSION_REMEMBERING {
-        Memory::from_bytes(&mut kv, &tokens, home.vocabulary).ok_or(Ses1Error::Memory)?
+    let history = if version == KV_VERSION_HISTORY {
+        SlotHistory::from_bytes(&mut kv, &tokens, snapshot_format.vocabulary).ok_or(Ses1Error::History)?
     } else {
-        Memory::default()
+        SlotHistory::default()
     };
     let state = match (tokens.is_empty(), kv.is_empty()) {
         (true, true) => Vec::new(),
         (true, false) => return Err(StateError::TooLong(kv.len()).into()),
         (false, _) => layout.unpack(kv, &tokens)?,
     };
-    Ok(Saved { tokens, adapters, memory, state })
+    Ok(Snapshot { tokens, adapters, history, state })
 }
 
 /// Reads the adapters at the beginning of the KV data. Returns them with the rest of the data.
-fn read_adapters<'a>(identity: &Identity, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
+fn read_adapters<'a>(identity: &ModelIdentity, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
     let count = u32::from_le_bytes(field(kv, 0..4)?) as usize;
     if count > identity.adapters.len() {
         return Err(Ses1Error::Adapter);
     }
-    let end = 4 + count * ADAPTER;
+    let end = 4 + count * ADAPTER_BYTES;
     let needed = Ses1Error::Truncated { found: kv.len(), needed: end as u64 };
     let (list, rest) = kv.split_at_checked(end).ok_or(needed)?;
     let read = |entry: &[u8]| {
         let fingerprint = u128::from_le_bytes(field(entry, 0..16)?);
-        let scale = f32::from_le_bytes(field(entry, 16..ADAPTER)?);
+        let scale = f32::from_le_bytes(field(entry, 16..ADAPTER_BYTES)?);
         let id = identity.adapters.iter().position(|&known| known == fingerprint).ok_or(Ses1Error::Adapter)?;
         if scale.is_finite() { Ok(ScaledAdapter { id, scale }) } else { Err(Ses1Error::Adapter) }
     };
-    let set = list[4..].chunks_exact(ADAPTER).map(read).collect::<Result<Vec<_>, _>>()?;
+    let set = list[4..].chunks_exact(ADAPTER_BYTES).map(read).collect::<Result<Vec<_>, _>>()?;
     Ok((AdapterSet::new(set), rest))
 }
 
@@ -251,9 +267,9 @@ fn checksum(head: &[u8], kv: &[u8]) -> u64 {
     hash.digest()
 }
 
-fn type_field(name: &str) -> [u8; TYPE] {
-    let mut field = [0; TYPE];
-    let len = name.len().min(TYPE);
+fn type_field(name: &str) -> [u8; TYPE_BYTES] {
+    let mut field = [0; TYPE_BYTES];
+    let len = name.len().min(TYPE_BYTES);
     field[..len].copy_from_slice(&name.as_bytes()[..len]);
     field
 }

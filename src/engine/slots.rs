@@ -2,8 +2,8 @@
 //! is free; it is dropped if its caller disconnects.
 
 use super::Engine;
-use super::conversation::Memory;
-use super::scheduler::{Command, Live, Scheduler, Slot};
+use super::conversation::SlotHistory;
+use super::scheduler::{ActiveRun, Command, Scheduler, Slot};
 use super::ses1::{self, Ses1Error};
 use crate::events::TokenId;
 use crate::model::ShiftError;
@@ -16,9 +16,9 @@ use tokio::sync::oneshot;
 pub(super) enum SlotTask {
     Tokens(oneshot::Sender<SlotTokens>),
     Erase(oneshot::Sender<usize>),
-    Save(oneshot::Sender<Result<Saved, SlotError>>),
+    Save(oneshot::Sender<Result<Snapshot, SlotError>>),
     /// Restores a validated state.
-    Restore(Saved, oneshot::Sender<Result<(), SlotError>>),
+    Restore(Snapshot, oneshot::Sender<Result<(), SlotError>>),
     Shift {
         keep: usize,
         discard: usize,
@@ -105,7 +105,7 @@ impl Engine {
     /// # Errors
     /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn slot_tokens(&self, slot: u32) -> Result<SlotTokens, SlotError> {
-        self.with_slot(slot, SlotTask::Tokens).await
+        self.run_on_slot(slot, SlotTask::Tokens).await
     }
 
     /// Erases a slot's state. Returns the number of its tokens.
@@ -113,7 +113,7 @@ impl Engine {
     /// # Errors
     /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn erase_slot(&self, slot: u32) -> Result<usize, SlotError> {
-        self.with_slot(slot, SlotTask::Erase).await
+        self.run_on_slot(slot, SlotTask::Erase).await
     }
 
     /// Returns a copy of a slot's state.
@@ -123,10 +123,10 @@ impl Engine {
     /// [`SlotError::Unidentified`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn save_slot(&self, slot: u32) -> Result<SlotSnapshot, SlotError> {
         self.check_slot(slot)?;
-        let identity = self.inner.identification.known().await?;
-        let saved = self.with_slot(slot, SlotTask::Save).await??;
-        let home = Arc::clone(&self.inner.home);
-        let write = move || ses1::write(&home, &identity, &saved).map(|block| (saved.tokens.len(), block));
+        let identity = self.inner.identity_watch.wait().await?;
+        let saved = self.run_on_slot(slot, SlotTask::Save).await??;
+        let snapshot_format = Arc::clone(&self.inner.snapshot_format);
+        let write = move || ses1::write(&snapshot_format, &identity, &saved).map(|block| (saved.tokens.len(), block));
         let (tokens, block) = tokio::task::spawn_blocking(write).await.map_err(|_| SlotError::Stopped)??;
         Ok(SlotSnapshot { tokens, block: block.into() })
     }
@@ -138,12 +138,12 @@ impl Engine {
     /// slot unchanged; [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn restore_slot(&self, slot: u32, block: Bytes) -> Result<usize, SlotError> {
         self.check_slot(slot)?;
-        let identity = self.inner.identification.known().await?;
-        let home = Arc::clone(&self.inner.home);
-        let read = move || ses1::read(&home, &identity, &block);
+        let identity = self.inner.identity_watch.wait().await?;
+        let snapshot_format = Arc::clone(&self.inner.snapshot_format);
+        let read = move || ses1::read(&snapshot_format, &identity, &block);
         let saved = tokio::task::spawn_blocking(read).await.map_err(|_| SlotError::Stopped)??;
         let count = saved.tokens.len();
-        self.with_slot(slot, |answer| SlotTask::Restore(saved, answer)).await??;
+        self.run_on_slot(slot, |answer| SlotTask::Restore(saved, answer)).await??;
         Ok(count)
     }
 
@@ -152,7 +152,7 @@ impl Engine {
     /// # Errors
     /// [`SlotError`]; only [`SlotError::Failed`] changes the slot.
     pub async fn shift_slot(&self, slot: u32, keep: usize, discard: usize) -> Result<usize, SlotError> {
-        self.with_slot(slot, |answer| SlotTask::Shift { keep, discard, answer }).await?
+        self.run_on_slot(slot, |answer| SlotTask::Shift { keep, discard, answer }).await?
     }
 
     /// Returns the maximum size of a slot's state in bytes.
@@ -161,10 +161,14 @@ impl Engine {
     /// [`SlotError::State`] for a model whose states cannot be validated.
     pub fn max_snapshot_bytes(&self) -> Result<usize, SlotError> {
         self.check_slot(0)?;
-        Ok(self.inner.home.largest()?)
+        Ok(self.inner.snapshot_format.max_bytes()?)
     }
 
-    async fn with_slot<T>(&self, slot: u32, task: impl FnOnce(oneshot::Sender<T>) -> SlotTask) -> Result<T, SlotError> {
+    async fn run_on_slot<T>(
+        &self,
+        slot: u32,
+        task: impl FnOnce(oneshot::Sender<T>) -> SlotTask,
+    ) -> Result<T, SlotError> {
         self.check_slot(slot)?;
         let (answer, answered) = oneshot::channel();
         let command = Command::Slot(slot as usize, task(answer));
@@ -183,24 +187,24 @@ impl Engine {
 
 impl Scheduler<'_> {
     /// Runs the tasks of slots that are free, in turn with the runs that wait for them.
-    pub(super) fn serve_slots(&mut self) {
+    pub(super) fn run_slot_tasks(&mut self) {
         for _ in 0..self.tasks.len() {
             let Some(waiting) = self.tasks.pop_front() else { return };
-            if waiting.task.is_given_up() {
+            if waiting.task.is_cancelled() {
                 continue;
             }
-            let first = |live: &Live| {
+            let first = |live: &ActiveRun| {
                 live.arrival < waiting.arrival && live.run.request.slot.is_none_or(|slot| slot as usize == waiting.slot)
             };
-            if self.slots[waiting.slot].live.is_some() || self.queue.iter().any(first) {
+            if self.slots[waiting.slot].active.is_some() || self.queue.iter().any(first) {
                 self.tasks.push_back(waiting);
             } else {
-                self.do_task(waiting.slot, waiting.task);
+                self.run_task(waiting.slot, waiting.task);
             }
         }
     }
 
-    fn do_task(&mut self, index: usize, task: SlotTask) {
+    fn run_task(&mut self, index: usize, task: SlotTask) {
         // The caller may have disconnected meanwhile.
         match task {
             SlotTask::Tokens(answer) => {
@@ -209,15 +213,15 @@ impl Scheduler<'_> {
             }
             SlotTask::Erase(answer) => {
                 let erased = self.slots[index].cache.len();
-                self.empty(index);
+                self.clear_slot(index);
                 let _ = answer.send(erased);
             }
             SlotTask::Save(answer) => {
                 let tokens = self.slots[index].cache.clone();
                 let adapters = self.slots[index].adapters.clone().unwrap_or_default();
-                let memory = self.slots[index].memory.clone();
+                let history = self.slots[index].history.clone();
                 let state = if tokens.is_empty() { Ok(Vec::new()) } else { self.context.save(index as i32) };
-                drop(answer.send(state.map(|state| Saved { tokens, adapters, memory, state }).map_err(|error| {
+                drop(answer.send(state.map(|state| Snapshot { tokens, adapters, history, state }).map_err(|error| {
                     tracing::error!(%error, slot = index, "slot state not saved");
                     SlotError::Stopped
                 })));
@@ -227,15 +231,15 @@ impl Scheduler<'_> {
         }
     }
 
-    fn empty(&mut self, index: usize) {
+    fn clear_slot(&mut self, index: usize) {
         self.context.clear(index as i32);
-        self.slots[index].hold(Vec::new(), AdapterSet::default());
+        self.slots[index].replace(Vec::new(), AdapterSet::default());
     }
 
-    fn restore(&mut self, index: usize, saved: Saved) -> Result<(), SlotError> {
-        let Saved { tokens, adapters, memory, state } = saved;
+    fn restore(&mut self, index: usize, saved: Snapshot) -> Result<(), SlotError> {
+        let Snapshot { tokens, adapters, history, state } = saved;
         if tokens.is_empty() {
-            self.empty(index);
+            self.clear_slot(index);
             return Ok(());
         }
         let sequence = index as i32;
@@ -246,15 +250,15 @@ impl Scheduler<'_> {
             tracing::error!(%error, slot = index, "validated slot state rejected by llama.cpp");
             if let Some(before) = before {
                 if self.context.restore(sequence, &before, held as u32).is_err() {
-                    self.empty(index);
+                    self.clear_slot(index);
                     return Err(SlotError::Failed("llama.cpp accepted neither the new state nor the old one".into()));
                 }
                 self.context.set_checkpoints(sequence, checkpoints);
             }
             return Err(SlotError::Refused);
         }
-        self.slots[index].hold(tokens, adapters);
-        self.slots[index].memory = memory;
+        self.slots[index].replace(tokens, adapters);
+        self.slots[index].history = history;
         self.slots[index].last_used = self.arrivals;
         Ok(())
     }
@@ -269,12 +273,12 @@ impl Scheduler<'_> {
         match self.context.cut(index as i32, tokens as u32, &[keep as u32..end as u32]) {
             Ok(left) => {
                 self.slots[index].cache.drain(keep..end);
-                self.slots[index].memory.cut(&[keep..end]);
+                self.slots[index].history.remove_ranges(&[keep..end]);
                 Ok(left as usize)
             }
             Err(ShiftError::Fixed(reason)) => Err(SlotError::Fixed(reason)),
             Err(ShiftError::Failed) => {
-                self.empty(index);
+                self.clear_slot(index);
                 Err(SlotError::Failed(ShiftError::Failed.to_string()))
             }
         }
@@ -282,18 +286,18 @@ impl Scheduler<'_> {
 }
 
 /// Saved state of a slot.
-pub(super) struct Saved {
+pub(super) struct Snapshot {
     pub tokens: Vec<TokenId>,
     /// LoRA adapters that it was computed with.
     pub adapters: AdapterSet,
     /// History of the conversation.
-    pub memory: Memory,
+    pub history: SlotHistory,
     /// Data of llama.cpp; empty without tokens.
     pub state: Vec<u8>,
 }
 
 /// A task that waits for its slot, with its order of arrival.
-pub(super) struct Waiting {
+pub(super) struct QueuedTask {
     pub arrival: u64,
     pub slot: usize,
     pub task: SlotTask,
@@ -301,7 +305,7 @@ pub(super) struct Waiting {
 
 impl SlotTask {
     /// Returns true if the caller no longer waits for the result.
-    fn is_given_up(&self) -> bool {
+    fn is_cancelled(&self) -> bool {
         match self {
             Self::Tokens(answer) => answer.is_closed(),
             Self::Erase(answer) => answer.is_closed(),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Seconds covered by the recent totals of [`EngineCounts`].
-const WINDOW: u64 = 60;
+const WINDOW_SECONDS: u64 = 60;
 
 /// Counters and slot states of the decode thread.
 #[derive(Debug)]
@@ -28,12 +28,12 @@ struct Counters {
     decodes: AtomicU64,
     busy_slots: AtomicU64,
     longest: AtomicU64,
-    work: Work,
+    work: WorkCounters,
 }
 
 /// Tokens of finished runs, and the time spent on them.
 #[derive(Debug, Default)]
-struct Work {
+struct WorkCounters {
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     prompt_us: AtomicU64,
@@ -45,7 +45,7 @@ struct Work {
 #[derive(Debug, Default)]
 struct Bucket {
     second: AtomicU64,
-    work: Work,
+    work: WorkCounters,
 }
 
 #[derive(Debug, Default)]
@@ -134,7 +134,7 @@ impl EngineStatus {
         Self {
             started: Instant::now(),
             counters: Counters::default(),
-            recent: (0..WINDOW).map(|_| Bucket::default()).collect(),
+            recent: (0..WINDOW_SECONDS).map(|_| Bucket::default()).collect(),
             queued: AtomicU32::new(0),
             slots: (0..slots).map(|_| SlotStatus::default()).collect(),
         }
@@ -153,7 +153,7 @@ impl EngineStatus {
         let recent = self
             .recent
             .iter()
-            .filter(|bucket| now.saturating_sub(bucket.second.load(Relaxed)) < WINDOW)
+            .filter(|bucket| now.saturating_sub(bucket.second.load(Relaxed)) < WINDOW_SECONDS)
             .fold(TokenTotals::default(), |sum, bucket| sum.plus(bucket.work.totals()));
         EngineCounts {
             decodes: self.counters.decodes.load(Relaxed),
@@ -171,7 +171,7 @@ impl EngineStatus {
     }
 
     /// Counts a run that has ended.
-    pub(super) fn ended(&self, run: &Run) {
+    pub(super) fn count_run(&self, run: &Run) {
         if let Some(slot) = run.metrics.slot.get().and_then(|&slot| self.slots.get(slot as usize)) {
             slot.count(run);
         }
@@ -188,7 +188,7 @@ impl EngineStatus {
     }
 
     /// Counts an encoder decode of `inputs` inputs, with `tokens` in total and `longest` in the longest.
-    pub(super) fn encoded(&self, inputs: usize, tokens: usize, longest: usize, elapsed_us: u64) {
+    pub(super) fn count_encode(&self, inputs: usize, tokens: usize, longest: usize, elapsed_us: u64) {
         self.counters.decodes.fetch_add(1, Relaxed);
         self.counters.busy_slots.fetch_add(inputs as u64, Relaxed);
         self.counters.longest.fetch_max(longest as u64, Relaxed);
@@ -198,7 +198,7 @@ impl EngineStatus {
     fn add(&self, done: TokenTotals) {
         self.counters.work.add(done);
         let second = self.second();
-        let bucket = &self.recent[(second % WINDOW) as usize];
+        let bucket = &self.recent[(second % WINDOW_SECONDS) as usize];
         // Only one thread writes, so there is no race.
         if bucket.second.swap(second, Relaxed) != second {
             bucket.work.clear();
@@ -235,7 +235,7 @@ impl TokenTotals {
     }
 }
 
-impl Work {
+impl WorkCounters {
     fn add(&self, done: TokenTotals) {
         self.prompt_tokens.fetch_add(done.prompt_tokens, Relaxed);
         self.cached_tokens.fetch_add(done.cached_tokens, Relaxed);
@@ -277,7 +277,7 @@ impl SlotStatus {
         }
     }
 
-    fn show(&self, task: u64, run: &Run) {
+    fn update(&self, task: u64, run: &Run) {
         if self.task.swap(task, Relaxed) != task {
             let occupant = SlotRun {
                 run_id: run.id,
@@ -293,7 +293,7 @@ impl SlotStatus {
     fn count(&self, run: &Run) {
         self.prompt_tokens.store(run.prompt_len as u32, Relaxed);
         self.processed.store(run.prompt_decoded() as u32, Relaxed);
-        self.cached.store(run.reused as u32, Relaxed);
+        self.cached.store(run.cached_tokens as u32, Relaxed);
         self.generated.store(run.generated() as u32, Relaxed);
         self.new_line.store(run.has_new_line(), Relaxed);
         self.busy.store(run.end.is_none(), Relaxed);
@@ -302,12 +302,12 @@ impl SlotStatus {
 
 impl Scheduler<'_> {
     /// Publishes the state of every slot.
-    pub(super) fn show_status(&self) {
+    pub(super) fn publish_status(&self) {
         let status = &self.status;
         status.queued.store(self.queue.len() as u32, Relaxed);
         for (slot, shown) in self.slots.iter().zip(&status.slots) {
-            match &slot.live {
-                Some(live) => shown.show(live.arrival, &live.run),
+            match &slot.active {
+                Some(live) => shown.update(live.arrival, &live.run),
                 None => shown.busy.store(false, Relaxed),
             }
         }
@@ -317,9 +317,9 @@ impl Scheduler<'_> {
     pub(super) fn count_decode(&self) {
         let counters = &self.status.counters;
         let (mut busy, mut longest) = (0, 0);
-        for live in self.slots.iter().filter_map(|slot| slot.live.as_ref()) {
+        for live in self.slots.iter().filter_map(|slot| slot.active.as_ref()) {
             busy += 1;
-            longest = longest.max(live.run.cached as u64);
+            longest = longest.max(live.run.kv_len as u64);
         }
         counters.decodes.fetch_add(1, Relaxed);
         counters.busy_slots.fetch_add(busy, Relaxed);

@@ -1,9 +1,9 @@
 //! Steps of a run that no mod redirects: forward pass, draw, append.
 
-use super::measure::{self, Distribution};
-use super::pipeline::Passage;
-use super::run::{Run, State};
-use super::thinking::Thinking;
+use super::dispatch::Dispatch;
+use super::distribution::{self, Distribution};
+use super::run::{Run, RunState};
+use super::thinking::ThinkingTracker;
 use super::{Output, TextDelta};
 use crate::events::{Alternative, EventType, Fault, FinishReason, Measurements, StageCount, TokenId, TokenMeasurement};
 use crate::model::grammar::{AcceptResult, TokenMask};
@@ -16,19 +16,20 @@ const INPUT_TEXT_CHARS: usize = 70;
 
 impl Run {
     /// Continues after an event for which no mod changed control.
-    pub(super) fn go_on(&mut self, event: EventType, fresh: Option<&[f32]>, candidates: &mut Candidates) {
+    pub(super) fn advance(&mut self, event: EventType, fresh: Option<&[f32]>, candidates: &mut Candidates) {
         match event {
             EventType::Prefilled => {
                 let whole_prompt = self.request.report.prompt_probabilities;
                 let outputs_from = if whole_prompt { 0 } else { self.sequence.len() - 1 };
-                self.state = State::Decode { outputs_from };
+                self.state = RunState::Decode { outputs_from };
             }
             EventType::ForwardPass => self.sample(fresh, candidates),
             EventType::Sampled => self.append_drawn(),
             EventType::Added => {
                 self.send_text();
-                let closing_tokens = self.thinking.as_ref().and_then(Thinking::closing_tokens).map(<[TokenId]>::to_vec);
-                match (self.reason_to_end(), closing_tokens) {
+                let closing_tokens =
+                    self.thinking.as_ref().and_then(ThinkingTracker::closing_tokens).map(<[TokenId]>::to_vec);
+                match (self.end_reason(), closing_tokens) {
                     (Some((reason, message)), _) => self.finish(reason, message, None),
                     (None, Some(closing_tokens)) => self.force(closing_tokens, self.step + 1),
                     (None, None) => match self.make_room(1) {
@@ -42,12 +43,12 @@ impl Run {
 
     /// Continues at the end of the sequence: immediately if its logits are known, else after a decode.
     pub(super) fn continue_from_end(&mut self) {
-        if self.kept_valid {
+        if self.saved_logits_valid {
             self.begin_step();
         } else {
             let last = self.sequence.len() - 1;
-            self.cached = self.cached.min(last);
-            self.state = State::Decode { outputs_from: last };
+            self.kv_len = self.kv_len.min(last);
+            self.state = RunState::Decode { outputs_from: last };
             if let Some(constraint) = &self.constraint {
                 constraint.prepare();
             }
@@ -57,23 +58,23 @@ impl Run {
     /// Begins a step: records the `ForwardPass` event for the logits at the end of the sequence.
     pub(super) fn begin_step(&mut self) {
         if self.step >= self.request.limits.max_steps {
-            return self.finish_at_most_steps();
+            return self.finish_at_max_steps();
         }
         if self.max_tokens == 0 {
             self.finish(FinishReason::Length, None, None);
             return;
         }
         self.step += 1;
-        self.edited = None;
+        self.edited_logits = None;
         self.edited_distribution = None;
         self.draw_temperature = None;
-        let Self { journal, sequence, view, distribution, top, step, gone, note, .. } = self;
-        let order = journal.event(EventType::ForwardPass, *step, |event| {
+        let Self { event_buffer, sequence, view, distribution, top, step, evictions, note, .. } = self;
+        let order = event_buffer.event(EventType::ForwardPass, *step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence));
             event.measured = Some(Box::new(Measurements {
                 position: Some(sequence.len() as u32),
                 entropy: distribution.map(|distribution| distribution.entropy),
-                evicted: gone.untold.take(),
+                evicted: evictions.unreported.take(),
                 model: top.clone(),
                 note: note.take(),
                 ..Measurements::default()
@@ -85,7 +86,7 @@ impl Run {
         {
             self.attention_ready = Some((order, Arc::clone(captured)));
         }
-        self.state = State::Passing(Passage::new(EventType::ForwardPass, order, self.step));
+        self.state = RunState::Dispatching(Dispatch::new(EventType::ForwardPass, order, self.step));
     }
 
     fn sample(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates) {
@@ -96,21 +97,22 @@ impl Run {
                 return self.finish(FinishReason::Error, Some(message), None);
             }
         };
-        let raw = if self.kept_valid { self.kept.as_slice() } else { fresh.unwrap_or(&[]) };
+        let raw = if self.saved_logits_valid { self.saved_logits.as_slice() } else { fresh.unwrap_or(&[]) };
         let measured = self.measure(self.distribution.unwrap_or_else(|| Distribution::of(raw)), raw, draw.token);
-        let after_mods = self.edited.as_deref().filter(|_| self.journal.recorded()).map(|edited| {
+        let after_mods = self.edited_logits.as_deref().filter(|_| self.event_buffer.is_recorded()).map(|edited| {
             let distribution = self.edited_distribution.unwrap_or_else(|| Distribution::of(edited));
-            measure::top(edited, self.request.alternatives)
+            distribution::top(edited, self.request.alternatives)
                 .into_iter()
                 .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
                 .collect()
         });
-        let after_sampler = if self.journal.recorded() { self.after_sampler(candidates, &draw) } else { Vec::new() };
+        let after_sampler =
+            if self.event_buffer.is_recorded() { self.after_sampler(candidates, &draw) } else { Vec::new() };
         if self.request.report.after_sampler {
             self.top = self.after_sampler(candidates, &draw);
         }
         let position = self.sequence.len() as u32;
-        let order = self.journal.event(EventType::Sampled, self.step, |event| {
+        let order = self.event_buffer.event(EventType::Sampled, self.step, |event| {
             event.sampled_token = Some(draw.token);
             event.token_text = Some(measured.text.clone());
             event.measured = Some(Box::new(Measurements {
@@ -123,13 +125,23 @@ impl Run {
             }));
         });
         self.drawn = Some(measured);
-        self.state = State::Passing(Passage::new(EventType::Sampled, order, self.step));
+        self.state = RunState::Dispatching(Dispatch::new(EventType::Sampled, order, self.step));
     }
 
     /// Draws a token that the constraint permits.
     fn draw(&mut self, fresh: &[f32], candidates: &mut Candidates) -> Result<Draw, String> {
-        let Self { kept, kept_valid, edited, constraint, sampler, sequence, view, draw_temperature, .. } = self;
-        let logits = edited.as_deref().unwrap_or(if *kept_valid { kept } else { fresh });
+        let Self {
+            saved_logits,
+            saved_logits_valid,
+            edited_logits,
+            constraint,
+            sampler,
+            sequence,
+            view,
+            draw_temperature,
+            ..
+        } = self;
+        let logits = edited_logits.as_deref().unwrap_or(if *saved_logits_valid { saved_logits } else { fresh });
         let mask = match constraint {
             Some(constraint) => constraint.mask()?,
             None => None,
@@ -171,16 +183,16 @@ impl Run {
 
     fn append_drawn(&mut self) {
         let Some(drawn) = self.drawn.take() else { return self.continue_from_end() };
-        self.kept_valid = false;
-        self.rows.drawn_with(self.attention.take());
+        self.saved_logits_valid = false;
+        self.token_attention.push_drawn(self.attention.take());
         self.sequence.push(drawn.token);
         let top = std::mem::take(&mut self.top);
-        self.added(vec![drawn], vec![top], false, self.step);
+        self.record_added(vec![drawn], vec![top], false, self.step);
     }
 
     /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the
     /// `Added` event.
-    pub(super) fn added(
+    pub(super) fn record_added(
         &mut self,
         mut tokens: Vec<TokenMeasurement>,
         tops: Vec<Vec<Alternative>>,
@@ -188,21 +200,21 @@ impl Run {
         step: u32,
     ) {
         if self.first_token_us.is_none() {
-            self.first_token_us = Some(self.journal.elapsed().as_micros() as u64);
+            self.first_token_us = Some(self.event_buffer.elapsed().as_micros() as u64);
         }
         for measured in &mut tokens {
             let hidden = self.is_hidden(measured.token);
             let vocabulary = &self.view.vocabulary;
-            let text = self.answer.push(vocabulary.piece(measured.token), hidden);
+            let text = self.output_text.push(vocabulary.piece(measured.token), hidden);
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
             measured.text = printable(std::mem::take(&mut measured.text));
         }
-        let ended = self.think(&tokens, forced);
-        let note = self.follow(&tokens).or(ended);
-        let stopped_by = self.answer.stopped_by();
+        let ended = self.update_thinking(&tokens, forced);
+        let note = self.accept_tokens(&tokens).or(ended);
+        let stopped_by = self.output_text.stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
-        let order = self.journal.event(EventType::Added, step, |event| {
+        let order = self.event_buffer.event(EventType::Added, step, |event| {
             event.added_tokens = Some(tokens.iter().map(|measured| measured.token).collect());
             event.added_token_count = Some(tokens.len() as i32);
             event.forced = Some(forced);
@@ -215,20 +227,20 @@ impl Run {
                 ..Measurements::default()
             }));
         });
-        self.newly = (tokens.len(), forced);
+        self.last_added = (tokens.len(), forced);
         if !self.mods.is_empty() {
-            self.newly_logprobs.clear();
-            self.newly_logprobs.extend(tokens.iter().map(|measured| measured.logprob));
+            self.last_added_logprobs.clear();
+            self.last_added_logprobs.extend(tokens.iter().map(|measured| measured.logprob));
         }
-        self.rows.added(tokens.len());
+        self.token_attention.added(tokens.len());
         let mut tops = tops.into_iter();
         self.unsent.extend(tokens.into_iter().map(|measured| (measured, tops.next().unwrap_or_default())));
-        self.state = State::Passing(Passage::new(EventType::Added, order, step));
+        self.state = RunState::Dispatching(Dispatch::new(EventType::Added, order, step));
     }
 
     /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit them:
     /// a mod forced them, and the mod wins.
-    fn follow(&mut self, tokens: &[TokenMeasurement]) -> Option<String> {
+    fn accept_tokens(&mut self, tokens: &[TokenMeasurement]) -> Option<String> {
         let mut note = None;
         let before = self.generated() - tokens.len();
         for (index, measured) in tokens.iter().enumerate() {
@@ -252,7 +264,7 @@ impl Run {
 
     /// Updates the count of reasoning tokens. Returns a note if the appended tokens end reasoning whose budget is used
     /// up.
-    fn think(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
+    fn update_thinking(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
         let thinking = self.thinking.as_mut()?;
         let note = (forced && thinking.closing_tokens().is_some()).then(|| thinking.note());
         for measured in tokens {
@@ -268,13 +280,13 @@ impl Run {
         if self.request.report.per_token {
             return self.send_tokens(holdback);
         }
-        let text = self.answer.take_sendable(holdback);
+        let text = self.output_text.take_sendable(holdback);
         self.send(text);
     }
 
     pub(super) fn send(&mut self, text: String) {
         let unsent_from = self.generated() - self.unsent.len();
-        let count = self.answer.sent_tokens().saturating_sub(unsent_from);
+        let count = self.output_text.sent_tokens().saturating_sub(unsent_from);
         let tokens: Vec<_> = self.unsent.drain(..count.min(self.unsent.len())).collect();
         if !text.is_empty() || !tokens.is_empty() {
             self.outbox.push_back(Output::Text(TextDelta { text, tokens, ..TextDelta::default() }));
@@ -283,7 +295,7 @@ impl Run {
 
     /// Returns the number of generated tokens, including those evicted by a full context.
     pub(super) fn generated(&self) -> usize {
-        self.sequence.len() - self.prompt_len + self.gone.generated
+        self.sequence.len() - self.prompt_len + self.evictions.generated
     }
 
     fn is_hidden(&self, token: TokenId) -> bool {
@@ -297,7 +309,7 @@ impl Run {
             token,
             text: printable(self.view.vocabulary.decode(&[token])),
             logprob: logit.map(|logit| distribution.logprob(logit)).filter(|logprob| logprob.is_finite()),
-            rank: logit.map(|_| measure::rank(logits, token)),
+            rank: logit.map(|_| distribution::rank(logits, token)),
             entropy: Some(distribution.entropy),
         }
     }

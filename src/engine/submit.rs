@@ -1,13 +1,14 @@
 //! Submission of requests: checks by the engine, and preparation of a run before it reaches the decode thread.
 
-use super::journal::Journal;
-use super::pipeline::{ActiveMod, Health};
-use super::promise::{self, LastWill};
+use super::dispatch::{ActiveMod, ModHealth};
+use super::durability::{self, PanicGuard};
+use super::event_buffer::EventBuffer;
 use super::request_ids::ActiveRequestId;
 use super::run::Run;
 use super::scheduler::Command;
 use super::{
-    Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, RunControl, SamplingParams, conversation, rows,
+    Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, RunControl, SamplingParams, conversation,
+    token_attention,
 };
 use crate::events::{RunId, RunStart, Signal};
 use crate::model::chat::answer::AnswerFormat;
@@ -21,7 +22,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// Maximum runs that wait for a slot.
-const QUEUE: usize = 1024;
+const MAX_QUEUED_RUNS: usize = 1024;
 
 /// Reason why a request was refused.
 #[derive(Debug, thiserror::Error)]
@@ -144,8 +145,8 @@ impl Engine {
             if request.overflow != Overflow::Evict {
                 return Err(SubmitError::PromptTooLong { prompt_tokens, context });
             }
-            let parts = conversation::droppable(&request.prompt, &request.spans, model.vocabulary());
-            if conversation::pick(parts, prompt_tokens, context - 1, 0).is_none() {
+            let parts = conversation::droppable_parts(&request.prompt, &request.spans, model.vocabulary());
+            if conversation::choose_parts(parts, prompt_tokens, context - 1, 0).is_none() {
                 return Err(SubmitError::NothingToDrop { prompt_tokens, context });
             }
         }
@@ -161,10 +162,10 @@ impl Engine {
         }
         request.limits.apply_server_limit(options.max_tokens)?;
         let queued = waiting.load(Ordering::Acquire);
-        if queued >= QUEUE {
+        if queued >= MAX_QUEUED_RUNS {
             return Err(SubmitError::Busy { waiting: queued });
         }
-        ban_ends(&mut request.sampling, &request.limits, model.vocabulary());
+        ban_end_tokens(&mut request.sampling, &request.limits, model.vocabulary());
         let adapters = request.adapters.get_or_insert_with(|| model.adapters().usual()).clone();
         let id = RunId::now();
         let (request_id, active_id) = take_request_id(&mut request, id)?;
@@ -183,8 +184,8 @@ impl Engine {
         if !request.answer_fields.is_empty() {
             parameters["request"] = json!(request.answer_fields);
         }
-        if let Some(reading) = &request.reading {
-            parameters["reading"] = reading.recorded();
+        if let Some(answer_format) = &request.answer_format {
+            parameters["reading"] = answer_format.recorded();
         }
         if let Some(budget) = &request.thinking {
             parameters["thinking"] = json!(budget);
@@ -199,51 +200,51 @@ impl Engine {
             vocabulary: Arc::clone(model.vocabulary()),
             conversation: request.conversation.clone(),
             tools: request.tools.clone(),
-            reading: request.reading.clone().unwrap_or_else(|| {
+            answer_format: request.answer_format.clone().unwrap_or_else(|| {
                 Arc::new(AnswerFormat::plain(model.card().chat_template.as_deref().unwrap_or_default()))
             }),
             parameters,
             seed: request.sampling.seed,
             grammars: Arc::clone(model.grammars()),
         });
-        let constraint = compile(&request, model).await?;
+        let constraint = compile_constraint(&request, model).await?;
         let mods = start_mods(&request, &view).await?;
         let sampler = make_sampler(&request.sampling, model.vocabulary()).await?;
-        let journal = Journal::new(request.record != RecordPolicy::Off, options.clock);
+        let event_buffer = EventBuffer::new(request.record != RecordPolicy::Off, options.clock);
         let started = Signal::Started(Arc::new(RunStart {
             run_id: id,
             request_id: request_id.clone(),
-            created_at: journal.now(),
+            created_at: event_buffer.now(),
             surface: request.surface,
             model: model.name().to_owned(),
             user_label: request.user_label.clone(),
             max_tokens: Some(request.limits.max_tokens as i32),
-            temperature: Some(shortest(request.sampling.temperature)),
+            temperature: Some(shortest_f64(request.sampling.temperature)),
             seed: Some(request.sampling.seed),
             mods: mods.iter().map(|active| active.name.clone()).collect(),
             prompt_preview: request.prompt_preview.clone(),
         }));
-        let places = rows::places(request.report, model, options.ctx_size);
-        let (client, output) = mpsc::channel(places);
-        let blank = promise::blank(journal.now(), request.prompt.len());
+        let output_capacity = token_attention::output_capacity(request.report, model, options.ctx_size);
+        let (client, output) = mpsc::channel(output_capacity);
+        let blank = durability::unfinished_end(event_buffer.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
-        let promise = durability_acks.as_ref().filter(|_| required).map(|durability_acks| durability_acks.request(id));
-        let recorder = recorder.upgrade().filter(|_| journal.recorded());
-        let last_will = LastWill {
+        let ack = durability_acks.as_ref().filter(|_| required).map(|durability_acks| durability_acks.make(id));
+        let recorder = recorder.upgrade().filter(|_| event_buffer.is_recorded());
+        let panic_guard = PanicGuard {
             run_id: id,
             client: client.clone(),
             recorder: recorder.clone(),
             blank: blank.clone(),
             disarmed: false,
         };
-        let mut run = Box::new(Run::new(id, request, view, mods, journal, sampler, constraint, context));
-        run.last_will = Some(last_will);
-        run.counted = Some(Arc::clone(&self.inner.counted));
+        let mut run = Box::new(Run::new(id, request, view, mods, event_buffer, sampler, constraint, context));
+        run.panic_guard = Some(panic_guard);
+        run.run_counter = Some(Arc::clone(&self.inner.run_counter));
         run.active_id = Some(active_id);
         let metrics = Arc::clone(&run.metrics);
         let unstored = unstored.as_ref().filter(|_| recorder.is_some());
         if let Some(unstored) = unstored {
-            unstored.insert(id, request_id.clone(), Arc::clone(&run.is_over));
+            unstored.insert(id, request_id.clone(), Arc::clone(&run.has_ended));
         }
         // Sent immediately, since the decode thread may be busy for long. The decode thread sends it if the recorder
         // has no room now.
@@ -256,8 +257,8 @@ impl Engine {
             unstored.inspect(|unstored| unstored.remove(id));
             return Err(SubmitError::Stopped);
         }
-        let output = match promise {
-            Some(promise) => promise::keep(output, promise, blank, places),
+        let output = match ack {
+            Some(ack) => durability::hold_end(output, ack, blank, output_capacity),
             None => output,
         };
         let control = RunControl::new(id, commands.clone(), Arc::clone(model.vocabulary()));
@@ -279,7 +280,7 @@ fn take_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveR
 }
 
 /// Bans end-of-generation tokens if the limits ignore them.
-pub(super) fn ban_ends(sampling: &mut SamplingParams, limits: &Limits, vocabulary: &Vocabulary) {
+pub(super) fn ban_end_tokens(sampling: &mut SamplingParams, limits: &Limits, vocabulary: &Vocabulary) {
     if limits.ignore_eos {
         let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
         sampling.logit_bias.extend(bans);
@@ -287,7 +288,7 @@ pub(super) fn ban_ends(sampling: &mut SamplingParams, limits: &Limits, vocabular
 }
 
 /// Returns the double with the same shortest decimal form as the float: 0.8, not 0.800000011920929.
-pub(super) fn shortest(value: f32) -> f64 {
+pub(super) fn shortest_f64(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
@@ -320,7 +321,7 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
                         version: described.version,
                         records_noop: described.language != "rust",
                         session,
-                        health: Health::default(),
+                        health: ModHealth::default(),
                     }),
                     Err(message) => Err(SubmitError::ModConfig { name, message }),
                 }
@@ -331,7 +332,7 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
 }
 
 /// Compiles the request's constraint on a blocking thread.
-async fn compile(request: &Request, model: &Arc<Model>) -> Result<Option<GrammarMatcher>, SubmitError> {
+async fn compile_constraint(request: &Request, model: &Arc<Model>) -> Result<Option<GrammarMatcher>, SubmitError> {
     let Some(constraint) = request.constraint.clone() else { return Ok(None) };
     let grammars = Arc::clone(model.grammars());
     let compile = move || {

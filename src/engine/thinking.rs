@@ -21,12 +21,12 @@ pub struct ThinkingBudget {
 
 /// Reasoning of one run.
 #[derive(Debug)]
-pub(super) struct Thinking {
+pub(super) struct ThinkingTracker {
     budget: ThinkingBudget,
     /// Text of the answer so far, including control tokens.
     text: Vec<u8>,
     /// State after each token.
-    steps: Vec<Step>,
+    steps: Vec<TokenState>,
     /// Reasoning tokens so far.
     spent: usize,
     /// True if the client requested the end of the current reasoning.
@@ -34,7 +34,7 @@ pub(super) struct Thinking {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Step {
+struct TokenState {
     /// Start of the token's text.
     start: usize,
     /// True if the text after the token is reasoning.
@@ -43,14 +43,14 @@ struct Step {
     counts: bool,
 }
 
-impl Thinking {
+impl ThinkingTracker {
     pub fn new(budget: ThinkingBudget) -> Self {
         Self { budget, text: Vec::new(), steps: Vec::new(), spent: 0, ended: false }
     }
 
     /// Processes an appended token.
     pub fn push(&mut self, piece: &[u8]) {
-        let (was, start) = (self.within(), self.text.len());
+        let (was, start) = (self.is_thinking(), self.text.len());
         let marker = if was { &self.budget.close } else { &self.budget.open };
         self.text.extend_from_slice(piece);
         // A marker may have begun in earlier tokens, but not before the last change of state.
@@ -60,7 +60,7 @@ impl Thinking {
         let turned = !marker.is_empty() && find(&self.text[window..], marker.as_bytes());
         let counts = was && !turned;
         self.spent += usize::from(counts);
-        self.steps.push(Step { start, within: was != turned, counts });
+        self.steps.push(TokenState { start, within: was != turned, counts });
         self.ended &= !turned;
     }
 
@@ -74,14 +74,14 @@ impl Thinking {
     }
 
     /// Ends the current reasoning, as if the budget were used up. Returns `false` if there is none.
-    pub fn end(&mut self) -> bool {
-        self.ended = self.within();
+    pub fn request_end(&mut self) -> bool {
+        self.ended = self.is_thinking();
         self.ended
     }
 
     /// Returns the tokens to append if the budget is used up, or if the client ended the reasoning.
     pub fn closing_tokens(&self) -> Option<&[TokenId]> {
-        let over = self.within() && (self.ended || self.spent >= self.budget.tokens as usize);
+        let over = self.is_thinking() && (self.ended || self.spent >= self.budget.tokens as usize);
         (over && !self.budget.closing_tokens.is_empty()).then_some(&self.budget.closing_tokens)
     }
 
@@ -93,7 +93,7 @@ impl Thinking {
         format!("the budget of {} reasoning tokens is used up", self.budget.tokens)
     }
 
-    fn within(&self) -> bool {
+    fn is_thinking(&self) -> bool {
         self.steps.last().map_or(self.budget.begun, |step| step.within)
     }
 }
@@ -104,14 +104,14 @@ fn find(text: &[u8], marker: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Thinking, ThinkingBudget};
+    use super::{ThinkingBudget, ThinkingTracker};
 
-    fn thinking(tokens: u32, begun: bool) -> Thinking {
+    fn thinking(tokens: u32, begun: bool) -> ThinkingTracker {
         let (open, close) = ("<think>".into(), "</think>".into());
-        Thinking::new(ThinkingBudget { tokens, open, close, closing_tokens: vec![7], begun })
+        ThinkingTracker::new(ThinkingBudget { tokens, open, close, closing_tokens: vec![7], begun })
     }
 
-    fn pushed(thinking: &mut Thinking, pieces: &[&str]) -> Vec<bool> {
+    fn pushed(thinking: &mut ThinkingTracker, pieces: &[&str]) -> Vec<bool> {
         pieces
             .iter()
             .map(|piece| {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thought_is_over_when_its_tokens_are_spent() {
+    fn thinking_ends_when_budget_is_spent() {
         let mut thought = thinking(2, false);
         assert_eq!(pushed(&mut thought, &["a", "<th", "ink>", "b", "c"]), [false, false, false, false, true]);
         assert_eq!(pushed(&mut thought, &["</think>", "d", "e"]), [false; 3]);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thought_may_be_open_from_the_start_and_end_by_itself() {
+    fn thinking_open_at_start_can_end_by_itself() {
         let mut thought = thinking(3, true);
         assert_eq!(
             pushed(&mut thought, &["a", "b", "</thi", "nk>", "c", "d"]),
@@ -144,17 +144,17 @@ mod tests {
     }
 
     #[test]
-    fn a_thought_can_be_ended_while_it_goes_on() {
+    fn client_can_end_thinking() {
         let mut thought = thinking(u32::MAX, false);
-        assert!(!thought.end(), "no reasoning to end");
+        assert!(!thought.request_end(), "no reasoning to end");
         assert_eq!(pushed(&mut thought, &["<think>", "a"]), [false; 2]);
-        assert!(thought.end());
+        assert!(thought.request_end());
         assert!(thought.closing_tokens().is_some() && thought.note().contains("client"));
         assert_eq!(pushed(&mut thought, &["</think>", "b", "<think>", "c"]), [false; 4]);
     }
 
     #[test]
-    fn taking_tokens_back_takes_their_count_back() {
+    fn pop_restores_budget() {
         let mut thought = thinking(2, true);
         assert_eq!(pushed(&mut thought, &["a", "b"]), [false, true]);
         thought.pop(1);

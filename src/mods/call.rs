@@ -23,7 +23,7 @@ pub struct RunView {
     /// The tools, as sent.
     pub tools: Option<Value>,
     /// How the model writes its answers, and whether this one begins within a thought.
-    pub reading: Arc<AnswerFormat>,
+    pub answer_format: Arc<AnswerFormat>,
     /// Sampling parameters and limits, as recorded.
     pub parameters: Value,
     /// Random seed of the run.

@@ -109,7 +109,7 @@ fn engine_request(
         prompt_preview: prepared.preview,
         conversation: Some(prepared.conversation),
         tools: prepared.tools,
-        reading: Some(prepared.reading),
+        answer_format: Some(prepared.reading),
         constraint: prepared.constraint,
         thinking: prepared.thinking,
         visible: prepared.visible,

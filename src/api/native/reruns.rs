@@ -151,7 +151,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
         answer_fields: recorded["request"].as_object().cloned().unwrap_or_default(),
         sampling,
         constraint,
-        reading: reading.map(Arc::new),
+        answer_format: reading.map(Arc::new),
         thinking: thinking(&recorded["thinking"], vocabulary)?,
         // Not what is usual today.
         adapters: Some(adapters.unwrap_or_default()),

@@ -218,7 +218,9 @@ impl Run {
         sleep(limit).await;
         loop {
             match self.control.progress().await {
-                Ok(standing) if standing.worked < limit => sleep(limit.saturating_sub(standing.worked).max(LOOK)).await,
+                Ok(standing) if standing.active_time < limit => {
+                    sleep(limit.saturating_sub(standing.active_time).max(LOOK)).await
+                }
                 Ok(_) => return,
                 Err(RunOver) => std::future::pending().await,
             }

@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::memory::{Answer, Gap, Memory, hash, message_hash, visible};
+use super::history::{DroppedGap, PastAnswer, SlotHistory, hash, message_hash, without_thinking};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use std::ops::Range;
@@ -18,11 +18,11 @@ const OPENING: usize = 16;
 
 /// A prompt aligned with a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine) struct Aligned {
+pub(in crate::engine) struct Alignment {
     pub tokens: Vec<TokenId>,
     pub spans: Vec<Span>,
     /// Omitted ranges, as indices of the prompt.
-    pub left_out: Vec<Range<usize>>,
+    pub omitted: Vec<Range<usize>>,
 }
 
 /// Aligns a prompt with a slot's state. `forget` also omits messages that were dropped before. Returns `None` if
@@ -31,54 +31,54 @@ pub(in crate::engine) fn align(
     prompt: &[TokenId],
     spans: &[Span],
     held: &[TokenId],
-    memory: &Memory,
+    history: &SlotHistory,
     vocabulary: &Vocabulary,
     forget: bool,
-) -> Option<Aligned> {
-    if spans.is_empty() || memory.is_empty() {
+) -> Option<Alignment> {
+    if spans.is_empty() || history.is_empty() {
         return None;
     }
-    let mut walk = Walk { prompt, spans, vocabulary, tokens: Vec::new(), edits: Vec::new(), at: 0 };
-    let mut gaps = memory.gaps.iter().filter(|_| forget).peekable();
-    let mut left_out = Vec::new();
+    let mut aligner = Aligner { prompt, spans, vocabulary, tokens: Vec::new(), edits: Vec::new(), at: 0 };
+    let mut gaps = history.gaps.iter().filter(|_| forget).peekable();
+    let mut omitted = Vec::new();
     loop {
-        while let Some(gap) = gaps.next_if(|gap| gap.at <= walk.tokens.len()) {
-            if gap.at == walk.tokens.len()
-                && let Some(end) = walk.end_of(gap)
+        while let Some(gap) = gaps.next_if(|gap| gap.at <= aligner.tokens.len()) {
+            if gap.at == aligner.tokens.len()
+                && let Some(end) = aligner.end_of(gap)
             {
-                left_out.push(walk.at..end);
-                walk.replace(end, &[]);
+                omitted.push(aligner.at..end);
+                aligner.replace(end, &[]);
             }
         }
-        if walk.at == prompt.len() {
+        if aligner.at == prompt.len() {
             break;
         }
-        let here = walk.tokens.len();
-        if held.get(here) == Some(&prompt[walk.at]) {
-            walk.copy(1);
+        let here = aligner.tokens.len();
+        if held.get(here) == Some(&prompt[aligner.at]) {
+            aligner.copy(1);
             continue;
         }
-        let answer = memory.answers.iter().rfind(|answer| {
+        let answer = history.answers.iter().rfind(|answer| {
             (answer.start.saturating_sub(OPENING)..=answer.start + answer.tokens.len()).contains(&here)
         });
-        let Some((back, end, tokens)) = answer.and_then(|answer| walk.answer(answer, held)) else { break };
-        walk.tokens.truncate(here - back);
-        walk.at -= back;
-        walk.replace(end, &tokens);
+        let Some((back, end, tokens)) = answer.and_then(|answer| aligner.answer(answer, held)) else { break };
+        aligner.tokens.truncate(here - back);
+        aligner.at -= back;
+        aligner.replace(end, &tokens);
         // The same position must not be tried twice.
-        if walk.tokens.len() == here {
+        if aligner.tokens.len() == here {
             break;
         }
     }
-    walk.copy(prompt.len() - walk.at);
-    if walk.tokens == prompt {
+    aligner.copy(prompt.len() - aligner.at);
+    if aligner.tokens == prompt {
         return None;
     }
-    let spans = walk.spans_now();
-    Some(Aligned { tokens: walk.tokens, spans, left_out })
+    let spans = aligner.spans_now();
+    Some(Alignment { tokens: aligner.tokens, spans, omitted })
 }
 
-struct Walk<'a> {
+struct Aligner<'a> {
     prompt: &'a [TokenId],
     spans: &'a [Span],
     vocabulary: &'a Vocabulary,
@@ -89,7 +89,7 @@ struct Walk<'a> {
     at: usize,
 }
 
-impl Walk<'_> {
+impl Aligner<'_> {
     fn copy(&mut self, count: usize) {
         self.tokens.extend_from_slice(&self.prompt[self.at..self.at + count]);
         self.at += count;
@@ -102,46 +102,46 @@ impl Walk<'_> {
     }
 
     /// Returns the end of the dropped messages if they appear at the current position.
-    fn end_of(&self, gap: &Gap) -> Option<usize> {
+    fn end_of(&self, gap: &DroppedGap) -> Option<usize> {
         let end = self.at + gap.len;
         if self.prompt.get(self.at..end).is_some_and(|tokens| hash(tokens) == gap.hash) {
             return Some(end);
         }
         // Answers may be tokenized differently than they were generated. Then messages are compared by text.
-        let mut said = self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
-        if gap.messages.is_empty() || said.clone().next()?.start as usize != self.at {
+        let mut spoken = self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
+        if gap.messages.is_empty() || spoken.clone().next()?.start as usize != self.at {
             return None;
         }
         for &message in &gap.messages {
-            if message_hash(said.next()?, self.prompt, self.vocabulary) != message {
+            if message_hash(spoken.next()?, self.prompt, self.vocabulary) != message {
                 return None;
             }
         }
-        let next = said.next()?;
+        let next = spoken.next()?;
         (next.role == "user").then_some(next.start as usize)
     }
 
     /// Returns how many tokens back the answer begins, where it ends in the prompt, and its tokens as they were
     /// generated.
-    fn answer(&self, answer: &Answer, held: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
+    fn answer(&self, answer: &PastAnswer, held: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
         // The client's text may match the beginning of the reasoning by chance.
         let back = self.tokens.len().saturating_sub(answer.start);
         let (here, at) = (self.tokens.len() - back, self.at.checked_sub(back)?);
         if self.edits.last().is_some_and(|(range, _)| range.end > at) {
             return None;
         }
-        let said = self.spans.iter().find(|span| span.role != "template" && span.end as usize > at)?;
-        if said.role != "assistant" || said.start as usize > at + OPENING {
+        let spoken = self.spans.iter().find(|span| span.role != "template" && span.end as usize > at)?;
+        if spoken.role != "assistant" || spoken.start as usize > at + OPENING {
             return None;
         }
         let rest = &self.prompt[at..];
         let ends = |&token: &TokenId| self.vocabulary.is_end_of_generation(token);
-        let behind = said.end as usize - at;
+        let behind = spoken.end as usize - at;
         let end = rest.iter().skip(behind).take(OPENING).position(ends).map_or(behind, |more| behind + more);
         let mut ours = held.get(here..answer.start)?.to_vec();
         ours.extend_from_slice(&answer.tokens);
         let (ours_text, theirs) = (self.vocabulary.decode(&ours), self.vocabulary.decode(&rest[..end]));
-        let same = visible(&ours_text).trim() == visible(&theirs).trim();
+        let same = without_thinking(&ours_text).trim() == without_thinking(&theirs).trim();
         same.then_some((back, at + end, ours))
     }
 

@@ -6,29 +6,29 @@
 //! from it.
 
 mod align;
-mod kept;
-mod memory;
-mod turns;
+mod codec;
+mod eviction;
+mod history;
 
-pub(super) use align::{Aligned, align};
-pub(super) use memory::Memory;
-pub(super) use turns::{droppable, pick, said};
+pub(super) use align::{Alignment, align};
+pub(super) use eviction::{choose_parts, droppable_parts, evicted_messages};
+pub(super) use history::SlotHistory;
 
 use crate::events::Span;
 use std::ops::Range;
 
 /// Returns the number of tokens that an eviction leaves in the context. A quarter of the context becomes free, so that
 /// evictions are rare.
-pub(super) fn low_water(context: usize) -> usize {
+pub(super) fn eviction_target(context: usize) -> usize {
     context - context / 4
 }
 
 /// Returns the spans after `ranges` were removed from the tokens, without spans that were removed completely.
 pub(super) fn cut_spans(spans: &[Span], ranges: &[Range<usize>]) -> Vec<Span> {
-    let moved = |index: u32| moved(index as usize, ranges) as u32;
+    let shifted_index = |index: u32| shifted_index(index as usize, ranges) as u32;
     let mut left: Vec<Span> = Vec::with_capacity(spans.len());
     for span in spans {
-        let (start, end) = (moved(span.start), moved(span.end));
+        let (start, end) = (shifted_index(span.start), shifted_index(span.end));
         match left.last_mut() {
             _ if start == end => {}
             Some(last) if last.role == "template" && span.role == "template" => last.end = end,
@@ -39,7 +39,7 @@ pub(super) fn cut_spans(spans: &[Span], ranges: &[Range<usize>]) -> Vec<Span> {
 }
 
 /// Returns the new position of an index after the removal of ordered `ranges` before it.
-pub(super) fn moved(index: usize, ranges: &[Range<usize>]) -> usize {
+pub(super) fn shifted_index(index: usize, ranges: &[Range<usize>]) -> usize {
     index - ranges.iter().map(|range| index.min(range.end).saturating_sub(range.start)).sum::<usize>()
 }
 

@@ -31,7 +31,7 @@ impl Constrained {
         let field = constraint.field.clone();
         let constraint = match after {
             Some(text) => constraint.lazy(Trigger::text(text)),
-            None => behind_thought(constraint, &run.reading, true, &run.vocabulary),
+            None => behind_thought(constraint, &run.answer_format, true, &run.vocabulary),
         };
         let follower = run.grammars.follow(&constraint).map_err(|error| format!("'{field}': {error}"))?;
         Ok(Self {

@@ -61,7 +61,7 @@ pub fn run() -> Arc<RunView> {
         vocabulary,
         conversation: None,
         tools: None,
-        reading: Arc::new(AnswerFormat {
+        answer_format: Arc::new(AnswerFormat {
             format: ModelFamily::Hermes.format().into(),
             tools: Vec::new(),
             thoughts: true,

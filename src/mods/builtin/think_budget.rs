@@ -78,7 +78,7 @@ struct Budget {
 impl Budget {
     /// What ends a thought.
     fn end(&self, call: &Call<'_>) -> String {
-        let format = &call.run.reading.format;
+        let format = &call.run.answer_format.format;
         match &self.markers {
             Some((_, end)) => end.clone(),
             // The next message begins; when it is a thought again, the last channel is the only one left.
@@ -161,10 +161,10 @@ mod tests {
             (ModelFamily::CommandR, "<|END_THINKING|>"),
         ] {
             let mut view = (*run()).clone();
-            let mut reading = (*view.reading).clone();
-            reading.format = family.format().into();
-            reading.thinking = true;
-            view.reading = reading.into();
+            let mut answer_format = (*view.answer_format).clone();
+            answer_format.format = family.format().into();
+            answer_format.thinking = true;
+            view.answer_format = answer_format.into();
             let play = Play { run: view.into(), script: "abcdef".into(), ..Play::default() };
             let told = play.play(&[(&ThinkBudget, json!({"tokens": 3}))]);
             assert!(told.text.starts_with(&format!("abc{end}")), "{told:?}");

@@ -39,17 +39,17 @@ enum State {
 impl Thought {
     /// The thought of a run whose answer has not begun. `markers` stand around it; by default those of the model's family.
     pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
-        let reading = &call.run.reading;
-        let (own_open, own_close) = &reading.format.thought;
+        let answer_format = &call.run.answer_format;
+        let (own_open, own_close) = &answer_format.format.thought;
         let (open, close) = markers.unwrap_or((own_open, own_close));
         let prompt = &call.sequence[..call.prompt_len];
         let tail = call.run.vocabulary.decode(&prompt[prompt.len().saturating_sub(open.len() + 4)..]);
-        let begun = reading.thinking || (!open.is_empty() && tail.trim_end().ends_with(open));
+        let begun = answer_format.thinking || (!open.is_empty() && tail.trim_end().ends_with(open));
         let state = if begun { State::Within } else { State::Before };
         Self {
             open: open.as_bytes().to_vec(),
             close: close.as_bytes().to_vec(),
-            channels: markers.is_none() && reading.format.is_channels(),
+            channels: markers.is_none() && answer_format.format.is_channels(),
             changes: vec![Change { tokens: 0, from: 0, spent: 0, state }],
             looked: 0,
         }
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn channels_may_hold_several_thoughts() {
         let mut view = (*run()).clone();
-        let mut reading = (*view.reading).clone();
-        reading.format = ModelFamily::Harmony.format().into();
-        view.reading = reading.into();
+        let mut answer_format = (*view.answer_format).clone();
+        answer_format.format = ModelFamily::Harmony.format().into();
+        view.answer_format = answer_format.into();
         let run = Arc::new(view);
         let (mut thought, mut written) = begin(&run);
         go_on(&mut thought, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");

@@ -50,17 +50,17 @@ impl ModFactory for ToolGuard {
         let fields = Fields::read(config, &["tools", "block", "max_retries", "temperature", "then"])?;
         let tools = match fields.get("tools") {
             Some(tools) => read_tools(tools)?,
-            None if !run.reading.tools.is_empty() => run.reading.tools.clone(),
+            None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),
             None => return Err("'tools' is missing, and the request has none: there is no call to check".into()),
         };
         let block = match fields.get("block") {
             Some(_) => fields.texts("block", "[\"delete\"]")?.into_iter().map(str::to_owned).collect(),
             None => Vec::new(),
         };
-        let reading = Arc::new(AnswerFormat { tools, ..(*run.reading).clone() });
+        let answer_format = Arc::new(AnswerFormat { tools, ..(*run.answer_format).clone() });
         Ok(Box::new(Guard {
-            parser: AnswerParser::new(Arc::clone(&reading)),
-            reading,
+            parser: AnswerParser::new(Arc::clone(&answer_format)),
+            answer_format,
             block,
             max_retries: fields.count("max_retries", 0..=100, 3)?,
             temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
@@ -100,7 +100,7 @@ fn read_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
 
 struct Guard {
     parser: AnswerParser,
-    reading: Arc<AnswerFormat>,
+    answer_format: Arc<AnswerFormat>,
     block: Vec<String>,
     max_retries: usize,
     temperature: f32,
@@ -136,7 +136,7 @@ impl Guard {
         // Another mod had its way: what was wrong still is, and is read again.
         let kept_wrong = self.expected.take().is_some_and(|tokens| self.trail.tokens() - moved.added.len() > tokens);
         if kept_wrong || kept < self.read || (moved.removed > 0 && self.finished) {
-            self.parser = AnswerParser::new(Arc::clone(&self.reading));
+            self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
             self.finished = false;
             self.standing = self.standing.min(kept);
             self.read = if kept_wrong { 0 } else { complete_prefix(&self.written.bytes()[..kept]) };
@@ -171,7 +171,7 @@ impl Guard {
     }
 
     fn judge(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<Wrong> {
-        let from = if self.reading.format.is_channels() {
+        let from = if self.answer_format.format.is_channels() {
             // The parser says the whole channel at once; the call is what its last header began.
             rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
         } else {
@@ -195,13 +195,13 @@ impl Guard {
         if self.block.iter().any(|blocked| blocked == name) {
             return Some(format!("the tool '{name}' is blocked"));
         }
-        let known: Vec<&str> = self.reading.tools.iter().map(|tool| tool.name.as_str()).collect();
+        let known: Vec<&str> = self.answer_format.tools.iter().map(|tool| tool.name.as_str()).collect();
         (!known.contains(&name)).then(|| format!("there is no tool '{name}'; there are: {}", known.join(", ")))
     }
 
     fn arguments_problem(&self) -> Option<String> {
         let call = self.parser.message().calls.last()?;
-        let tool = self.reading.tools.iter().find(|tool| tool.name == call.name)?;
+        let tool = self.answer_format.tools.iter().find(|tool| tool.name == call.name)?;
         let problem = match serde_json::from_str(&call.arguments) {
             Ok(arguments) => schema_check::problem(&arguments, &tool.parameters)?,
             Err(error) => format!("they are no JSON: {error}"),
@@ -270,7 +270,7 @@ impl ModInstance for Guard {
 
     /// From where a call began, or may have begun.
     fn holdback(&self) -> usize {
-        let from = if self.reading.format.is_channels() {
+        let from = if self.answer_format.format.is_channels() {
             rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0)
         } else {
             self.parser.unsaid_from()

@@ -40,7 +40,7 @@ fn chat(messages: &[(&str, &str)]) -> (Vec<TokenId>, Vec<Span>) {
 }
 
 /// A slot after the first answer, which began with reasoning. The end token was drawn but never decoded.
-fn slot(thought: &str, said: &str) -> (Vec<TokenId>, Memory) {
+fn slot(thought: &str, said: &str) -> (Vec<TokenId>, SlotHistory) {
     let vocabulary = vocabulary();
     let (mut held, _) = chat(&[("user", "hi")]);
     let start = held.len();
@@ -50,19 +50,19 @@ fn slot(thought: &str, said: &str) -> (Vec<TokenId>, Memory) {
     }
     generated.extend(text(said));
     generated.push(END);
-    let mut memory = Memory::default();
-    memory.answered(start, &generated, &vocabulary);
+    let mut history = SlotHistory::default();
+    history.record_answer(start, &generated, &vocabulary);
     generated.pop();
     held.extend(generated);
-    memory.truncate(held.len());
-    (held, memory)
+    history.truncate(held.len());
+    (held, history)
 }
 
 #[test]
-fn thinking_comes_back() {
-    let (held, memory) = slot("hmm", "hello");
+fn thinking_is_restored() {
+    let (held, history) = slot("hmm", "hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
-    let aligned = align(&prompt, &spans, &held, &memory, &vocabulary(), false).unwrap();
+    let aligned = align(&prompt, &spans, &held, &history, &vocabulary(), false).unwrap();
     assert_eq!(aligned.tokens[..held.len()], held);
     assert_eq!(vocabulary().decode(&aligned.tokens), "U:hi<end>A:hmm</think>hello<end>U:more<end>A:");
     let said: Vec<(String, String)> = aligned
@@ -76,80 +76,80 @@ fn thinking_comes_back() {
 }
 
 #[test]
-fn an_answer_that_the_client_changed_stays_changed() {
-    let (held, memory) = slot("hmm", "hello");
+fn edited_answer_is_not_restored() {
+    let (held, history) = slot("hmm", "hello");
     for changed in ["hell", "hello!", "no", "ello"] {
         let (prompt, spans) = chat(&[("user", "hi"), ("assistant", changed), ("user", "more")]);
-        assert_eq!(align(&prompt, &spans, &held, &memory, &vocabulary(), false), None, "{changed}");
+        assert_eq!(align(&prompt, &spans, &held, &history, &vocabulary(), false), None, "{changed}");
     }
-    let (plain, memory) = slot("", "yes hello");
+    let (plain, history) = slot("", "yes hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
-    assert_eq!(align(&prompt, &spans, &plain, &memory, &vocabulary(), false), None, "only reasoning is restored");
+    assert_eq!(align(&prompt, &spans, &plain, &history, &vocabulary(), false), None, "only reasoning is restored");
 }
 
 #[test]
-fn an_answer_that_comes_back_as_it_was_needs_nothing() {
-    let (held, memory) = slot("", "hello");
+fn unchanged_answer_needs_no_alignment() {
+    let (held, history) = slot("", "hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
-    assert_eq!(align(&prompt, &spans, &held, &memory, &vocabulary(), false), None);
+    assert_eq!(align(&prompt, &spans, &held, &history, &vocabulary(), false), None);
 }
 
 #[test]
-fn dropped_messages_are_left_out_again() {
+fn dropped_messages_are_omitted_again() {
     let vocabulary = vocabulary();
     let conversation =
         [("user", "one"), ("assistant", "first"), ("user", "two"), ("assistant", "second"), ("user", "three")];
     let (full, spans) = chat(&conversation);
     let (start, end) = (spans[1].start as usize, spans[5].start as usize);
-    let mut memory = Memory::default();
-    memory.dropped(&full, &spans, &[start..end], &vocabulary);
+    let mut history = SlotHistory::default();
+    history.record_dropped(&full, &spans, &[start..end], &vocabulary);
     let mut held = full.clone();
     held.drain(start..end);
     assert_eq!(vocabulary.decode(&held), "U:two<end>A:second<end>U:three<end>A:");
     let mut longer = conversation.to_vec();
     longer.extend([("assistant", "third"), ("user", "four")]);
     let (prompt, prompt_spans) = chat(&longer);
-    let aligned = align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true).unwrap();
+    let aligned = align(&prompt, &prompt_spans, &held, &history, &vocabulary, true).unwrap();
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:two<end>A:second<end>U:three<end>A:third<end>U:four<end>A:");
-    assert_eq!(aligned.left_out, [start..end]);
-    assert_eq!(align(&prompt, &prompt_spans, &held, &memory, &vocabulary, false), None);
+    assert_eq!(aligned.omitted, [start..end]);
+    assert_eq!(align(&prompt, &prompt_spans, &held, &history, &vocabulary, false), None);
     // A second eviction after the first.
     let (second, third) = (aligned.spans[1].start as usize, aligned.spans[5].start as usize);
-    let mut memory = memory.clone();
-    memory.dropped(&aligned.tokens, &aligned.spans, &[second..third], &vocabulary);
+    let mut history = history.clone();
+    history.record_dropped(&aligned.tokens, &aligned.spans, &[second..third], &vocabulary);
     let mut held = aligned.tokens.clone();
     held.drain(second..third);
-    let aligned = align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true).unwrap();
+    let aligned = align(&prompt, &prompt_spans, &held, &history, &vocabulary, true).unwrap();
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:three<end>A:third<end>U:four<end>A:");
     // Messages that differ from the dropped ones are not omitted.
     longer[0] = ("user", "other");
     let (prompt, prompt_spans) = chat(&longer);
-    assert_eq!(align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true), None);
+    assert_eq!(align(&prompt, &prompt_spans, &held, &history, &vocabulary, true), None);
 }
 
 #[test]
-fn dropped_messages_are_known_without_their_thinking() {
+fn dropped_messages_match_without_thinking() {
     let vocabulary = vocabulary();
     let thinking = [("user", "one"), ("assistant", "hm\u{2}first"), ("user", "two")];
     let (full, spans) = chat(&thinking);
     let (start, end) = (spans[1].start as usize, spans[5].start as usize);
-    let mut memory = Memory::default();
-    memory.dropped(&full, &spans, &[start..end], &vocabulary);
+    let mut history = SlotHistory::default();
+    history.record_dropped(&full, &spans, &[start..end], &vocabulary);
     let mut held = full.clone();
     held.drain(start..end);
     let (prompt, prompt_spans) = chat(&[("user", "one"), ("assistant", "first"), ("user", "two")]);
-    let aligned = align(&prompt, &prompt_spans, &held, &memory, &vocabulary, true).unwrap();
+    let aligned = align(&prompt, &prompt_spans, &held, &history, &vocabulary, true).unwrap();
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:two<end>A:");
 }
 
 #[test]
-fn memory_follows_the_tokens() {
-    let (_, mut memory) = slot("", "hello");
-    memory.cut(&[0..3]);
-    assert_eq!(memory.answers[0].start, 4);
-    let mut cut = memory.clone();
-    cut.cut(&[5..6]);
+fn history_follows_removed_tokens() {
+    let (_, mut history) = slot("", "hello");
+    history.remove_ranges(&[0..3]);
+    assert_eq!(history.answers[0].start, 4);
+    let mut cut = history.clone();
+    cut.remove_ranges(&[5..6]);
     assert!(cut.is_empty(), "an answer with removed tokens is forgotten");
-    memory.truncate(7);
-    assert!(memory.is_empty());
+    history.truncate(7);
+    assert!(history.is_empty());
 }

@@ -10,10 +10,10 @@ use std::thread::JoinHandle;
 use tokio::sync::mpsc;
 
 /// Maximum rows queued for encoding; a run whose rows do not fit is left out of the batch.
-const QUEUE: usize = 64;
+const MAX_QUEUED_ROWS: usize = 64;
 
 /// Maximum bytes of queued rows; one row always fits.
-const QUEUE_BYTES: usize = 128 << 20;
+const MAX_QUEUED_BYTES: usize = 128 << 20;
 
 /// Maximum excess of a row's sum over 1 that counts as rounding. Layers with attention sinks sum to less and are
 /// recorded unchanged; a sum above 1 is not a distribution.
@@ -23,29 +23,29 @@ const SUM_TOLERANCE: f32 = 0.02;
 /// `None` for a row that cannot be encoded.
 pub type AttentionEncodeFn = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
 
-enum Job {
+enum EncodeJob {
     Row(RunId, i32, Arc<AttentionRow>),
-    Pass(Signal),
+    Forward(Signal),
 }
 
 /// Handle of the encoder thread. Dropping it ends the thread once the queue is empty.
-pub(super) struct Capture {
-    jobs: Sender<Job>,
+pub(super) struct AttentionEncoderThread {
+    jobs: Sender<EncodeJob>,
     thread: JoinHandle<()>,
     waiting: Arc<AtomicUsize>,
     waiting_bytes: Arc<AtomicUsize>,
 }
 
-impl Capture {
+impl AttentionEncoderThread {
     /// Starts the thread, which sends encoded rows to `recorder`.
-    pub fn start(coder: AttentionEncodeFn, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
+    pub fn start(encode: AttentionEncodeFn, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let (counter, bytes) = (Arc::clone(&waiting), Arc::clone(&waiting_bytes));
         let thread = std::thread::Builder::new()
             .name("thunder-attention".into())
-            .spawn(move || code_rows(&queue, coder, &recorder, &counter, &bytes))?;
+            .spawn(move || encode_rows(&queue, encode, &recorder, &counter, &bytes))?;
         Ok(Self { jobs, thread, waiting, waiting_bytes })
     }
 
@@ -60,7 +60,7 @@ impl Capture {
     /// Returns true if `rows` more rows fit into the queue.
     pub fn has_room(&self, rows: usize) -> bool {
         let waiting = self.waiting.load(Ordering::Acquire);
-        waiting + rows <= QUEUE && self.waiting_bytes.load(Ordering::Acquire) < QUEUE_BYTES
+        waiting + rows <= MAX_QUEUED_ROWS && self.waiting_bytes.load(Ordering::Acquire) < MAX_QUEUED_BYTES
     }
 
     /// Queues the attention of the step whose `ForwardPass` event has this number. The caller has checked
@@ -69,28 +69,28 @@ impl Capture {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.waiting_bytes.fetch_add(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
         // The thread ends only after the recorder, and then nothing is recorded.
-        let _ = self.jobs.send(Job::Row(run, sequence_order, captured));
+        let _ = self.jobs.send(EncodeJob::Row(run, sequence_order, captured));
     }
 
     /// Forwards a signal to the recorder after the rows that are still queued.
-    pub fn pass(&self, signal: Signal) {
-        let _ = self.jobs.send(Job::Pass(signal));
+    pub fn forward(&self, signal: Signal) {
+        let _ = self.jobs.send(EncodeJob::Forward(signal));
     }
 }
 
-fn code_rows(
-    queue: &Receiver<Job>,
-    coder: AttentionEncodeFn,
+fn encode_rows(
+    queue: &Receiver<EncodeJob>,
+    encode: AttentionEncodeFn,
     recorder: &mpsc::Sender<Signal>,
     waiting: &AtomicUsize,
     waiting_bytes: &AtomicUsize,
 ) {
     for job in queue {
         let signal = match job {
-            Job::Pass(signal) => Some(signal),
-            Job::Row(run, sequence_order, captured) => {
+            EncodeJob::Forward(signal) => Some(signal),
+            EncodeJob::Row(run, sequence_order, captured) => {
                 // A panic on one row must not end the thread, which also forwards the ends of runs.
-                let step = catch_unwind(AssertUnwindSafe(|| code(coder, sequence_order, &captured)));
+                let step = catch_unwind(AssertUnwindSafe(|| encode_row(encode, sequence_order, &captured)));
                 let step = step.unwrap_or_else(|_| {
                     tracing::error!(run.id = %run, sequence_order, "attention row not recorded: the encoder panicked");
                     None
@@ -108,19 +108,19 @@ fn code_rows(
     }
 }
 
-fn code(coder: AttentionEncodeFn, sequence_order: i32, captured: &AttentionRow) -> Option<AttentionStep> {
+fn encode_row(encode: AttentionEncodeFn, sequence_order: i32, captured: &AttentionRow) -> Option<AttentionStep> {
     let AttentionRow { row_len, layer_ids, heads, values, .. } = captured;
     let (row_len, heads, layers) = (*row_len as usize, *heads as usize, layer_ids.len());
     if layers == 0 || heads == 0 || values.len() != layers * heads * row_len {
         tracing::warn!(layers, heads, row_len, "attention row not recorded: layers differ in size");
         return None;
     }
-    let worst = values.chunks_exact(row_len).map(|row| row.iter().sum::<f32>()).fold(0f32, f32::max);
-    if worst.is_nan() || worst > 1.0 + SUM_TOLERANCE {
-        tracing::error!(sum = worst, sequence_order, "attention row not recorded: its sum exceeds 1");
+    let max_sum = values.chunks_exact(row_len).map(|row| row.iter().sum::<f32>()).fold(0f32, f32::max);
+    if max_sum.is_nan() || max_sum > 1.0 + SUM_TOLERANCE {
+        tracing::error!(sum = max_sum, sequence_order, "attention row not recorded: its sum exceeds 1");
         return None;
     }
-    let (t0, t1) = coder(values, layers, heads, row_len)?;
+    let (t0, t1) = encode(values, layers, heads, row_len)?;
     Some(AttentionStep {
         sequence_order,
         row_len: row_len as u32,

@@ -16,7 +16,7 @@ pub(super) struct Distribution {
     /// Entropy in bits.
     pub entropy: f32,
     /// True if every logit is a number below infinity. If not, the other fields are meaningless.
-    pub sound: bool,
+    pub is_valid: bool,
 }
 
 impl Distribution {
@@ -25,8 +25,8 @@ impl Distribution {
     pub fn of(logits: &[f32]) -> Self {
         let max = max_of(logits);
         if max == f32::NEG_INFINITY {
-            let sound = !logits.iter().any(|logit| logit.is_nan());
-            return Self { log_sum_exp: f32::NEG_INFINITY, entropy: 0.0, sound };
+            let is_valid = !logits.iter().any(|logit| logit.is_nan());
+            return Self { log_sum_exp: f32::NEG_INFINITY, entropy: 0.0, is_valid };
         }
         let mut sum = [0f32; LANES];
         let mut weighted = [0f32; LANES];
@@ -56,7 +56,7 @@ impl Distribution {
         Self {
             log_sum_exp: max + log_z,
             entropy: ((log_z - w / z) / std::f32::consts::LN_2).max(0.0),
-            sound: not_a_number.iter().all(|&bad| bad == 0),
+            is_valid: not_a_number.iter().all(|&bad| bad == 0),
         }
     }
 
@@ -73,13 +73,13 @@ impl Distribution {
 
 /// Returns the `count` entries whose probability differs most between two logit vectors, given with their
 /// distributions: largest difference first, with the difference.
-pub(super) fn most_shifted(
+pub(super) fn top_shifts(
     before: (Distribution, &[f32]),
     after: (Distribution, &[f32]),
     count: usize,
 ) -> Vec<(TokenId, f32)> {
     let prob = |distribution: Distribution, logit: f32| exp((logit - distribution.log_sum_exp).clamp(-80.0, 0.0));
-    let mut most = Highest::new(count);
+    let mut most = TopEntries::new(count);
     for (block, (was, is)) in before.1.chunks(BLOCK).zip(after.1.chunks(BLOCK)).enumerate() {
         // No probability of the block changed by more than the highest of them, before or after; `exp` is approximate.
         let bound = prob(before.0, max_of(was)).max(prob(after.0, max_of(is))) * 1.001;
@@ -94,14 +94,14 @@ pub(super) fn most_shifted(
 }
 
 /// The highest values offered so far, highest first; of equal values the first offered comes first.
-struct Highest {
+struct TopEntries {
     entries: Vec<(TokenId, f32)>,
     count: usize,
     /// Threshold that a value must exceed.
     floor: f32,
 }
 
-impl Highest {
+impl TopEntries {
     fn new(count: usize) -> Self {
         let floor = if count == 0 { f32::INFINITY } else { f32::NEG_INFINITY };
         Self { entries: Vec::with_capacity(count + 1), count, floor }
@@ -158,7 +158,7 @@ pub(super) fn rank(logits: &[f32], token: TokenId) -> u32 {
 
 /// Returns the `count` highest logits, highest first; of equal logits the lower id comes first.
 pub(super) fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
-    let mut top = Highest::new(count);
+    let mut top = TopEntries::new(count);
     // After the first few blocks, most contain nothing high enough, which their maximum shows.
     for (block, values) in logits.chunks(BLOCK).enumerate() {
         if max_of(values) > top.floor {
@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_double_precision_softmax(logits in proptest::collection::vec(-30f32..30.0, 1..300), pick: prop::sample::Index) {
+        fn distribution_matches_f64_softmax(logits in proptest::collection::vec(-30f32..30.0, 1..300), pick: prop::sample::Index) {
             let exact: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
             let max = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let z: f64 = exact.iter().map(|x| (x - max).exp()).sum();
@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_most_shifted_are_those_of_a_double_precision_softmax(pairs in proptest::collection::vec((-9f32..9.0, -9f32..9.0), 1..700)) {
+        fn top_shifts_match_f64_softmax(pairs in proptest::collection::vec((-9f32..9.0, -9f32..9.0), 1..700)) {
             let (before, after): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
             let probs = |logits: &[f32]| -> Vec<f64> {
                 let z: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
@@ -204,7 +204,7 @@ mod tests {
             let mut sorted = shifts.clone();
             sorted.sort_by(|a, b| b.total_cmp(a));
             let (was, is) = (Distribution::of(&before), Distribution::of(&after));
-            let found = most_shifted((was, &before), (is, &after), 8);
+            let found = top_shifts((was, &before), (is, &after), 8);
             prop_assert_eq!(found.len(), sorted.len().min(8));
             for (&(token, shift), exact) in found.iter().zip(sorted) {
                 prop_assert!((f64::from(shift) - exact).abs() < 1e-5);
@@ -214,21 +214,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_told() {
+    fn distribution_reports_invalid_logits() {
         for bad in [f32::NAN, f32::INFINITY] {
             for at in [0, 5, 40] {
                 let mut logits = vec![0.5; 41];
-                assert!(Distribution::of(&logits).sound);
+                assert!(Distribution::of(&logits).is_valid);
                 logits[at] = bad;
-                assert!(!Distribution::of(&logits).sound, "{bad} at {at}");
+                assert!(!Distribution::of(&logits).is_valid, "{bad} at {at}");
             }
         }
-        assert!(Distribution::of(&[f32::NEG_INFINITY, 1.0]).sound);
-        assert!(!Distribution::of(&[f32::NEG_INFINITY, f32::NAN]).sound);
+        assert!(Distribution::of(&[f32::NEG_INFINITY, 1.0]).is_valid);
+        assert!(!Distribution::of(&[f32::NEG_INFINITY, f32::NAN]).is_valid);
     }
 
     #[test]
-    fn banned_tokens_have_no_mass() {
+    fn banned_tokens_have_no_probability() {
         let measured = Distribution::of(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
         assert!(measured.logprob(0.0).abs() < 1e-6);
         assert_eq!(top(&[f32::NEG_INFINITY, 0.0], 5), [(1, 0.0)]);

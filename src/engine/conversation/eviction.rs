@@ -14,32 +14,32 @@ const PREVIEW_CHARS: usize = 80;
 
 /// A part that is dropped as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine) struct Part {
+pub(in crate::engine) struct DroppablePart {
     pub range: Range<usize>,
     /// Role and token range of each message.
     pub contents: Vec<(String, Range<usize>)>,
 }
 
-impl Part {
+impl DroppablePart {
     /// Returns the messages as they are reported to the client.
-    pub fn told(&self, tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<EvictedMessage> {
-        self.contents.iter().map(|(role, range)| told(role, &tokens[range.clone()], vocabulary)).collect()
+    pub fn evicted_messages(&self, tokens: &[TokenId], vocabulary: &Vocabulary) -> Vec<EvictedMessage> {
+        self.contents.iter().map(|(role, range)| evicted_message(role, &tokens[range.clone()], vocabulary)).collect()
     }
 }
 
 /// Returns the messages within these ranges as they are reported to the client.
-pub(in crate::engine) fn said(
+pub(in crate::engine) fn evicted_messages(
     tokens: &[TokenId],
     spans: &[Span],
     ranges: &[Range<usize>],
     vocabulary: &Vocabulary,
 ) -> Vec<EvictedMessage> {
-    let said: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
-    let parts = ranges.iter().map(|range| part(tokens, range.clone(), &said, vocabulary));
-    parts.flat_map(|part| part.told(tokens, vocabulary)).collect()
+    let spoken: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
+    let parts = ranges.iter().map(|range| make_part(tokens, range.clone(), &spoken, vocabulary));
+    parts.flat_map(|part| part.evicted_messages(tokens, vocabulary)).collect()
 }
 
-fn told(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> EvictedMessage {
+fn evicted_message(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> EvictedMessage {
     EvictedMessage {
         role: role.to_owned(),
         tokens: content.len() as u32,
@@ -49,28 +49,42 @@ fn told(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> EvictedMess
 
 /// Returns the parts that can be dropped, in order: whole turns from the oldest, then finished pairs of tool call and
 /// result in the current turn. System messages, the last user message and the last assistant message stay.
-pub(in crate::engine) fn droppable(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabulary) -> Vec<Part> {
-    let said: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
-    let users: Vec<usize> = (0..said.len()).filter(|&at| said[at].role == "user").collect();
+pub(in crate::engine) fn droppable_parts(
+    tokens: &[TokenId],
+    spans: &[Span],
+    vocabulary: &Vocabulary,
+) -> Vec<DroppablePart> {
+    let spoken: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
+    let users: Vec<usize> = (0..spoken.len()).filter(|&at| spoken[at].role == "user").collect();
     let Some(&last_user) = users.last() else { return Vec::new() };
     // An assistant message that only calls a tool has no content; its result has.
-    let last_answer = said.iter().rposition(|span| span.role == "assistant" || span.role == "tool");
+    let last_answer = spoken.iter().rposition(|span| span.role == "assistant" || span.role == "tool");
     let mut parts = Vec::new();
     for pair in users.windows(2) {
         let (from, to) = (pair[0], pair[1]);
         let kept =
-            |at: usize| Some(at) == last_answer || !matches!(said[at].role.as_str(), "user" | "assistant" | "tool");
+            |at: usize| Some(at) == last_answer || !matches!(spoken[at].role.as_str(), "user" | "assistant" | "tool");
         if !(from..to).any(kept) {
-            parts.push(part(tokens, said[from].start as usize..said[to].start as usize, &said[from..to], vocabulary));
+            parts.push(make_part(
+                tokens,
+                spoken[from].start as usize..spoken[to].start as usize,
+                &spoken[from..to],
+                vocabulary,
+            ));
         }
     }
-    parts.extend(tool_pairs(tokens, &said[last_user..], vocabulary));
+    parts.extend(tool_pairs(tokens, &spoken[last_user..], vocabulary));
     parts
 }
 
 /// Selects parts until at most `goal` of `len` tokens are left, or all parts. Returns `None` if more than `max` tokens
 /// are left.
-pub(in crate::engine) fn pick(parts: Vec<Part>, len: usize, most: usize, goal: usize) -> Option<Vec<Part>> {
+pub(in crate::engine) fn choose_parts(
+    parts: Vec<DroppablePart>,
+    len: usize,
+    max: usize,
+    goal: usize,
+) -> Option<Vec<DroppablePart>> {
     let mut left = len;
     let mut picked = Vec::new();
     for part in parts {
@@ -81,31 +95,32 @@ pub(in crate::engine) fn pick(parts: Vec<Part>, len: usize, most: usize, goal: u
         picked.push(part);
     }
     picked.sort_by_key(|part| part.range.start);
-    (left <= most).then_some(picked)
+    (left <= max).then_some(picked)
 }
 
 /// Returns tool calls with their results in the current turn, whose spans these are, except the last.
-fn tool_pairs(tokens: &[TokenId], said: &[&Span], vocabulary: &Vocabulary) -> Vec<Part> {
-    let Some(user) = said.first() else { return Vec::new() };
-    let messages = messages(tokens, user.start as usize..tokens.len(), said, vocabulary);
+fn tool_pairs(tokens: &[TokenId], spoken: &[&Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
+    let Some(user) = spoken.first() else { return Vec::new() };
+    let messages = messages(tokens, user.start as usize..tokens.len(), spoken, vocabulary);
     // The first message is the user's.
     let calls: Vec<usize> = (1..messages.len())
         .filter(|&at| {
-            let tool = |message: &Range<usize>| said.iter().any(|span| span.role == "tool" && begins_in(span, message));
+            let tool =
+                |message: &Range<usize>| spoken.iter().any(|span| span.role == "tool" && begins_in(span, message));
             !tool(&messages[at]) && messages.get(at + 1).is_some_and(tool)
         })
         .collect();
     calls
         .windows(2)
-        .map(|pair| part(tokens, messages[pair[0]].start..messages[pair[1]].start, said, vocabulary))
+        .map(|pair| make_part(tokens, messages[pair[0]].start..messages[pair[1]].start, spoken, vocabulary))
         .filter(|part| part.contents.iter().all(|(role, _)| role == "assistant" || role == "tool"))
         .collect()
 }
 
 /// Returns the messages within a range. Each ends with an end-of-generation token of the template and the blanks after
 /// it.
-fn messages(tokens: &[TokenId], within: Range<usize>, said: &[&Span], vocabulary: &Vocabulary) -> Vec<Range<usize>> {
-    let inside = |at: usize| said.iter().any(|span| (span.start as usize..span.end as usize).contains(&at));
+fn messages(tokens: &[TokenId], within: Range<usize>, spoken: &[&Span], vocabulary: &Vocabulary) -> Vec<Range<usize>> {
+    let inside = |at: usize| spoken.iter().any(|span| (span.start as usize..span.end as usize).contains(&at));
     let blank = |at: usize| !inside(at) && is_blank(tokens[at], vocabulary);
     let (mut messages, mut start, mut at) = (Vec::new(), within.start, within.start);
     while at < within.end {
@@ -131,8 +146,8 @@ fn is_blank(token: TokenId, vocabulary: &Vocabulary) -> bool {
 
 /// Returns a range with the messages that begin in it. A message without content is an assistant's that only calls
 /// tools; its content is the text between the template's markers.
-fn part(tokens: &[TokenId], range: Range<usize>, said: &[&Span], vocabulary: &Vocabulary) -> Part {
-    let within: Vec<&Span> = said.iter().copied().filter(|span| begins_in(span, &range)).collect();
+fn make_part(tokens: &[TokenId], range: Range<usize>, spoken: &[&Span], vocabulary: &Vocabulary) -> DroppablePart {
+    let within: Vec<&Span> = spoken.iter().copied().filter(|span| begins_in(span, &range)).collect();
     let mut contents: Vec<(String, Range<usize>)> =
         within.iter().map(|span| (span.role.clone(), span.start as usize..span.end as usize)).collect();
     for message in messages(tokens, range.clone(), &within, vocabulary) {
@@ -141,7 +156,7 @@ fn part(tokens: &[TokenId], range: Range<usize>, said: &[&Span], vocabulary: &Vo
         }
     }
     contents.sort_by_key(|(_, content)| content.start);
-    Part { range, contents }
+    DroppablePart { range, contents }
 }
 
 /// Returns the content of an assistant message between its header and its end. Returns `None` if the header is not the
@@ -165,7 +180,7 @@ fn call(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::conversation::low_water;
+    use crate::engine::conversation::eviction_target;
     use crate::model::SpecialTokens;
 
     const END: TokenId = 1;
@@ -229,9 +244,9 @@ mod tests {
         left
     }
 
-    fn dropped(messages: &[(&str, usize)], most: usize, goal: usize) -> Option<Vec<TokenId>> {
+    fn dropped(messages: &[(&str, usize)], max: usize, goal: usize) -> Option<Vec<TokenId>> {
         let (mut tokens, spans) = chat(messages);
-        let parts = pick(droppable(&tokens, &spans, &vocabulary()), tokens.len(), most, goal)?;
+        let parts = choose_parts(droppable_parts(&tokens, &spans, &vocabulary()), tokens.len(), max, goal)?;
         for part in parts.iter().rev() {
             tokens.drain(part.range.clone());
         }
@@ -239,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_turns_go_from_the_oldest_on() {
+    fn oldest_turns_are_dropped_first() {
         let messages = [
             ("system", 4),
             ("user", 10),
@@ -258,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn then_finished_tool_pairs_of_the_current_turn() {
+    fn finished_tool_pairs_are_dropped_after_turns() {
         let messages = [
             ("user", 10),
             ("assistant", 5),
@@ -276,19 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_that_must_stay() {
+    fn required_messages_are_never_dropped() {
         let only = [("system", 50), ("user", 50), ("assistant", 50), ("user", 50)];
         let (tokens, spans) = chat(&only);
-        assert_eq!(droppable(&tokens, &spans, &vocabulary()), []);
+        assert_eq!(droppable_parts(&tokens, &spans, &vocabulary()), []);
         let with_system = [("user", 5), ("assistant", 5), ("system", 5), ("user", 5), ("assistant", 5), ("user", 5)];
         let (tokens, spans) = chat(&with_system);
-        assert_eq!(droppable(&tokens, &spans, &vocabulary()), [], "a turn with a system message stays");
-        assert_eq!(droppable(&tokens, &[], &vocabulary()), []);
-        assert_eq!(low_water(512), 384);
+        assert_eq!(droppable_parts(&tokens, &spans, &vocabulary()), [], "a turn with a system message stays");
+        assert_eq!(droppable_parts(&tokens, &[], &vocabulary()), []);
+        assert_eq!(eviction_target(512), 384);
     }
 
     #[test]
-    fn a_call_without_content_is_listed_without_markers() {
+    fn tool_call_without_content_is_listed_without_markers() {
         let messages =
             [("user", 3), ("assistant", 0), ("tool", 4), ("assistant", 2), ("user", 1), ("assistant", 1), ("user", 1)];
         let (mut tokens, mut spans) = chat(&messages);
@@ -299,20 +314,24 @@ mod tests {
             span.start += if span.start as usize >= at { 2 } else { 0 };
             span.end += if span.end as usize >= at { 2 } else { 0 };
         }
-        let parts = droppable(&tokens, &spans, &vocabulary());
-        let told = parts[0].told(&tokens, &vocabulary());
+        let parts = droppable_parts(&tokens, &spans, &vocabulary());
+        let told = parts[0].evicted_messages(&tokens, &vocabulary());
         let listed: Vec<_> = told.iter().map(|one| (one.role.as_str(), one.tokens, one.text.as_str())).collect();
         assert_eq!(listed, [("user", 3, "222"), ("assistant", 2, "PQ"), ("tool", 4, "4444"), ("assistant", 2, "55")]);
         let range = [parts[0].range.clone()];
-        assert_eq!(said(&tokens, &spans, &range, &vocabulary()), told, "omitted messages are listed in the same way");
+        assert_eq!(
+            evicted_messages(&tokens, &spans, &range, &vocabulary()),
+            told,
+            "omitted messages are listed in the same way"
+        );
     }
 
     #[test]
-    fn the_client_is_told_what_went() {
+    fn dropped_messages_are_listed_for_client() {
         let messages = [("user", 3), ("assistant", 2), ("user", 1), ("assistant", 1), ("user", 1)];
         let (tokens, spans) = chat(&messages);
-        let parts = droppable(&tokens, &spans, &vocabulary());
-        let told = parts[0].told(&tokens, &vocabulary());
+        let parts = droppable_parts(&tokens, &spans, &vocabulary());
+        let told = parts[0].evicted_messages(&tokens, &vocabulary());
         assert_eq!(
             told.iter().map(|one| (one.role.as_str(), one.tokens)).collect::<Vec<_>>(),
             [("user", 3), ("assistant", 2)]

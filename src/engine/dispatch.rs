@@ -1,8 +1,8 @@
 //! Dispatch of an event to the mods of one run: calls them in order, records their replies, and decides which action
 //! wins the event.
 
-use super::journal::Journal;
-use super::measure::Distribution;
+use super::distribution::Distribution;
+use super::event_buffer::EventBuffer;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
 use crate::mods::{Action, Call, LogitEdit, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
@@ -10,7 +10,7 @@ use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// Number of consecutive failed calls, per type of event, after which a mod is switched off for its run.
-const MOST_FAILURES: u8 = 5;
+const MAX_CONSECUTIVE_FAILURES: u8 = 5;
 
 /// A mod of one run.
 pub(super) struct ActiveMod {
@@ -23,19 +23,19 @@ pub(super) struct ActiveMod {
     /// State of the mod for this run.
     pub session: Box<dyn ModInstance>,
     /// Failures of the mod in this run.
-    pub health: Health,
+    pub health: ModHealth,
 }
 
 /// Failures of a mod, and whether it is still called.
 #[derive(Debug, Default)]
-pub(super) struct Health {
+pub(super) struct ModHealth {
     /// Consecutive failed calls, by type of event.
     failures: [u8; 4],
     /// Reason why the mod is no longer called.
     pub off: Option<String>,
 }
 
-impl Health {
+impl ModHealth {
     /// Counts the outcome of a call. Returns a message if the mod is switched off by it.
     fn note(&mut self, active: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
         let count = &mut self.failures[event as usize];
@@ -44,7 +44,7 @@ impl Health {
             return None;
         };
         *count = count.saturating_add(1);
-        if *count < MOST_FAILURES {
+        if *count < MAX_CONSECUTIVE_FAILURES {
             return None;
         }
         let event = event.as_str();
@@ -57,7 +57,7 @@ impl Health {
 
 /// Dispatch of one event to the mods in order.
 #[derive(Debug)]
-pub(super) struct Passage {
+pub(super) struct Dispatch {
     /// Type of the event.
     pub event: EventType,
     /// Number of the event.
@@ -72,7 +72,7 @@ pub(super) struct Passage {
     pub winner: Option<Action>,
 }
 
-impl Passage {
+impl Dispatch {
     /// Creates the dispatch of an event that no mod has seen yet.
     pub fn new(event: EventType, order: i32, step: u32) -> Self {
         Self { event, order, step, next: 0, called_at: None, winner: None }
@@ -106,13 +106,13 @@ impl Passage {
 
     /// Records a reply and returns its action, for the engine to apply if it edits prompt or logits. `problem` checks
     /// the values of the action and describes what is wrong; an invalid action counts as Noop.
-    pub fn settle(
+    pub fn record_reply(
         &mut self,
         active: &mut ActiveMod,
         reply: Reply,
-        journal: &mut Journal,
-        problem: impl FnOnce(&Action) -> Option<String>,
-    ) -> Settled {
+        event_buffer: &mut EventBuffer,
+        check: impl FnOnce(&Action) -> Option<String>,
+    ) -> RecordedReply {
         self.next += 1;
         let elapsed = if reply.elapsed.is_zero() {
             self.called_at.map_or(Duration::ZERO, |at| at.elapsed())
@@ -123,7 +123,7 @@ impl Passage {
         let mut exception = reply.exception;
         if exception.is_none() {
             let wrong = if action.permitted_on(self.event) {
-                problem(&action)
+                check(&action)
             } else {
                 Some(format!("{} is not permitted at {}", action.kind().as_str(), self.event.as_str()))
             };
@@ -141,33 +141,33 @@ impl Passage {
             Some(exception) => (true, Some(exception.message), exception.traceback),
             None => (false, None, None),
         };
-        let call_index = journal.call(ModCall {
+        let call_index = event_buffer.call(ModCall {
             event_sequence_order: self.order,
             mod_name: active.name.clone(),
             event_type: self.event,
             step: self.step as i32,
-            created_at: Some(journal.now()),
+            created_at: Some(event_buffer.now()),
             execution_time_ms: Some(elapsed.as_secs_f64() * 1000.0),
             exception_occurred: failed,
             exception_message: message,
             exception_traceback: traceback,
         });
         for log in reply.logs.into_iter().chain(switched_off) {
-            journal.log(ModLog {
+            event_buffer.log(ModLog {
                 mod_call_sequence: call_index,
                 mod_name: active.name.clone(),
                 log_message: log.message,
                 log_level: log.level,
-                created_at: Some(journal.now()),
+                created_at: Some(event_buffer.now()),
             });
         }
         let superseded = action.is_control() && self.winner.is_some();
-        Settled { call_index, superseded, action }
+        RecordedReply { call_index, superseded, action }
     }
 }
 
 /// A recorded reply, whose action is not recorded yet.
-pub(super) struct Settled {
+pub(super) struct RecordedReply {
     /// Number of the call.
     pub call_index: i32,
     /// True if an earlier mod's action has won the event.
@@ -178,33 +178,33 @@ pub(super) struct Settled {
 
 /// Effect of an action, as computed by the engine.
 #[derive(Debug, Default)]
-pub(super) struct Effect {
+pub(super) struct ActionEffect {
     /// Backtrack: number of tokens actually removed from the sequence.
     pub removed: Option<u32>,
     /// Backtrack: true if the mod requested more.
     pub clamped: bool,
     /// `AdjustedLogits`: the largest changes of probability, as `(token, before, after)`.
-    pub moved: Vec<(i32, f32, f32)>,
+    pub shifted: Vec<(i32, f32, f32)>,
     /// `AdjustedLogits`: distribution after the edit, if it was computed.
     pub edited: Option<Distribution>,
 }
 
 /// Records an action.
 pub(super) fn record_action(
-    settled: &Settled,
+    recorded: &RecordedReply,
     active: &ActiveMod,
     vocabulary: &Vocabulary,
-    effect: &Effect,
-    journal: &mut Journal,
+    effect: &ActionEffect,
+    event_buffer: &mut EventBuffer,
 ) {
-    let action = &settled.action;
-    if !journal.recorded() || (matches!(action, Action::Noop) && !active.records_noop) {
+    let action = &recorded.action;
+    if !event_buffer.is_recorded() || (matches!(action, Action::Noop) && !active.records_noop) {
         return;
     }
-    let mut record = events::ActionRecord::new(settled.call_index, action.kind(), Some(journal.now()));
+    let mut record = events::ActionRecord::new(recorded.call_index, action.kind(), Some(event_buffer.now()));
     let mut details = serde_json::Map::new();
     details.insert("version".into(), json!(active.version));
-    if settled.superseded {
+    if recorded.superseded {
         details.insert("superseded".into(), json!(true));
     }
     let mut put_tokens = |tokens: &[i32]| {
@@ -219,11 +219,11 @@ pub(super) fn record_action(
             put_tokens(tokens);
             record.new_prompt = Some(printable(vocabulary.decode(tokens)));
             record.new_length = Some(tokens.len() as i32);
-            record.adjusted_max_steps = max_steps.map(saturated);
+            record.adjusted_max_steps = max_steps.map(saturating_i32);
         }
         Action::AdjustedLogits { edit, temperature } => {
             record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
-            record.temperature = temperature.map(super::submit::shortest);
+            record.temperature = temperature.map(super::submit::shortest_f64);
             let kind = match edit {
                 LogitEdit::Keep => "keep",
                 LogitEdit::Set(_) => "set",
@@ -232,14 +232,14 @@ pub(super) fn record_action(
                 LogitEdit::Replace(_) => "replace",
             };
             details.insert("edit".into(), json!(kind));
-            let moved: Vec<_> = effect
-                .moved
+            let shifted: Vec<_> = effect
+                .shifted
                 .iter()
                 .map(|&(token, before, after)| {
                     json!({ "token": token, "text": vocabulary.decode(&[token]), "before": before, "after": after })
                 })
                 .collect();
-            details.insert("moved".into(), json!(moved));
+            details.insert("moved".into(), json!(shifted));
         }
         Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => {
             put_tokens(tokens);
@@ -248,7 +248,7 @@ pub(super) fn record_action(
         }
         Action::Backtrack { n, tokens } => {
             put_tokens(tokens);
-            record.backtrack_steps = Some(saturated(*n));
+            record.backtrack_steps = Some(saturating_i32(*n));
             record.backtrack_token_count = Some(tokens.len() as i32);
             if let Some(removed) = effect.removed {
                 details.insert("removed".into(), json!(removed));
@@ -259,19 +259,19 @@ pub(super) fn record_action(
         }
         Action::ToolCalls(payload) => {
             record.has_tool_calls = Some(true);
-            record.tool_calls = raw(payload);
+            record.tool_calls = to_raw_json(payload);
         }
         Action::EmitError { message, .. } => record.error_message = Some(message.clone()),
     }
-    record.details = raw(&serde_json::Value::Object(details));
-    journal.action(record);
+    record.details = to_raw_json(&serde_json::Value::Object(details));
+    event_buffer.action(record);
 }
 
 /// Converts a number chosen by a mod to the trace's type; saturates at the maximum.
-fn saturated(number: u32) -> i32 {
+fn saturating_i32(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-fn raw(value: &serde_json::Value) -> Option<RawJson> {
+fn to_raw_json(value: &serde_json::Value) -> Option<RawJson> {
     serde_json::value::to_raw_value(value).ok()
 }

@@ -10,21 +10,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Maximum bytes of attention queued for a client that does not read, before its run pauses.
-const WAITING_BYTES: usize = 64 << 20;
+const MAX_WAITING_BYTES: usize = 64 << 20;
 
 /// Returns the capacity of the output channel of a run.
-pub(super) fn places(report: ReportOptions, model: &Model, context: u32) -> usize {
+pub(super) fn output_capacity(report: ReportOptions, model: &Model, context: u32) -> usize {
     if !report.attention_rows {
         return CLIENT_CHANNEL;
     }
     let card = model.card();
     let row_bytes = size_of::<f32>() * card.layers as usize * card.heads as usize * context as usize;
-    (WAITING_BYTES / row_bytes.max(1)).clamp(2, CLIENT_CHANNEL)
+    (MAX_WAITING_BYTES / row_bytes.max(1)).clamp(2, CLIENT_CHANNEL)
 }
 
 /// Attention rows of one run that wait for the client.
 #[derive(Debug, Default)]
-pub(super) struct Rows {
+pub(super) struct TokenAttention {
     wanted: bool,
     /// Rows of tokens that are being appended.
     drawn: Vec<Option<Arc<AttentionRow>>>,
@@ -32,20 +32,20 @@ pub(super) struct Rows {
     unsent: VecDeque<Option<Arc<AttentionRow>>>,
 }
 
-impl Rows {
+impl TokenAttention {
     pub fn new(report: ReportOptions) -> Self {
         Self { wanted: report.attention_rows, ..Self::default() }
     }
 
     /// Adds the row of the next token to append.
-    pub fn drawn_with(&mut self, row: Option<Arc<AttentionRow>>) {
+    pub fn push_drawn(&mut self, row: Option<Arc<AttentionRow>>) {
         if self.wanted {
             self.drawn.push(row);
         }
     }
 
     /// Discards rows of tokens that are not appended after all.
-    pub fn forget_drawn(&mut self) {
+    pub fn clear_drawn(&mut self) {
         self.drawn.clear();
     }
 
@@ -72,34 +72,34 @@ impl Run {
     /// and for others if the client wants the row of a following token of the answer.
     pub(super) fn captures(&self, position: usize, output: bool) -> bool {
         let last = position + 1 == self.sequence.len();
-        self.request.attention && (last || (output && self.rows.wanted && position + 1 >= self.prompt_len))
+        self.request.attention && (last || (output && self.token_attention.wanted && position + 1 >= self.prompt_len))
     }
 
     /// Sends the client all tokens except the last `holdback`. A token that would end the generation waits, since a mod
     /// may continue after it.
     pub(super) fn send_tokens(&mut self, holdback: usize) {
         let ends = self.unsent.back().is_some_and(|(measure, _)| self.ends_generation(measure.token));
-        self.hand_over(self.unsent.len().saturating_sub(holdback.max(usize::from(ends))));
+        self.send_first_tokens(self.unsent.len().saturating_sub(holdback.max(usize::from(ends))));
     }
 
     /// Sends the remaining tokens at the end of the run. The token that ended the generation is not part of the answer.
     pub(super) fn send_last_tokens(&mut self) {
         let ends = self.unsent.back().is_some_and(|(measure, _)| self.ends_generation(measure.token));
-        self.hand_over(self.unsent.len() - usize::from(ends));
+        self.send_first_tokens(self.unsent.len() - usize::from(ends));
     }
 
-    fn hand_over(&mut self, count: usize) {
+    fn send_first_tokens(&mut self, count: usize) {
         if count == 0 {
             return;
         }
         let tokens: Vec<_> = self.unsent.drain(..count).collect();
         let text = tokens.iter().map(|(measure, _)| measure.text.as_str()).collect();
-        let rows = self.rows.take(count);
+        let rows = self.token_attention.take(count);
         self.outbox.push_back(Output::Text(TextDelta { text, tokens, rows, ..TextDelta::default() }));
     }
 
     /// Reports to a client with `per_token` that its last `count` tokens were removed.
-    pub(super) fn tell_taken_back(&mut self, count: usize) {
+    pub(super) fn report_retraction(&mut self, count: usize) {
         if self.request.report.per_token && count > 0 {
             self.outbox.push_back(Output::Text(TextDelta { retracted: count, ..TextDelta::default() }));
         }

@@ -9,34 +9,34 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 /// Time for which an ended run may wait to be stored.
-const PATIENCE: Duration = Duration::from_secs(45);
+const STORE_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Forwards a run's outputs, but holds its end until the run is stored. A run that cannot be stored ends with an error.
-pub(super) fn keep(
+pub(super) fn hold_end(
     output: mpsc::Receiver<Output>,
-    promise: DurabilityAck,
+    ack: DurabilityAck,
     blank: RunEnd,
-    places: usize,
+    capacity: usize,
 ) -> mpsc::Receiver<Output> {
-    let (client, kept) = mpsc::channel(places);
-    tokio::spawn(pass(output, promise, blank, client));
+    let (client, kept) = mpsc::channel(capacity);
+    tokio::spawn(forward(output, ack, blank, client));
     kept
 }
 
-async fn pass(
+async fn forward(
     mut output: mpsc::Receiver<Output>,
-    mut promise: DurabilityAck,
+    mut ack: DurabilityAck,
     mut end: RunEnd,
     client: mpsc::Sender<Output>,
 ) {
     let mut text: Vec<char> = Vec::new();
-    let mut settled = None;
+    let mut stored = None;
     let message = loop {
         let next = tokio::select! {
-            outcome = &mut promise, if settled.is_none() => match outcome {
+            outcome = &mut ack, if stored.is_none() => match outcome {
                 Ok(Err(why)) => break why,
                 Ok(Ok(())) => {
-                    settled = Some(());
+                    stored = Some(());
                     continue;
                 }
                 Err(_) => break "the recorder has stopped".to_owned(),
@@ -46,7 +46,7 @@ async fn pass(
         };
         match next {
             Some(Output::Ended(ended)) => {
-                let outcome = if settled.is_some() { Ok(Ok(Ok(()))) } else { timeout(PATIENCE, promise).await };
+                let outcome = if stored.is_some() { Ok(Ok(Ok(()))) } else { timeout(STORE_TIMEOUT, ack).await };
                 let why = match outcome {
                     Ok(Ok(Ok(()))) => {
                         let _ = client.send(Output::Ended(ended)).await;
@@ -54,7 +54,7 @@ async fn pass(
                     }
                     Ok(Ok(Err(why))) => why,
                     Ok(Err(_)) => "the recorder has stopped".to_owned(),
-                    Err(_) => format!("it was not stored within {} s", PATIENCE.as_secs()),
+                    Err(_) => format!("it was not stored within {} s", STORE_TIMEOUT.as_secs()),
                 };
                 end = RunEnd::clone(&ended);
                 break why;
@@ -83,7 +83,7 @@ async fn pass(
 }
 
 /// Reports the end of a run if the decode thread does not: because it panicked, or stopped before it took the run.
-pub(super) struct LastWill {
+pub(super) struct PanicGuard {
     pub run_id: RunId,
     pub client: mpsc::Sender<Output>,
     pub recorder: Option<mpsc::Sender<Signal>>,
@@ -92,14 +92,14 @@ pub(super) struct LastWill {
     pub disarmed: bool,
 }
 
-impl LastWill {
+impl PanicGuard {
     /// Disarms the guard: the run has ended normally.
     pub fn disarm(mut self) {
         self.disarmed = true;
     }
 }
 
-impl Drop for LastWill {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if self.disarmed {
             return;
@@ -121,6 +121,6 @@ impl Drop for LastWill {
 }
 
 /// Returns the end of a run of which only the prompt is known.
-pub(super) fn blank(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
+pub(super) fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
     RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
 }

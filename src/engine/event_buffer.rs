@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub type Clock = fn() -> DateTime<Utc>;
 
 /// Collects and numbers the trace items of one run.
-pub(super) struct Journal {
+pub(super) struct EventBuffer {
     items: Vec<TraceItem>,
     recorded: bool,
     clock: Clock,
@@ -19,7 +19,7 @@ pub(super) struct Journal {
     next_call: i32,
 }
 
-impl Journal {
+impl EventBuffer {
     /// Creates a buffer; one that is not `recorded` only counts.
     pub fn new(recorded: bool, clock: Clock) -> Self {
         let started = Instant::now();
@@ -37,7 +37,7 @@ impl Journal {
     }
 
     /// Returns true if items are recorded.
-    pub fn recorded(&self) -> bool {
+    pub fn is_recorded(&self) -> bool {
         self.recorded
     }
 
@@ -82,10 +82,10 @@ impl Journal {
 
     /// Takes the collected items if a flush is due: often enough for a live view, rarely enough for the decode loop.
     pub fn take_due(&mut self) -> Option<Vec<TraceItem>> {
-        const MANY: usize = 128;
-        const LONG: Duration = Duration::from_millis(25);
-        let is_long_ago = || self.last_flush.is_none_or(|last| last.elapsed() >= LONG);
-        (self.items.len() >= MANY || (!self.items.is_empty() && is_long_ago())).then(|| self.take_all())
+        const FLUSH_ITEMS: usize = 128;
+        const FLUSH_INTERVAL: Duration = Duration::from_millis(25);
+        let is_long_ago = || self.last_flush.is_none_or(|last| last.elapsed() >= FLUSH_INTERVAL);
+        (self.items.len() >= FLUSH_ITEMS || (!self.items.is_empty() && is_long_ago())).then(|| self.take_all())
     }
 
     /// Takes all items.

@@ -1,7 +1,7 @@
 //! History of a conversation in a slot: generated answers and dropped messages. [`align`](mod@super::align) uses it so
 //! that the client's next request finds its state again.
 
-use super::moved;
+use super::shifted_index;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use std::ops::Range;
@@ -13,14 +13,14 @@ const THINKING_ENDS: [&str; 6] =
 
 /// History of the tokens of a sequence, by their indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::engine) struct Memory {
-    pub(super) gaps: Vec<Gap>,
-    pub(super) answers: Vec<Answer>,
+pub(in crate::engine) struct SlotHistory {
+    pub(super) gaps: Vec<DroppedGap>,
+    pub(super) answers: Vec<PastAnswer>,
 }
 
 /// Dropped messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Gap {
+pub(super) struct DroppedGap {
     pub at: usize,
     pub len: usize,
     pub hash: u64,
@@ -30,12 +30,12 @@ pub(super) struct Gap {
 
 /// Generated answer, without the token that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct PastAnswer {
     pub start: usize,
     pub tokens: Vec<TokenId>,
 }
 
-impl Memory {
+impl SlotHistory {
     pub fn is_empty(&self) -> bool {
         self.gaps.is_empty() && self.answers.is_empty()
     }
@@ -48,49 +48,55 @@ impl Memory {
     }
 
     /// Records the answer generated from `start` on. The token that ended it is not part of it.
-    pub fn answered(&mut self, start: usize, generated: &[TokenId], vocabulary: &Vocabulary) {
+    pub fn record_answer(&mut self, start: usize, generated: &[TokenId], vocabulary: &Vocabulary) {
         let ended = generated.last().is_some_and(|&token| vocabulary.is_end_of_generation(token));
         let tokens = &generated[..generated.len() - usize::from(ended)];
         if !tokens.is_empty() {
-            self.answers.push(Answer { start, tokens: tokens.to_vec() });
+            self.answers.push(PastAnswer { start, tokens: tokens.to_vec() });
         }
     }
 
     /// Records messages that are about to be dropped from a sequence, and shifts all positions. `ranges` are in order.
-    pub fn dropped(&mut self, tokens: &[TokenId], spans: &[Span], ranges: &[Range<usize>], vocabulary: &Vocabulary) {
-        self.cut(ranges);
+    pub fn record_dropped(
+        &mut self,
+        tokens: &[TokenId],
+        spans: &[Span],
+        ranges: &[Range<usize>],
+        vocabulary: &Vocabulary,
+    ) {
+        self.remove_ranges(ranges);
         for range in ranges {
             let messages = spans
                 .iter()
                 .filter(|span| span.role != "template" && range.contains(&(span.start as usize)))
                 .map(|span| message_hash(span, tokens, vocabulary))
                 .collect();
-            let at = moved(range.start, ranges);
+            let at = shifted_index(range.start, ranges);
             let hash = hash(&tokens[range.clone()]);
             // After older gaps at the same position: their messages came first.
             let place = self.gaps.partition_point(|gap| gap.at <= at);
-            self.gaps.insert(place, Gap { at, len: range.len(), hash, messages });
+            self.gaps.insert(place, DroppedGap { at, len: range.len(), hash, messages });
         }
     }
 
     /// Shifts all positions after tokens were removed without being recorded.
-    pub fn cut(&mut self, ranges: &[Range<usize>]) {
+    pub fn remove_ranges(&mut self, ranges: &[Range<usize>]) {
         self.gaps.retain(|gap| !ranges.iter().any(|range| range.start < gap.at && gap.at < range.end));
         self.answers.retain(|answer| {
             let own = answer.start..answer.start + answer.tokens.len();
             !ranges.iter().any(|range| range.start < own.end && own.start < range.end)
         });
         for gap in &mut self.gaps {
-            gap.at = moved(gap.at, ranges);
+            gap.at = shifted_index(gap.at, ranges);
         }
         for answer in &mut self.answers {
-            answer.start = moved(answer.start, ranges);
+            answer.start = shifted_index(answer.start, ranges);
         }
     }
 }
 
 /// Returns the text after its reasoning.
-pub(super) fn visible(text: &str) -> &str {
+pub(super) fn without_thinking(text: &str) -> &str {
     THINKING_ENDS
         .iter()
         .filter_map(|mark| text.rfind(mark).map(|at| at + mark.len()))
@@ -100,7 +106,7 @@ pub(super) fn visible(text: &str) -> &str {
 
 pub(super) fn message_hash(span: &Span, tokens: &[TokenId], vocabulary: &Vocabulary) -> u64 {
     let text = vocabulary.decode(&tokens[span.start as usize..span.end as usize]);
-    let text = if span.role == "assistant" { visible(&text) } else { &text };
+    let text = if span.role == "assistant" { without_thinking(&text) } else { &text };
     xxh3_64(format!("{}\0{}", span.role, text.trim()).as_bytes())
 }
 

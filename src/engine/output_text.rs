@@ -5,7 +5,7 @@ use crate::model::complete_prefix;
 
 /// Text of the generated tokens.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct OutputText {
     bytes: Vec<u8>,
     /// After each generated token: length of `bytes`, and how much of it is complete UTF-8.
     ends: Vec<(usize, usize)>,
@@ -24,14 +24,14 @@ pub(super) struct Answer {
     sent: usize,
 }
 
-impl Answer {
+impl OutputText {
     /// Creates an empty text that ends at any of the stop strings.
     pub fn new(stop: &[String]) -> Self {
         Self { stop: stop.iter().map(|text| text.as_bytes().to_vec()).collect(), ..Self::default() }
     }
 
     /// Sets a minimum indentation: the text ends before the first line, other than the very first, that has less.
-    pub fn indented(self, min_indent: usize) -> Self {
+    pub fn with_min_indent(self, min_indent: usize) -> Self {
         Self { min_indent, ..self }
     }
 
@@ -79,7 +79,7 @@ impl Answer {
         {
             self.stopped = None;
         }
-        let stands = self.complete().min(self.stop_limit());
+        let stands = self.complete().min(self.sendable_end());
         if self.sent <= stands {
             return 0;
         }
@@ -109,12 +109,12 @@ impl Answer {
             None | Some(0) => 0,
             Some(tokens) => self.ends[tokens - 1].1,
         };
-        self.take_upto(upto.min(self.stop_limit()))
+        self.take_until(upto.min(self.sendable_end()))
     }
 
     /// Takes all text that was not sent, at the end of the run.
-    pub fn take_rest(&mut self) -> String {
-        self.take_upto(self.text_end())
+    pub fn take_remaining(&mut self) -> String {
+        self.take_until(self.text_end())
     }
 
     /// Returns true if the text has a line break.
@@ -141,7 +141,7 @@ impl Answer {
         self.outdented.map_or(stopped, |at| at.min(stopped))
     }
 
-    fn take_upto(&mut self, upto: usize) -> String {
+    fn take_until(&mut self, upto: usize) -> String {
         if upto <= self.sent {
             return String::new();
         }
@@ -181,7 +181,7 @@ impl Answer {
     }
 
     /// Returns the end of the text that cannot become part of a stop string.
-    fn stop_limit(&self) -> usize {
+    fn sendable_end(&self) -> usize {
         if self.stopped.is_some() || self.outdented.is_some() {
             return self.text_end();
         }
@@ -205,12 +205,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn answer(stop: &[&str]) -> Answer {
-        Answer::new(&stop.iter().map(ToString::to_string).collect::<Vec<_>>())
+    fn answer(stop: &[&str]) -> OutputText {
+        OutputText::new(&stop.iter().map(ToString::to_string).collect::<Vec<_>>())
     }
 
     #[test]
-    fn a_stop_string_across_tokens_never_shows() {
+    fn stop_string_across_tokens_is_never_sent() {
         let mut answer = answer(&["END"]);
         let mut shown = String::new();
         for piece in ["ab", "E", "N", "x E", "ND", "more"] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn other_stop_strings_do_not_take_back_what_was_sent() {
+    fn new_stop_strings_do_not_retract_sent_text() {
         let mut answer = answer(&["xyz"]);
         answer.push(b"one xy", false);
         assert_eq!(answer.take_sendable(0), "one ");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_characters_wait() {
+    fn incomplete_characters_are_held_back() {
         let mut answer = answer(&[]);
         let euro = "€".as_bytes();
         assert_eq!(answer.push(&euro[..2], false), "");
@@ -245,8 +245,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_indented_by_less_ends_it() {
-        let mut answer = answer(&[]).indented(2);
+    fn less_indented_line_ends_text() {
+        let mut answer = answer(&[]).with_min_indent(2);
         let mut shown = String::new();
         for piece in ["def f():\n", " ", " x", "\n    y\n", "z = 1\nmore"] {
             assert!(!answer.is_outdented(), "{shown:?}");
@@ -261,18 +261,18 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_part_of_a_stop_string_is_taken_back_too() {
+    fn text_that_may_become_stop_string_is_retracted() {
         let mut answer = answer(&["cc"]);
         answer.push(b"c", false);
         answer.push(b".", false);
         assert_eq!(answer.take_sendable(0), "c.");
         assert_eq!(answer.truncate(1), 2);
         answer.push(b"c", false);
-        assert_eq!((answer.take_rest().as_str(), answer.stopped_by().as_deref()), ("", Some("cc")));
+        assert_eq!((answer.take_remaining().as_str(), answer.stopped_by().as_deref()), ("", Some("cc")));
     }
 
     #[test]
-    fn what_is_taken_back_is_counted_in_characters() {
+    fn truncate_counts_retracted_characters() {
         let mut answer = answer(&[]);
         for piece in ["a", "é", "€uro"] {
             answer.push(piece.as_bytes(), false);
@@ -284,15 +284,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_outdented_line_is_found_whatever_was_taken_back(moves in proptest::collection::vec(("[ \nx]{0,4}", 0usize..4), 1..30)) {
-            let mut moving = answer(&[]).indented(2);
+        fn outdented_line_is_found_after_truncation(moves in proptest::collection::vec(("[ \nx]{0,4}", 0usize..4), 1..30)) {
+            let mut moving = answer(&[]).with_min_indent(2);
             let mut pieces: Vec<String> = Vec::new();
             for (piece, back) in moves {
                 moving.push(piece.as_bytes(), false);
                 pieces.push(piece);
                 pieces.truncate(pieces.len() - back.saturating_sub(2).min(pieces.len()));
                 moving.truncate(pieces.len());
-                let mut anew = answer(&[]).indented(2);
+                let mut anew = answer(&[]).with_min_indent(2);
                 pieces.iter().for_each(|piece| drop(anew.push(piece.as_bytes(), false)));
                 prop_assert_eq!((moving.outdented, moving.last_line), (anew.outdented, anew.last_line));
             }
@@ -300,8 +300,8 @@ mod tests {
 
         /// A client that applies every delta and retraction always has the text of the answer.
         #[test]
-        fn the_client_agrees(pieces: Vec<(Vec<u8>, Option<u8>)>, holdback in 0usize..4, stop in "[a-c]{1,3}") {
-            let mut answer = Answer::new(&[stop]);
+        fn client_text_matches_after_retractions(pieces: Vec<(Vec<u8>, Option<u8>)>, holdback in 0usize..4, stop in "[a-c]{1,3}") {
+            let mut answer = OutputText::new(&[stop]);
             let mut client: Vec<char> = Vec::new();
             let mut tokens = 0usize;
             for (piece, back) in pieces {
@@ -315,7 +315,7 @@ mod tests {
                 client.extend(answer.take_sendable(holdback).chars());
                 if answer.stopped_by().is_some() { break; }
             }
-            client.extend(answer.take_rest().chars());
+            client.extend(answer.take_remaining().chars());
             prop_assert_eq!(client.into_iter().collect::<String>(), answer.text());
         }
     }

@@ -1,10 +1,10 @@
 //! Serialisation of a history in snapshots, so that a restored conversation finds its generated answers and its dropped
 //! messages. The bytes are not trusted.
 
-use super::memory::{Answer, Gap, Memory};
+use super::history::{DroppedGap, PastAnswer, SlotHistory};
 use crate::events::TokenId;
 
-impl Memory {
+impl SlotHistory {
     /// Serialises the history: answers, then gaps, each list after its length; all numbers little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -32,7 +32,7 @@ impl Memory {
 
     /// Reads a history from the beginning of `bytes`. Returns `None` if it does not match the tokens.
     pub fn from_bytes(bytes: &mut &[u8], tokens: &[TokenId], vocabulary: usize) -> Option<Self> {
-        let mut memory = Self::default();
+        let mut history = Self::default();
         for _ in 0..number(bytes)? {
             let (start, len) = (number(bytes)?, number(bytes)?);
             let answer: Vec<TokenId> = take(bytes, len.checked_mul(4)?)?
@@ -51,7 +51,7 @@ impl Memory {
             if !fits {
                 return None;
             }
-            memory.answers.push(Answer { start, tokens: answer });
+            history.answers.push(PastAnswer { start, tokens: answer });
         }
         for _ in 0..number(bytes)? {
             let (at, len, count) = (number(bytes)?, number(bytes)?, number(bytes)?);
@@ -62,12 +62,12 @@ impl Memory {
                 .map(|&hash| u64::from_le_bytes(hash))
                 .collect();
             let hash = hashes.pop()?;
-            if at > tokens.len() || memory.gaps.last().is_some_and(|last| last.at > at) {
+            if at > tokens.len() || history.gaps.last().is_some_and(|last| last.at > at) {
                 return None;
             }
-            memory.gaps.push(Gap { at, len, hash, messages: hashes });
+            history.gaps.push(DroppedGap { at, len, hash, messages: hashes });
         }
-        Some(memory)
+        Some(history)
     }
 }
 
@@ -89,49 +89,49 @@ mod tests {
 
     const TOKENS: [TokenId; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 
-    fn memory() -> Memory {
-        let answer = |start: usize, tokens: &[TokenId]| Answer { start, tokens: tokens.to_vec() };
-        let gap = |at, messages: &[u64]| Gap { at, len: 40, hash: (1 << 60) | 7, messages: messages.to_vec() };
-        Memory {
+    fn history() -> SlotHistory {
+        let answer = |start: usize, tokens: &[TokenId]| PastAnswer { start, tokens: tokens.to_vec() };
+        let gap = |at, messages: &[u64]| DroppedGap { at, len: 40, hash: (1 << 60) | 7, messages: messages.to_vec() };
+        SlotHistory {
             answers: vec![answer(1, &[2, 3]), answer(6, &[7, 8, 9])],
             gaps: vec![gap(0, &[u64::MAX, 3]), gap(5, &[])],
         }
     }
 
-    fn read(bytes: &[u8]) -> Option<(Memory, usize)> {
+    fn read(bytes: &[u8]) -> Option<(SlotHistory, usize)> {
         let mut rest = bytes;
-        Memory::from_bytes(&mut rest, &TOKENS, 10).map(|memory| (memory, rest.len()))
+        SlotHistory::from_bytes(&mut rest, &TOKENS, 10).map(|history| (history, rest.len()))
     }
 
     #[test]
-    fn a_memory_comes_back() {
-        let mut bytes = memory().to_bytes();
+    fn history_round_trips() {
+        let mut bytes = history().to_bytes();
         bytes.extend([1, 2, 3]);
-        assert_eq!(read(&bytes), Some((memory(), 3)));
-        assert_eq!(read(&Memory::default().to_bytes()), Some((Memory::default(), 0)));
+        assert_eq!(read(&bytes), Some((history(), 3)));
+        assert_eq!(read(&SlotHistory::default().to_bytes()), Some((SlotHistory::default(), 0)));
     }
 
     #[test]
-    fn what_does_not_fit_the_tokens_is_no_memory() {
-        let without = |change: &dyn Fn(&mut Memory)| {
-            let mut memory = memory();
-            change(&mut memory);
-            read(&memory.to_bytes())
+    fn history_that_contradicts_tokens_is_rejected() {
+        let without = |change: &dyn Fn(&mut SlotHistory)| {
+            let mut history = history();
+            change(&mut history);
+            read(&history.to_bytes())
         };
-        assert!(without(&|memory| memory.answers[0].tokens[1] = 4).is_none(), "a token that differs from the state");
-        assert!(without(&|memory| memory.answers[1].tokens[2] = 10).is_none(), "outside of the vocabulary");
-        assert!(without(&|memory| memory.answers[1].tokens.push(1)).is_none(), "longer than the state");
-        assert!(without(&|memory| memory.answers[0].tokens.clear()).is_none());
-        assert!(without(&|memory| memory.answers[0].start = 8).is_none());
-        assert!(without(&|memory| memory.gaps[1].at = 9).is_none());
-        assert!(without(&|memory| memory.gaps.swap(0, 1)).is_none(), "in the wrong order");
+        assert!(without(&|history| history.answers[0].tokens[1] = 4).is_none(), "a token that differs from the state");
+        assert!(without(&|history| history.answers[1].tokens[2] = 10).is_none(), "outside of the vocabulary");
+        assert!(without(&|history| history.answers[1].tokens.push(1)).is_none(), "longer than the state");
+        assert!(without(&|history| history.answers[0].tokens.clear()).is_none());
+        assert!(without(&|history| history.answers[0].start = 8).is_none());
+        assert!(without(&|history| history.gaps[1].at = 9).is_none());
+        assert!(without(&|history| history.gaps.swap(0, 1)).is_none(), "in the wrong order");
     }
 
     proptest! {
         #[test]
-        fn noise_does_no_harm(noise: Vec<u8>, at in any::<prop::sample::Index>(), byte: u8) {
+        fn corrupt_bytes_never_panic(noise: Vec<u8>, at in any::<prop::sample::Index>(), byte: u8) {
             drop(read(&noise));
-            let mut forged = memory().to_bytes();
+            let mut forged = history().to_bytes();
             let at = at.index(forged.len());
             forged[at] = byte;
             drop(read(&forged));

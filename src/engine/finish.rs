@@ -1,7 +1,7 @@
 //! End of a run: reasons to end, and the record of the end.
 
 use super::Output;
-use super::run::{Run, State};
+use super::run::{Run, RunState};
 use crate::events::{Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
 use crate::model::grammar::GrammarMatcher;
 use crate::model::printable;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 impl Run {
     /// Returns the reason and message if the run ends with the token that was just added.
-    pub(super) fn reason_to_end(&self) -> Option<(FinishReason, Option<String>)> {
+    pub(super) fn end_reason(&self) -> Option<(FinishReason, Option<String>)> {
         let last = *self.sequence.last()?;
-        if self.ends_generation(last) || self.answer.stopped_by().is_some() {
+        if self.ends_generation(last) || self.output_text.stopped_by().is_some() {
             return Some((FinishReason::Stop, None));
         }
         if self.constraint.as_ref().is_some_and(GrammarMatcher::is_complete) {
@@ -20,7 +20,7 @@ impl Run {
         if self.generated() >= self.max_tokens {
             return Some((FinishReason::Length, None));
         }
-        if self.answer.is_outdented() {
+        if self.output_text.is_outdented() {
             let message = format!("a line has less than the minimum indentation of {}", self.request.limits.min_indent);
             return Some((FinishReason::Length, Some(message)));
         }
@@ -46,7 +46,7 @@ impl Run {
         if self.request.report.per_token {
             self.send_last_tokens();
         } else {
-            let rest = self.answer.take_rest();
+            let rest = self.output_text.take_remaining();
             self.send(rest);
         }
         let ends_hidden =
@@ -55,10 +55,10 @@ impl Run {
         let message = message.into_iter().chain(switched_off).reduce(|all, next| all + "; " + &next);
         // Without a slot the run was only queued.
         let worked_us =
-            if self.metrics.slot.get().is_some() { self.elapsed_us().saturating_sub(self.begun_us) } else { 0 };
+            if self.metrics.slot.get().is_some() { self.elapsed_us().saturating_sub(self.slot_us) } else { 0 };
         let prompt_us = self.prompt_us.unwrap_or(worked_us);
         let end = Arc::new(RunEnd {
-            completed_at: self.journal.now(),
+            completed_at: self.event_buffer.now(),
             status: match reason {
                 FinishReason::Stop | FinishReason::Length | FinishReason::ToolCalls => RunStatus::Done,
                 FinishReason::Cancelled => RunStatus::Cancelled,
@@ -67,22 +67,22 @@ impl Run {
             finish: Finish {
                 reason,
                 message,
-                stop_string: (reason == FinishReason::Stop).then(|| self.answer.stopped_by()).flatten(),
-                text: printable(self.answer.text()),
+                stop_string: (reason == FinishReason::Stop).then(|| self.output_text.stopped_by()).flatten(),
+                text: printable(self.output_text.text()),
                 tool_calls,
                 fault: self.fault,
                 usage: Usage {
                     prompt_tokens: self.prompt_tokens as u32,
-                    cached_tokens: self.reused as u32,
+                    cached_tokens: self.cached_tokens as u32,
                     completion_tokens: (self.generated() - usize::from(ends_hidden)) as u32,
                 },
                 first_token_us: self.first_token_us,
                 prompt_decoded: self.prompt_decoded() as u32,
                 prompt_us,
                 generation_us: worked_us.saturating_sub(prompt_us),
-                truncated: self.gone.truncated,
-                evicted_tokens: self.gone.tokens as u32,
-                evicted: self.gone.messages.clone(),
+                truncated: self.evictions.truncated,
+                evicted_tokens: self.evictions.tokens as u32,
+                evicted: self.evictions.messages.clone(),
             },
         });
         for active in &mut self.mods {
@@ -95,11 +95,11 @@ impl Run {
         }
         self.outbox.push_back(Output::Ended(Arc::clone(&end)));
         self.end = Some(end);
-        self.state = State::Ended;
+        self.state = RunState::Ended;
     }
 
     /// Ends a run that reached the maximum number of steps.
-    pub(super) fn finish_at_most_steps(&mut self) {
+    pub(super) fn finish_at_max_steps(&mut self) {
         let message = format!(
             "the limit of {} steps was reached with {} tokens in the answer; a mod may backtrack endlessly",
             self.request.limits.max_steps,
