@@ -3,43 +3,43 @@ use crate::model::grammar::TokenMask;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// What a mod wants to happen. `engine` applies it; the table of permitted events is [`Action::permitted_on`].
+/// Action requested by a mod and applied by `engine`. [`Action::permitted_on`] has the table of permitted events.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Go on.
+    /// Continue.
     Noop,
     /// Replace the prompt, and optionally the limit of generated tokens.
     AdjustedPrefill {
-        /// The new prompt.
+        /// New prompt.
         tokens: Vec<TokenId>,
-        /// The new limit.
+        /// New limit of generated tokens.
         max_steps: Option<u32>,
     },
     /// Edit the logits of this step.
     AdjustedLogits {
-        /// What to change.
+        /// Change of the logits.
         edit: LogitEdit,
-        /// Temperature of this one draw; 0 = argmax.
+        /// Temperature of this draw only; 0 = argmax.
         temperature: Option<f32>,
     },
     /// Append these tokens.
     ForceTokens(Vec<TokenId>),
     /// Remove the last `n` generated tokens, then append `tokens`.
     Backtrack {
-        /// How many. At `Sampled` and `Added` it counts the drawn or just-added token.
+        /// Number of tokens. At `Sampled` and `Added` it includes the drawn or just-added token.
         n: u32,
-        /// What to append in their place.
+        /// Tokens to append in their place.
         tokens: Vec<TokenId>,
     },
-    /// The answer is these tokens; the run ends.
+    /// End the run with these tokens as the answer.
     ForceOutput(Vec<TokenId>),
-    /// The run ends with these tool calls: one OpenAI tool call or a list of them.
+    /// End the run with these tool calls: one OpenAI tool call or a list of them.
     ToolCalls(Value),
-    /// The run ends with an error.
+    /// End the run with an error.
     EmitError {
-        /// The error's text.
+        /// Text of the error.
         message: String,
-        /// The party at fault, which decides the HTTP status.
+        /// Party at fault, which decides the HTTP status.
         fault: Fault,
     },
 }
@@ -47,25 +47,25 @@ pub enum Action {
 /// A change of the logits.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LogitEdit {
-    /// Nothing changes; only the temperature is meant.
+    /// No change; only the temperature applies.
     Keep,
-    /// These entries get these values; `f32::NEG_INFINITY` bans a token.
+    /// Set entries to values; `f32::NEG_INFINITY` bans a token.
     Set(Vec<(TokenId, f32)>),
-    /// These are added to the entries.
+    /// Add values to entries.
     Add(Vec<(TokenId, f32)>),
-    /// All entries but those of the mask get `f32::NEG_INFINITY`.
+    /// Set all entries outside of the mask to `f32::NEG_INFINITY`.
     Allow(Arc<TokenMask>),
-    /// The whole vector is replaced. Its length must be the vocabulary's.
+    /// Replace the whole vector; its length must be the vocabulary's.
     Replace(Vec<f32>),
 }
 
 impl Action {
-    /// Ends the run with an error.
+    /// Creates the action that ends the run with an error.
     pub fn error(message: impl Into<String>) -> Self {
         Self::EmitError { message: message.into(), fault: Fault::Mod }
     }
 
-    /// Which of the eight it is.
+    /// Returns the type of the action.
     #[must_use]
     pub const fn kind(&self) -> ActionType {
         match self {
@@ -80,7 +80,7 @@ impl Action {
         }
     }
 
-    /// Whether the event permits the action.
+    /// Returns true if the action is permitted at the event.
     #[must_use]
     pub const fn permitted_on(&self, event: EventType) -> bool {
         match self {
@@ -91,7 +91,7 @@ impl Action {
         }
     }
 
-    /// Whether it changes control: the first such action of an event wins.
+    /// Returns true if the action changes control: the first such action of an event wins.
     #[must_use]
     pub const fn is_control(&self) -> bool {
         !matches!(self, Self::Noop | Self::AdjustedPrefill { .. } | Self::AdjustedLogits { .. })

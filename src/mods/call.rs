@@ -7,82 +7,82 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What stays the same during a run.
+/// Properties of a run that stay the same while it is active.
 #[derive(Debug, Clone)]
 pub struct RunView {
-    /// The run.
+    /// Id of the run.
     pub run_id: RunId,
-    /// The client's id of it.
+    /// Id chosen by the client.
     pub request_id: String,
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Its vocabulary, to encode and decode with.
+    /// Vocabulary of the model, for encoding and decoding.
     pub vocabulary: Arc<Vocabulary>,
-    /// The messages, as sent; `None` for a raw completion.
+    /// Messages as sent; `None` for a raw completion.
     pub conversation: Option<Value>,
-    /// The tools, as sent.
+    /// Tools as sent.
     pub tools: Option<Value>,
-    /// How the model writes its answers, and whether this one begins within a thought.
+    /// Format of the model's answers, including whether this one begins within reasoning.
     pub answer_format: Arc<AnswerFormat>,
     /// Sampling parameters and limits, as recorded.
     pub parameters: Value,
     /// Random seed of the run.
     pub seed: u32,
-    /// Compiles grammars for the model, for mods that hold an answer to one.
+    /// Compiler of grammars for the model, for mods that constrain the answer.
     pub grammars: Arc<GrammarCompiler>,
 }
 
-/// One event, as a mod sees it.
+/// One event, as passed to a mod.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// The run.
+    /// Properties of the run.
     pub run: &'a Arc<RunView>,
-    /// The step, 0 for `Prefilled`.
+    /// Step; 0 for `Prefilled`.
     pub step: u32,
-    /// The whole sequence: prompt, then generated tokens. At `Added` the added tokens are its end.
+    /// Whole sequence: prompt, then generated tokens. At `Added`, the added tokens are its end.
     pub sequence: &'a [TokenId],
-    /// How many of them are the prompt.
+    /// Length of the prompt in tokens.
     pub prompt_len: usize,
-    /// Generated tokens that a full context has let go: they stand in the answer, and not in `sequence`.
+    /// Number of generated tokens evicted by a full context: they are part of the answer but not of `sequence`.
     pub evicted: usize,
     /// Limit of generated tokens.
     pub max_steps: u32,
-    /// What happened.
+    /// Event with its data.
     pub event: CallEvent<'a>,
 }
 
-/// The part of a call that depends on the event.
+/// Event-specific part of a call.
 #[derive(Debug)]
 pub enum CallEvent<'a> {
-    /// `sequence` is the prompt.
+    /// The prompt is ready; `sequence` is the prompt.
     Prefilled,
-    /// Logits of shape `(vocab)`, no temperature or penalty applied, as the mod before left them.
+    /// Logits of shape `(vocab)` before temperature and penalties, as left by the previous mod.
     ForwardPass {
-        /// One per token of the vocabulary.
+        /// One value per token of the vocabulary.
         logits: &'a [f32],
     },
-    /// `token` was drawn; it is not in `sequence`.
+    /// `token` was drawn; it is not in `sequence` yet.
     Sampled {
-        /// The token.
+        /// Drawn token.
         token: TokenId,
-        /// Its text, lossy.
+        /// Text of the token, lossy.
         text: &'a str,
         /// Natural logarithm of its probability in the model's full distribution.
         logprob: f32,
     },
     /// `tokens` were appended.
     Added {
-        /// They are the end of `sequence`.
+        /// Appended tokens, the end of `sequence`.
         tokens: &'a [TokenId],
-        /// For each the natural logarithm of its probability in the model's full distribution, where it is known.
+        /// Natural logarithm of the probability of each token in the model's full distribution, if known.
         logprobs: &'a [Option<f32>],
-        /// Whether they were forced.
+        /// True if the tokens were forced.
         forced: bool,
     },
 }
 
 impl Call<'_> {
-    /// The event's type.
+    /// Returns the type of the event.
     #[must_use]
     pub const fn event_type(&self) -> EventType {
         match self.event {
@@ -93,34 +93,34 @@ impl Call<'_> {
         }
     }
 
-    /// The tokens generated so far.
+    /// Returns the generated tokens.
     #[must_use]
     pub fn generated(&self) -> &[TokenId] {
         &self.sequence[self.prompt_len..]
     }
 
-    /// How many tokens the answer has, those included that a full context has let go.
+    /// Returns the number of tokens of the answer, including those evicted by a full context.
     #[must_use]
     pub fn length(&self) -> usize {
         self.generated().len() + self.evicted
     }
 }
 
-/// What came back from a call.
+/// Reply of a mod to a call.
 #[derive(Debug, Default)]
 pub struct Reply {
-    /// The action, or what went wrong; an exception counts as Noop.
+    /// Action of the mod; `None` counts as Noop.
     pub action: Option<Action>,
-    /// Set when the mod raised, overran its deadline or died.
+    /// Set if the mod raised an exception, exceeded its deadline or died; the action is then Noop.
     pub exception: Option<ModException>,
-    /// What it printed and logged, in order.
+    /// Lines that the mod printed and logged, in order.
     pub logs: Vec<ModLogLine>,
-    /// How long the mod itself took. The engine measures a reply that leaves this at zero.
+    /// Time that the mod itself took. The engine measures the time of a reply that leaves this at zero.
     pub elapsed: Duration,
 }
 
 impl Reply {
-    /// Go on, nothing to say.
+    /// Returns a reply without action and log lines.
     #[must_use]
     pub fn noop() -> Self {
         Self::default()
@@ -133,58 +133,59 @@ impl From<Action> for Reply {
     }
 }
 
-/// A failed call.
+/// Error of a failed call.
 #[derive(Debug, Clone)]
 pub struct ModException {
-    /// One line.
+    /// Message, one line.
     pub message: String,
-    /// Where it was raised.
+    /// Traceback.
     pub traceback: Option<String>,
 }
 
-/// A line that a mod wrote.
+/// A log line of a mod.
 #[derive(Debug, Clone)]
 pub struct ModLogLine {
-    /// Its level.
+    /// Level of the line.
     pub level: LogLevel,
-    /// The line.
+    /// Text of the line.
     pub message: String,
 }
 
-/// Takes the reply to a call that was answered with `Pending`. Dropped without a reply, it reports an exception,
-/// so that a run never waits for a mod that is gone.
+/// Sender for the reply to a call that returned `Pending`. If it is dropped without a reply, it sends an exception, so
+/// that a run never waits for a mod that is gone.
 pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
     watched: bool,
 }
 
 impl ReplySender {
-    /// Delivers to `deliver`.
+    /// Creates a sender that passes the reply to `deliver`.
     pub fn new(deliver: impl FnOnce(Reply) + Send + 'static) -> Self {
         Self { deliver: Some(Box::new(deliver)), watched: false }
     }
 
-    /// The same for a caller that [looks](super::ModInstance::poll_reply) for the answer until it [lets go](super::ModInstance::stop_polling).
+    /// Marks the sender as polled: the caller [polls](super::ModInstance::poll_reply) for the reply until it
+    /// [stops](super::ModInstance::stop_polling).
     #[must_use]
     pub fn polled(mut self) -> Self {
         self.watched = true;
         self
     }
 
-    /// Whether the caller looks for the answer.
+    /// Returns true if the caller polls for the reply.
     #[must_use]
     pub fn is_polled(&self) -> bool {
         self.watched
     }
 
-    /// Delivers the reply.
+    /// Sends the reply.
     pub fn reply(mut self, reply: Reply) {
         if let Some(deliver) = self.deliver.take() {
             deliver(reply);
         }
     }
 
-    /// The same duty; `look` sees the reply on its way.
+    /// Adds a function that sees the reply before it is delivered.
     #[must_use]
     pub fn inspected_by(mut self, look: impl FnOnce(&Reply) + Send + 'static) -> Self {
         match self.deliver.take() {
@@ -200,7 +201,7 @@ impl ReplySender {
         }
     }
 
-    /// Gives up the duty to answer, because the call was answered at once.
+    /// Discards the sender, because the call was answered directly.
     pub fn disarm(mut self) {
         self.deliver = None;
     }
@@ -210,7 +211,7 @@ impl Drop for ReplySender {
     fn drop(&mut self) {
         if let Some(deliver) = self.deliver.take() {
             deliver(Reply {
-                exception: Some(ModException { message: "the mod ended without an answer".into(), traceback: None }),
+                exception: Some(ModException { message: "the mod ended without a reply".into(), traceback: None }),
                 ..Reply::default()
             });
         }
@@ -224,22 +225,22 @@ pub struct EventSet(u8);
 impl EventSet {
     /// No event.
     pub const NONE: Self = Self(0);
-    /// All four.
+    /// All four events.
     pub const ALL: Self = Self(0b1111);
 
-    /// The set of these events.
+    /// Creates the set of these events.
     #[must_use]
     pub fn of(events: &[EventType]) -> Self {
         Self(events.iter().fold(0, |bits, &event| bits | 1 << event as u8))
     }
 
-    /// Whether the event is in it.
+    /// Returns true if the set contains the event.
     #[must_use]
     pub const fn contains(self, event: EventType) -> bool {
         self.0 & (1 << event as u8) != 0
     }
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -1,12 +1,12 @@
-//! Mods: code that steps into every token of a run.
+//! Mods: code that can observe and change every token of a run.
 //!
-//! A [`ModFactory`] is a mod as the registry knows it; [`ModFactory::start`] makes a [`ModInstance`], the mod within one
-//! run. The engine calls the session for the events it handles and applies the [`Action`] it answers with. A
-//! session answers at once (built-in mods, on the decode thread) or later through [`ReplySender`] (Python mods, in
-//! their worker process); while an answer is out, the scheduler leaves that run out of the batch.
+//! A [`ModFactory`] is a registered mod; [`ModFactory::start`] creates a [`ModInstance`], the state of the mod for one
+//! run. The engine calls the instance for the events that it handles and applies the [`Action`] of its reply. Built-in
+//! mods reply immediately on the decode thread. Python mods reply later through [`ReplySender`], from their worker
+//! process. While a reply is awaited, the scheduler leaves the run out of the batch.
 //!
-//! Mods never touch engine state: they see a [`Call`] and return a [`Reply`]. What an action does to sequence,
-//! KV cache and trace is decided in `engine`, in one place.
+//! Mods never touch engine state: they receive a [`Call`] and return a [`Reply`]. The effects of an action on sequence,
+//! KV cache and trace are decided in `engine`, in one module.
 
 mod action;
 pub mod builtin;
@@ -26,56 +26,56 @@ pub use registry::{
 use serde_json::Value;
 use std::sync::Arc;
 
-/// A mod as the registry knows it.
+/// A registered mod.
 pub trait ModFactory: Send + Sync {
-    /// Name, description, language, version.
+    /// Returns name, description, language and version.
     fn describe(&self) -> ModDescription;
 
-    /// SHA-256 of its source in hexadecimal, where it has one that can be shown.
+    /// Returns the SHA-256 of the source in hexadecimal, if the source can be shown.
     fn source_hash(&self) -> Option<String> {
         None
     }
 
-    /// Its source: a text, or an object from path to text.
+    /// Returns the source: a text, or an object from path to text.
     fn source_text(&self) -> Option<Value> {
         None
     }
 
-    /// Begins the mod's part in one run.
+    /// Creates an instance of the mod for one run.
     ///
     /// # Errors
-    /// A message for the person who sent `config`: which field was wrong, and what would be right.
+    /// A message for the sender of `config`: the invalid field, and what is expected.
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String>;
 }
 
-/// A mod within one run.
+/// State of a mod for one run.
 pub trait ModInstance: Send {
-    /// The events it wants to be called for.
+    /// Returns the events that the mod handles.
     fn handles(&self) -> EventSet;
 
-    /// Most generated tokens it may take back after they were appended, where it knows a bound. The stream to the
-    /// client lags by that much, so that what was sent stands.
+    /// Returns the maximum number of appended tokens that the mod may still remove, if it knows one. The stream to the
+    /// client lags by that many tokens, so that sent text is final.
     fn holdback(&self) -> usize {
         0
     }
 
-    /// Handles one event. `Ok` is the answer; `Err(Pending)` says that it will come through the `done` it was given.
+    /// Handles one event. `Ok` is the reply; `Err(Pending)` means that the reply will come through `done`.
     ///
     /// # Errors
-    /// [`Pending`] is not a failure: it hands the duty to answer over to whoever holds `done`.
+    /// [`Pending`] is not a failure: the owner of `done` will send the reply.
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending>;
 
-    /// Looks whether the answer to a call with a [watched](ReplySender::watched) `done` has come, and delivers it if so. Costs a
-    /// microsecond, where the thread that would deliver it later has to wake up first.
+    /// Checks whether the reply to a call with a [polled](ReplySender::polled) `done` has arrived, and delivers it if
+    /// so. Takes a microsecond; the thread that would deliver it later has to wake up first.
     fn poll_reply(&mut self) {}
 
-    /// The caller looks no longer; the answer comes by itself.
+    /// Ends polling: the reply is then delivered without it.
     fn stop_polling(&mut self) {}
 
-    /// The run is over, for whatever reason; per-run state can be dropped.
+    /// Called when the run has ended for any reason; the instance can drop its state.
     fn finished(&mut self) {}
 }
 
-/// The answer comes later, through [`ReplySender`].
+/// The reply comes later, through [`ReplySender`].
 #[derive(Debug)]
 pub struct Pending;

@@ -1,11 +1,11 @@
-//! Checks a value against a JSON schema, and says what is wrong where. Keywords that it does not know allow everything.
+//! Validation of a value against a JSON schema, with an error that names the place. Unknown keywords allow everything.
 
 use serde_json::{Map, Value};
 
-/// Most references and nested schemas on the way to one value.
+/// Maximum references and nested schemas on the path to one value.
 const DEEPEST: usize = 64;
 
-/// What is wrong with the value, if anything: the place, what was found, and what is right.
+/// Returns the first problem of the value, if any: the place, what was found, and what is expected.
 pub fn problem(value: &Value, schema: &Value) -> Option<String> {
     Check { root: schema }.value(value, schema, "", 0).err()
 }
@@ -18,7 +18,7 @@ impl Check<'_> {
     fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
         let wrong = |right: String| Err(format!("{} must be {right}, found {value}", place(at)));
         let schema = match schema {
-            Value::Bool(false) => return Err(format!("{} must not be there", place(at))),
+            Value::Bool(false) => return Err(format!("{} is not allowed", place(at))),
             Value::Object(schema) => schema,
             _ => return Ok(()),
         };
@@ -74,7 +74,7 @@ impl Check<'_> {
                 (None, Some(Value::Bool(false))) if !schema.contains_key("patternProperties") => {
                     let known: Vec<&str> =
                         known.into_iter().flat_map(|known| known.keys().map(String::as_str)).collect();
-                    return Err(format!("{} is not known; known are: {}", place(&below(name)), known.join(", ")));
+                    return Err(format!("{} is unknown; known fields: {}", place(&below(name)), known.join(", ")));
                 }
                 (None, Some(other)) => self.value(value, other, &below(name), depth + 1)?,
                 (None, None) => {}
@@ -94,7 +94,7 @@ impl Check<'_> {
         if schema.get("uniqueItems") == Some(&Value::Bool(true))
             && let Some(index) = (1..items.len()).find(|&index| items[..index].contains(&items[index]))
         {
-            return Err(format!("{}[{index}] is there twice", place(at)));
+            return Err(format!("{}[{index}] is a duplicate", place(at)));
         }
         within(items.len(), schema, ("minItems", "maxItems"), "items")
             .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), items.len())))
@@ -107,20 +107,24 @@ impl Check<'_> {
             self.value(value, every, at, depth + 1)?;
         }
         if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| fits(&part))) {
-            return Err(format!("{} fits none of the {} forms it may have, found {value}", place(at), parts.len()));
+            return Err(format!(
+                "{} must match one of {} schemas and matches none, found {value}",
+                place(at),
+                parts.len()
+            ));
         }
         if let Some(parts) = part("oneOf") {
             let count = parts.iter().filter(fits).count();
             if count != 1 {
                 return Err(format!(
-                    "{} must fit one of the {} forms it may have, and fits {count}, found {value}",
+                    "{} must match exactly one of {} schemas and matches {count}, found {value}",
                     place(at),
                     parts.len()
                 ));
             }
         }
         match schema.get("not") {
-            Some(not) if fits(&not) => Err(format!("{} has a form that it must not have, found {value}", place(at))),
+            Some(not) if fits(&not) => Err(format!("{} matches a schema that is excluded, found {value}", place(at))),
             _ => Ok(()),
         }
     }
@@ -150,11 +154,11 @@ fn is_a(value: &Value, kind: &str) -> bool {
 
 fn shown_kind(kind: &str) -> String {
     match kind {
-        "string" => "a text".into(),
+        "string" => "a string".into(),
         "boolean" => "true or false".into(),
         "null" => "null".into(),
-        "integer" => "a whole number".into(),
-        "array" => "a list".into(),
+        "integer" => "an integer".into(),
+        "array" => "an array".into(),
         "object" => "an object".into(),
         other => format!("a {other}"),
     }
@@ -167,10 +171,10 @@ fn list(values: &[Value]) -> String {
 fn string(text: &str, schema: &Map<String, Value>) -> Option<String> {
     let length = within(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
     let pattern = schema.get("pattern").and_then(Value::as_str);
-    length.map(|right| format!("a text of {right}")).or_else(|| {
-        // An expression of another dialect than ours says nothing here.
+    length.map(|right| format!("a string of {right}")).or_else(|| {
+        // Expressions in a syntax that the `regex` crate does not support are ignored.
         let expression = regex::Regex::new(pattern?).ok()?;
-        (!expression.is_match(text)).then(|| format!("a text that matches {expression}"))
+        (!expression.is_match(text)).then(|| format!("a string that matches {expression}"))
     })
 }
 
@@ -224,19 +228,22 @@ mod tests {
             (json!(3), "the value must be an object, found 3"),
             (json!({}), "'city' is missing"),
             (json!({"city": "Rome"}), "'city' must be one of \"Oakford\", \"Zürich\", found \"Rome\""),
-            (json!({"city": "Oakford", "days": 1.5}), "'days' must be a whole number, found 1.5"),
+            (json!({"city": "Oakford", "days": 1.5}), "'days' must be an integer, found 1.5"),
             (json!({"city": "Oakford", "days": 9}), "'days' must be a number of at most 7, found 9"),
             (
                 json!({"city": "Oakford", "tags": ["ab", "c"]}),
-                "'tags[1]' must be a text of at least 2 characters, found \"c\"",
+                "'tags[1]' must be a string of at least 2 characters, found \"c\"",
             ),
-            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags'[1] is there twice"),
+            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags'[1] is a duplicate"),
             (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "'tags' must have at most 2 items, found 3"),
             (
                 json!({"city": "Oakford", "at": "now"}),
-                "'at' must be a text that matches ^[0-9]+:[0-9]+$, found \"now\"",
+                "'at' must be a string that matches ^[0-9]+:[0-9]+$, found \"now\"",
             ),
-            (json!({"city": "Oakford", "unit": "K"}), "'unit' fits none of the 2 forms it may have, found \"K\""),
+            (
+                json!({"city": "Oakford", "unit": "K"}),
+                "'unit' must match one of 2 schemas and matches none, found \"K\"",
+            ),
             (json!({"city": "Oakford", "x": 1}), "'x' is not known; known are: city, days, tags, at, unit"),
         ] {
             assert_eq!(problem(&wrong, &schema).as_deref(), Some(message));

@@ -1,6 +1,6 @@
-//! Where the decode thread hands calls in. It never waits here: a call goes to the keeper's queue, and when the keeper
-//! has nothing else to do, its frame goes straight to the worker, so that the keeper need not wake up first. While the
-//! decode thread has nothing else to do either, it looks for the answer itself, and the keeper does not wake up at all.
+//! Handle through which the decode thread submits calls; it never blocks. A call goes to the supervisor's queue. If the
+//! supervisor is idle, the frame goes directly to the worker, so that the supervisor need not wake up first. While the
+//! decode thread is idle too, it polls for the reply itself, and the supervisor does not wake up at all.
 
 use super::frame;
 use super::keeper::{CallJob, Job, reply_of};
@@ -15,16 +15,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
 
-/// Longest frame that is read at the desk, in bytes.
+/// Maximum frame that is read by polling, in bytes.
 const SHORT: usize = 4096;
 
-/// The way to a keeper.
+/// Handle of a supervisor.
 pub struct Desk {
     jobs: mpsc::Sender<Job>,
     pub shared: Arc<Shared>,
 }
 
-/// What desk and keeper both know.
+/// State shared by handle and supervisor.
 pub struct Shared {
     pub memory: SharedMemory,
     /// Runs that use this worker.
@@ -34,20 +34,20 @@ pub struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Jobs that were handed in and are not done.
+    /// Submitted jobs that are not done.
     waiting: usize,
-    /// The way to a worker that does nothing, or what `ahead` asked.
+    /// Link to a worker that is idle, or works on `direct_call`.
     line: Option<Line>,
-    /// A call that the worker has and the keeper has not: whoever made it looks for the answer.
+    /// Call that was sent directly to the worker and is not known to the supervisor; its caller polls for the reply.
     ahead: Option<Box<CallJob>>,
-    /// Calls whose answer was found so.
+    /// Number of replies found by polling.
     answered: u64,
 }
 
-/// A worker that has imported its mod.
+/// Link to a worker that has imported its mod.
 struct Line {
     stream: UnixStream,
-    /// Tells this worker from those before it; never 0.
+    /// Number that distinguishes this worker from earlier ones; never 0.
     generation: u64,
 }
 
@@ -58,18 +58,18 @@ impl Desk {
         (Self { jobs, shared }, queue)
     }
 
-    /// Whether the keeper still works.
+    /// Returns true while the supervisor runs.
     pub fn is_open(&self) -> bool {
-        // The keeper holds the other reference for as long as it works.
+        // The supervisor owns the other reference while it runs.
         Arc::strong_count(&self.shared) > 1
     }
 
-    /// Hands a job in.
+    /// Submits a job.
     ///
     /// # Errors
-    /// The keeper has ended; the job comes back.
+    /// The supervisor has ended; returns the job.
     pub fn hand_in(&self, mut job: Job) -> Result<(), Job> {
-        // Nobody holds this lock for longer than one frame takes into an empty socket.
+        // The lock is held at most for the write of one frame to an empty socket.
         let mut state = self.shared.state();
         self.pass_on(&mut state);
         if let (Job::Call(call), 0, Some(line)) = (&mut job, state.waiting, &state.line)
@@ -95,8 +95,8 @@ impl Desk {
         })
     }
 
-    /// Looks whether the call of that run is answered, and delivers the answer if so. What is not simply an answer is left
-    /// to the keeper.
+    /// Checks whether the reply to the run's call has arrived, and delivers it if so. Anything other than a complete
+    /// reply is left to the supervisor.
     pub fn look(&self, run: u64) {
         let mut state = self.shared.state();
         if state.ahead.as_ref().is_none_or(|call| call.run.number != run) {
@@ -117,7 +117,7 @@ impl Desk {
         }
     }
 
-    /// Nobody looks for the answer to that run's call any more.
+    /// Ends polling for the reply to the run's call.
     pub fn stop_polling(&self, run: u64) {
         let mut state = self.shared.state();
         if state.ahead.as_ref().is_some_and(|call| call.run.number == run) {
@@ -125,17 +125,17 @@ impl Desk {
         }
     }
 
-    /// Lets the keeper have the call that it does not know of yet.
+    /// Forwards the direct call to the supervisor.
     fn pass_on(&self, state: &mut State) {
         if let Some(call) = state.ahead.take() {
-            // A keeper that has ended drops the call, which answers it.
+            // A supervisor that has ended drops the call, which sends an exception.
             let _ = self.jobs.send(Job::Call(call));
         }
     }
 }
 
 impl Shared {
-    /// A job is done. `generation` is that of the worker there is, 0 for none, and `stream` the way to it.
+    /// Marks a job as done. `generation` is the current worker's, 0 for none, and `stream` opens a link to it.
     pub fn job_done(&self, generation: u64, stream: impl FnOnce() -> Option<UnixStream>) {
         let mut state = self.state();
         state.waiting = state.waiting.saturating_sub(1);
@@ -144,12 +144,12 @@ impl Shared {
         }
     }
 
-    /// Calls that were answered without the keeper, ever.
+    /// Returns the number of replies found by polling.
     pub fn answered(&self) -> u64 {
         self.state().answered
     }
 
-    /// Takes the worker away from the desk; `false` when a call is on its way to it.
+    /// Detaches the worker. Returns `false` if a call is on its way to it.
     pub fn take_line(&self) -> bool {
         let mut state = self.state();
         if state.waiting == 0 {
@@ -163,9 +163,10 @@ impl Shared {
     }
 }
 
-/// Sends without ever waiting. A frame that does not fit ends the worker, which would otherwise wait for its rest.
+/// Sends without blocking. If a frame does not fit completely, the worker is ended, which would otherwise wait for the
+/// rest.
 fn send_now(line: &Line, bytes: &[u8]) -> Result<(), Errno> {
-    // There is no SIGPIPE to keep away: Rust's programs ignore it.
+    // Rust programs ignore SIGPIPE, so MSG_NOSIGNAL is not needed.
     match send(line.stream.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT) {
         Ok(sent) if sent == bytes.len() => Ok(()),
         Err(Errno::EAGAIN) => Err(Errno::EAGAIN),
@@ -176,10 +177,10 @@ fn send_now(line: &Line, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// Not an answer, or not the whole of it.
+/// The received bytes are not exactly one reply.
 struct Unclear;
 
-/// What the worker has said, if it has said anything. Never waits, and takes nothing but a whole answer.
+/// Reads a reply, if one has arrived. Never blocks, and consumes nothing but a complete reply.
 fn answer(line: &Line) -> Result<Option<(Said, Vec<u8>)>, Unclear> {
     let socket = line.stream.as_raw_fd();
     let mut bytes = [0; SHORT];

@@ -1,31 +1,31 @@
 //! Frames between the server and a worker: `u32` header length, `u32` body length, header (JSON), body; little-endian.
 
 const PREFIX: usize = 8;
-/// Longest header in bytes; a prompt of a million tokens fits.
+/// Maximum length of a header in bytes; a prompt of a million tokens fits.
 const MAX_HEADER: usize = 16 << 20;
-/// Longest body in bytes.
+/// Maximum length of a body in bytes.
 const MAX_BODY: usize = 64 << 20;
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// JSON, not parsed yet.
+    /// Header: JSON, not parsed yet.
     pub header: Vec<u8>,
-    /// What JSON is no good for.
+    /// Body: binary data.
     pub body: Vec<u8>,
 }
 
-/// The sender does not speak the protocol.
+/// The sender violates the protocol.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "a frame announces {header} bytes of header and {body} of body; at most {MAX_HEADER} and {MAX_BODY} are permitted"
+    "a frame has a header of {header} bytes and a body of {body} bytes; the maximum is {MAX_HEADER} and {MAX_BODY}"
 )]
 pub struct TooLong {
     header: usize,
     body: usize,
 }
 
-/// The frame as bytes.
+/// Encodes a frame.
 pub fn encode(header: &[u8], body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(PREFIX + header.len() + body.len());
     bytes.extend_from_slice(&(header.len() as u32).to_le_bytes());
@@ -35,7 +35,7 @@ pub fn encode(header: &[u8], body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Header and body, when the bytes are one frame and nothing else.
+/// Returns header and body if the bytes are exactly one frame.
 pub fn whole(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (prefix, rest) = bytes.split_first_chunk::<PREFIX>()?;
     let (header, body) = lengths(*prefix);
@@ -47,22 +47,22 @@ fn lengths(prefix: [u8; PREFIX]) -> (usize, usize) {
     ((both & u64::from(u32::MAX)) as usize, (both >> 32) as usize)
 }
 
-/// Puts frames together from bytes as they arrive.
+/// Decoder of frames from a stream of bytes.
 #[derive(Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
 }
 
 impl Decoder {
-    /// Takes bytes in.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next frame, once it is complete.
+    /// Returns the next frame, once it is complete.
     ///
     /// # Errors
-    /// [`TooLong`]; nothing after it can be understood.
+    /// [`FrameTooLong`]; the rest of the stream cannot be decoded.
     pub fn next(&mut self) -> Result<Option<Frame>, TooLong> {
         let Some((prefix, rest)) = self.buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let (header, body) = lengths(*prefix);

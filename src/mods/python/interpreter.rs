@@ -1,4 +1,4 @@
-//! Finds a Python that is new enough.
+//! Search for a Python interpreter that is new enough.
 
 use super::LoadError;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 const OLDEST: (u32, u32) = (3, 9);
 const ASK: &str = "import sys; print(*sys.version_info[:2], sys.executable, sep='\\n')";
 
-/// The interpreter to run workers with: `chosen`, else `THUNDER_PYTHON`, else `python3` on the PATH.
+/// Returns the interpreter for workers: `chosen`, else `THUNDER_PYTHON`, else `python3` on the PATH.
 ///
 /// # Errors
 /// [`LoadError::NoPython`] with what was tried.
@@ -25,7 +25,8 @@ pub fn find(chosen: Option<&Path>) -> Result<PathBuf, LoadError> {
     }
 }
 
-/// The program behind `candidate`, which may be a shim that needs an environment the workers do not have.
+/// Returns the path of the actual interpreter: `candidate` may be a shim that needs an environment that workers do not
+/// have.
 fn ask(candidate: &Path) -> Result<PathBuf, LoadError> {
     let failed = |reason: String| LoadError::NoPython { tried: candidate.display().to_string(), reason };
     let output = Command::new(candidate).args(["-I", "-c", ASK]).output().map_err(|error| failed(error.to_string()))?;
@@ -40,7 +41,7 @@ fn ask(candidate: &Path) -> Result<PathBuf, LoadError> {
             Err(failed(format!("it is Python {major}.{minor}")))
         }
         (Some(_), Some(_), Some(path)) if !path.is_empty() => Ok(PathBuf::from(path)),
-        _ => Err(failed(format!("it does not answer like Python: {text:?}"))),
+        _ => Err(failed(format!("its output is not Python's: {text:?}"))),
     }
 }
 

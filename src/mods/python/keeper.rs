@@ -1,9 +1,9 @@
-//! The thread that keeps one worker of a mod: starts it when it is first needed, hands it one call at a time, starts
-//! another when it overran a deadline or died, and ends it when nobody has needed it for a while.
+//! Thread that supervises one worker of a mod: starts it when it is first needed, sends it one call at a time, replaces
+//! it when it exceeds a deadline or dies, and ends it when it is unused for a while.
 //!
-//! Calls wait here, not in the worker. So a deadline counts from the moment the worker got the call, and a worker
-//! that is lost takes exactly one call with it: that one is answered with an exception and never tried again, since
-//! the mod may have done half of it; the others go to the next worker.
+//! Calls wait here, not in the worker. A deadline therefore counts from the moment the worker receives the call, and a
+//! failing worker loses exactly one call. That call gets an exception and is never retried, since the mod may have
+//! executed half of it; the others go to the next worker.
 
 use super::desk::Shared;
 use super::logs::Logs;
@@ -23,20 +23,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Pause after a worker that could not be started, or was lost the second time in a row; doubles up to
-/// [`LONGEST_PAUSE`].
+/// Delay after a worker that could not be started, or the second consecutive failure of a worker; doubles up to
+/// [`MAX_RESTART_DELAY`].
 const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How often a worker without calls is looked at.
+/// Interval at which an idle worker is checked.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What a keeper is asked to do.
+/// Job of a supervisor.
 pub enum Job {
-    /// A run begins: have a worker ready.
+    /// A run starts: have a worker ready.
     Begin,
     /// One event of a run.
     Call(Box<CallJob>),
-    /// The run is over; its slots are free.
+    /// The run has ended; its memory regions are free.
     Finished { run: Arc<RunContext>, slots: Vec<Slot> },
 }
 
@@ -44,53 +44,53 @@ pub enum Job {
 pub struct CallJob {
     pub run: Arc<RunContext>,
     pub event: EventType,
-    /// The frame's header.
+    /// Header of the frame.
     pub header: Vec<u8>,
-    /// Where its logits are.
+    /// Memory region of the logits.
     pub logits: Option<Slot>,
-    /// When the worker got it, when it has it already.
+    /// Time at which it was sent to the worker, if it was.
     pub sent: Option<Instant>,
     pub done: ReplySender,
 }
 
-/// A run, as this mod knows it.
+/// A run in which this mod takes part.
 pub struct RunContext {
     /// Unique within the process.
     pub number: u64,
     pub view: Arc<RunView>,
     pub config: Value,
-    /// How many of the last generated tokens the client does not get yet; a reply can change it.
+    /// Number of last generated tokens that are held back from the client; a reply can change it.
     pub holdback: AtomicUsize,
     /// Generation of the worker that knows the run; 0 for none.
     pub worker: AtomicU64,
-    /// Bytes that the mod logged.
+    /// Bytes logged by the mod.
     pub logged: AtomicUsize,
 }
 
-/// Keeps one worker of a mod.
+/// Supervisor of one worker of a mod.
 pub struct Keeper {
     pub name: String,
     pub recipe: Recipe,
     pub shared: Arc<Shared>,
     worker: Option<Process>,
-    /// Counts the workers.
+    /// Number of the current worker.
     generation: u64,
-    /// Runs that the present worker knows.
+    /// Runs that the current worker knows.
     told: HashSet<u64>,
-    /// Index = the id that workers know.
+    /// Vocabularies; the index is the id known to workers.
     vocabularies: Vec<Weak<Vocabulary>>,
     failed: Option<Failed>,
-    /// Workers that were lost since the last call that went well.
+    /// Failed workers since the last successful call.
     lost: u32,
-    /// When the last job was done.
+    /// Time of the last finished job.
     idle_since: Instant,
-    /// Processor time that the worker had used at the first look after that.
+    /// CPU time of the worker at the first check after that.
     cpu_then: Option<Duration>,
-    /// Calls that the desk had answered at the last look.
+    /// Number of replies polled by the decode thread at the last check.
     answered: u64,
 }
 
-/// There is no worker, and will be none for a while.
+/// Delay during which no worker is started.
 struct Failed {
     exception: ModException,
     pause: Duration,
@@ -115,12 +115,12 @@ impl Keeper {
         }
     }
 
-    /// Works until nobody can ask for anything any more.
+    /// Runs until all senders of jobs are gone.
     pub fn work(mut self, jobs: &Receiver<Job>) {
         while let Some(job) = self.next(jobs) {
             let answered = match job {
                 Job::Begin => {
-                    // A failure shows in the first call.
+                    // A failure is reported by the first call.
                     let _ = self.ready();
                     None
                 }
@@ -136,7 +136,7 @@ impl Keeper {
             };
             let worker = self.worker.as_ref();
             self.shared.job_done(worker.map_or(0, |_| self.generation), || worker?.stream().ok());
-            // After that, so that the next call finds the worker free.
+            // Sent last, so that the next call finds the worker idle.
             if let Some((done, reply)) = answered {
                 done.reply(reply);
             }
@@ -157,7 +157,7 @@ impl Keeper {
         }
     }
 
-    /// Ends a worker that nobody needs, or that computes although nobody asked it to.
+    /// Ends a worker that no run needs, or that uses CPU time without a call.
     fn look_after(&mut self) {
         if self.desk_answered() {
             (self.idle_since, self.cpu_then) = (Instant::now(), None);
@@ -178,13 +178,13 @@ impl Keeper {
         if busy {
             worker.kill();
             let (used, most) = (used.as_millis(), limits.idle_cpu.as_millis());
-            tracing::warn!(mod.name = self.name, "the worker is ended: it computed for {used} ms without a call; {most} ms are allowed");
+            tracing::warn!(mod.name = self.name, "worker ended: it used {used} ms of CPU time without a call; the maximum is {most} ms");
         } else {
-            tracing::debug!(mod.name = self.name, "the worker is ended: no run needs it");
+            tracing::debug!(mod.name = self.name, "worker ended: unused");
         }
     }
 
-    /// Whether the desk has answered calls since this was asked last.
+    /// Returns true if the decode thread has polled replies since the last call of this function.
     fn desk_answered(&mut self) -> bool {
         let answered = self.shared.answered();
         std::mem::replace(&mut self.answered, answered) != answered
@@ -214,7 +214,7 @@ impl Keeper {
                 reply_of(said, &body, run, event, &self.shared.memory, logits, asked)
             }
             Ok(_) => {
-                let lost = Lost::Protocol("it answered a call with something else than a reply".into());
+                let lost = Lost::Protocol("it did not send a reply to a call".into());
                 Reply { exception: Some(self.replace(&lost, self.recipe.limits.call)), ..Reply::default() }
             }
         };
@@ -240,12 +240,12 @@ impl Keeper {
             Err(lost) => Some(self.replace(&lost, self.recipe.limits.call)),
         };
         if let Some(ModException { message, .. }) = exception {
-            tracing::warn!(mod.name = self.name, run.id = %run.view.run_id, "the mod's finished hook failed: {message}");
+            tracing::warn!(mod.name = self.name, run.id = %run.view.run_id, "finished hook failed: {message}");
         }
     }
 
-    /// Sends the frame, if the worker has not got it already, and waits for the answer to it, answering the worker's own
-    /// questions meanwhile.
+    /// Sends the frame, unless the worker has it already, and waits for the reply. Answers queries of the worker
+    /// meanwhile.
     fn exchange(
         &mut self,
         run: &RunContext,
@@ -274,7 +274,7 @@ impl Keeper {
         }
     }
 
-    /// Has a worker ready that has imported the mod.
+    /// Makes sure that a worker is running that has imported the mod.
     fn ready(&mut self) -> Result<(), ModException> {
         if let Some(worker) = &mut self.worker {
             if worker.is_alive() {
@@ -288,14 +288,14 @@ impl Keeper {
             && let Some(left) = failed.until.checked_duration_since(Instant::now())
         {
             let ModException { message, traceback } = failed.exception.clone();
-            let message = format!("{message}; the next try is in {} ms", left.as_millis() + 1);
+            let message = format!("{message}; the next attempt is in {} ms", left.as_millis() + 1);
             return Err(ModException { message, traceback });
         }
         match self.recipe.start(&self.shared.memory) {
             Ok((worker, _)) => {
                 self.worker = Some(worker);
                 self.generation += 1;
-                // Kept until a call goes well, so that the pause goes on doubling.
+                // Kept until a call succeeds, so that the delay keeps doubling.
                 if self.lost == 0 {
                     self.failed = None;
                 }
@@ -313,8 +313,7 @@ impl Keeper {
         self.failed = Some(Failed { exception, pause, until: Instant::now() + pause });
     }
 
-    /// Ends a worker that is of no more use; the next call gets another one, after a pause when that happens again and
-    /// again.
+    /// Ends a failed worker. The next call gets a new one, after a delay if failures repeat.
     fn replace(&mut self, lost: &Lost, deadline: Duration) -> ModException {
         self.told.clear();
         let Some(worker) = self.worker.take() else {
@@ -330,13 +329,13 @@ impl Keeper {
         } else {
             self.pause(exception.clone());
         }
-        tracing::warn!(mod.name = self.name, "{}; another worker is started when it is needed", exception.message);
+        tracing::warn!(mod.name = self.name, "{}; a new worker starts with the next call", exception.message);
         exception
     }
 }
 
-/// What a mod said, as the engine takes it. `logits` is where those of the call are, and `asked` when the worker got it: no
-/// mod has taken longer than since then, whatever it says.
+/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `asked` is the time at which
+/// the worker received the call, which bounds the elapsed time that the worker reports.
 pub fn reply_of(
     said: Said,
     body: &[u8],
@@ -366,14 +365,14 @@ pub fn reply_of(
     }
 }
 
-/// The answer to a question, with its body.
+/// Returns the answer to a query, with its body.
 fn answer(ask: Ask, vocabularies: &[Weak<Vocabulary>]) -> Result<(ToWorker<'static>, Vec<u8>), Lost> {
     let (mut tokens, mut control, mut body) = (None, None, Vec::new());
     let vocabulary = vocabularies.get(ask.vocabulary).and_then(Weak::upgrade);
     let gone = vocabulary.is_none();
     match (ask.about, vocabulary) {
         (About::Encode { text, .. }, _) if text.len() > LONGEST_TEXT => {
-            return Err(Lost::Protocol(format!("it wants {} bytes encoded at once", text.len())));
+            return Err(Lost::Protocol(format!("it requested the encoding of {} bytes at once", text.len())));
         }
         (About::Encode { text, add_special }, Some(known)) => tokens = Some(known.encode(&text, add_special, true)),
         (About::Vocabulary, Some(known)) => {
@@ -385,7 +384,7 @@ fn answer(ask: Ask, vocabularies: &[Weak<Vocabulary>]) -> Result<(ToWorker<'stat
     Ok((ToWorker::Answer { tokens, control, gone }, body))
 }
 
-/// The id by which workers know a vocabulary. Those of models that are gone make room.
+/// Returns the id of a vocabulary for workers. Ids of removed models are reused.
 fn known(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Vocabulary>) -> usize {
     let own = Arc::downgrade(vocabulary);
     vocabularies.iter().position(|known| known.ptr_eq(&own)).unwrap_or_else(|| {

@@ -1,25 +1,25 @@
 use std::time::Duration;
 
-/// What a mod may use.
+/// Resource limits of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerLimits {
-    /// Time for importing the mod.
+    /// Maximum time of an import.
     pub import: Duration,
-    /// Time for one call.
+    /// Maximum time of one call.
     pub call: Duration,
-    /// Processor time that a worker may use while no call is under way.
+    /// Maximum CPU time of a worker without a call.
     pub idle_cpu: Duration,
-    /// A worker that no run has needed for so long is ended; zero keeps it for ever.
+    /// Time after which an unused worker is ended; zero keeps it.
     pub idle: Duration,
-    /// Workers of one mod, at least 1, where the mod does not say it. A run stays with one of them.
+    /// Number of workers of a mod that does not specify it, at least 1. A run stays with one of them.
     pub workers: usize,
-    /// Address space of a worker in bytes, the mapped libraries included; 0 = no limit.
+    /// Maximum address space of a worker in bytes, including mapped libraries; 0 = no limit.
     pub address_space_bytes: u64,
-    /// Largest file a worker can write, in bytes; 0 = no limit. In the sandbox it can write none.
+    /// Maximum size of a file that a worker can write, in bytes; 0 = no limit. In the sandbox it can write none.
     pub file_size_bytes: u64,
-    /// Descriptors of a worker.
+    /// Maximum open descriptors of a worker.
     pub open_files: u64,
-    /// What a mod can log in one run, in bytes; the rest is dropped.
+    /// Maximum log bytes of a mod in one run; the rest is dropped.
     pub run_log_bytes: usize,
 }
 

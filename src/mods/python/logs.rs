@@ -1,16 +1,16 @@
-//! What a mod wrote during one call, within what a call and a run can hold.
+//! Log lines of one call, within the limits of a call and a run.
 
 use super::keeper::RunContext;
 use crate::events::LogLevel;
 use crate::mods::ModLogLine;
 use std::sync::atomic::Ordering;
 
-/// Log lines that one call can have.
+/// Maximum log lines of one call.
 const MOST_LINES: usize = 10_000;
-/// Bytes that one call can have. The worker stops long before; this is for one that does not keep to that.
+/// Maximum log bytes of one call. The SDK stops earlier; this limit is for a worker that ignores it.
 const MOST_BYTES: usize = 2 << 20;
 
-/// The lines of one call.
+/// Log lines of one call.
 #[derive(Default)]
 pub struct Logs {
     pub lines: Vec<ModLogLine>,
@@ -18,7 +18,7 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Takes a line, if there is room. `most` is how many bytes the run can have.
+    /// Adds a line if there is room. `max` is the maximum number of bytes of the run.
     pub fn add(&mut self, log: ModLogLine, run: Option<&RunContext>, most: usize) {
         let size = log.message.len() + 1;
         if self.lines.len() >= MOST_LINES || self.bytes + size > MOST_BYTES {
@@ -30,7 +30,7 @@ impl Logs {
             self.lines.push(log);
         } else if before <= most {
             let message =
-                format!("the log of this mod in this run is full ({} KiB); what follows is dropped", most / 1024);
+                format!("the log of this mod in this run is full ({} KiB); further lines are dropped", most / 1024);
             self.lines.push(ModLogLine { level: LogLevel::Warning, message });
         }
     }

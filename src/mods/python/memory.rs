@@ -1,5 +1,5 @@
-//! Memory shared with a worker: an anonymous file that Python maps and that we write and read with system calls,
-//! so that nothing a worker does to it can hurt the server.
+//! Memory shared with a worker: an anonymous file that Python maps, and that the server reads and writes with system
+//! calls, so that a worker cannot crash the server by truncating it.
 
 use std::fs::File;
 use std::io;
@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-/// Slots begin at multiples of this, so that every element type is aligned.
+/// Alignment of regions, sufficient for every element type.
 const PAGE: u64 = 4096;
 
-/// The file and what of it is free.
+/// The file and its free regions.
 pub struct SharedMemory {
     file: File,
     space: Mutex<Space>,
@@ -22,33 +22,33 @@ struct Space {
     free: Vec<Slot>,
 }
 
-/// A part of the memory that belongs to one session.
+/// A region of the memory that belongs to one mod instance.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
 }
 
 impl SharedMemory {
-    /// An empty memory.
+    /// Creates an empty memory.
     ///
     /// # Errors
-    /// The system has no file to spare.
+    /// The system cannot create the file.
     pub fn create() -> io::Result<Self> {
         Ok(Self { file: anonymous_file()?, space: Mutex::default() })
     }
 
-    /// A descriptor for the worker.
+    /// Returns a descriptor for the worker.
     ///
     /// # Errors
-    /// The process has no descriptor to spare.
+    /// The process has no free descriptor.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.file.try_clone().map(OwnedFd::from)
     }
 
-    /// Takes a slot of at least `bytes`.
+    /// Allocates a region of `bytes` or more.
     ///
     /// # Errors
     /// The memory cannot grow.
@@ -64,24 +64,24 @@ impl SharedMemory {
         Ok(slot)
     }
 
-    /// Gives a slot back; no call may be using it.
+    /// Frees a region; no call may be using it.
     pub fn give(&self, slot: Slot) {
         self.space.lock().unwrap_or_else(PoisonError::into_inner).free.push(slot);
     }
 
-    /// Writes at byte `at` of the slot.
+    /// Writes at byte `at` of the region.
     ///
     /// # Errors
-    /// There is no memory left.
+    /// The system is out of memory.
     pub fn write(&self, slot: &Slot, at: u64, bytes: &[u8]) -> io::Result<()> {
         debug_assert!(at + bytes.len() as u64 <= slot.bytes);
         self.file.write_all_at(bytes, slot.offset + at)
     }
 
-    /// Reads `count` numbers from the start of the slot.
+    /// Reads `count` numbers from the start of the region.
     ///
     /// # Errors
-    /// The worker has cut the memory off.
+    /// The worker has truncated the memory.
     pub fn read(&self, slot: &Slot, count: usize) -> io::Result<Vec<f32>> {
         let mut numbers = vec![0.0_f32; count];
         self.file.read_exact_at(bytemuck::cast_slice_mut(&mut numbers), slot.offset)?;

@@ -1,4 +1,4 @@
-//! What the frames say, and what a worker's answer means.
+//! Messages of the worker protocol, and validation of a worker's replies.
 
 use super::memory::{SharedMemory, Slot};
 use crate::events::{EventType, Fault, LogLevel, TokenId};
@@ -7,18 +7,18 @@ use crate::mods::{Action, LogitEdit, ModException, schema_check};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Version of the protocol. The SDK travels inside the binary, so both sides always agree.
+/// Version of the protocol. The SDK is embedded in the binary, so both sides always agree.
 pub const PROTOCOL: u32 = 1;
 
-/// Bytes that are kept of an exception's line and of its traceback.
+/// Maximum bytes kept of an exception's message and traceback.
 const LONGEST_MESSAGE: usize = 8 << 10;
 const LONGEST_TRACEBACK: usize = 256 << 10;
-/// Bytes of the text of an error that a mod ends its run with.
+/// Maximum bytes of an error with which a mod ends its run.
 const LONGEST_ERROR: usize = 64 << 10;
-/// Bytes of a text that is encoded for a worker. A longer one would keep the keeper from minding the deadline.
+/// Maximum bytes of a text that is encoded for a worker. A longer one would delay the supervisor beyond the deadline.
 pub const LONGEST_TEXT: usize = 1 << 20;
 
-/// From the server to the worker.
+/// Message from the server to the worker.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ToWorker<'a> {
@@ -29,10 +29,10 @@ pub enum ToWorker<'a> {
         file: &'a str,
         /// Name in `sys.modules`.
         module: &'a str,
-        /// The function to serve; `None` lists all that have `@mod`.
+        /// Function to serve; `None` lists all with `@mod`.
         entrypoint: Option<&'a str>,
     },
-    /// A run that calls will name. Not answered.
+    /// A run that later calls refer to. Not answered.
     Run {
         run: u64,
         request_id: &'a str,
@@ -46,27 +46,27 @@ pub enum ToWorker<'a> {
     },
     /// One event. Answered by `reply`, after any number of `ask` and `log`.
     Call(CallHeader<'a>),
-    /// The run is over. Answered by `reply`.
+    /// The run has ended. Answered by `reply`.
     Finished { run: u64 },
-    /// To `ask`. For `encode` the tokens; for `vocabulary` the control tokens, and as body `u32` offsets (one more
-    /// than tokens), then the bytes of all pieces.
+    /// Answer to `ask`. For `encode`: the tokens. For `vocabulary`: the control tokens, and as body `u32` offsets (one
+    /// more than tokens), then the bytes of all pieces.
     Answer {
         #[serde(skip_serializing_if = "Option::is_none")]
         tokens: Option<Vec<TokenId>>,
         #[serde(skip_serializing_if = "Option::is_none")]
         control: Option<Vec<TokenId>>,
-        /// There is no such vocabulary any more.
+        /// True if the vocabulary no longer exists.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         gone: bool,
     },
 }
 
-/// Headers of ours always are JSON.
+/// Serialises a header; cannot fail for these types.
 pub fn to_json(message: &ToWorker<'_>) -> Vec<u8> {
     serde_json::to_vec(message).unwrap_or_default()
 }
 
-/// What a worker knows of a vocabulary before it asks.
+/// Description of a vocabulary for a worker.
 #[derive(Serialize)]
 pub struct VocabularyHead<'a> {
     pub id: usize,
@@ -76,7 +76,7 @@ pub struct VocabularyHead<'a> {
     pub end_of_generation: &'a [TokenId],
 }
 
-/// An event; places in the shared memory are (byte offset, number of elements).
+/// Header of a call; positions in the shared memory are (byte offset, number of elements).
 #[derive(Serialize)]
 pub struct CallHeader<'a> {
     pub run: u64,
@@ -98,7 +98,7 @@ pub struct CallHeader<'a> {
     pub forced: Option<bool>,
 }
 
-/// From the worker to the server.
+/// Message from the worker to the server.
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum FromWorker {
@@ -108,19 +108,19 @@ pub enum FromWorker {
     Failed { message: String, traceback: Option<String> },
     /// A line was printed or logged.
     Log { level: LogLevel, message: String },
-    /// Something only the server knows.
+    /// A query to the server.
     Ask(Ask),
-    /// The end of a call. The body holds sparse edits: `i32` tokens, then as many `f32` values.
+    /// The reply to a call. The body has sparse edits: `i32` tokens, then as many `f32` values.
     Reply(Said),
 }
 
-/// What a mod says at the end of a call.
+/// Reply of a worker to a call.
 #[derive(Deserialize)]
 pub struct Said {
     pub action: Option<WireAction>,
     pub exception: Option<WireException>,
     pub elapsed_ns: u64,
-    /// From now on, how many of the last generated tokens the client does not get yet.
+    /// New number of last generated tokens that are held back from the client.
     #[serde(default)]
     pub holdback: Option<usize>,
 }
@@ -128,46 +128,46 @@ pub struct Said {
 /// A function with `@mod`.
 #[derive(Deserialize, Debug, Clone)]
 pub struct Handler {
-    /// What a run calls it.
+    /// Name used by runs.
     pub name: String,
-    /// One sentence.
+    /// Description in one sentence.
     pub description: String,
-    /// The events it wants.
+    /// Events that it handles.
     pub handles: Vec<EventType>,
-    /// Fields of its configuration with their defaults, when it says.
+    /// Fields of its configuration with their defaults, if declared.
     pub config: Option<serde_json::Map<String, Value>>,
-    /// JSON schema of its configuration, when it says.
+    /// JSON schema of its configuration, if declared.
     #[serde(default)]
     pub schema: Option<Value>,
-    /// Most tokens it takes back.
+    /// Maximum tokens that it removes.
     pub holdback: usize,
-    /// How many workers may serve it, where it says.
+    /// Maximum number of workers, if declared.
     #[serde(default)]
     pub workers: Option<usize>,
-    /// What the module calls it.
+    /// Name within the module.
     pub entrypoint: String,
 }
 
-/// A question of the worker about a vocabulary that it was told of.
+/// Query of a worker about a vocabulary.
 #[derive(Deserialize)]
 pub struct Ask {
-    /// The vocabulary's id.
+    /// Id of the vocabulary.
     pub vocabulary: usize,
     #[serde(flatten)]
     pub about: About,
 }
 
-/// What it asks.
+/// Kind of a query.
 #[derive(Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum About {
     /// Token ids of a text.
     Encode { text: String, add_special: bool },
-    /// All of it.
+    /// The whole vocabulary.
     Vocabulary,
 }
 
-/// A failed call.
+/// Exception in a reply.
 #[derive(Deserialize)]
 pub struct WireException {
     message: String,
@@ -179,7 +179,7 @@ impl From<WireException> for ModException {
         let mut message = wire.message;
         message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
         let traceback = wire.traceback.map(|mut text| {
-            // What was raised last, and where, is at the end.
+            // The last exception and its position are at the end.
             text.drain(..text.ceil_char_boundary(text.len().saturating_sub(LONGEST_TRACEBACK)));
             text
         });
@@ -187,7 +187,7 @@ impl From<WireException> for ModException {
     }
 }
 
-/// An action as JSON.
+/// Action as JSON.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub enum WireAction {
@@ -221,25 +221,25 @@ pub enum WireAction {
     },
 }
 
-/// Where the edit of the logits is.
+/// Location of an edit of the logits.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Edit {
-    /// There is none.
+    /// No edit.
     Keep,
-    /// The shared memory holds the new logits.
+    /// The shared memory has the new logits.
     Memory,
-    /// The body holds values to set.
+    /// The body has values to set.
     Set,
-    /// The body holds values to add.
+    /// The body has values to add.
     Add,
 }
 
 impl WireAction {
-    /// The action, checked so far as the vocabulary can tell. `logits` is where the call's logits are.
+    /// Converts to an action and validates it against the vocabulary. `logits` is the region of the call's logits.
     ///
     /// # Errors
-    /// What was wrong with its values, and what would be right.
+    /// The invalid value, and what is expected.
     pub fn check(
         self,
         body: &[u8],
@@ -260,14 +260,14 @@ impl WireAction {
             Self::AdjustedLogits { edit, temperature } => {
                 if let Some(wrong) = temperature.filter(|temperature| !(temperature.is_finite() && *temperature >= 0.0))
                 {
-                    return Err(format!("token_temp must be 0 or more, not {wrong}"));
+                    return Err(format!("token_temp must be a number of 0 or more, got {wrong}"));
                 }
                 let edit = match edit {
                     Edit::Keep => LogitEdit::Keep,
                     Edit::Set => LogitEdit::Set(sparse(body)?),
                     Edit::Add => LogitEdit::Add(sparse(body)?),
                     Edit::Memory => {
-                        let slot = logits.ok_or("logits can be edited at ForwardPass only")?;
+                        let slot = logits.ok_or("logits can only be edited at ForwardPass")?;
                         let values = memory
                             .read(slot, vocabulary.len())
                             .map_err(|error| format!("the shared memory cannot be read: {error}"))?;
@@ -285,7 +285,7 @@ impl WireAction {
 fn sparse(body: &[u8]) -> Result<Vec<(TokenId, f32)>, String> {
     let (words, rest) = body.as_chunks::<4>();
     if !rest.is_empty() || words.len() % 2 != 0 {
-        return Err(format!("{} bytes are no list of tokens and values", body.len()));
+        return Err(format!("an edit must be a list of tokens and values, got {} bytes", body.len()));
     }
     let (tokens, values) = words.split_at(words.len() / 2);
     Ok(tokens
@@ -300,9 +300,12 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
         if vocabulary.contains(token) {
             return Ok(());
         }
-        Err(format!("{token} is not a token; the ids of this model are 0 to {}", vocabulary.len().saturating_sub(1)))
+        Err(format!(
+            "token {token} is not in the vocabulary; ids must be from 0 to {}",
+            vocabulary.len().saturating_sub(1)
+        ))
     };
-    // −inf bans a token; the sampler cannot work with the other two.
+    // −inf bans a token; the sampler cannot handle NaN and +inf.
     let usable = |value: f32| !value.is_nan() && value < f32::INFINITY;
     match action {
         Action::AdjustedPrefill { tokens, .. } if tokens.is_empty() => Err("the new prompt is empty".into()),
@@ -313,15 +316,15 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
         Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. } => {
             entries.iter().try_for_each(|&(token, value)| {
                 exists(token)?;
-                usable(value).then_some(()).ok_or_else(|| format!("the logit of token {token} cannot be {value}"))
+                usable(value).then_some(()).ok_or_else(|| format!("the logit of token {token} must not be {value}"))
             })
         }
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
-            // Without an early end, so that it is done many at a time.
+            // Without an early exit, so that the loop is vectorised.
             let unusable: u32 = values.iter().map(|&value| u32::from(!usable(value))).sum();
             let possible: u32 = values.iter().map(|&value| u32::from(value > f32::NEG_INFINITY)).sum();
             if let (1.., Some(token)) = (unusable, values.iter().position(|&value| !usable(value))) {
-                return Err(format!("the logit of token {token} cannot be {}", values[token]));
+                return Err(format!("the logit of token {token} must not be {}", values[token]));
             }
             if possible == 0 {
                 return Err("all tokens are banned: every logit is -inf".into());
@@ -329,13 +332,13 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
             Ok(())
         }
         Action::EmitError { message, .. } if message.len() > LONGEST_ERROR => {
-            Err(format!("the text of an error has at most {LONGEST_ERROR} bytes, not {}", message.len()))
+            Err(format!("the text of an error must have at most {LONGEST_ERROR} bytes, got {}", message.len()))
         }
         _ => Ok(()),
     }
 }
 
-/// The vocabulary as the body of an answer.
+/// Encodes the vocabulary as the body of an answer.
 pub fn vocabulary_body(vocabulary: &Vocabulary) -> Vec<u8> {
     let pieces =
         || (0..vocabulary.len()).map(|index| vocabulary.piece(TokenId::try_from(index).unwrap_or(TokenId::MAX)));
@@ -349,7 +352,7 @@ pub fn vocabulary_body(vocabulary: &Vocabulary) -> Vec<u8> {
     bytes
 }
 
-/// Control tokens of the vocabulary.
+/// Returns the control tokens of the vocabulary.
 pub fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
     (0..TokenId::try_from(vocabulary.len()).unwrap_or(TokenId::MAX))
         .filter(|&token| vocabulary.is_control(token))
@@ -357,10 +360,10 @@ pub fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
 }
 
 impl Handler {
-    /// Checks a request's configuration against what the mod declares.
+    /// Validates a request's configuration against the mod's declaration.
     ///
     /// # Errors
-    /// The field that is unknown, missing or of the wrong type, and what would be right.
+    /// The field that is unknown, missing or of the wrong type, and what is expected.
     pub fn check_config(&self, config: &Value) -> Result<(), String> {
         let fields = match config {
             Value::Null => serde_json::Map::new(),

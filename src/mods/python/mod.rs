@@ -1,34 +1,34 @@
-//! Mods in Python: one worker process per mod, never inside the server.
+//! Python mods: each runs in a worker process of its own, never inside the server.
 //!
-//! [`PythonMods::from_file`] imports a file once, in a process of its own, to learn which functions carry `@mod`, and
-//! returns one [`ModFactory`] for each. A worker starts with the first run that names the mod and serves all runs that
-//! do, one call at a time; it ends when the mod is removed. Module-level state lives as long as the worker. Several
-//! mods of one file have a worker each and share nothing.
+//! [`PythonMods::from_file`] imports a file once, in a process of its own, to find the functions with `@mod`, and
+//! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod and serves all runs that
+//! do, one call at a time. It ends when the mod is removed. Module-level state lives as long as the worker. Several
+//! mods of one file each have their own worker and share nothing.
 //!
 //! # A call
-//! `session` writes the sequence and the logits into memory shared with the worker and hands the call to the mod's
-//! keeper, a thread (`desk`, `keeper`); the decode thread goes on. The frame goes to the worker at once where it is
-//! free, else when the calls before it are answered. The keeper answers what the worker asks (tokenizing needs the
-//! server), and delivers the reply through [`ReplySender`](super::ReplySender).
+//! `instance` writes the sequence and the logits into memory shared with the worker and submits the call to the mod's
+//! supervisor, a thread (`handle`, `supervisor`). The decode thread continues. The frame is sent to the worker
+//! immediately if it is idle, else after the earlier calls. The supervisor answers queries of the worker (only the
+//! server can tokenize) and delivers the reply through [`ReplySender`](super::ReplySender).
 //!
 //! # Deadlines and crashes
-//! A call has [`WorkerLimits::call`], counted from the moment the worker gets it; an import has [`WorkerLimits::import`]. A worker
-//! that overruns is asked where it is (that is the exception's traceback), then killed with its process group. That
-//! one call is an exception and is never tried again, since the mod may have done half of it. Other runs' calls wait
-//! at the keeper and go to the next worker, which imports the mod anew: its module-level state is gone. What a call
-//! printed before it was lost is kept. When an import fails after a restart, or workers are lost one after another
-//! with no call that went well between, calls fail at once for a pause that doubles from 0.5 s to 30 s. The engine
-//! switches a mod off for its run when calls go on failing.
+//! A call has [`WorkerLimits::call`], counted from the moment the worker receives it; an import has
+//! [`WorkerLimits::import`]. A worker that exceeds its deadline is asked for its stack, which becomes the exception's
+//! traceback, and is then killed with its process group. That one call fails with an exception and is never retried,
+//! since the mod may have executed half of it. Calls of other runs wait in the supervisor and go to the next worker,
+//! which imports the mod again: its module-level state is lost. Output printed by the failed call is kept. If an import
+//! fails after a restart, or several workers fail without a successful call between, calls fail immediately for a delay
+//! that doubles from 0.5 s to 30 s. The engine switches a mod off for its run if calls keep failing.
 //!
 //! # Several workers
-//! `@mod(workers=N)`, or [`WorkerLimits::workers`] where the mod does not say, lets up to N workers serve a mod; another one
-//! starts when all that there are have runs. A run stays with its worker, so that what a mod keeps for a request is
-//! there in its next call; module-level state is each worker's own. A worker ends when no run has needed it for
-//! [`WorkerLimits::idle`].
+//! `@mod(workers=N)`, or [`WorkerLimits::workers`] if the mod does not specify it, lets up to N workers serve a mod.
+//! Another one starts when all existing ones have runs. A run stays with its worker, so that the state that a mod keeps
+//! for a request is available in its next call; module-level state is separate in each worker. A worker ends after
+//! [`WorkerLimits::idle`] without a run.
 //!
 //! # Protocol, version 1
-//! Descriptor 0 of a new worker is a Unix socket, 1 the shared memory, 2 a pipe for stray output. Frames are
-//! `u32` header length, `u32` body length, header as JSON, body; little-endian. `message` holds the types.
+//! Descriptor 0 of a new worker is a Unix socket, 1 the shared memory, 2 a pipe for stray output. Frames are `u32`
+//! header length, `u32` body length, header as JSON, body; little-endian. `message` has the types.
 //!
 //! | server | worker | |
 //! |---|---|---|
@@ -39,19 +39,19 @@
 //! | `answer` | `ask` | while the worker works: `encode`, or `vocabulary` once per model |
 //! | | `log` | at any time; belongs to the call in progress, else to the next one |
 //!
-//! The shared memory is an anonymous file. The worker maps it; the server writes and reads it with system calls only,
-//! so that a worker that truncates it gets an exception and does no harm. A session has a slot for its tokens, of
-//! which only the changed end is written, and one for its logits, `float32`, one per token of the vocabulary. The
-//! reply says `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add` (sparse edits in the
-//! body: `i32` tokens, then as many `f32` values). It can also say how many of the last tokens the stream is to hold
-//! back from now on (`holdback`).
+//! The shared memory is an anonymous file. The worker maps it; the server reads and writes it only with system calls,
+//! so that a worker that truncates it gets an exception and does no harm to the server. Each mod instance has one
+//! region for its tokens, of which only the changed end is written, and one for its logits: `float32`, one per token of
+//! the vocabulary. The reply says `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add`
+//! (sparse edits in the body: `i32` tokens, then as many `f32` values). It can also set the number of last tokens that
+//! the stream holds back from now on (`holdback`).
 //!
-//! # What a worker is kept from, and what not
-//! It has an environment without the server's variables, none of the server's descriptors, a directory of its own as
-//! working directory, a process group of its own, bounds on memory, file size, descriptors, output and on computing
-//! between calls, no core files, and it dies with the server (Linux). That keeps mistakes from doing harm. It does not
-//! keep hostile code: it runs as the server's user and can read that user's files and use the network. Uploaded source
-//! is somebody else's and runs in a `sandbox` besides; a file is the user's own, and does where [`SandboxPolicy::All`] says so.
+//! # Isolation of a worker
+//! A worker has an environment without the server's variables, none of the server's descriptors, a directory of its own
+//! as working directory, a process group of its own, limits on memory, file size, descriptors, output and on CPU time
+//! between calls, no core files, and it dies with the server (Linux). This contains mistakes, but not hostile code: the
+//! worker runs as the server's user, can read that user's files and use the network. Uploaded source is not trusted and
+//! also runs in a `sandbox`; a file is the user's own, and does so only with [`SandboxPolicy::All`].
 
 mod desk;
 mod frame;
@@ -84,66 +84,66 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a new mod begins as.
+/// Template of a new mod.
 pub const TEMPLATE: &str = include_str!("template.py");
-/// What stands in it for the mod's name.
+/// Placeholder of the mod's name in the template.
 pub const TEMPLATE_NAME: &str = "mod_name";
 
-/// Why a mod could not be loaded.
+/// Reason why a mod could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file or directory cannot be read.
     #[error("cannot read {path}: {source}")]
     Unreadable {
-        /// The path.
+        /// Path of the file or directory.
         path: String,
-        /// The system's reason.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// There is no Python.
+    /// No usable Python interpreter was found.
     #[error(
-        "mods in Python need Python 3.9 or newer, and '{tried}' cannot be used: {reason}; install python3 or name one in THUNDER_PYTHON"
+        "Python mods need Python 3.9 or newer, but '{tried}' cannot be used: {reason}; install python3 or set THUNDER_PYTHON"
     )]
     NoPython {
-        /// What was tried.
+        /// Interpreter that was tried.
         tried: String,
-        /// Why it is no good.
+        /// Reason why it cannot be used.
         reason: String,
     },
-    /// The source must run in a sandbox, and there is none.
+    /// The source must run in a sandbox, but none is available.
     #[error(
-        "{file}: it must run in a sandbox, and there is none: {reason}; --mod-sandbox off runs it with the rights of the server"
+        "{file}: the mod must run in a sandbox, but none is available: {reason}; --mod-sandbox off runs mods with the rights of the server"
     )]
     NoSandbox {
-        /// The file's name.
+        /// Name of the file.
         file: String,
-        /// What is missing.
+        /// Missing feature.
         reason: String,
     },
-    /// The import raised, or there is nothing to run in it.
+    /// The import failed, or the source contains no mod.
     #[error("{file}: {message}")]
     Failed {
-        /// The file's name.
+        /// Name of the file.
         file: String,
-        /// One line.
+        /// Message, one line.
         message: String,
-        /// Python's traceback, where there is one.
+        /// Python traceback, if there is one.
         traceback: Option<String>,
     },
     /// Two mods of a directory have the same name.
-    #[error("{second}: a mod '{name}' is in {first} already; rename one with @mod(name=\"…\")")]
+    #[error("{second}: the mod '{name}' already exists in {first}; rename one with @mod(name=\"…\")")]
     Duplicate {
-        /// The name.
+        /// Name of the mod.
         name: String,
-        /// The file that has it.
+        /// First file.
         first: String,
-        /// The file that has it too.
+        /// Second file.
         second: String,
     },
 }
 
 impl LoadError {
-    /// Python's traceback, where the mod's code is at fault and it says more than the message.
+    /// Returns the Python traceback, if the mod's code failed and the traceback says more than the message.
     #[must_use]
     pub fn traceback(&self) -> Option<&str> {
         match self {
@@ -154,7 +154,7 @@ impl LoadError {
 }
 
 impl LoadError {
-    /// The line of the mod's text that is at fault, from 1: the last one of it that the traceback names.
+    /// Returns the line of the mod's source that caused the error, from 1: the last one that the traceback names.
     #[must_use]
     pub fn line(&self) -> Option<u32> {
         let Self::Failed { file, traceback: Some(traceback), .. } = self else { return None };
@@ -165,16 +165,16 @@ impl LoadError {
     }
 }
 
-/// What a directory of mods holds.
+/// Mods of a directory.
 #[derive(Default)]
 pub struct ModDirectory {
-    /// The mods, by file name and then in the order of the file.
+    /// Mods, by file name, then in the order of the file.
     pub mods: Vec<Arc<dyn ModFactory>>,
-    /// The files that could not be loaded, and why.
+    /// Errors of the files that could not be loaded.
     pub failed: Vec<LoadError>,
 }
 
-/// A mod's source.
+/// Source file of a mod.
 pub(crate) struct Source {
     /// Name in tracebacks.
     file: String,
@@ -187,11 +187,11 @@ impl Source {
     fn new(file: String, text: String) -> Self {
         let stem = Path::new(&file).file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
         let identifier: String = stem.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
-        // A prefix, so that a file json.py does not stand in the way of Python's own json.
+        // The prefix prevents that a file json.py shadows Python's own json.
         Self { file, module: format!("mod_{identifier}"), text }
     }
 
-    /// The first 12 hexadecimal digits of the SHA-256 of the text.
+    /// Returns the first 12 hexadecimal digits of the SHA-256 of the text.
     fn version(&self) -> String {
         let digest = Sha256::digest(self.text.as_bytes());
         let first = digest.iter().take(6).fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
@@ -199,51 +199,51 @@ impl Source {
     }
 }
 
-/// Most bytes of a file with mods.
+/// Maximum bytes of a file with mods.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// The text of a file with mods. A pipe or a device, which might never end, is none.
+/// Reads the text of a file with mods. Pipes and devices, which might never end, are rejected.
 ///
 /// # Errors
-/// It cannot be read, or is not a file, or too large, or no UTF-8.
+/// The file cannot be read, is not a regular file, is too large, or is not UTF-8.
 pub fn read_source(path: &Path) -> io::Result<String> {
     if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut text = String::new();
     File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!("it has more than {} MiB", MOST_BYTES >> 20)));
+        return Err(io::Error::other(format!("it is larger than {} MiB", MOST_BYTES >> 20)));
     }
     Ok(text)
 }
 
-/// Loads mods written in Python.
+/// Loader of mods written in Python.
 #[derive(Debug, Clone, Default)]
 pub struct PythonMods {
-    /// What each of them may use.
+    /// Resource limits of each worker.
     pub limits: WorkerLimits,
-    /// The interpreter; `None` takes `THUNDER_PYTHON`, else `python3` on the PATH.
+    /// Python interpreter; `None` for `THUNDER_PYTHON`, else `python3` on the PATH.
     pub python: Option<PathBuf>,
-    /// Whose code they are.
+    /// Origin of the code.
     pub origin: ModOrigin,
-    /// Which of them run in a sandbox.
+    /// Policy that decides which mods run in a sandbox.
     pub policy: SandboxPolicy,
-    /// What makes the sandbox; without it there is none.
+    /// Launcher of sandboxes; `None` if none are available.
     pub launcher: Option<SandboxLauncher>,
 }
 
 impl PythonMods {
-    /// All mods of a file, with default limits: one per function with `@mod`.
+    /// Loads all mods of a file with default limits: one per function with `@mod`.
     ///
     /// # Errors
-    /// [`LoadError`]; a file without any mod is one.
+    /// [`LoadError`]; a file without any mod is an error.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         Self::default().file(path)
     }
 
-    /// The mod that a text holds, with default limits, under `name`. `entrypoint` is the function; it can be left
-    /// out where only one carries `@mod`.
+    /// Loads the mod of a text with default limits, under `name`. `entrypoint` is the function; it is optional if only
+    /// one function has `@mod`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -251,8 +251,8 @@ impl PythonMods {
         Self::default().source(name, source, entrypoint)
     }
 
-    /// All mods of all `.py` files of a directory, with default limits. One that cannot be loaded does not keep the
-    /// others away.
+    /// Loads all mods of all `.py` files of a directory, with default limits. Files that cannot be loaded do not affect
+    /// the others.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -260,7 +260,7 @@ impl PythonMods {
         Self::default().dir(dir)
     }
 
-    /// As [`PythonMods::from_file`], with these limits.
+    /// Loads all mods of a file, like [`PythonMods::from_file`], with these limits.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -273,17 +273,17 @@ impl PythonMods {
         self.text(file, text)
     }
 
-    /// All mods of a text; `file` is its name in tracebacks.
+    /// Loads all mods of a text; `file` is its name in tracebacks.
     ///
     /// # Errors
-    /// [`LoadError`]; a text without any mod is one.
+    /// [`LoadError`]; a text without any mod is an error.
     pub fn text(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
         let (recipe, handlers) = self.discover(&source, None)?;
         Ok(handlers.into_iter().map(|handler| self.make(handler, &recipe)).collect())
     }
 
-    /// As [`PythonMods::from_source`], with these limits.
+    /// Loads the mod of a text, like [`PythonMods::from_source`], with these limits.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -300,13 +300,13 @@ impl PythonMods {
             }
             (last, others) => {
                 let names: Vec<&str> = others.iter().chain(&last).map(|handler| handler.entrypoint.as_str()).collect();
-                let message = format!("which of its mods is meant? name one as the entrypoint: {}", names.join(", "));
+                let message = format!("the source has several mods; name one as the entrypoint: {}", names.join(", "));
                 Err(LoadError::Failed { file: source.file.clone(), message, traceback: None })
             }
         }
     }
 
-    /// As [`PythonMods::load_dir`], with these limits.
+    /// Loads all mods of a directory, like [`PythonMods::load_dir`], with these limits.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -346,7 +346,7 @@ impl PythonMods {
         Ok(directory)
     }
 
-    /// The interpreter that workers run on.
+    /// Returns the interpreter that workers use.
     ///
     /// # Errors
     /// [`LoadError::NoPython`]
@@ -354,7 +354,7 @@ impl PythonMods {
         interpreter::find(self.python.as_deref())
     }
 
-    /// Imports the source once, in a worker that is then ended.
+    /// Imports the source once, in a worker that ends afterwards.
     fn discover(&self, source: &Arc<Source>, entrypoint: Option<&str>) -> Result<(Recipe, Vec<Handler>), LoadError> {
         let failed = |message, traceback| LoadError::Failed { file: source.file.clone(), message, traceback };
         let recipe = Recipe {
@@ -364,14 +364,15 @@ impl PythonMods {
             source: Arc::clone(source),
             entrypoint: entrypoint.map(str::to_owned),
         };
-        let memory = SharedMemory::create().map_err(|error| failed(format!("no shared memory: {error}"), None))?;
+        let memory = SharedMemory::create()
+            .map_err(|error| failed(format!("shared memory cannot be created: {error}"), None))?;
         let (worker, handlers) =
             recipe.start(&memory).map_err(|exception| failed(exception.message, exception.traceback))?;
         worker.kill();
         Ok((recipe, handlers))
     }
 
-    /// The sandbox that these mods run in, if they do.
+    /// Returns the launcher of the sandbox, if these mods need one.
     fn sandbox(&self, file: &str) -> Result<Option<SandboxLauncher>, LoadError> {
         let wanted = match self.policy {
             SandboxPolicy::Off => false,

@@ -1,4 +1,4 @@
-//! One worker process: started, spoken to, and ended.
+//! One worker process: start, communication and end.
 
 use super::frame::{self, Decoder, Frame, TooLong};
 use super::sandbox::{SandboxLauncher, library_path};
@@ -18,35 +18,35 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The Python side, as it is unpacked for every worker.
+/// Python SDK, unpacked for every worker.
 #[derive(rust_embed::RustEmbed)]
 #[folder = "src/mods/python/sdk"]
 struct Sdk;
 
-/// How long a worker may take to say where it is, before it is killed.
+/// Maximum time for a worker to dump its stack before it is killed.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// How long a worker may take to end by itself when it is no longer needed.
+/// Maximum time for an unneeded worker to end by itself.
 const GRACE: Duration = Duration::from_millis(300);
-/// How a worker's directory is called.
+/// Prefix of the name of a worker's directory.
 const HOME_PREFIX: &str = "thunder-mod-";
-/// Most threads of a worker, and how often they are counted while it is waited for.
+/// Maximum threads of a worker, and interval at which they are counted during a call.
 pub const MOST_THREADS: u64 = 512;
 const COUNT_THREADS: Duration = Duration::from_millis(50);
-/// Most bytes that are written at once.
+/// Maximum bytes of one write.
 const PART: usize = 16 * 1024;
-/// How much stray output is kept, in bytes.
+/// Maximum bytes of stray output that are kept.
 const STRAY: usize = 16 * 1024;
 
-/// Why a worker can no longer be spoken to.
+/// Reason why a worker can no longer be used.
 #[derive(Debug)]
 pub enum Lost {
-    /// It did not answer in time.
+    /// It exceeded its deadline.
     Deadline,
     /// It has ended.
     Gone,
-    /// It has so many threads.
+    /// It has too many threads.
     Threads(u64),
-    /// It said something that is not the protocol.
+    /// It violated the protocol.
     Protocol(String),
 }
 
@@ -63,15 +63,15 @@ pub struct Process {
     decoder: Decoder,
     stray: Arc<Mutex<Stray>>,
     home: Home,
-    /// Set once it was waited for.
+    /// Exit status, once known.
     ended: Option<ExitStatus>,
 }
 
 impl Process {
-    /// Starts a worker, in a sandbox where there is one, which then waits for the mod to load.
+    /// Starts a worker, in a sandbox if one is given. The worker then waits for the source of the mod.
     ///
     /// # Errors
-    /// The directory could not be made or the program not be started.
+    /// The directory could not be created or the program not be started.
     pub fn start(
         python: &Path,
         limits: &WorkerLimits,
@@ -89,7 +89,7 @@ impl Process {
         arguments.extend(numbers.map(|number| number.to_string()));
         arguments.extend([limits.open_files.to_string(), home.path.display().to_string()]);
         let mut command = if let Some(launcher) = sandbox {
-            // It makes itself the leader of a session, and so of a group.
+            // The launcher becomes the leader of a session, and thereby of a process group.
             launcher.command(python, &home.path, limits, arguments)
         } else {
             let mut command = Command::new(python);
@@ -100,7 +100,7 @@ impl Process {
             .env_clear()
             .envs(library_path())
             .envs([("PATH", "/usr/local/bin:/usr/bin:/bin"), ("LANG", "C.UTF-8")])
-            // Numeric libraries would start a thread per core for each mod, and take the cores from the model.
+            // Numeric libraries would start a thread per core for each mod, and compete with the model.
             .envs([("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1")])
             .env("HOME", &work)
             .env("TMPDIR", &work)
@@ -115,15 +115,15 @@ impl Process {
         Ok(Self { child, stream, decoder: Decoder::default(), stray, home, ended: None })
     }
 
-    /// The socket, for who may write to it as well.
+    /// Returns a second handle of the socket.
     ///
     /// # Errors
-    /// The server has no descriptor to spare.
+    /// The server has no free descriptor.
     pub fn stream(&self) -> io::Result<UnixStream> {
         self.stream.try_clone()
     }
 
-    /// Processor time that it has used, all threads together; `None` where the system does not say.
+    /// Returns the CPU time used by all threads; `None` if the system does not report it.
     pub fn cpu_time(&self) -> Option<Duration> {
         // User and system time, in hundredths of a second.
         let stat = self.stat()?;
@@ -132,32 +132,33 @@ impl Process {
         Some(Duration::from_millis(10 * (ticks()? + ticks()?)))
     }
 
-    /// Whether a signal has stopped it, so that it does nothing until another lets it go on.
+    /// Returns true if a signal has stopped the process.
     pub fn is_stopped(&self) -> bool {
         self.stat().is_some_and(|stat| stat.trim_start().starts_with('T'))
     }
 
-    /// Its threads; `None` where the system does not say.
+    /// Returns the number of threads; `None` if the system does not report it.
     fn threads(&self) -> Option<u64> {
         self.stat()?.split_whitespace().nth(17)?.parse().ok()
     }
 
-    /// What Linux says of it, from its state on: behind the program's name, which may hold anything.
+    /// Returns the process status of Linux, from the state field on. The program's name before it may contain anything.
     fn stat(&self) -> Option<String> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
         Some(stat.rsplit_once(')')?.1.to_owned())
     }
 
-    /// Writes a frame.
+    /// Sends a frame.
     ///
     /// # Errors
-    /// [`Lost`]; the worker is of no more use.
+    /// [`WorkerFailure`]; the worker can no longer be used.
     pub fn send(&mut self, header: &[u8], body: &[u8], deadline: Instant) -> Result<(), Lost> {
         let frame = frame::encode(header, body);
         let mut rest = &frame[..];
         while !rest.is_empty() {
             self.stream.set_write_timeout(Some(left(deadline)?)).map_err(|_| Lost::Gone)?;
-            // A long write waits anew for each part of it, so that a worker that reads slowly could hold it for ever.
+            // The timeout applies to each part of a long write; without the deadline a worker that reads slowly could
+            // block it forever.
             match self.stream.write(&rest[..rest.len().min(PART)]) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -170,7 +171,7 @@ impl Process {
     /// Waits for a frame.
     ///
     /// # Errors
-    /// [`Lost`]; the worker is of no more use.
+    /// [`WorkerFailure`]; the worker can no longer be used.
     pub fn receive(&mut self, deadline: Instant) -> Result<Frame, Lost> {
         let mut chunk = [0; 16 * 1024];
         loop {
@@ -185,7 +186,7 @@ impl Process {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => match (lost(&error), self.threads()) {
                     (Lost::Deadline, Some(threads)) if threads > MOST_THREADS => return Err(Lost::Threads(threads)),
-                    // It is the caller's only when none of it is left.
+                    // The deadline is exceeded only when no time is left.
                     (Lost::Deadline, _) => {}
                     (lost, _) => return Err(lost),
                 },
@@ -193,16 +194,16 @@ impl Process {
         }
     }
 
-    /// Whether the process still runs.
+    /// Returns true while the process runs.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Where Python is at this moment, innermost call first; `None` when it cannot say.
+    /// Returns the current Python stack, innermost call first; `None` if the process does not report it.
     pub fn whereabouts(&self) -> Option<String> {
         let before = self.stray().total;
         kill(self.pid(), Signal::SIGUSR1).ok()?;
-        // One that was stopped answers when it goes on.
+        // A stopped process must continue to answer.
         kill(self.pid(), Signal::SIGCONT).ok()?;
         let until = Instant::now() + LAST_WORDS;
         let mut seen = before;
@@ -220,10 +221,10 @@ impl Process {
         (lines.len() > 1).then(|| lines.join("\n"))
     }
 
-    /// Kills the process with all it started, and says how it ended and what it wrote last.
+    /// Kills the process with its whole group. Returns the exit status and the last stray output.
     pub fn kill(mut self) -> (Option<ExitStatus>, String) {
         let status = self.end();
-        // The thread that keeps stray output may be a moment behind.
+        // The thread that collects stray output may lag a little.
         thread::sleep(Duration::from_millis(5));
         let last = self.stray().since(0);
         (status, last)
@@ -233,9 +234,9 @@ impl Process {
         if self.ended.is_some() {
             return self.ended;
         }
-        // Before it is waited for, so that the id cannot be another group's yet.
+        // Before the wait, so that the id cannot belong to another group yet.
         let _ = killpg(self.pid(), Signal::SIGKILL);
-        // One that has no group of its own yet.
+        // It may not have its own group yet.
         let _ = self.child.kill();
         self.ended = self.child.wait().ok();
         self.ended
@@ -274,7 +275,7 @@ fn lost(error: &io::Error) -> Lost {
     }
 }
 
-/// How a process ended, for a person.
+/// Describes how a process ended.
 pub fn ending(status: Option<ExitStatus>) -> String {
     match status.map(|status| (status.code(), status.signal())) {
         Some((Some(code), _)) => format!("the worker ended with exit code {code}"),
@@ -286,10 +287,10 @@ pub fn ending(status: Option<ExitStatus>) -> String {
     }
 }
 
-/// A directory of the worker's own, with the SDK in it.
+/// Directory of a worker, with the SDK.
 struct Home {
     path: PathBuf,
-    /// Locked for as long as the server lives.
+    /// Locked while the server runs.
     _lock: File,
 }
 
@@ -308,7 +309,7 @@ impl Home {
     }
 }
 
-/// Writes the SDK into a folder, which Python can then import it from.
+/// Writes the SDK into a folder, from which Python can import it.
 ///
 /// # Errors
 /// A file could not be written.
@@ -325,19 +326,19 @@ pub fn unpack_sdk(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file of the SDK's folder is part of the SDK, and not of how it is packaged.
+/// Returns true if a file of the SDK's folder belongs to the SDK, and not to its packaging.
 fn is_source(name: &str) -> bool {
     let path = Path::new(name);
     path.extension().is_some_and(|kind| kind == "py") && !path.starts_with("build") && !path.starts_with("dist")
 }
 
-/// Removes the directories that servers left behind which were killed together with their workers.
+/// Removes the directories of servers that were killed together with their workers.
 fn sweep(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if !entry.file_name().to_string_lossy().starts_with(HOME_PREFIX) {
             continue;
         }
-        // One that is being made has no lock yet, or a lock that nobody holds.
+        // A directory that is being created may have no lock yet.
         let age = entry.metadata().and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
         let is_old = age.is_some_and(|age| age > Duration::from_mins(1));
         if is_old && File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok()) {
@@ -352,11 +353,11 @@ impl Drop for Home {
     }
 }
 
-/// The end of what was written to the descriptors 1 and 2, past Python's own streams.
+/// End of the output to the descriptors 1 and 2 that bypassed Python's own streams.
 #[derive(Default)]
 struct Stray {
     bytes: Vec<u8>,
-    /// Bytes ever written.
+    /// Total bytes written.
     total: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Starting a worker, hearing it, and ending it.
+//! Start of a worker, its messages, and its end.
 
 use super::keeper::RunContext;
 use super::logs::Logs;
@@ -12,15 +12,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What it takes to run a mod.
+/// Specification of a worker.
 #[derive(Clone)]
 pub struct Recipe {
     pub python: PathBuf,
     pub limits: WorkerLimits,
-    /// Where the worker is kept in a sandbox.
+    /// Launcher of the sandbox; `None` without one.
     pub sandbox: Option<SandboxLauncher>,
     pub source: Arc<Source>,
-    /// The function; `None` to list all.
+    /// Function to serve; `None` to list all.
     pub entrypoint: Option<String>,
 }
 
@@ -28,7 +28,7 @@ impl Recipe {
     /// Starts a worker and imports the mod.
     ///
     /// # Errors
-    /// What kept it from starting or raised in the import.
+    /// The worker could not start, or the import failed.
     pub fn start(&self, memory: &SharedMemory) -> Result<(Process, Vec<Handler>), ModException> {
         let started = Process::start(&self.python, &self.limits, self.sandbox.as_ref(), memory);
         let mut worker = started.map_err(|error| ModException {
@@ -47,7 +47,7 @@ impl Recipe {
             .send(&header, self.source.text.as_bytes(), deadline)
             .and_then(|()| self.receive(&mut worker, deadline, &mut logs, None));
         for log in logs.lines {
-            tracing::info!(mod.file = self.source.file, "while it was imported: {}", log.message);
+            tracing::info!(mod.file = self.source.file, "log line during import: {}", log.message);
         }
         match answer {
             Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),
@@ -61,10 +61,10 @@ impl Recipe {
         }
     }
 
-    /// The next message that is not a log line; those are kept in `logs`.
+    /// Returns the next message that is not a log line; log lines are added to `logs`.
     ///
     /// # Errors
-    /// [`Lost`]; the worker is of no more use.
+    /// [`WorkerFailure`]; the worker can no longer be used.
     pub fn receive(
         &self,
         worker: &mut Process,
@@ -85,18 +85,18 @@ impl Recipe {
     }
 }
 
-/// Kills a worker and says why in words.
+/// Kills a worker and describes its failure.
 pub fn end(worker: Process, lost: &Lost, deadline: Duration) -> ModException {
     match lost {
         Lost::Deadline => {
-            let why = if worker.is_stopped() { ": a signal has stopped the worker" } else { "" };
+            let why = if worker.is_stopped() { "; a signal has stopped the worker" } else { "" };
             let traceback = worker.whereabouts();
             worker.kill();
             ModException { message: format!("deadline of {} ms exceeded{why}", deadline.as_millis()), traceback }
         }
         Lost::Threads(threads) => {
             worker.kill();
-            let message = format!("the worker had {threads} threads; at most {MOST_THREADS} are permitted");
+            let message = format!("the worker had {threads} threads; the maximum is {MOST_THREADS}");
             ModException { message, traceback: None }
         }
         Lost::Gone => {
@@ -105,7 +105,7 @@ pub fn end(worker: Process, lost: &Lost, deadline: Duration) -> ModException {
         }
         Lost::Protocol(error) => {
             let (_, last) = worker.kill();
-            let message = format!("the worker broke the protocol: {error}");
+            let message = format!("the worker violated the protocol: {error}");
             ModException { message, traceback: Some(last).filter(|last| !last.is_empty()) }
         }
     }

@@ -1,4 +1,4 @@
-//! A Python mod as the registry and the engine see it.
+//! Python mods as factories and instances.
 
 use super::desk::Desk;
 use super::keeper::{CallJob, Job, Keeper, RunContext};
@@ -16,10 +16,10 @@ use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most workers of one mod.
+/// Maximum workers of one mod.
 const MOST_WORKERS: usize = 64;
 
-/// A mod in Python; its workers start with the runs that name it, and end with the mod.
+/// A Python mod; its workers start with the runs that name it, and end with the mod.
 pub struct PythonMod {
     description: ModDescription,
     handler: Handler,
@@ -32,11 +32,11 @@ impl PythonMod {
         Self { description, handler, recipe, desks: Mutex::default() }
     }
 
-    /// The desk of the worker with the fewest runs, for one more run. While all are busy and there may be more, another
-    /// one.
+    /// Returns the handle of the worker with the fewest runs, for one more run. Starts another worker if all are busy
+    /// and the maximum is not reached.
     fn desk(&self) -> io::Result<Arc<Desk>> {
         let mut desks = self.desks.lock().unwrap_or_else(PoisonError::into_inner);
-        // A keeper that died, over a bug of ours, is not asked again.
+        // A supervisor that panicked is not used again.
         desks.retain(|desk| desk.is_open());
         let runs = |desk: &Arc<Desk>| desk.shared.runs.load(Ordering::Relaxed);
         let most = self.handler.workers.unwrap_or(self.recipe.limits.workers).clamp(1, MOST_WORKERS);
@@ -50,7 +50,7 @@ impl PythonMod {
             }
         };
         desk.shared.runs.fetch_add(1, Ordering::Relaxed);
-        // Starts a worker where there is none any more.
+        // Starts a worker if none is running.
         let _ = desk.hand_in(Job::Begin);
         Ok(desk)
     }
@@ -91,22 +91,22 @@ impl ModFactory for PythonMod {
     }
 }
 
-/// A Python mod within one run.
+/// State of a Python mod for one run.
 struct PythonSession {
     run: Arc<RunContext>,
     desk: Arc<Desk>,
     handles: EventSet,
-    /// Where the sequence is.
+    /// Region of the sequence.
     tokens: Option<Slot>,
-    /// What stands there.
+    /// Tokens in that region.
     known: Vec<TokenId>,
-    /// Where the logits are.
+    /// Region of the logits.
     logits: Option<Slot>,
     over: bool,
 }
 
 impl PythonSession {
-    /// Puts what the worker may look at into the shared memory, and makes the frame's header.
+    /// Writes the data of a call to the shared memory and creates the frame's header.
     fn prepare(&mut self, call: &Call<'_>) -> io::Result<Vec<u8>> {
         let tokens = (self.share_tokens(call.sequence)?, call.sequence.len());
         let mut header = CallHeader {
@@ -139,7 +139,7 @@ impl PythonSession {
         Ok(to_json(&ToWorker::Call(header)))
     }
 
-    /// Writes what is new in the sequence, and returns where it begins.
+    /// Writes the changed end of the sequence. Returns the offset of the region.
     fn share_tokens(&mut self, sequence: &[TokenId]) -> io::Result<u64> {
         let memory = &self.desk.shared.memory;
         let bytes = size_of_val(sequence) as u64;
@@ -147,7 +147,7 @@ impl PythonSession {
             if let Some(old) = self.tokens.take() {
                 memory.give(old);
             }
-            // Few sizes, so that runs use what others gave back.
+            // Few different sizes, so that runs reuse freed regions.
             self.tokens = Some(memory.take((bytes * 2).next_power_of_two())?);
             self.known.clear();
         }
@@ -201,7 +201,7 @@ impl ModInstance for PythonSession {
                 if let Job::Call(job) = job {
                     job.done.disarm();
                 }
-                Ok(failed("the thread that keeps the worker has ended".into()))
+                Ok(failed("the supervisor of the worker has ended".into()))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A folder of Python files, kept in step with the registry.
+//! A folder of Python files whose mods are kept registered.
 
 use super::{ModOrigin, ModProblem, ModRegistry, ModSource, RegisteredVersion, WithSource, version_of};
 use crate::mods::ModFactory;
@@ -12,39 +12,39 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// An editor writes a file in several steps: what it does is looked at when it has been quiet for so long.
+/// Time without changes after which the folder is read again: editors write a file in several steps.
 const QUIET: Duration = Duration::from_millis(150);
-/// And after that time in any case.
+/// Maximum delay before the folder is read again.
 const AT_LATEST: Duration = Duration::from_secs(2);
 
-/// Files that are imported at the same time.
+/// Maximum files imported in parallel.
 const AT_ONCE: usize = 8;
 
-/// A folder of mods: every `.py` file in it, and each function with `@mod` in them.
+/// A folder of mods: the functions with `@mod` in its `.py` files.
 pub struct ModFolder {
     path: PathBuf,
     python: PythonMods,
     files: BTreeMap<PathBuf, Known>,
 }
 
-/// A file as it was last looked at.
+/// A file as it was last read.
 struct Known {
-    /// Its text; `None` where it could not be read.
+    /// Text of the file; `None` if it could not be read.
     text: Option<String>,
-    /// The mods that are registered from it.
+    /// Names of the mods registered from the file.
     names: Vec<String>,
 }
 
 impl ModFolder {
-    /// A folder that nobody has looked into yet.
+    /// Creates a folder that was not read yet.
     #[must_use]
     pub fn new(path: PathBuf, python: PythonMods) -> Self {
         Self { path, python: PythonMods { origin: ModOrigin::File, ..python }, files: BTreeMap::new() }
     }
 
-    /// Registers what is new or changed, and removes what is gone. A file that cannot be loaded keeps the mods that its
-    /// last good text had; the reason is in the log and in [`ModRegistry::problems`]. Takes as long as the imports of what
-    /// changed.
+    /// Registers new and changed mods, and removes those whose files are gone. A file that cannot be loaded keeps the
+    /// mods of its last valid text; the reason is logged and listed in [`ModRegistry::problems`]. Takes as long as the
+    /// imports of the changed files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -55,7 +55,7 @@ impl ModFolder {
             let file = name_of(&path);
             for name in self.files.remove(&path).map(|known| known.names).unwrap_or_default() {
                 registry.remove(&name);
-                tracing::info!(mod.name = name, mod.file = file, "the mod is gone with its file");
+                tracing::info!(mod.name = name, mod.file = file, "mod removed with its file");
             }
             registry.set_problem(&file, None);
         }
@@ -67,7 +67,7 @@ impl ModFolder {
                 changed.push((path, text));
             }
         }
-        // Several at a time, so that one whose import hangs does not hold up all the others.
+        // In parallel, so that one import that hangs does not block all others.
         for some in changed.chunks(AT_ONCE) {
             for ((path, text), found) in some.iter().zip(self.import(some)) {
                 self.take(path, text.as_ref().ok(), found, registry);
@@ -76,7 +76,7 @@ impl ModFolder {
         Ok(())
     }
 
-    /// Imports files, all at the same time.
+    /// Imports files in parallel.
     fn import(&self, files: &[(PathBuf, io::Result<String>)]) -> Vec<Result<Vec<Arc<dyn ModFactory>>, LoadError>> {
         let import = |path: &Path, text: &io::Result<String>| match text {
             Ok(text) => self.python.text(name_of(path), text.clone()),
@@ -106,7 +106,7 @@ impl ModFolder {
         let found = match found {
             Ok(found) => found,
             Err(error) => {
-                let kept = if known.names.is_empty() { "" } else { "; the version before it stays" };
+                let kept = if known.names.is_empty() { "" } else { "; the previous version remains registered" };
                 let traceback = error.traceback().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
                 tracing::error!("{error}{kept}{traceback}");
                 let traceback = error.traceback().map(str::to_owned);
@@ -127,7 +127,7 @@ impl ModFolder {
             let (name, hash) = (factory.describe().name, version.hash.clone());
             match registry.register(factory, version) {
                 Ok(replaced) => {
-                    let doing = if replaced { "a new version of the mod" } else { "the mod is registered" };
+                    let doing = if replaced { "mod updated" } else { "mod registered" };
                     tracing::info!(mod.name = name, mod.file = file, mod.version = &hash[..12.min(hash.len())], "{doing}");
                     names.push(name);
                 }
@@ -143,32 +143,32 @@ impl ModFolder {
         }
         known.names = names;
         if refused.is_some() {
-            // Whoever has the name may go: it is tried again when anything changes.
+            // The other mod of this name may be removed; retried on any change.
             known.text = None;
         }
         registry.set_problem(&file, refused);
     }
 
-    /// Keeps the registry in step from now on, until the watch is dropped.
+    /// Updates the registry on every change, until the watch is dropped.
     ///
     /// # Errors
     /// The system cannot watch the folder.
     pub fn watch(mut self, registry: Arc<ModRegistry>) -> notify::Result<FolderWatch> {
         let (changed, changes) = mpsc::channel();
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Looking is no change: we look ourselves.
+            // Read accesses are not changes; reading the folder causes them.
             let is_change = event.map_or(
                 true,
                 |event| !matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write)),
             );
             if is_change {
-                // The thread below ends only when this sender is gone.
+                // The thread below ends only after this sender.
                 let _ = changed.send(());
             }
         })?;
         watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
         std::thread::Builder::new().name("mods folder".into()).spawn(move || {
-            // What changed between the first look and the watch.
+            // Changes between the first read and the watch.
             self.look(&registry);
             while changes.recv().is_ok() {
                 let latest = Instant::now() + AT_LATEST;
@@ -181,17 +181,18 @@ impl ModFolder {
 
     fn look(&mut self, registry: &ModRegistry) {
         if let Err(error) = self.sync(registry) {
-            tracing::error!("{error}; the mods of the folder stay as they are");
+            tracing::error!("{error}; the mods of the folder are unchanged");
         }
     }
 }
 
-/// A folder that is watched for as long as this lives.
+/// Watch of a folder; dropping it ends the watch.
 pub struct FolderWatch {
     _watcher: RecommendedWatcher,
 }
 
-/// The Python files of a folder, in order; `__init__.py`, hidden files and the tests of a file beside them are no mods.
+/// Returns the Python files of a folder in order, without `__init__.py`, hidden files, and tests beside the file that
+/// they test.
 fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let unreadable = |source| LoadError::Unreadable { path: folder.display().to_string(), source };
     let mut paths = Vec::new();

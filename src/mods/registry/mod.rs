@@ -1,7 +1,7 @@
-//! The mods that runs can name, by version, and whether they are switched on.
+//! Registry of mods: the current version of each, and whether it is enabled.
 //!
-//! A run takes the version that stands under a name when it begins, and keeps it. Switching a mod off, or removing it, is
-//! felt by runs that are going on: at the next event of theirs the call fails with the reason, and none follows.
+//! A run takes the current version when it starts, and keeps it. Disabling or removing a mod also affects active runs:
+//! the call at their next event fails with the reason, and no further call follows.
 
 mod folder;
 pub mod source_store;
@@ -29,49 +29,49 @@ use toggle::{State, Switch, Switched};
 use tokio::sync::mpsc;
 use uses::Uses;
 
-/// Versions that are remembered of a mod, besides the one that runs take.
+/// Maximum earlier versions listed for a mod.
 const MOST_EARLIER: usize = 50;
 
-/// What a person needs to know of a mod.
+/// Description of a mod, for people.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ModDescription {
-    /// The name a run uses.
+    /// Name used by runs.
     pub name: String,
-    /// One sentence.
+    /// Description in one sentence.
     pub description: String,
     /// `rust` or `python`.
     pub language: String,
-    /// The first 12 digits of the source's SHA-256 for a Python mod, the release for a built-in one.
+    /// First 12 digits of the source's SHA-256 for a Python mod; the release for a built-in one.
     pub version: String,
-    /// The configuration it takes, as an example; `null` when it takes none.
+    /// Example of the configuration; `null` if the mod takes none.
     pub config: Value,
-    /// Author of the code. Lists show it with the version.
+    /// Origin of the code. Lists show it with the version.
     #[serde(default, skip_serializing)]
     pub origin: ModOrigin,
-    /// What it does, in a paragraph; empty where nothing is known beyond the sentence.
+    /// Description in a paragraph; empty if there is none.
     #[serde(default)]
     pub documentation: String,
-    /// JSON schema of the configuration, with a default and a description for each field; `null` where there is none.
+    /// JSON schema of the configuration, with a default and a description for each field; `null` if there is none.
     #[serde(default)]
     pub schema: Value,
 }
 
-/// A mod as a request names it.
+/// Reference to a mod in a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModRef {
-    /// The registered name.
+    /// Registered name.
     pub name: String,
-    /// The mod's own configuration.
+    /// Configuration of the mod.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub config: Value,
 }
 
-/// A mod that a validated request has chosen.
+/// A mod selected by a validated request.
 #[derive(Clone)]
 pub struct SelectedMod {
-    /// As the request named it.
+    /// Reference in the request.
     pub mod_ref: ModRef,
-    /// What it names.
+    /// Factory of the mod.
     pub factory: Arc<dyn ModFactory>,
 }
 
@@ -82,7 +82,7 @@ impl std::fmt::Debug for SelectedMod {
 }
 
 impl SelectedMod {
-    /// What a run records of it: name, configuration, version (whole) and origin.
+    /// Returns the record of the mod in a run: name, configuration, full version and origin.
     #[must_use]
     pub fn to_record(&self) -> Value {
         let mut record = serde_json::to_value(&self.mod_ref).unwrap_or_default();
@@ -92,67 +92,67 @@ impl SelectedMod {
     }
 }
 
-/// The whole hash of a mod's source; the release for a built-in mod.
+/// Returns the full hash of a mod's source; the release for a built-in mod.
 #[must_use]
 pub fn version_of(factory: &dyn ModFactory) -> String {
     factory.source_hash().unwrap_or_else(|| factory.describe().version)
 }
 
-/// A request named a mod that it cannot have.
+/// Error for a request that names an unknown or disabled mod.
 #[derive(Debug, thiserror::Error)]
 #[error("{}; {} mods: {}", why.clone().unwrap_or_else(|| format!("unknown mod '{name}'")),
     if *disabled { "enabled" } else { "known" }, known.join(", "))]
 pub struct UnknownMod {
-    /// The name.
+    /// Requested name.
     pub name: String,
-    /// The names that runs can use, sorted.
+    /// Names that runs can use, sorted.
     pub known: Vec<String>,
-    /// Whether it is known and switched off.
+    /// True if the mod is known but disabled.
     pub disabled: bool,
-    /// Why it cannot be had, where it is not simply unknown.
+    /// Reason, if the mod is not simply unknown.
     pub why: Option<String>,
 }
 
-/// Why a mod is not registered.
+/// Error for a name that is already taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the name '{name}' is taken by {by}")]
+#[error("the name '{name}' is already used by {by}")]
 pub struct NameTaken {
-    /// The name.
+    /// Name of the mod.
     pub name: String,
-    /// What has it.
+    /// Description of the mod that has the name.
     pub by: String,
 }
 
-/// Why a source could not be registered; the version before it stays.
+/// Reason why a source could not be registered; the previous version remains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ModProblem {
-    /// The file, or the mod's name.
+    /// File, or name of the mod.
     pub file: String,
-    /// One line.
+    /// Message, one line.
     pub message: String,
-    /// Python's traceback, where there is one.
+    /// Python traceback, if there is one.
     pub traceback: Option<String>,
-    /// When it was found.
+    /// Time of the failed registration.
     pub at: DateTime<Utc>,
 }
 
-/// A mod as lists show it.
+/// A mod as listed by the API.
 #[derive(Debug, Clone, Serialize)]
 pub struct ModInfo {
-    /// What it is.
+    /// Description of the mod.
     #[serde(flatten)]
     pub description: ModDescription,
-    /// The version that runs take.
+    /// Current version.
     #[serde(flatten)]
     pub current: RegisteredVersion,
-    /// Whether runs can name it.
+    /// True if runs can use the mod.
     pub enabled: bool,
-    /// Earlier versions since the server's start, oldest first.
+    /// Earlier versions since the start of the server, oldest first.
     pub earlier: Vec<RegisteredVersion>,
-    /// What its calls came to since the server's start.
+    /// Statistics of calls since the start of the server.
     #[serde(flatten)]
     pub record: CallStats,
-    /// Why a newer source of it is not registered.
+    /// Reason why a newer source is not registered.
     pub problem: Option<ModProblem>,
 }
 
@@ -162,18 +162,18 @@ struct Entry {
     earlier: Vec<RegisteredVersion>,
 }
 
-/// The mods that runs can name.
+/// Registry of mods.
 #[derive(Default)]
 pub struct ModRegistry {
     mods: RwLock<BTreeMap<String, Entry>>,
-    /// By file, or by name for one that has none.
+    /// Problems by file, or by name for uploads.
     problems: RwLock<BTreeMap<String, ModProblem>>,
     python: RwLock<PythonMods>,
     uses: Uses,
 }
 
 impl ModRegistry {
-    /// A registry that holds the built-in mods.
+    /// Creates a registry with the built-in mods.
     #[must_use]
     pub fn with_builtin() -> Self {
         let registry = Self::default();
@@ -183,23 +183,24 @@ impl ModRegistry {
         registry
     }
 
-    /// The versions of files that runs begin with from now on; only the first call gets them.
+    /// Subscribes to the versions of mod files that runs start with. Only the first subscriber receives them.
     pub fn subscribe_uses(&self) -> mpsc::UnboundedReceiver<ModUse> {
         self.uses.tell()
     }
 
-    /// From now on Python mods run like this.
+    /// Sets how Python mods are run.
     pub fn set_python(&self, python: PythonMods) {
         *self.python.write().unwrap_or_else(PoisonError::into_inner) = python;
     }
 
-    /// How Python mods run.
+    /// Returns how Python mods are run.
     #[must_use]
     pub fn python(&self) -> PythonMods {
         self.python.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Registers a mod, whatever had its name, and says whether there was one. Runs that already began keep the old one.
+    /// Registers a mod and replaces any mod of the same name. Returns true if it replaced one. Active runs keep the old
+    /// one.
     pub fn insert(&self, factory: Arc<dyn ModFactory>) -> bool {
         let description = factory.describe();
         let version = RegisteredVersion {
@@ -211,26 +212,26 @@ impl ModRegistry {
         self.put(factory, version)
     }
 
-    /// Registers a version of a mod and says whether it replaced another. Runs that already began keep the old one.
+    /// Registers a version of a mod. Returns true if it replaced another. Active runs keep the old one.
     ///
     /// # Errors
-    /// A built-in mod has the name, a file has it and somebody sent this one, or another file has it.
+    /// The name belongs to a built-in mod, to another file, or to a file while this mod was uploaded.
     pub fn register(&self, factory: Arc<dyn ModFactory>, version: RegisteredVersion) -> Result<bool, NameTaken> {
         let name = factory.describe().name;
         self.check_name(&name, version.origin, version.registered_by.as_deref())?;
         Ok(self.put(factory, version))
     }
 
-    /// Whether code of that origin, from that file, may be registered under the name.
+    /// Checks that code of that origin, from that file, may use the name.
     ///
     /// # Errors
-    /// What has the name.
+    /// The name is taken.
     pub fn check_name(&self, name: &str, origin: ModOrigin, file: Option<&str>) -> Result<(), NameTaken> {
         let mods = self.read();
         let Some(entry) = mods.get(name) else { return Ok(()) };
         let by = match entry.version.origin {
             ModOrigin::Builtin => "a built-in mod".to_owned(),
-            ModOrigin::File if origin == ModOrigin::Uploaded => "a file of the server's own".to_owned(),
+            ModOrigin::File if origin == ModOrigin::Uploaded => "a file of the server".to_owned(),
             ModOrigin::File if entry.version.registered_by.as_deref() != file => {
                 format!("the file {}", entry.version.registered_by.as_deref().unwrap_or("on the command line"))
             }
@@ -263,7 +264,7 @@ impl ModRegistry {
         replaced
     }
 
-    /// Removes a mod and says whether it was there. Runs that use it go on without it.
+    /// Removes a mod. Returns true if it existed. Active runs continue without it.
     pub fn remove(&self, name: &str) -> bool {
         let removed = self.write().remove(name);
         if let Some(entry) = &removed {
@@ -272,7 +273,7 @@ impl ModRegistry {
         removed.is_some()
     }
 
-    /// Switches a mod on or off, also for runs that are going on: at their next event. Says whether there is such a mod.
+    /// Enables or disables a mod, also for active runs at their next event. Returns true if the mod exists.
     pub fn enable(&self, name: &str, enabled: bool) -> bool {
         let mods = self.read();
         let entry = mods.get(name);
@@ -282,7 +283,7 @@ impl ModRegistry {
         entry.is_some()
     }
 
-    /// Notes why a source is not registered, or that there is nothing wrong with it any more.
+    /// Sets or clears the problem of a source.
     pub fn set_problem(&self, file: &str, problem: Option<ModProblem>) {
         let mut problems = self.problems.write().unwrap_or_else(PoisonError::into_inner);
         match problem {
@@ -291,43 +292,43 @@ impl ModRegistry {
         };
     }
 
-    /// The sources that are not registered, and why, by file.
+    /// Returns the problems of sources that are not registered, by file.
     #[must_use]
     pub fn problems(&self) -> Vec<ModProblem> {
         self.problems.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// All mods that runs can name, by name.
+    /// Returns all enabled mods, by name.
     #[must_use]
     pub fn list(&self) -> Vec<ModDescription> {
         let mods = self.read();
         mods.values().filter(|entry| entry.factory.switch().is_on()).map(|entry| entry.factory.describe()).collect()
     }
 
-    /// Everything about all mods, by name.
+    /// Returns information about all mods, by name.
     #[must_use]
     pub fn list_info(&self) -> Vec<ModInfo> {
         let problems = self.problems();
         self.read().values().map(|entry| entry.info(&problems)).collect()
     }
 
-    /// Everything about one mod.
+    /// Returns information about one mod.
     #[must_use]
     pub fn info(&self, name: &str) -> Option<ModInfo> {
         let problems = self.problems();
         self.read().get(name).map(|entry| entry.info(&problems))
     }
 
-    /// The mod of that name, whether it is switched on or not.
+    /// Returns the mod of that name, enabled or not.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<dyn ModFactory>> {
         self.read().get(name).map(|entry| Arc::clone(&entry.factory) as Arc<dyn ModFactory>)
     }
 
-    /// Looks up the mods that a request names, in its order.
+    /// Looks up the mods that a request names, in order.
     ///
     /// # Errors
-    /// The first name that is not registered, or switched off.
+    /// The first name that is unknown or disabled.
     pub fn select(&self, refs: Vec<ModRef>) -> Result<Vec<SelectedMod>, UnknownMod> {
         let mods = self.read();
         let known = || {
@@ -341,7 +342,7 @@ impl ModRegistry {
                     Ok(SelectedMod { factory: Arc::clone(&entry.factory) as Arc<dyn ModFactory>, mod_ref })
                 }
                 Some(_) => {
-                    let why = Some(format!("the mod '{}' is switched off", mod_ref.name));
+                    let why = Some(format!("the mod '{}' is disabled", mod_ref.name));
                     Err(UnknownMod { name: mod_ref.name, known: known(), disabled: true, why })
                 }
                 None => {
@@ -352,11 +353,11 @@ impl ModRegistry {
             .collect()
     }
 
-    /// Why a file of that name holds no mod.
+    /// Returns the reason why a file of that name provides no mod.
     fn broken(&self, name: &str) -> Option<String> {
         let problems = self.problems();
         let problem = problems.iter().find(|problem| problem.file == name || problem.file == format!("{name}.py"))?;
-        Some(format!("there is no mod '{name}', since {} could not be loaded ({})", problem.file, problem.message))
+        Some(format!("the mod '{name}' is unavailable: {} could not be loaded ({})", problem.file, problem.message))
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Entry>> {

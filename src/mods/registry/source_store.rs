@@ -1,8 +1,9 @@
-//! Sources of mods that another program of the same user has run, for the server that gets its runs.
+//! Sources of mods in the data directory, passed from another program of the same user to the server.
 //!
-//! `thunder run` and `thunder chat` hand runs to the server that has the database. The source of a file does not travel with
-//! them: who sends runs need not be one who may send code. It is laid into the server's data directory instead, where only
-//! its owner can write, under its hash; the server takes it from there when the run comes that names it.
+//! `thunder run` and `thunder chat` send their runs to the server that owns the database. They do not send the source
+//! of a mod file along, since permission to send runs does not imply permission to send code. Instead they write it to
+//! the server's data directory, which only its owner can write, under its hash. The server loads it from there when it
+//! receives the run that names it.
 
 use super::ModSource;
 use std::fs::{self, DirBuilder, File};
@@ -10,12 +11,12 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The folder within the data directory.
+/// Folder within the data directory.
 const FOLDER: &str = "handed-mods";
-/// Most bytes of a source with what JSON needs for it.
+/// Maximum size of a source file in bytes, as JSON.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Lays a source down, and returns its hash.
+/// Stores a source and returns its hash.
 ///
 /// # Errors
 /// The data directory cannot be written.
@@ -30,7 +31,7 @@ pub fn store(data_dir: &Path, source: &ModSource) -> io::Result<String> {
     Ok(hash)
 }
 
-/// The source of that hash, if it lies there.
+/// Returns the source of that hash, if it is stored.
 #[must_use]
 pub fn load(data_dir: &Path, hash: &str) -> Option<ModSource> {
     let path = path_of(data_dir, hash)?;
@@ -43,14 +44,14 @@ pub fn load(data_dir: &Path, hash: &str) -> Option<ModSource> {
     (source.hash() == hash).then_some(source)
 }
 
-/// Takes a source away, and says whether it store there.
+/// Removes a source. Returns true if it was stored.
 #[must_use]
 pub fn remove(data_dir: &Path, hash: &str) -> bool {
     path_of(data_dir, hash).is_some_and(|path| fs::remove_file(path).is_ok())
 }
 
 fn path_of(data_dir: &Path, hash: &str) -> Option<PathBuf> {
-    // A run that somebody made up names anything.
+    // A forged run can name any hash.
     let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hash.then(|| data_dir.join(FOLDER).join(hash))
 }
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(load(&data_dir, &hash), Some(source));
         let other = ModSource::Text("other".into()).hash();
         fs::copy(path_of(&data_dir, &hash).unwrap(), path_of(&data_dir, &other).unwrap()).unwrap();
-        assert_eq!(load(&data_dir, &other), None, "it has another hash");
+        assert_eq!(load(&data_dir, &other), None, "its content has another hash");
         fs::write(data_dir.join("x"), "\"y\"").unwrap();
         assert!(load(&data_dir, "../x").is_none() && !remove(&data_dir, "../x"));
         assert!(remove(&data_dir, &hash) && !remove(&data_dir, &hash));

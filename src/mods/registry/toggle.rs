@@ -1,4 +1,4 @@
-//! A mod that can be switched off while runs use it, and that counts what its calls came to.
+//! A mod that can be disabled while runs use it, and that counts its calls.
 
 use crate::events::RunId;
 use crate::mods::{
@@ -11,45 +11,45 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Whether a mod is called.
+/// State of a mod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It is.
+    /// The mod is enabled.
     On,
-    /// Somebody switched it off.
+    /// The mod was disabled.
     Off,
-    /// Somebody removed it.
+    /// The mod was removed.
     Removed,
 }
 
-/// What the calls of a mod came to.
+/// Statistics of the calls of a mod.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CallStats {
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
-    /// How many of them failed.
+    /// Number of failed calls.
     pub failures: u64,
-    /// What a call took on average, in microseconds; `None` before the first.
+    /// Mean time of a call in microseconds; `None` before the first.
     pub mean_us: Option<f64>,
-    /// The last one that failed.
+    /// Last failed call.
     pub last_failure: Option<CallFailure>,
 }
 
-/// A call that failed.
+/// A failed call.
 #[derive(Debug, Clone, Serialize)]
 pub struct CallFailure {
-    /// One line.
+    /// Message, one line.
     pub message: String,
-    /// When.
+    /// Time of the call.
     pub at: DateTime<Utc>,
-    /// In which run.
+    /// Run of the call.
     pub run_id: RunId,
 }
 
-/// The switch of one version of a mod, shared by all its runs.
+/// Toggle and statistics of one version of a mod, shared by all its runs.
 pub(super) struct Switch {
     name: String,
-    /// Shared by all versions of a name.
+    /// State shared by all versions of a mod.
     state: Arc<AtomicU8>,
     calls: AtomicU64,
     failures: AtomicU64,
@@ -58,12 +58,13 @@ pub(super) struct Switch {
 }
 
 impl Switch {
-    /// Of the first version of a mod.
+    /// Creates the toggle of the first version of a mod.
     pub fn new(name: &str) -> Arc<Self> {
         Self::sharing(name, Arc::new(AtomicU8::new(State::On as u8)))
     }
 
-    /// Of the next version: what is switched off stays so, and runs of earlier versions feel the same switch.
+    /// Creates the toggle of the next version. It shares the state, so a disabled mod stays disabled, and runs of
+    /// earlier versions follow the same toggle.
     pub fn of_next_version(&self) -> Arc<Self> {
         Self::sharing(&self.name, Arc::clone(&self.state))
     }
@@ -107,16 +108,15 @@ impl Switch {
         }
     }
 
-    /// What the first call finds that is not made any more.
+    /// Returns the reply for the first call after the mod was disabled or removed.
     fn off(&self) -> Reply {
-        let what = if self.state.load(Ordering::Relaxed) == State::Removed as u8 { "removed" } else { "switched off" };
-        let message =
-            format!("the mod '{}' was {what} while the run was going on; it is not called any more", self.name);
+        let what = if self.state.load(Ordering::Relaxed) == State::Removed as u8 { "removed" } else { "disabled" };
+        let message = format!("the mod '{}' was {what} during the run and is no longer called", self.name);
         Reply { exception: Some(ModException { message, traceback: None }), ..Reply::default() }
     }
 }
 
-/// A mod with its switch.
+/// A mod with its toggle.
 pub(super) struct Switched {
     inner: Arc<dyn ModFactory>,
     switch: Arc<Switch>,
@@ -154,7 +154,7 @@ impl ModFactory for Switched {
 struct SwitchedSession {
     inner: Box<dyn ModInstance>,
     switch: Arc<Switch>,
-    /// Whether the run knows that the mod is off.
+    /// True if the run was informed that the mod is disabled.
     told: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a client sends to register a mod, checked before any of it is run.
+//! Uploads of mods by clients, validated before any of the code is run.
 
 use super::WithSource;
 use crate::mods::ModFactory;
@@ -9,31 +9,32 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// Most bytes of a mod's source, all files together.
+/// Maximum bytes of a mod's source, over all files.
 const MOST_BYTES: usize = 1 << 20;
-/// Most files of it.
+/// Maximum files of a mod's source.
 const MOST_FILES: usize = 100;
-/// Longest name and path, in characters.
+/// Maximum length of names and paths, in characters.
 const LONGEST_NAME: usize = 64;
 const LONGEST_PATH: usize = 200;
-/// Longest description, in characters.
+/// Maximum length of a description, in characters.
 const LONGEST_DESCRIPTION: usize = 2000;
 
-/// A mod's source.
+/// Source of a mod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ModSource {
     /// One file.
     Text(String),
-    /// The files of a package, by path.
+    /// Files of a package, by path.
     Files(BTreeMap<String, String>),
 }
 
 impl ModSource {
-    /// All its mods; `module` is the one of a package that is looked into, and `file` the name of a text in tracebacks.
+    /// Imports the source and returns all its mods. `module` is the module of a package to import, and `file` the name
+    /// of a text in tracebacks.
     ///
     /// # Errors
-    /// Python's own error, with its traceback; no mod at all is one.
+    /// The Python error with its traceback; a source without any mod is an error too.
     pub fn mods(
         &self,
         file: &str,
@@ -48,8 +49,8 @@ impl ModSource {
         Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone())).collect())
     }
 
-    /// SHA-256 in hexadecimal: of the text, as `sha256sum` has it; of a package over path, length and text of each file, in
-    /// the order of the paths.
+    /// Returns the SHA-256 in hexadecimal: of a text like `sha256sum`, of a package over path, length and text of each
+    /// file, in the order of the paths.
     #[must_use]
     pub fn hash(&self) -> String {
         let digest = match self {
@@ -71,35 +72,35 @@ impl ModSource {
     }
 }
 
-/// A mod as a client sends it.
+/// A mod as sent by a client.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModUpload {
-    /// What runs will call it; without it the entrypoint's name.
+    /// Name used by runs; by default the name of the entrypoint.
     #[serde(default)]
     pub name: Option<String>,
-    /// One sentence, in place of the source's own.
+    /// Description in one sentence; replaces the source's own.
     #[serde(default)]
     pub description: Option<String>,
     /// `python`.
     #[serde(default)]
     pub language: Option<String>,
-    /// The module with the entrypoint, where the source is a package.
+    /// Module with the entrypoint, if the source is a package.
     #[serde(default)]
     pub module: Option<String>,
-    /// The function; it can be left out where only one carries `@mod`.
+    /// Function of the mod; optional if only one function has `@mod`.
     #[serde(default)]
     pub entrypoint: Option<String>,
-    /// The source: a text, or an object from path to text.
+    /// Source: a text, or an object from path to text.
     pub source: ModSource,
 }
 
-/// What is wrong with an upload.
+/// Error in an upload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidUpload {
-    /// The field.
+    /// Invalid field.
     pub field: &'static str,
-    /// What is wrong, and what would be right.
+    /// Message with the found and the expected value.
     pub message: String,
 }
 
@@ -108,13 +109,14 @@ fn wrong(field: &'static str, message: impl Into<String>) -> InvalidUpload {
 }
 
 impl ModUpload {
-    /// The name that it will have.
+    /// Returns the name of the mod.
     ///
     /// # Errors
-    /// It has none, or none that can be had.
+    /// The name is missing or invalid.
     pub fn name(&self) -> Result<&str, InvalidUpload> {
         let name = self.name.as_deref().or(self.entrypoint.as_deref());
-        let name = name.ok_or_else(|| wrong("name", "name is missing: what runs will call the mod"))?;
+        let name =
+            name.ok_or_else(|| wrong("name", "name is missing; it must be the name by which runs use the mod"))?;
         let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty()
             || name.chars().count() > LONGEST_NAME
@@ -133,10 +135,10 @@ impl ModUpload {
         Ok(name)
     }
 
-    /// Looks at everything that can be known without running it.
+    /// Validates everything that does not require running the code.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), InvalidUpload> {
         self.name()?;
         if let Some(language) = self.language.as_deref().filter(|language| *language != "python") {
@@ -149,7 +151,7 @@ impl ModUpload {
         if self.description.as_ref().is_some_and(|text| text.chars().count() > LONGEST_DESCRIPTION || unprintable(text))
         {
             let message =
-                format!("description must have at most {LONGEST_DESCRIPTION} characters, none of them control ones");
+                format!("description must have at most {LONGEST_DESCRIPTION} characters and no control characters");
             return Err(wrong("description", message));
         }
         match &self.source {
@@ -167,7 +169,7 @@ impl ModUpload {
             let parts = path.strip_suffix(".py").map(|path| path.split('/').all(is_identifier));
             if parts != Some(true) || path.chars().count() > LONGEST_PATH {
                 let message = format!(
-                    "source: a path must be relative, of names that Python can import, and end in .py, as in \
+                    "source: a path must be relative, consist of Python identifiers and end in .py, e.g. \
                      \"my_mods/calm.py\", got {:?}",
                     cut(path)
                 );
@@ -177,21 +179,21 @@ impl ModUpload {
         }
         let module = self.module.as_deref();
         let module =
-            module.ok_or_else(|| wrong("module", "module is missing: which of the files has the entrypoint"))?;
+            module.ok_or_else(|| wrong("module", "module is missing; it must name the module with the entrypoint"))?;
         let path = module.replace('.', "/");
         if !module.split('.').all(is_identifier)
             || !(files.contains_key(&format!("{path}.py")) || files.contains_key(&format!("{path}/__init__.py")))
         {
-            let message = format!("module {:?} is none of the files of source", cut(module));
+            let message = format!("module {:?} is not one of the files of source", cut(module));
             return Err(wrong("module", message));
         }
         Ok(())
     }
 
-    /// Imports it in a worker and makes a mod of it. Takes as long as the import.
+    /// Imports the source in a worker and creates the mod. Takes as long as the import.
     ///
     /// # Errors
-    /// Python's own error, with its traceback; what [`ModUpload::check`] finds is the caller's to look at before.
+    /// The Python error with its traceback. The caller runs [`ModUpload::check`] first.
     pub fn load(&self, python: &PythonMods) -> Result<Arc<dyn ModFactory>, LoadError> {
         let name = self.name.as_deref().or(self.entrypoint.as_deref()).unwrap_or("mod");
         let bundled;
@@ -207,9 +209,9 @@ impl ModUpload {
     }
 }
 
-/// One text that imports the module of a package from memory, and has what it has.
+/// Returns a text that imports the module of a package from memory and exports its names.
 fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
-    // A JSON string is a Python string, and a path or module was checked to be plain.
+    // A JSON string is a valid Python string; paths and module were validated.
     let files = serde_json::to_string(files).unwrap_or_default();
     let files = serde_json::to_string(&files).unwrap_or_default();
     format!("from thunder_mods.worker.package import load\nglobals().update(load({files}, \"{module}\"))\n")
@@ -217,10 +219,10 @@ fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
 
 fn check_text(total: usize, text: &str, place: &str) -> Result<(), InvalidUpload> {
     if total > MOST_BYTES {
-        return Err(wrong("source", format!("source has {total} bytes, at most {MOST_BYTES} are taken")));
+        return Err(wrong("source", format!("source has {total} bytes; the maximum is {MOST_BYTES}")));
     }
     if text.contains('\0') {
-        return Err(wrong("source", format!("{place} has a zero byte, which is no Python")));
+        return Err(wrong("source", format!("{place} contains a zero byte")));
     }
     Ok(())
 }

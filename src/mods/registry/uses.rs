@@ -1,4 +1,4 @@
-//! Which versions of the server's own files runs begin with, for whoever keeps their source.
+//! Notification of the versions of mod files that runs start with.
 
 use super::{ModOrigin, RegisteredVersion};
 use crate::mods::ModFactory;
@@ -8,20 +8,20 @@ use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tokio::sync::mpsc;
 
-/// A version of a file that a run begins with, the first time on a day.
+/// First use of a version of a mod file by a run on a day.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModUse {
-    /// The mod's name.
+    /// Name of the mod.
     pub name: String,
-    /// What it is a version of, and since when.
+    /// Version that was used.
     pub version: RegisteredVersion,
-    /// Its source: a text, or an object from path to text.
+    /// Source: a text, or an object from path to text.
     pub source: Value,
-    /// The day, in UTC.
+    /// Day, in UTC.
     pub day: NaiveDate,
 }
 
-/// Tells somebody of uses, where somebody wants to know.
+/// Sends uses to a subscriber, if there is one.
 #[derive(Default)]
 pub(super) struct Uses {
     told: Mutex<HashMap<String, NaiveDate>>,
@@ -29,14 +29,14 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// From now on tells of uses; the second one who asks gets none.
+    /// Subscribes to uses. Only the first subscriber receives them.
     pub fn tell(&self) -> mpsc::UnboundedReceiver<ModUse> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let _ = self.to.set(sender);
         receiver
     }
 
-    /// A run begins with this version.
+    /// Notes that a run starts with this version.
     pub fn note(&self, name: &str, version: &RegisteredVersion, factory: &dyn ModFactory) {
         let Some(to) = self.to.get().filter(|_| version.origin == ModOrigin::File) else { return };
         let day = Utc::now().date_naive();
@@ -45,7 +45,7 @@ impl Uses {
         if before != Some(day)
             && let Some(source) = factory.source_text()
         {
-            // Who wanted to know may have gone.
+            // The subscriber may be gone.
             let _ = to.send(ModUse { name: name.to_owned(), version: version.clone(), source, day });
         }
     }

@@ -1,27 +1,27 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-/// Whose code a mod is; decides how it is run.
+/// Origin of a mod's code, which decides how it is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModOrigin {
-    /// Ours, in Rust, within the server.
+    /// Part of Thunder, in Rust.
     Builtin,
-    /// The user's own: a file named on the command line, or one of the folder of mods.
+    /// A file of the user, named on the command line or in the folder of mods.
     #[default]
     File,
-    /// Sent by a client: somebody else's code, which runs in a sandbox.
+    /// Sent by a client; runs in a sandbox.
     Uploaded,
 }
 
 impl ModOrigin {
-    /// Whether its code may do what the server's user may do.
+    /// Returns true if the code may run with the rights of the server's user.
     #[must_use]
     pub const fn is_trusted(self) -> bool {
         !matches!(self, Self::Uploaded)
     }
 
-    /// The name as it stands on the wire and in the database.
+    /// Returns the name used in the API and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -31,22 +31,22 @@ impl ModOrigin {
         }
     }
 
-    /// The origin of that name.
+    /// Returns the origin of that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Builtin, Self::File, Self::Uploaded].into_iter().find(|origin| origin.as_str() == name)
     }
 }
 
-/// One version of a mod: what was registered under its name, by whom and when.
+/// One version of a mod: source hash, and who registered it when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisteredVersion {
-    /// SHA-256 of the source in hexadecimal; the release for a built-in mod. The first 12 digits are what runs record.
+    /// SHA-256 of the source in hexadecimal; the release for a built-in mod. Runs record its first 12 digits.
     pub hash: String,
-    /// Whose code it is.
+    /// Origin of the code.
     pub origin: ModOrigin,
-    /// When it was registered; `None` for what comes with the program.
+    /// Time of registration; `None` for mods that are part of the program.
     pub registered_at: Option<DateTime<Utc>>,
-    /// Who sent it: the label of a key, or the name of the file.
+    /// Label of the key that sent it, or name of the file.
     pub registered_by: Option<String>,
 }

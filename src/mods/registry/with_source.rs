@@ -3,23 +3,23 @@ use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// A mod together with the source that it was made from.
+/// A mod together with its source.
 pub struct WithSource {
     inner: Arc<dyn ModFactory>,
     source: ModSource,
     hash: String,
-    /// In place of the source's own.
+    /// Description that replaces the source's own.
     description: Option<String>,
 }
 
 impl WithSource {
-    /// The mod with its source.
+    /// Adds a source to a mod.
     #[must_use]
     pub fn wrap(inner: Arc<dyn ModFactory>, source: ModSource) -> Arc<dyn ModFactory> {
         Self::described(inner, source, None)
     }
 
-    /// The same with another description.
+    /// Adds a source and a description to a mod.
     #[must_use]
     pub fn described(
         inner: Arc<dyn ModFactory>,

@@ -1,5 +1,5 @@
-//! Takes root's rights from a worker whose server runs as root: its capabilities always, its user id where an account without
-//! rights can reach the interpreter.
+//! Removal of root's rights from a worker whose server runs as root: always its capabilities, and its user id if an
+//! account without rights can reach the interpreter.
 
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
@@ -9,16 +9,17 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The first of the user ids for workers, one for each process: no account has them, so that nothing belongs to them.
+/// First user id for workers, one for each process. No account has these ids, so no files belong to them.
 const FIRST_UID: u32 = 1_000_000_000;
-/// The id of an account without rights, for systems that map only the usual ids.
+/// User id of an account without rights, for systems that map only the usual ids.
 const NOBODY: u32 = 65_534;
 
-/// Gives up root's user id, if this process has it and the worker can live without: it needs to reach `needed`, and the server
-/// to be allowed to end it. `home` becomes the worker's. Returns false where it stays root.
+/// Gives up root's user id if this process has it and the worker can run without it: all of `needed` must be reachable,
+/// and the server must be able to kill the worker. `home` is given to the new user. Returns false if the process stays
+/// root.
 ///
 /// # Errors
-/// The change was begun and could not be finished.
+/// The change started but could not be completed.
 pub fn leave_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
     let may = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
     let allowed = [Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_CHOWN, Capability::CAP_KILL];
@@ -44,17 +45,17 @@ pub fn leave_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Gives up all capabilities, also those that running a program as root would bring back.
+/// Gives up all capabilities, including those that root regains when it runs a program.
 ///
 /// # Errors
-/// The kernel keeps one.
+/// A capability could not be dropped.
 pub fn drop_capabilities() -> io::Result<()> {
     let failed = |error: caps::errors::CapsError| io::Error::other(format!("capabilities cannot be dropped: {error}"));
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).map_err(failed)? {
         caps::clear(None, CapSet::Bounding).map_err(failed)?;
     } else if geteuid().is_root() {
         return Err(io::Error::other(
-            "the server runs as root without CAP_SETPCAP, so that its workers would keep its capabilities; run it as \
+            "the server runs as root without CAP_SETPCAP, so its workers would keep its capabilities; run it as \
              another user",
         ));
     }
@@ -66,7 +67,8 @@ pub fn drop_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if every account can read the file, or enter the folder, wherever it leads. One that is not there is not needed.
+/// Returns true if every account can read the file or enter the folder, after resolving links. A missing path is not
+/// needed.
 fn is_reachable(path: &Path) -> bool {
     let Ok(path) = path.canonicalize() else { return true };
     let Ok(found) = fs::metadata(&path) else { return false };
@@ -78,18 +80,19 @@ fn is_reachable(path: &Path) -> bool {
             .all(|folder| fs::metadata(folder).is_ok_and(|found| found.permissions().mode() & 0o001 != 0))
 }
 
-/// Gives a folder with everything in it to a user.
+/// Changes the owner of a folder and its content.
 fn give(path: &Path, id: u32) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
             give(&entry?.path(), id)?;
         }
     }
-    // Nobody else can write there, so none of it is a link.
+    // Only this user can write there, so there are no links.
     Ok(chown(path, Some(Uid::from_raw(id)), Some(Gid::from_raw(id)))?)
 }
 
-/// Returns the bytes that the kernel may hold in buffers of so many sockets: they are no memory of the process.
+/// Returns the bytes that the kernel may use for buffers of `descriptors` sockets; they are not part of the process's
+/// memory.
 pub fn socket_buffers(descriptors: u64) -> u64 {
     const USUAL: u64 = 212_992;
     let default = fs::read_to_string("/proc/sys/net/core/wmem_default").ok();

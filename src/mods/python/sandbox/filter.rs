@@ -1,7 +1,7 @@
-//! The system calls of a worker: a list of those that Python and numpy need to compute, and nothing else.
+//! Filter of the system calls of a worker: only those that Python and numpy need to compute are allowed.
 //!
-//! What is refused fails with EPERM, so that the mod gets a `PermissionError`. `clone3` fails with ENOSYS: the C library
-//! then starts its threads with `clone`, whose flags can be looked at.
+//! Refused calls fail with EPERM, so that the mod gets a `PermissionError`. `clone3` fails with ENOSYS: the C library
+//! then starts its threads with `clone`, whose flags can be inspected.
 
 use nix::libc;
 use seccompiler::{
@@ -10,9 +10,9 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// Calls that are allowed whatever their arguments.
+/// Calls that are allowed with any arguments.
 const ALLOWED: &[i64] = &[
-    // Descriptors that are there.
+    // Existing descriptors.
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_pread64,
@@ -40,7 +40,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getpeername,
     libc::SYS_getsockopt,
     libc::SYS_socketpair,
-    // Files; which of them, Landlock says.
+    // Files; Landlock decides which.
     libc::SYS_openat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -62,7 +62,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_mprotect,
     libc::SYS_mincore,
     libc::SYS_membarrier,
-    // Threads of its own, and time.
+    // Threads of the process, and time.
     libc::SYS_clone3,
     libc::SYS_futex,
     libc::SYS_set_robust_list,
@@ -81,7 +81,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_setitimer,
     libc::SYS_getitimer,
     libc::SYS_restart_syscall,
-    // Signals within itself.
+    // Signals within the process.
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -89,7 +89,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_rt_sigsuspend,
     libc::SYS_rt_sigtimedwait,
     libc::SYS_sigaltstack,
-    // Who and where it is.
+    // Identity and system information.
     libc::SYS_getpid,
     libc::SYS_getppid,
     libc::SYS_gettid,
@@ -106,14 +106,14 @@ const ALLOWED: &[i64] = &[
     libc::SYS_sysinfo,
     libc::SYS_uname,
     libc::SYS_getrandom,
-    // The launcher becomes Python. Landlock says what can be run, and it stays in the sandbox.
+    // The launcher executes Python. Landlock decides what can be run, and the sandbox remains.
     libc::SYS_execve,
     libc::SYS_wait4,
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
 
-/// Their older forms, which only this architecture has.
+/// Older forms of these calls, which exist only on this architecture.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[i64] = &[
     libc::SYS_open,
@@ -136,23 +136,23 @@ const OLDER: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[i64] = &[];
 
-/// Requests of `ioctl`: whether it is a terminal, and flags of a descriptor.
+/// Requests of `ioctl`: terminal checks, and flags of a descriptor.
 const IOCTLS: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX];
 
-/// Commands of `fcntl`. Not those that have a signal sent to another process.
+/// Commands of `fcntl`, without those that send a signal to another process.
 const FCNTLS: &[i32] =
     &[libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
 
 /// Options of `prctl`: names of threads and of memory.
 const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
-/// Options of `setsockopt` at the level of sockets: how long the worker itself waits. Not those for the size of buffers, which
-/// are the kernel's memory and count for no limit of the worker.
+/// Options of `setsockopt` at the socket level: timeouts of the worker itself. Buffer sizes are not allowed: they use
+/// kernel memory that no limit of the worker counts.
 const SOCKET_OPTIONS: &[i32] =
     &[libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER, libc::SO_KEEPALIVE, libc::SO_REUSEADDR];
 
-/// Advice of `madvise` on a worker's own pages. Not the one that marks memory of the machine as broken, nor the one that
-/// merges pages with those of other processes, whose content the time of a write would then tell.
+/// Advice of `madvise` on a worker's own pages. Not allowed are the one that marks physical memory as broken, and the
+/// one that merges pages with other processes, whose content could then be inferred from the time of a write.
 const ADVICE: &[i32] = &[
     libc::MADV_NORMAL,
     libc::MADV_RANDOM,
@@ -172,7 +172,7 @@ const ADVICE: &[i32] = &[
     libc::MADV_POPULATE_WRITE,
 ];
 
-/// Flags of `clone` that make namespaces.
+/// Flags of `clone` that create namespaces.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -181,15 +181,15 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
-/// Restricts this thread, and what it becomes, for good.
+/// Permanently restricts this thread and the programs that it executes.
 ///
 /// # Errors
-/// The kernel has no such filters, or not for this architecture.
+/// The kernel does not support such filters on this architecture.
 pub fn install() -> Result<(), Error> {
     programs()?.iter().try_for_each(|program| apply_filter(program))
 }
 
-/// What refuses `clone3`, then the rest.
+/// Returns the filter for `clone3` and the filter for all other calls.
 fn programs() -> Result<[BpfProgram; 2], Error> {
     let arch = std::env::consts::ARCH.try_into()?;
     let refused = |errno: i32| SeccompAction::Errno(errno.cast_unsigned());
@@ -217,13 +217,13 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     };
     let options = words(SOCKET_OPTIONS).into_iter().map(of_sockets).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_setsockopt, options);
-    // To the other end and nowhere else: a datagram could be addressed to any socket that has a name.
+    // Only to the connected peer: a datagram could be addressed to any named socket.
     rules.insert(libc::SYS_sendto, one_of(4, &SeccompCmpArgLen::Qword, &[0])?);
-    // Its own limits can be read: there is no new one.
+    // The process can read its own limits but not set them.
     let [is_own, is_read] = [(0, SeccompCmpArgLen::Dword), (2, SeccompCmpArgLen::Qword)]
         .map(|(argument, length)| SeccompCondition::new(argument, length, SeccompCmpOp::Eq, 0));
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![is_own?, is_read?])?]);
-    // A thread, not a process, and in no namespace of its own.
+    // Only threads, no processes and no namespaces.
     let thread = libc::CLONE_THREAD as u64;
     let looked_at = SeccompCmpOp::MaskedEq(thread | NAMESPACES);
     let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, looked_at, thread)?;
@@ -231,7 +231,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     Ok(rules)
 }
 
-/// Allows the call when that argument is one of the values.
+/// Allows the call if the argument is one of the values.
 fn one_of(
     argument: u8,
     length: &SeccompCmpArgLen,

@@ -1,15 +1,16 @@
-//! What keeps source that somebody uploaded from the machine: no network, no files but those that Python itself needs,
-//! read only, no other processes, no signals to others, bounds that it cannot lift.
+//! Sandbox of uploaded mods: no network, no files except those that Python itself needs, read only, no other processes,
+//! no signals to others, and resource limits that it cannot raise.
 //!
-//! The server does not start Python but itself, as `thunder mod-worker PROFILE`; that process restricts itself, which
-//! nothing can take back, and then becomes Python. Landlock keeps it from files, seccomp from system calls. A kernel
-//! that has not both has no sandbox: [`SandboxLauncher::support`] says why, and uploaded source is refused.
+//! The server does not start Python directly but itself, as `thunder mod-worker PROFILE`. That process restricts itself
+//! irrevocably and then executes Python. Landlock restricts files, seccomp restricts system calls. On a kernel without
+//! both there is no sandbox: [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
 //!
-//! The worker of a server that runs as root gives up all capabilities, and root's user id where an account without rights
-//! can reach the interpreter: not where it is in a folder of root's alone, such as a private home.
+//! The worker of a server that runs as root gives up all capabilities, and root's user id if an account without rights
+//! can reach the interpreter; not if the interpreter is in a folder that only root can enter, such as a private home
+//! directory.
 //!
-//! Not kept from it: whether a file exists and how large it is, the time, and the processor, of which a call has as
-//! much as its deadline lets it have.
+//! The sandbox does not hide whether a file exists and how large it is, nor the time. It does not limit the CPU time
+//! within the deadline of a call.
 
 #[cfg(target_os = "linux")]
 mod account;
@@ -25,42 +26,41 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
-/// The hidden command of the program that [`enter`]s a sandbox.
+/// Hidden command of the program that [`enter`]s a sandbox.
 pub const COMMAND: &str = "mod-worker";
 
-/// Which mods run in the sandbox.
+/// Policy that decides which mods run in the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxPolicy {
-    /// Those whose source was uploaded; files are the user's own.
+    /// Uploaded mods; files are trusted.
     #[default]
     Uploaded,
-    /// Those from files as well.
+    /// All Python mods, including files.
     All,
-    /// None, also where somebody uploads source.
+    /// No mods, not even uploaded ones.
     Off,
 }
 
-/// The program that becomes a worker in a sandbox.
+/// Launcher of workers in a sandbox.
 #[derive(Debug, Clone)]
 pub struct SandboxLauncher {
     program: PathBuf,
     support: Arc<OnceLock<Result<String, String>>>,
 }
 
-/// The launcher of this process, when its program is one; the first call says which.
+/// Sets the launcher of this process; only the first call sets it.
 pub fn install(program: PathBuf) -> &'static SandboxLauncher {
     INSTALLED.get_or_init(|| SandboxLauncher::new(program))
 }
 
-/// The launcher that was [`install`]ed.
+/// Returns the launcher set by [`install`].
 #[must_use]
 pub fn installed() -> Option<&'static SandboxLauncher> {
     INSTALLED.get()
 }
 
-/// Where the system's loader finds libraries beside its own folders: those of a GPU's driver, which this program may need to
-/// start again, or of a Python.
+/// Returns `LD_LIBRARY_PATH`, which the libraries of a GPU driver or of Python may need.
 pub(super) fn library_path() -> Option<(&'static str, OsString)> {
     const NAME: &str = "LD_LIBRARY_PATH";
     std::env::var_os(NAME).map(|path| (NAME, path))
@@ -69,16 +69,16 @@ pub(super) fn library_path() -> Option<(&'static str, OsString)> {
 static INSTALLED: OnceLock<SandboxLauncher> = OnceLock::new();
 
 impl SandboxLauncher {
-    /// `program` runs [`check`] or [`enter`] when its first argument is [`COMMAND`].
+    /// Creates a launcher from a program that runs [`check`] or [`enter`] if its first argument is [`COMMAND`].
     #[must_use]
     pub fn new(program: PathBuf) -> Self {
         Self { program, support: Arc::default() }
     }
 
-    /// What the kernel keeps workers in, or why it cannot. The first call tries it, in a process of its own.
+    /// Returns the mechanisms that the kernel supports. The first call tries them in a process of its own.
     ///
     /// # Errors
-    /// What is missing.
+    /// The missing feature.
     pub fn support(&self) -> Result<&str, &str> {
         let found = self.support.get_or_init(|| {
             let tried = Command::new(&self.program)
@@ -94,7 +94,7 @@ impl SandboxLauncher {
         found.as_ref().map(String::as_str).map_err(String::as_str)
     }
 
-    /// The command that runs Python with these arguments in a sandbox.
+    /// Returns the command that runs Python with these arguments in a sandbox.
     pub(super) fn command(
         &self,
         python: &Path,
@@ -120,37 +120,37 @@ impl SandboxLauncher {
     }
 }
 
-/// What a worker may have.
+/// Permissions of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 struct Profile {
-    /// Process that it must not outlive.
+    /// Server process, which the worker must not outlive.
     server: u32,
-    /// ModFolder of the worker's own, with the SDK in it.
+    /// Directory of the worker, with the SDK.
     home: PathBuf,
     python: PathBuf,
     arguments: Vec<String>,
     /// Files and folders that may be read.
     read: Vec<PathBuf>,
-    /// Files that may be run.
+    /// Files that may be executed.
     execute: Vec<PathBuf>,
     address_space_bytes: u64,
     open_files: u64,
 }
 
-/// Restricts this process as a worker's, and says what by.
+/// Restricts this process like a worker. Returns the mechanisms used.
 ///
 /// # Errors
-/// What cannot be restricted.
+/// The restriction that failed.
 pub fn check() -> io::Result<String> {
     #[cfg(target_os = "linux")]
     account::drop_capabilities()?;
     restrict(&[], &[])
 }
 
-/// Becomes a worker in a sandbox: `profile` is what [`SandboxLauncher`] wrote. Returns only when it cannot.
+/// Turns this process into a worker in a sandbox. `profile` comes from [`SandboxLauncher`]. Returns only on error.
 ///
 /// # Errors
-/// What cannot be restricted, or why Python cannot be started.
+/// The restriction that failed, or why Python cannot be started.
 pub fn enter(profile: &str) -> io::Result<Infallible> {
     let profile: Profile = serde_json::from_str(profile)?;
     become_worker(&profile)
@@ -164,28 +164,28 @@ fn become_worker(profile: &Profile) -> io::Result<Infallible> {
     use nix::unistd::{getppid, setsid};
     use std::os::unix::process::CommandExt;
 
-    // It is the first of its own group already only when a person tries this by hand.
+    // Fails only if the command is started by hand in a shell, where the process already leads its group.
     let _ = setsid();
-    // What is below the home is given to the worker.
+    // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
     let needed: Vec<PathBuf> = needed.cloned().collect();
     account::leave_root(&profile.home, &needed)?;
     account::drop_capabilities()?;
-    // After the change of the user, which takes it back.
+    // After the change of the user, which resets it.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     if getppid().as_raw().cast_unsigned() != profile.server {
-        return Err(io::Error::other("the server has gone"));
+        return Err(io::Error::other("the server process has ended"));
     }
     let mut limits = vec![
         (Resource::RLIMIT_CORE, 0),
-        // Nothing can be opened for writing; this keeps the shared memory from growing.
+        // No file can be opened for writing; this keeps the shared memory from growing.
         (Resource::RLIMIT_FSIZE, 0),
         (Resource::RLIMIT_MEMLOCK, 0),
         (Resource::RLIMIT_MSGQUEUE, 0),
         (Resource::RLIMIT_NOFILE, profile.open_files),
     ];
     if profile.address_space_bytes > 0 {
-        // What the kernel may keep for the worker's sockets counts as its memory; at least half is left for the rest.
+        // Kernel buffers of the worker's sockets count as its memory; at least half is left for the rest.
         let buffers = account::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);
         limits.push((Resource::RLIMIT_AS, profile.address_space_bytes - buffers));
         limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes - buffers));
@@ -212,7 +212,7 @@ fn restrict(_: &[PathBuf], _: &[PathBuf]) -> io::Result<String> {
     Err(missing())
 }
 
-/// Restricts this process for good, and says what by.
+/// Permanently restricts this process. Returns the mechanisms used.
 #[cfg(target_os = "linux")]
 fn restrict(read: &[PathBuf], execute: &[PathBuf]) -> io::Result<String> {
     use landlock::{

@@ -1,4 +1,4 @@
-//! What a Python that runs nothing of its own opens: its library, its packages, the system's libraries.
+//! Files that a Python interpreter opens: its library, its packages, the system's libraries.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Prints a path a line. Folders of site-packages are in `sys.path`; a virtual environment is known by its pyvenv.cfg.
+/// Script that prints one path per line. Folders of site-packages are in `sys.path`; a virtual environment has a
+/// pyvenv.cfg.
 const ASK: &str = r"
 import os, sys, sysconfig
 found = [p for p in sys.path if os.path.exists(p)]
@@ -18,7 +19,7 @@ if sysconfig.get_config_var('LDLIBRARY') and sysconfig.get_config_var('LIBDIR'):
 print('\n'.join(p for p in found if p and os.path.isabs(p) and os.path.realpath(p) != '/'))
 ";
 
-/// The system's part.
+/// Paths of the system.
 const SYSTEM: &[&str] = &[
     "/lib",
     "/lib32",
@@ -32,13 +33,13 @@ const SYSTEM: &[&str] = &[
     "/dev/urandom",
 ];
 
-/// What may be read, and what may be run, for this interpreter.
+/// Returns the paths to read and the files to execute for an interpreter.
 pub fn needed(python: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     static KNOWN: OnceLock<Mutex<HashMap<PathBuf, Vec<PathBuf>>>> = OnceLock::new();
     let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     let own = known.entry(python.to_owned()).or_insert_with(|| ask(python));
     let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).chain(own.iter().cloned()).collect();
-    // Where every library has a folder of its own.
+    // On Nix and Guix every library has its own folder.
     read.extend(["/nix/store", "/gnu/store"].map(PathBuf::from).into_iter().filter(|store| python.starts_with(store)));
     let mut execute = vec![python.canonicalize().unwrap_or_else(|_| python.to_owned())];
     execute.extend(["/lib64", "/lib"].iter().flat_map(|folder| loaders(Path::new(folder))));
@@ -52,7 +53,7 @@ fn ask(python: &Path) -> Vec<PathBuf> {
         .unwrap_or_default()
 }
 
-/// The system's programs that load others: without them none can be run.
+/// Returns the dynamic loaders of the system, without which no program can be executed.
 fn loaders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("ld-")).map(|entry| entry.path()).collect()
