@@ -9,7 +9,7 @@ use unicode_width::UnicodeWidthStr;
 /// Lists the mods of the running server; without one, and with --mods-dir, those that are here
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// ModFolder of Python mods to list, with the built-in ones, instead of a server's
+    /// Folder of Python mods to list, with the built-in ones, instead of a server's
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR", conflicts_with = "server")]
     mods_dir: Option<PathBuf>,
     /// Print the list as JSON
