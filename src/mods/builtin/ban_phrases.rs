@@ -12,31 +12,31 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `ban-phrases`: phrases that never stand in the answer, by taking them back.
+/// `ban-phrases`: removes phrases from the answer by backtracking.
 pub struct BanPhrases;
 
 impl ModFactory for BanPhrases {
     fn describe(&self) -> ModDescription {
         describe(
             "ban-phrases",
-            "Takes back phrases as soon as they are complete, and lets the model find another way.",
-            "When an added token completes a phrase, the tokens that hold it are taken back, and at the place where it began the \
-             token that began it is banned, so that the model takes another way. The answer's text is searched, not token ids, so \
-             any tokenization counts; the prompt is not searched. After max_retries ways at one place, or where nothing else may \
-             stand, the phrase stands, and a warning is logged. The stream lags only by what may become a phrase.",
+            "Removes phrases as soon as they are complete, and lets the model continue differently.",
+            "When an added token completes a phrase, its tokens are removed, and at the position where it began the first \
+             token is banned, so that the model continues differently. The text of the answer is searched, not token ids, so \
+             any tokenization is found; the prompt is not searched. After max_retries attempts at one position, or if no other \
+             token is possible, the phrase is kept and a warning is logged. Only text that may become a phrase is held back.",
             json!({"phrases": ["as an AI"], "case_sensitive": false, "max_retries": 16}),
             schema(
                 &["phrases"],
                 json!({
                     "phrases": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": phrase::LONGEST},
                         "minItems": 1, "maxItems": phrase::MOST,
-                        "description": "Texts that must not stand in the answer."},
+                        "description": "Phrases to remove from the answer."},
                     "case_sensitive": {"type": "boolean", "default": false,
-                        "description": "Whether capitals must be as written."},
+                        "description": "True if matching is case-sensitive."},
                     "whole_words": {"type": "boolean", "default": false,
-                        "description": "Whether a phrase counts only where no word goes on before or behind it."},
+                        "description": "True if a phrase must not be part of a longer word."},
                     "max_retries": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 16,
-                        "description": "Ways that are tried at one place before the phrase stands."},
+                        "description": "Maximum attempts at one position before the phrase is kept."},
                 }),
             ),
         )
@@ -56,15 +56,15 @@ impl ModFactory for BanPhrases {
 struct Ban {
     phrases: Phrases,
     max_retries: usize,
-    /// By position, ascending; a ban holds as long as the answer before it stands.
+    /// Bans by position, ascending; a ban applies while the answer before it is unchanged.
     places: Vec<Place>,
-    /// Tokens at the end that may be the beginning of a phrase; the bound until something is known.
+    /// Tokens at the end that may begin a phrase; the maximum until text is known.
     held: usize,
-    /// Tokens of the answer in which no phrase ends that is to be taken back.
+    /// Tokens of the answer that are known to contain no phrase to remove.
     clean: usize,
 }
 
-/// A position in the answer and the tokens that must not stand there.
+/// A position in the answer and the tokens that are banned there.
 struct Place {
     position: usize,
     tokens: Vec<TokenId>,
@@ -72,7 +72,7 @@ struct Place {
 }
 
 impl Ban {
-    /// Forgets what was banned behind `position`: the answer there is another one now.
+    /// Removes the bans after `position`: the answer there has changed.
     fn forget_after(&mut self, position: usize) {
         while self.places.last().is_some_and(|place| place.position > position) {
             self.places.pop();
@@ -83,7 +83,7 @@ impl Ban {
         let vocabulary = &call.run.vocabulary;
         let (generated, length) = (call.generated(), call.length());
         self.forget_after(length - count);
-        // What was found and is still there, since another mod had its way, is found again.
+        // A phrase that is still there, because another mod's action won, is found again.
         self.clean = self.clean.min(length - count);
         let fresh = (length - self.clean).min(generated.len());
         let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
@@ -102,7 +102,7 @@ impl Ban {
         if place.tries >= self.max_retries {
             self.clean = length;
             let message = format!(
-                "'{}' stands: the model came back to it after {} other ways",
+                "'{}' is kept: the model repeated it after {} other attempts",
                 self.phrases.text(found.phrase),
                 self.max_retries
             );
@@ -128,7 +128,7 @@ impl Ban {
         if others.all(|(token, _)| place.tokens.contains(&token)) {
             place.tokens.clear();
             place.tries = max_retries;
-            let message = "nothing else may stand here: the phrase will".to_owned();
+            let message = "no other token is possible here: the phrase is kept".to_owned();
             return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
         }
         let bans = place.tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
@@ -141,7 +141,7 @@ impl ModInstance for Ban {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
 
-    /// What the end of the answer may still become; before the first token, the bound of the longest phrase.
+    /// Tokens that may still become a phrase; before the first token, the maximum length of a phrase.
     fn holdback(&self) -> usize {
         self.held
     }
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
         assert_eq!(scene.text(), "Hello a");
         assert_eq!(banned(&mut scene), [word(" bad")]);
-        // Another tokenization of the same phrase is taken back as well, and both ways are then banned.
+        // Another tokenization of the same phrase is removed as well, and both first tokens are then banned.
         scene.say(" ");
         assert!(banned(&mut scene).is_empty(), "the ban is for one position");
         let reply = scene.say("bad idea").expect("the phrase is noticed again");
@@ -205,8 +205,8 @@ mod tests {
         scene.say("a");
         let reply = scene.add(i32::from(b'b'));
         assert!(reply.action.is_none());
-        assert_eq!(reply.logs[0].message, "'ab' stands: the model came back to it after 2 other ways");
-        assert!(scene.say("ab").is_some(), "other places have their own ways");
+        assert_eq!(reply.logs[0].message, "'ab' is kept: the model repeated it after 2 other attempts");
+        assert!(scene.say("ab").is_some(), "other positions have their own attempts");
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
         scene.sequence.extend(tokens);
         let reply = scene.call(CallEvent::Added { tokens: &tokens, logprobs: &[None], forced: false });
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
-        // It lost to an end of the answer.
+        // Another mod's end of the answer won.
         let reply = scene.append(&[EOG], true);
         assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![] }));
         assert_eq!(scene.text(), "x");
@@ -252,7 +252,7 @@ mod tests {
         logits[usize::from(b'a')] = 1.0;
         let reply = scene.forward(&logits);
         assert!(reply.action.is_none());
-        assert_eq!(reply.logs[0].message, "nothing else may stand here: the phrase will");
+        assert_eq!(reply.logs[0].message, "no other token is possible here: the phrase is kept");
         assert!(scene.say("ab").is_none());
     }
 

@@ -9,7 +9,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `bias-tokens`: makes tokens more or less likely, or impossible.
+/// `bias-tokens`: makes tokens more or less likely, or bans them.
 pub struct BiasTokens;
 
 impl ModFactory for BiasTokens {
@@ -24,7 +24,7 @@ impl ModFactory for BiasTokens {
                 &[],
                 json!({
                     "bias": {"type": "object", "additionalProperties": {"type": "number"},
-                        "description": "What is added to the logit of each token, by its text or the digits of its id."},
+                        "description": "Value added to the logit of each token, keyed by text or by the digits of its id."},
                     "ban": {"type": "array", "items": {"type": ["string", "integer"]},
                         "description": "Tokens that are never drawn, by text or id."},
                 }),
@@ -83,16 +83,19 @@ fn at_most_vocabulary(name: &str, entries: usize, run: &RunView) -> Result<(), S
 fn by_id(id: Option<i64>, shown: &str, run: &RunView) -> Result<TokenId, String> {
     let token = id.and_then(|id| TokenId::try_from(id).ok()).filter(|&token| run.vocabulary.contains(token));
     token.ok_or_else(|| {
-        format!("{shown} is not a token; the ids of this model are 0 to {}", run.vocabulary.len().saturating_sub(1))
+        format!(
+            "token {shown} is not in the vocabulary; ids must be from 0 to {}",
+            run.vocabulary.len().saturating_sub(1)
+        )
     })
 }
 
 fn by_text(text: &str, run: &RunView) -> Result<TokenId, String> {
     match run.vocabulary.encode(text, false, true)[..] {
-        [] => Err("an empty text is not a token".into()),
+        [] => Err("an empty string is not a token".into()),
         [token] => Ok(token),
         ref several => Err(format!(
-            "'{text}' is {} tokens of this model ({}), and a bias is for single ones; name one by its id",
+            "'{text}' is {} tokens of this model ({}), but a bias applies to single tokens; use the id of one of them",
             several.len(),
             several
                 .iter()
@@ -142,9 +145,9 @@ mod tests {
         for (config, message) in [
             (
                 json!({"ban": ["hi"]}),
-                "'ban': 'hi' is 2 tokens of this model (104 = \"h\", 105 = \"i\"), and a bias is for single ones; name one by its id",
+                "'ban': 'hi' is 2 tokens of this model (104 = \"h\", 105 = \"i\"), but a bias applies to single tokens; use the id of one of them",
             ),
-            (json!({"bias": {"9999": 1}}), "'bias': 9999 is not a token; the ids of this model are 0 to 264"),
+            (json!({"bias": {"9999": 1}}), "'bias': token 9999 is not in the vocabulary; ids must be from 0 to 264"),
             (json!({"bias": {"a": "much"}}), "'bias': the value of 'a' must be a number, found \"much\""),
             (
                 json!({"ban": vec![1; 266]}),

@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Most texts to choose from; of these each is a forced list when the most probable is looked for.
+/// Maximum texts to choose from; with scoring, each text is a forced list.
 const MOST: usize = 1000;
 const MOST_SCORED: usize = 64;
-/// How often scoring begins again because another mod wrote something.
+/// Maximum restarts of the scoring after another mod changed the answer.
 const MOST_BEGINNINGS: usize = 8;
 
-/// `choices`: the answer is one of several texts.
+/// `choices`: makes the answer one of several texts.
 pub struct Choices;
 
 impl ModFactory for Choices {
@@ -30,18 +30,18 @@ impl ModFactory for Choices {
         describe(
             "choices",
             "Makes the answer one of several texts.",
-            "With pick sample the answer is drawn token by token, from those tokens only that lead to one of the texts. With pick \
-             most-probable every text, with the end of the answer behind it, is run through the model, which costs a decode each, \
-             and the one whose tokens have the highest total log-probability is the answer; the totals are logged, and nothing is \
-             sent before. The choice stands behind the thought in which the answer begins.",
+            "With pick sample, the answer is drawn token by token from the tokens that lead to one of the texts. With pick \
+             most-probable, every text followed by the end of the answer is evaluated, at the cost of one decode each, \
+             and the one with the highest total log-probability becomes the answer; the totals are logged, and nothing is \
+             sent before. If the answer begins with reasoning, the choice follows it.",
             json!({"choices": ["yes", "no"], "pick": "sample"}),
             schema(
                 &["choices"],
                 json!({
                     "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MOST,
-                        "uniqueItems": true, "description": "The texts; at most 64 for the most probable."},
+                        "uniqueItems": true, "description": "Texts to choose from; at most 64 with most-probable."},
                     "pick": {"enum": ["sample", "most-probable"], "default": "sample",
-                        "description": "Whether one is drawn, or the most probable taken."},
+                        "description": "Draw one of the texts, or take the most probable."},
                 }),
             ),
         )
@@ -53,11 +53,11 @@ impl ModFactory for Choices {
         let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
         let most = if scored { MOST_SCORED } else { MOST };
         if texts.len() > most {
-            return Err(format!("'choices' has {} texts, at most {most} are taken", texts.len()));
+            return Err(format!("'choices' has {} texts; the maximum is {most}", texts.len()));
         }
         let mut seen = HashSet::new();
         if let Some(twice) = texts.iter().find(|text| !seen.insert(**text)) {
-            return Err(format!("'choices': '{twice}' is there twice"));
+            return Err(format!("'choices': '{twice}' is a duplicate"));
         }
         if !scored {
             let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
@@ -83,15 +83,15 @@ impl ModFactory for Choices {
 
 struct Choice {
     text: String,
-    /// With the end of the answer.
+    /// Tokens of the text and the end of the answer.
     tokens: Vec<TokenId>,
     logprob: Option<f64>,
 }
 
 enum Phase {
-    /// For the end of a thought.
+    /// Waits for the end of the reasoning.
     Waiting,
-    /// The choice with that number was forced behind so many tokens of the answer.
+    /// A choice was forced after `base` tokens of the answer.
     Trying {
         choice: usize,
         base: usize,
@@ -114,7 +114,7 @@ impl Scoring {
         match self.phase {
             Phase::Done => Reply::noop(),
             Phase::Waiting if within_thought => Reply::noop(),
-            // Another mod has taken it back.
+            // Another mod has removed it.
             Phase::Trying { choice, base } if base == length => self.next(choice, None),
             Phase::Waiting | Phase::Trying { .. } => self.begin(length),
         }
@@ -124,7 +124,7 @@ impl Scoring {
         self.beginnings += 1;
         if self.beginnings > MOST_BEGINNINGS {
             self.phase = Phase::Done;
-            return Action::error("the choices cannot be compared: another mod writes between them").into();
+            return Action::error("the choices cannot be compared: another mod changes the answer").into();
         }
         self.phase = Phase::Trying { choice: 0, base };
         Action::ForceTokens(self.choices[0].tokens.clone()).into()
@@ -147,7 +147,7 @@ impl Scoring {
         self.next(choice, Some(tokens.len()))
     }
 
-    /// Goes on behind a choice, of which `stands` tokens are at the end of the answer.
+    /// Continues after a choice, of which `kept` tokens are at the end of the answer.
     fn next(&mut self, choice: usize, stands: Option<usize>) -> Reply {
         let base = self.trail.tokens() - stands.unwrap_or(0);
         let (next, logs) = if choice + 1 < self.choices.len() {
@@ -156,18 +156,19 @@ impl Scoring {
         } else {
             self.phase = Phase::Done;
             let scored = self.choices.iter().enumerate().filter_map(|(index, choice)| Some((choice.logprob?, index)));
-            // Of equals the first.
+            // Of equal scores, the first.
             let Some((_, best)) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best }) else {
-                return Action::error("none of the choices fits into the tokens that are left").into();
+                return Action::error("none of the choices fits into the remaining tokens").into();
             };
             let totals =
                 self.choices.iter().filter_map(|choice| Some(format!("{:?} {:.3}", choice.text, choice.logprob?)));
-            let message = format!("{}: {:?} is taken", totals.collect::<Vec<_>>().join(" · "), self.choices[best].text);
+            let message =
+                format!("{}: {:?} is selected", totals.collect::<Vec<_>>().join(" · "), self.choices[best].text);
             (best, vec![ModLogLine { level: LogLevel::Info, message }])
         };
         let tokens = self.choices[next].tokens.clone();
         let action = match stands {
-            // It ends the answer.
+            // The best choice already ends the answer.
             Some(count) if next == choice && tokens.len() == count => None,
             Some(count) => Some(Action::Backtrack { n: u32::try_from(count).unwrap_or(u32::MAX), tokens }),
             None => Some(Action::ForceTokens(tokens)),
@@ -227,7 +228,7 @@ mod tests {
             assert_eq!(told.text, script);
             assert!(told.ended);
             assert_eq!(told.retracted, 0, "nothing was sent before");
-            assert!(told.logs[0].ends_with(&format!("{script:?} is taken")), "{:?}", told.logs);
+            assert!(told.logs[0].ends_with(&format!("{script:?} is selected")), "{:?}", told.logs);
         }
     }
 
@@ -239,7 +240,7 @@ mod tests {
         assert_eq!(told.text, "x");
         let choices = json!({"choices": ["much too long a text"], "pick": "most-probable"});
         let told = Play { max_tokens: 5, ..Play::default() }.play(&[(&Choices, choices)]);
-        assert_eq!(told.error.as_deref(), Some("none of the choices fits into the tokens that are left"));
+        assert_eq!(told.error.as_deref(), Some("none of the choices fits into the remaining tokens"));
     }
 
     #[test]
@@ -256,10 +257,10 @@ mod tests {
     fn messages_name_the_field() {
         let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
         for (config, message) in [
-            (json!({"choices": ["a", "a"]}), "'choices': 'a' is there twice"),
-            (json!({"choices": vec!["a"; 100_000]}), "'choices' has 100000 texts, at most 1000 are taken"),
+            (json!({"choices": ["a", "a"]}), "'choices': 'a' is a duplicate"),
+            (json!({"choices": vec!["a"; 100_000]}), "'choices' has 100000 texts; the maximum is 1000"),
             (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, found \"best\""),
-            (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts, at most 64 are taken"),
+            (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts; the maximum is 64"),
         ] {
             assert_eq!(Choices.start(&config, &run()).err().unwrap(), message);
         }

@@ -1,9 +1,9 @@
-//! Reads a mod's configuration field by field; every message names the field, what was found and what is right.
+//! Parsing of a mod's configuration field by field. Every error names the field, what was found and what is expected.
 
 use serde_json::{Map, Value, json};
 use std::ops::RangeInclusive;
 
-/// JSON schema of a configuration: an object with these properties and no others.
+/// Returns the JSON schema of a configuration: an object with these properties and no others.
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
 pub fn schema(required: &[&str], properties: Value) -> Value {
     let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
@@ -13,13 +13,13 @@ pub fn schema(required: &[&str], properties: Value) -> Value {
     schema
 }
 
-/// The fields of a configuration, none of them unknown.
+/// Fields of a configuration, all of them known.
 pub struct Fields<'a> {
     map: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> Fields<'a> {
-    /// Takes an object, or `null` for one without fields.
+    /// Parses an object; `null` is an object without fields.
     pub fn read(config: &'a Value, known: &[&str]) -> Result<Self, String> {
         let map = match config {
             Value::Null => None,
@@ -37,7 +37,7 @@ impl<'a> Fields<'a> {
         Ok(Self { map })
     }
 
-    /// The field's value; `null` counts as absent.
+    /// Returns the value of a field; `null` counts as absent.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.and_then(|map| map.get(name)).filter(|value| !value.is_null())
     }
@@ -64,29 +64,29 @@ impl<'a> Fields<'a> {
             .and_then(|number| usize::try_from(number).ok())
             .filter(|number| range.contains(number))
             .ok_or_else(|| {
-                format!("'{name}' must be a whole number from {} to {}, found {value}", range.start(), range.end())
+                format!("'{name}' must be an integer from {} to {}, found {value}", range.start(), range.end())
             })
     }
 
-    /// A text that is not empty.
+    /// Returns a non-empty string.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, String> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
-            Some(other) => Err(format!("'{name}' must be a text that is not empty, found {other}")),
+            Some(other) => Err(format!("'{name}' must be a non-empty string, found {other}")),
         }
     }
 
-    /// One of these words; the first without the field.
+    /// Returns one of these words; the first if the field is absent.
     pub fn word(&self, name: &str, words: &[&'static str]) -> Result<&'static str, String> {
         let Some(value) = self.get(name) else { return Ok(words[0]) };
         let found = value.as_str().and_then(|word| words.iter().find(|known| **known == word));
         found.copied().ok_or_else(|| format!("'{name}' must be one of {}, found {value}", words.join(", ")))
     }
 
-    /// A list of at least one text, none of them empty.
+    /// Returns a non-empty list of non-empty strings.
     pub fn texts(&self, name: &str, example: &str) -> Result<Vec<&'a str>, String> {
-        let right = format!("'{name}' must be a list of texts that are not empty, e.g. {example}");
+        let right = format!("'{name}' must be a list of non-empty strings, e.g. {example}");
         let Some(value) = self.get(name) else { return Err(format!("'{name}' is missing; {right}")) };
         let texts: Option<Vec<&str>> =
             value.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<_>>());
@@ -111,13 +111,10 @@ mod tests {
             fields.number("heat", 0.0..=2.0, 1.0).unwrap_err(),
             "'heat' must be a number from 0 to 2, found \"hot\""
         );
-        assert_eq!(
-            fields.count("count", 1..=9, 3).unwrap_err(),
-            "'count' must be a whole number from 1 to 9, found -1"
-        );
+        assert_eq!(fields.count("count", 1..=9, 3).unwrap_err(), "'count' must be an integer from 1 to 9, found -1");
         assert_eq!(
             fields.texts("texts", "[\"x\"]").unwrap_err(),
-            "'texts' must be a list of texts that are not empty, e.g. [\"x\"], found [\"\",\"a\"]"
+            "'texts' must be a list of non-empty strings, e.g. [\"x\"], found [\"\",\"a\"]"
         );
         assert!(fields.texts("more", "[\"x\"]").unwrap_err().starts_with("'more' is missing; "));
         assert_eq!(fields.count("more", 1..=9, 3), Ok(3));

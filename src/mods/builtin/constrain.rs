@@ -1,4 +1,4 @@
-//! Holds an answer to a grammar, as one mod of several.
+//! Grammar constraint on an answer, compatible with other mods.
 
 use super::trail::{Trail, end_token, ends, is_over};
 use crate::events::{EventType, LogLevel, TokenId};
@@ -8,24 +8,25 @@ use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
 };
 
-/// Tokens that are refused at one place because what they say behind the trigger does not begin the form; then one stands.
+/// Maximum tokens refused at one position because their text after the trigger cannot begin the structure; then one is
+/// accepted.
 const MOST_REFUSED: usize = 64;
 
-/// The session of a mod that lets only such tokens be drawn as a grammar allows.
+/// Instance of a mod that constrains the answer to a grammar.
 pub struct Constrained {
     follower: GrammarMatcher,
     trail: Trail,
-    /// What the field is called that the grammar came from.
+    /// Configuration field that has the grammar.
     field: String,
-    /// Whether the grammar waits for a trigger.
+    /// True if the grammar waits for a trigger.
     lazy: bool,
     end: TokenId,
-    /// At this length of the answer, tokens that cannot come next.
+    /// Length of the answer, and tokens refused at that length.
     refused: (usize, Vec<TokenId>),
 }
 
 impl Constrained {
-    /// Compiles what a request configured. The grammar holds behind the text `after`, else behind the thought in which the answer
+    /// Compiles the configured grammar. It applies after the text `after`, else after the reasoning in which the answer
     /// begins, else from the first token on.
     pub fn start(constraint: Constraint, after: Option<&str>, run: &RunView) -> Result<Self, String> {
         let field = constraint.field.clone();
@@ -55,8 +56,10 @@ impl Constrained {
                 self.follower.end();
             } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Contradicts {
                 let text = call.run.vocabulary.decode(&[token]);
-                let message =
-                    format!("{text:?} is not what '{}' allows; while it stands, nothing is held to it", self.field);
+                let message = format!(
+                    "{text:?} is not permitted by '{}'; the constraint is suspended while it remains",
+                    self.field
+                );
                 logs.push(ModLogLine { level: LogLevel::Warning, message });
             }
         }
@@ -74,11 +77,11 @@ impl Constrained {
                 Some(Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None })
             }
             Ok(None) => None,
-            Err(message) => Some(Action::error(format!("'{}' cannot be followed any further: {message}", self.field))),
+            Err(message) => Some(Action::error(format!("'{}' cannot be applied any further: {message}", self.field))),
         }
     }
 
-    /// A token that completes the trigger may go on with what the grammar does not begin with.
+    /// A token that completes the trigger may continue with text that the grammar cannot begin with.
     fn sampled(&mut self, token: TokenId, piece: &[u8]) -> Option<Action> {
         if self.follower.permits(token, piece) {
             return None;
@@ -110,7 +113,7 @@ impl ModInstance for Constrained {
             CallEvent::Added { tokens, .. } => {
                 let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
                 self.follower.prepare();
-                // The last token that fits may be the one that completes it; else the next step ends the answer.
+                // The last token that fits may complete the grammar; otherwise the next step ends the answer.
                 (is_over(call) && !ended && self.follower.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
             }
             CallEvent::Prefilled => None,

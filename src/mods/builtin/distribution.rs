@@ -1,8 +1,8 @@
-//! What logits say about the next token: probabilities and entropy, in two passes over the vocabulary.
+//! Distribution of logits: probabilities and entropy, in two passes over the vocabulary.
 
 use crate::events::TokenId;
 
-/// Sums over the distribution that the logits stand for.
+/// Softmax distribution of logits.
 pub struct Distribution {
     max: f32,
     /// Σ exp(l − max).
@@ -12,7 +12,8 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// `logits` has one entry per token; banned ones are −inf. `None` when every token is banned.
+    /// Computes the distribution. `logits` has one entry per token; banned ones are −inf. Returns `None` if every token
+    /// is banned.
     pub fn of(logits: &[f32]) -> Option<Self> {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if !max.is_finite() {
@@ -31,18 +32,18 @@ impl Distribution {
         Some(Self { max, sum, weighted })
     }
 
-    /// Entropy in bits.
+    /// Returns the entropy in bits.
     pub fn entropy(&self) -> f32 {
         ((self.sum.ln() - self.weighted / self.sum) / std::f64::consts::LN_2).max(0.0) as f32
     }
 
-    /// Probability of a token with this logit, 0 … 1.
+    /// Returns the probability of a token with this logit, 0 … 1.
     pub fn probability(&self, logit: f32) -> f32 {
         (f64::from(logit - self.max).exp() / self.sum) as f32
     }
 }
 
-/// The tokens with the `count` highest logits, highest first; of equals the lower id first.
+/// Returns the tokens with the `count` highest logits, highest first; of equal logits the lower id first.
 pub fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     let mut best: Vec<(TokenId, f32)> = Vec::with_capacity(count + 1);
     for (token, &logit) in logits.iter().enumerate() {

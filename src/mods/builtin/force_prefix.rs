@@ -9,7 +9,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `force-prefix`: the answer begins with this text.
+/// `force-prefix`: begins the answer with a given text.
 pub struct ForcePrefix;
 
 impl ModFactory for ForcePrefix {
@@ -17,15 +17,15 @@ impl ModFactory for ForcePrefix {
         describe(
             "force-prefix",
             "Begins the answer with a given text.",
-            "One of text and tokens is needed. The tokens are forced once, before anything is drawn, in one decode. In text the \
-             literals of special tokens are read as those tokens, so that \"<think>\" works.",
+            "Either text or tokens is required. The tokens are forced once, before the first draw, in one decode. In text, the \
+             names of special tokens become those tokens, so that \"<think>\" works.",
             json!({"text": "Sure: "}),
             schema(
                 &[],
                 json!({
-                    "text": {"type": "string", "minLength": 1, "description": "The answer's beginning."},
+                    "text": {"type": "string", "minLength": 1, "description": "Beginning of the answer."},
                     "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1,
-                        "description": "The same as token ids."},
+                        "description": "Beginning of the answer as token ids."},
                 }),
             ),
         )
@@ -35,10 +35,10 @@ impl ModFactory for ForcePrefix {
         let fields = Fields::read(config, &["text", "tokens"])?;
         let tokens = match (fields.get("text"), fields.get("tokens")) {
             (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode(text, false, true),
-            (Some(other), None) => return Err(format!("'text' must be a text that is not empty, found {other}")),
+            (Some(other), None) => return Err(format!("'text' must be a non-empty string, found {other}")),
             (None, Some(list)) => ids(list, run)?,
             (None, None) => return Err("'text' or 'tokens' is missing, e.g. {\"text\": \"Sure: \"}".into()),
-            (Some(_), Some(_)) => return Err("'text' and 'tokens' exclude each other; give one of them".into()),
+            (Some(_), Some(_)) => return Err("'text' and 'tokens' are mutually exclusive; set one of them".into()),
         };
         Ok(Box::new(Prefix { tokens }))
     }
@@ -56,7 +56,7 @@ fn ids(list: &Value, run: &RunView) -> Result<Vec<TokenId>, String> {
 }
 
 struct Prefix {
-    /// Empty once they were forced.
+    /// Tokens to force; empty afterwards.
     tokens: Vec<TokenId>,
 }
 
@@ -101,8 +101,8 @@ mod tests {
     fn says_what_is_missing() {
         for (config, message) in [
             (json!(null), "'text' or 'tokens' is missing, e.g. {\"text\": \"Sure: \"}"),
-            (json!({"text": "a", "tokens": [1]}), "'text' and 'tokens' exclude each other; give one of them"),
-            (json!({"text": ""}), "'text' must be a text that is not empty, found \"\""),
+            (json!({"text": "a", "tokens": [1]}), "'text' and 'tokens' are mutually exclusive; set one of them"),
+            (json!({"text": ""}), "'text' must be a non-empty string, found \"\""),
         ] {
             assert_eq!(ForcePrefix.start(&config, &run()).err().unwrap(), message);
         }

@@ -1,4 +1,4 @@
-//! `json-schema`, `regex` and `grammar`: the form of an answer, by constraint.
+//! `json-schema`, `regex` and `grammar`: structured answers by constraint.
 
 use super::config::{Fields, schema};
 use super::constrain::Constrained;
@@ -8,15 +8,15 @@ use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What all three say of themselves.
-const FORM: &str = "At every step only such tokens can be drawn as lead to an answer of the form; when it is complete and nothing \
-                    can follow, the run ends with reason stop. It holds behind the text after, where that is given, else behind \
-                    the thought in which the answer begins, else from the first token on. What another mod forces against the \
-                    form stands, and is logged; what another takes back is taken back here. Several forms hold together, where \
-                    an answer can have them all.";
+/// Documentation shared by the three mods.
+const FORM: &str = "At every step, only tokens that lead to a valid answer can be drawn. When the answer is complete and nothing \
+                    can follow, the run ends with reason stop. The constraint applies after the text in after if it is set, else after \
+                    the reasoning in which the answer begins, else from the first token on. Text that another mod forces against the \
+                    constraint is kept and logged; text that another mod removes is removed here too. Several constraints apply together if \
+                    an answer can satisfy them all.";
 
 fn after() -> Value {
-    json!({"type": "string", "minLength": 1, "description": "The form begins behind this text; until then everything may be written."})
+    json!({"type": "string", "minLength": 1, "description": "The constraint begins after this text; before it, anything may be written."})
 }
 
 fn session(
@@ -28,7 +28,7 @@ fn session(
     Ok(Box::new(Constrained::start(Constraint::new(field, source), fields.text("after")?, run)?))
 }
 
-/// `json-schema`: the answer is JSON that a schema describes.
+/// `json-schema`: makes the answer JSON that is valid against a schema.
 pub struct JsonSchema;
 
 impl ModFactory for JsonSchema {
@@ -36,7 +36,9 @@ impl ModFactory for JsonSchema {
         describe(
             "json-schema",
             "Makes the answer JSON that is valid against a schema.",
-            &format!("{FORM} Of JSON Schema, uniqueItems, contains, if, not and dependentSchemas are refused by name."),
+            &format!(
+                "{FORM} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected by name."
+            ),
             json!({"schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}),
             schema(
                 &["schema"],
@@ -50,7 +52,7 @@ impl ModFactory for JsonSchema {
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["schema", "after"])?;
-        let right = "'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}";
+        let right = "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
         match fields.get("schema") {
             Some(schema @ Value::Object(_)) => {
                 session(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
@@ -61,7 +63,7 @@ impl ModFactory for JsonSchema {
     }
 }
 
-/// `regex`: the whole answer matches a regular expression.
+/// `regex`: makes the whole answer match a regular expression.
 pub struct Regex;
 
 impl ModFactory for Regex {
@@ -75,7 +77,7 @@ impl ModFactory for Regex {
                 &["pattern"],
                 json!({
                     "pattern": {"type": "string", "minLength": 1,
-                        "description": "The expression, without look-around and back-references."},
+                        "description": "Regular expression, without look-around and back-references."},
                     "after": after(),
                 }),
             ),
@@ -86,12 +88,12 @@ impl ModFactory for Regex {
         let fields = Fields::read(config, &["pattern", "after"])?;
         match fields.text("pattern")? {
             Some(pattern) => session(GrammarSource::Regex(pattern.to_owned()), "pattern", &fields, run),
-            None => Err("'pattern' is missing; it takes a regular expression, e.g. \"[0-9]+\"".into()),
+            None => Err("'pattern' is missing; it must be a regular expression, e.g. \"[0-9]+\"".into()),
         }
     }
 }
 
-/// `grammar`: the answer follows a grammar.
+/// `grammar`: makes the answer follow a grammar.
 pub struct Grammar;
 
 impl ModFactory for Grammar {
@@ -99,15 +101,15 @@ impl ModFactory for Grammar {
         describe(
             "grammar",
             "Makes the answer follow a grammar, in GBNF or Lark.",
-            &format!("One of gbnf and lark is needed. {FORM}"),
+            &format!("Either gbnf or lark is required. {FORM}"),
             json!({"gbnf": "root ::= (\"yes\" | \"no\") \".\""}),
             schema(
                 &[],
                 json!({
                     "gbnf": {"type": "string", "minLength": 1,
-                        "description": "llama.cpp's grammar format; it begins at the rule root."},
+                        "description": "Grammar in llama.cpp's format; it begins at the rule root."},
                     "lark": {"type": "string", "minLength": 1,
-                        "description": "llguidance's variant of Lark; it begins at the rule start."},
+                        "description": "Grammar in llguidance's variant of Lark; it begins at the rule start."},
                     "after": after(),
                 }),
             ),
@@ -122,7 +124,7 @@ impl ModFactory for Grammar {
             (None, None) => {
                 Err("'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}".into())
             }
-            (Some(_), Some(_)) => Err("'gbnf' and 'lark' exclude each other; give one of them".into()),
+            (Some(_), Some(_)) => Err("'gbnf' and 'lark' are mutually exclusive; set one of them".into()),
         }
     }
 }
@@ -145,14 +147,14 @@ mod tests {
             (
                 &JsonSchema,
                 json!({}),
-                "'schema' is missing; 'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}",
+                "'schema' is missing; 'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}",
             ),
             (
                 &JsonSchema,
                 json!({"schema": 3}),
-                "'schema' must be a JSON schema, an object, e.g. {\"type\": \"object\"}, found 3",
+                "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}, found 3",
             ),
-            (&Regex, json!({"pattern": 3}), "'pattern' must be a text that is not empty, found 3"),
+            (&Regex, json!({"pattern": 3}), "'pattern' must be a non-empty string, found 3"),
             (
                 &Grammar,
                 json!({"gbnf": "root ::= x"}),
@@ -163,8 +165,8 @@ mod tests {
                 json!({}),
                 "'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}",
             ),
-            (&Grammar, json!({"gbnf": "a", "lark": "b"}), "'gbnf' and 'lark' exclude each other; give one of them"),
-            (&Regex, json!({"pattern": "a", "after": ""}), "'after' must be a text that is not empty, found \"\""),
+            (&Grammar, json!({"gbnf": "a", "lark": "b"}), "'gbnf' and 'lark' are mutually exclusive; set one of them"),
+            (&Regex, json!({"pattern": "a", "after": ""}), "'after' must be a non-empty string, found \"\""),
         ];
         for (factory, config, message) in mods {
             assert_eq!(factory.start(&config, &run()).err().unwrap(), message);
@@ -191,7 +193,7 @@ mod tests {
             1,
         );
         assert!(told.text.starts_with("ab"));
-        assert_eq!(told.logs[0], "\"b\" is not what 'pattern' allows; while it stands, nothing is held to it");
+        assert_eq!(told.logs[0], "\"b\" is not permitted by 'pattern'; the constraint is suspended while it remains");
     }
 
     proptest! {

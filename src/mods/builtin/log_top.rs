@@ -11,7 +11,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `log-top`: writes the most probable next tokens into the run's log, and changes nothing.
+/// `log-top`: logs the most probable next tokens, and changes nothing.
 pub struct LogTop;
 
 impl ModFactory for LogTop {
@@ -19,11 +19,11 @@ impl ModFactory for LogTop {
         describe(
             "log-top",
             "Logs the most probable next tokens of every step.",
-            "Changes nothing. Probabilities are those of the logits as the mods before left them, at temperature 1.",
+            "Changes nothing. Probabilities are computed at temperature 1 from the logits as left by the previous mods.",
             json!({"count": 5}),
             schema(
                 &[],
-                json!({"count": {"type": "integer", "minimum": 1, "maximum": 50, "default": 5, "description": "How many tokens."}}),
+                json!({"count": {"type": "integer", "minimum": 1, "maximum": 50, "default": 5, "description": "Number of tokens."}}),
             ),
         )
     }

@@ -1,11 +1,11 @@
-//! Mods in Rust, in the engine: one file each, no slower than the sampler chain.
+//! Built-in mods, in Rust: one file each, as fast as the sampler chain.
 //!
-//! A factory reads its configuration once per run (`config`) and refuses what it does not know, naming the field
-//! and what would be right. A session looks only at the end of the sequence, never at all of it: a call costs the
+//! A factory reads its configuration once per run (`config`) and rejects unknown fields, with an error that names the
+//! field and what is expected. An instance reads only the end of the sequence, never all of it, so a call costs the
 //! same at token 10 and at token 100 000.
 //!
-//! What is not here: steering between two prompts. It takes the logits of a second sequence at every step, and a run is
-//! one sequence.
+//! Not included: steering between two prompts. It needs the logits of a second sequence at every step, and a run is one
+//! sequence.
 
 mod ban_phrases;
 mod bias_tokens;
@@ -35,7 +35,7 @@ use super::{ModDescription, ModFactory, ModOrigin};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Every built-in mod.
+/// Returns all built-in mods.
 #[must_use]
 pub fn all() -> Vec<Arc<dyn ModFactory>> {
     vec![
@@ -57,7 +57,8 @@ pub fn all() -> Vec<Arc<dyn ModFactory>> {
     ]
 }
 
-/// A built-in mod's description; `config` is an example that the mod accepts, `schema` says what else it does.
+/// Creates the description of a built-in mod. `config` is an example that the mod accepts; `schema` describes all
+/// fields.
 fn describe(name: &str, description: &str, documentation: &str, config: Value, schema: Value) -> ModDescription {
     ModDescription {
         name: name.into(),
@@ -92,7 +93,7 @@ mod tests {
             let ModDescription { name, config, schema, documentation, .. } = factory.describe();
             assert!(!documentation.is_empty(), "{name}");
             assert_eq!(schema_check::problem(&config, &schema), None, "{name}");
-            // Whatever it lists is known to the mod, and the default is taken.
+            // Each listed field is known to the mod, and its default is accepted.
             for (field, property) in schema["properties"].as_object().unwrap() {
                 assert!(property["description"].is_string(), "{name}: {field}");
                 if let Some(default) = property.get("default") {
@@ -102,7 +103,7 @@ mod tests {
                     assert!(factory.start(&config, &run()).is_ok(), "{name}: {field}");
                 }
             }
-            // And whatever the mod knows is listed.
+            // Each field known to the mod is listed.
             let mut unknown = config.clone();
             unknown["no_such_field"] = json!(1);
             let message = factory.start(&unknown, &run()).err().unwrap();

@@ -1,52 +1,52 @@
-//! Finds phrases in the text that tokens spell, across token boundaries, looking only at the end of the answer.
+//! Search for phrases in the text of the answer, across token boundaries, reading only its end.
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use std::ops::Range;
 
-/// Most phrases, and most characters of one: what is looked for is looked for at every token.
+/// Maximum phrases, and maximum characters of one: they are searched at every token.
 pub const MOST: usize = 10_000;
 pub const LONGEST: usize = 1000;
 
-/// Refuses phrases that are too many or too long; `field` is where they stand.
+/// Rejects phrases that are too many or too long; `field` is the configuration field.
 pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
     if phrases.len() > MOST {
-        return Err(format!("'{field}' has {} phrases, at most {MOST} are taken", phrases.len()));
+        return Err(format!("'{field}' has {} phrases; the maximum is {MOST}", phrases.len()));
     }
     match phrases.iter().find(|phrase| phrase.chars().count() > LONGEST) {
         Some(phrase) => {
             let (begin, length) = (phrase.chars().take(40).collect::<String>(), phrase.chars().count());
-            Err(format!("'{field}': the phrase '{begin}…' has {length} characters, at most {LONGEST} are taken"))
+            Err(format!("'{field}': the phrase '{begin}…' has {length} characters; the maximum is {LONGEST}"))
         }
         None => Ok(()),
     }
 }
 
-/// Phrases to look for.
+/// Phrases to search for.
 pub struct Phrases {
     all: Vec<Phrase>,
-    /// The phrases in the order of their characters: those that begin the same stand together, the shortest first, so
-    /// that a look at a place in the text costs the same for ten of them as for ten thousand, but for a logarithm.
+    /// Phrases sorted by their characters. Phrases with the same beginning are adjacent, the shortest first, so that
+    /// the search at one position is logarithmic in the number of phrases.
     order: Vec<usize>,
     fold: bool,
-    /// Whether a phrase counts only where no word goes on before or behind it.
+    /// True if a phrase must not be part of a longer word.
     whole_words: bool,
-    /// Characters of the longest one.
+    /// Characters of the longest phrase.
     longest: usize,
 }
 
 struct Phrase {
     text: String,
-    /// Folded when case does not matter.
+    /// Characters, lower-cased if case does not matter.
     chars: Vec<char>,
 }
 
-/// A phrase that the end of the sequence holds.
+/// A phrase found at the end of the sequence.
 #[derive(Debug, PartialEq)]
 pub struct Found {
-    /// Which of the phrases.
+    /// Index of the phrase.
     pub phrase: usize,
-    /// Tokens from the one that holds the phrase's first character to the end of the sequence.
+    /// Number of tokens from the one with the phrase's first character to the end of the sequence.
     pub tokens: usize,
     /// Text of the first of these tokens before the phrase.
     pub before: String,
@@ -54,23 +54,23 @@ pub struct Found {
     pub after: String,
 }
 
-/// The end of the generated text, with the token that each byte came from.
+/// End of the generated text, with the token of each byte.
 struct Tail {
     bytes: Vec<u8>,
     /// Index in `generated`, by byte.
     owner: Vec<usize>,
-    /// Folded characters with the bytes they came from.
+    /// Folded characters with their bytes.
     chars: Vec<(char, usize, usize)>,
     /// First byte of a character that is not complete yet.
     incomplete: Option<usize>,
 }
 
-/// Whether a phrase stands where its characters were found.
+/// Result of the word-boundary check at a place where the characters of a phrase were found.
 #[derive(PartialEq, Eq)]
 enum Stands {
     Yes,
     No,
-    /// It does unless the word goes on.
+    /// Yes, unless the word continues.
     Perhaps,
 }
 
@@ -94,13 +94,13 @@ impl Phrases {
         &self.all[phrase].text
     }
 
-    /// Most tokens that a phrase can spread over: a token holds at least one of its bytes.
+    /// Returns the maximum number of tokens of a phrase: a token has at least one of its bytes.
     pub fn bound(&self) -> usize {
         self.all.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
     }
 
-    /// The earliest phrase that lies in `generated` and ends in its last `fresh` tokens; of several with the same
-    /// beginning, the longest. `over` says that nothing follows: until then a word at the end may go on.
+    /// Finds the earliest phrase in `generated` that ends in its last `fresh` tokens; of several with the same start,
+    /// the longest. `over` means that nothing follows: otherwise a word at the end may continue.
     pub fn find(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize, over: bool) -> Option<Found> {
         let tail = self.tail(vocabulary, generated, fresh);
         let first_new = generated.len().saturating_sub(fresh);
@@ -128,13 +128,13 @@ impl Phrases {
         })
     }
 
-    /// Whether one of the phrases stands anywhere in a text; which.
+    /// Finds a phrase anywhere in a text.
     pub fn within(&self, text: &str) -> Option<usize> {
         let chars: Vec<_> = text.chars().flat_map(|c| folded(c, self.fold)).map(|c| (c, 0, 0)).collect();
         (0..chars.len()).find_map(|start| self.at(&chars[start..], |_| true))
     }
 
-    /// The longest of the phrases that `text` begins with and that are wanted; of equals the first.
+    /// Returns the longest of the `wanted` phrases with which `text` begins; of equal phrases the first.
     fn at(&self, text: &[(char, usize, usize)], wanted: impl Fn(usize) -> bool) -> Option<usize> {
         let mut range = 0..self.order.len();
         let mut found = None;
@@ -143,14 +143,14 @@ impl Phrases {
             if range.is_empty() {
                 break;
             }
-            // Those that end here come first.
+            // Phrases that end here come first.
             let ending = self.order[range.clone()].iter().take_while(|&&phrase| self.all[phrase].chars.len() == at + 1);
             found = ending.copied().find(|&phrase| wanted(phrase)).or(found);
         }
         found
     }
 
-    /// Of phrases that begin the same, those whose character `at` is this one: a range of `order` within a range.
+    /// Narrows a range of `order` with the same beginning to the phrases whose character at `at` is `c`.
     fn narrow(&self, range: Range<usize>, at: usize, c: char) -> Range<usize> {
         let among = &self.order[range.clone()];
         let character = |phrase: usize| self.all[phrase].chars.get(at).copied();
@@ -159,7 +159,7 @@ impl Phrases {
         range.start + from..range.start + upto
     }
 
-    /// How many tokens at the end may be the beginning of a phrase, or a phrase whose last word may go on.
+    /// Returns how many tokens at the end may begin a phrase, or end with a phrase whose last word may continue.
     pub fn held(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
         let end = tail.chars.len();
@@ -169,7 +169,7 @@ impl Phrases {
                 let range = self.narrow(range, at, c);
                 (!range.is_empty()).then_some(range)
             });
-            // The longer ones come last.
+            // Longer phrases come last.
             let open_end = |chars: &[char]| self.whole_words && chars.last().is_some_and(|c| is_word(*c));
             let may_become = |&phrase: &usize| {
                 let chars = &self.all[phrase].chars;
@@ -200,7 +200,8 @@ impl Phrases {
 
     fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize) -> Tail {
         let mut start = generated.len().saturating_sub(fresh);
-        // A character of a phrase is at most four bytes of the text; so is the one before it, which may follow on half of one.
+        // A character has at most four bytes; so has the one before the phrase, which may start in the middle of a
+        // token.
         let mut wanted = self.longest * 4 + 8;
         while start > 0 && wanted > 0 {
             start -= 1;
@@ -208,7 +209,7 @@ impl Phrases {
         }
         let (mut bytes, mut owner) = (Vec::new(), Vec::new());
         for (index, &token) in generated.iter().enumerate().skip(start) {
-            // Control tokens are no part of the text.
+            // Control tokens are not part of the text.
             if !vocabulary.is_control(token) {
                 bytes.extend_from_slice(vocabulary.piece(token));
                 owner.resize(bytes.len(), index);
@@ -237,7 +238,7 @@ impl Phrases {
     }
 }
 
-/// Whether the character belongs to words.
+/// Returns true for word characters.
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
@@ -319,10 +320,10 @@ mod tests {
     #[test]
     fn phrases_have_bounds() {
         let many = vec!["a"; super::MOST + 1];
-        assert_eq!(super::check("phrases", &many).unwrap_err(), "'phrases' has 10001 phrases, at most 10000 are taken");
+        assert_eq!(super::check("phrases", &many).unwrap_err(), "'phrases' has 10001 phrases; the maximum is 10000");
         let long = "ä".repeat(super::LONGEST + 1);
         let message = super::check("phrases", &[&long]).unwrap_err();
-        assert!(message.ends_with("ä…' has 1001 characters, at most 1000 are taken"), "{message}");
+        assert!(message.ends_with("ä…' has 1001 characters; the maximum is 1000"), "{message}");
         assert_eq!(super::check("phrases", &["ä".repeat(super::LONGEST).as_str()]), Ok(()));
     }
 

@@ -12,31 +12,31 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Replacements in a row, without a token of the model's between them, after which the rest stands.
+/// Maximum consecutive replacements without a token of the model between them.
 const MOST_IN_A_ROW: usize = 32;
 
-/// `replace-phrase`: another text in the place of a phrase, as soon as the phrase is complete.
+/// `replace-phrase`: replaces a phrase by another text as soon as it is complete.
 pub struct ReplacePhrase;
 
 impl ModFactory for ReplacePhrase {
     fn describe(&self) -> ModDescription {
         describe(
             "replace-phrase",
-            "Puts another text in the place of a phrase as soon as it is complete.",
-            "The tokens that hold the phrase are taken back, and the replacement is appended with what stood around the phrase in \
-             its first and last token. The model goes on from there as if it had written it. The text is searched, not token ids; \
-             the prompt is not searched, and neither is a replacement that holds a phrase itself: that is refused.",
+            "Replaces a phrase by another text as soon as it is complete.",
+            "The tokens of the phrase are removed, and the replacement is appended with the text around the phrase in \
+             its first and last token. The model continues from there as if it had written it. The text is searched, not token ids; \
+             the prompt is not searched. A replacement that contains a phrase is rejected.",
             json!({"replace": {"utilize": "use"}, "case_sensitive": false}),
             schema(
                 &["replace"],
                 json!({
                     "replace": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1,
                         "maxProperties": phrase::MOST, "propertyNames": {"maxLength": phrase::LONGEST},
-                        "description": "What to put in the place of each phrase; an empty text removes it."},
+                        "description": "Replacement for each phrase; an empty string removes it."},
                     "case_sensitive": {"type": "boolean", "default": false,
-                        "description": "Whether capitals must be as written."},
+                        "description": "True if matching is case-sensitive."},
                     "whole_words": {"type": "boolean", "default": false,
-                        "description": "Whether a phrase counts only where no word goes on before or behind it."},
+                        "description": "True if a phrase must not be part of a longer word."},
                 }),
             ),
         )
@@ -44,7 +44,7 @@ impl ModFactory for ReplacePhrase {
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["replace", "case_sensitive", "whole_words"])?;
-        let right = "'replace' must be an object of texts, e.g. {\"utilize\": \"use\"}";
+        let right = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
         let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {right}"))?;
         let entries =
             pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{right}, found {pairs}"))?;
@@ -65,7 +65,7 @@ impl ModFactory for ReplacePhrase {
         for replacement in &to {
             if let Some(held) = phrases.within(replacement) {
                 let phrase = from[held];
-                return Err(format!("'replace': '{replacement}' holds '{phrase}', and would be replaced for ever"));
+                return Err(format!("'replace': '{replacement}' contains '{phrase}' and would be replaced endlessly"));
             }
         }
         let held = phrases.bound();
@@ -77,7 +77,7 @@ struct Replace {
     phrases: Phrases,
     to: Vec<String>,
     held: usize,
-    /// Tokens of the answer in which no phrase ends that is to be replaced.
+    /// Tokens of the answer that are known to contain no phrase to replace.
     clean: usize,
     in_a_row: usize,
 }
@@ -87,7 +87,7 @@ impl ModInstance for Replace {
         EventSet::of(&[EventType::Added])
     }
 
-    /// What the end of the answer may still become; before the first token, the bound of the longest phrase.
+    /// Tokens that may still become a phrase; before the first token, the maximum length of a phrase.
     fn holdback(&self) -> usize {
         self.held
     }
@@ -110,14 +110,15 @@ impl ModInstance for Replace {
         if self.in_a_row == MOST_IN_A_ROW {
             self.held = self.phrases.held(vocabulary, generated);
             self.clean = length;
-            let message = format!("{MOST_IN_A_ROW} replacements led to one another; what stands now stays");
+            let message =
+                format!("{MOST_IN_A_ROW} consecutive replacements triggered each other; the current text is kept");
             return Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() });
         }
         self.in_a_row += 1;
         self.held = self.phrases.bound();
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
         let mut put = vocabulary.encode(&text, false, false);
-        // What ended the answer stays its end.
+        // The token that ended the answer remains its end.
         put.extend(tokens.last().filter(|&&last| ends(call.run, last)));
         Ok(Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: put }.into())
     }
@@ -165,13 +166,13 @@ mod tests {
             reply = scene.append(&tokens, true);
         }
         assert_eq!(count, super::MOST_IN_A_ROW);
-        assert!(reply.logs[0].message.starts_with("32 replacements"), "{}", reply.logs[0].message);
+        assert!(reply.logs[0].message.starts_with("32 consecutive replacements"), "{}", reply.logs[0].message);
     }
 
     #[test]
     fn refuses_what_would_go_on_for_ever() {
         let message = ReplacePhrase.start(&json!({"replace": {"a": "b", "B": "c"}}), &run()).err().unwrap();
-        assert_eq!(message, "'replace': 'b' holds 'B', and would be replaced for ever");
+        assert_eq!(message, "'replace': 'b' contains 'B' and would be replaced endlessly");
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
         assert!(message.ends_with("found 1 for 'a'"), "{message}");
     }

@@ -11,30 +11,30 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `retry-low-confidence`: what the model wrote without confidence is written again, and the best of it is kept.
+/// `retry-low-confidence`: draws low-confidence tokens again and keeps the best attempt.
 pub struct RetryLowConfidence;
 
 impl ModFactory for RetryLowConfidence {
     fn describe(&self) -> ModDescription {
         describe(
             "retry-low-confidence",
-            "Takes back what the model was unsure of, tries again, and keeps the best.",
-            "When the mean log-probability of the last window drawn tokens is below mean_logprob, they are taken back and drawn \
-             again, at temperature, until the mean is high enough or so many tries were made; then the best of all stands. What \
-             was tried is not tried again, so an answer costs at most tries times its tokens more. Forced tokens are left alone. \
+            "Draws tokens again that the model was unsure of, and keeps the best attempt.",
+            "When the mean log-probability of the last window drawn tokens is below mean_logprob, they are removed and drawn \
+             again at temperature, until the mean is high enough or tries is reached; then the best attempt is kept. A window \
+             is not retried later, so an answer costs at most tries times its tokens more. Forced tokens are not changed. \
              The stream lags by window tokens.",
             json!({"window": 8, "mean_logprob": -2.5, "tries": 3}),
             schema(
                 &[],
                 json!({
                     "window": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8,
-                        "description": "Tokens that are judged together, and taken back together."},
+                        "description": "Number of tokens that are judged and removed together."},
                     "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0, "default": -2.5,
-                        "description": "Lowest mean of their natural log-probabilities, in the model's full distribution."},
+                        "description": "Minimum mean of their natural log-probabilities, in the model's full distribution."},
                     "tries": {"type": "integer", "minimum": 1, "maximum": 32, "default": 3,
-                        "description": "How often one window is drawn again."},
+                        "description": "Maximum additional attempts per window."},
                     "temperature": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
-                        "description": "Temperature of these draws; at 0 every try is the same."},
+                        "description": "Temperature of these draws; at 0 every attempt is the same."},
                 }),
             ),
         )
@@ -61,18 +61,18 @@ struct Retry {
     tries: usize,
     temperature: f32,
     trail: Trail,
-    /// Log-probabilities of the first so many tokens of the answer together.
+    /// Cumulative log-probabilities of the tokens of the answer.
     sums: Vec<f64>,
-    /// So many tokens stand.
+    /// Number of tokens that are final.
     settled: usize,
-    /// What is being drawn again.
+    /// Window that is being drawn again.
     place: Option<Place>,
 }
 
 struct Place {
-    /// Tokens before it.
+    /// Tokens before the window.
     at: usize,
-    /// What was drawn there, with its mean.
+    /// Attempts with their mean log-probability.
     tries: Vec<(Vec<TokenId>, f64)>,
 }
 
@@ -186,7 +186,7 @@ mod tests {
     fn an_unsure_one_is_tried_again_and_the_best_kept() {
         let told = Play { max_tokens: 8, alphabet: "abc", seed: 5, ..Play::default() }
             .play(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
-        // Two windows, each drawn again twice; where the last was not the best, it is put back.
+        // Two windows, each drawn again twice; if the last attempt was not the best, the best is restored.
         let again = told.logs.iter().filter(|line| line.ends_with("again")).count();
         assert_eq!(again, 4, "{told:?}");
         assert_eq!(told.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);

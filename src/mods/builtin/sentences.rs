@@ -1,15 +1,15 @@
-//! Where sentences end, character by character.
+//! Detection of sentence ends, character by character.
 
-/// What is known of a text so far.
+/// State of the detection after a text.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sentences {
-    /// Sentences that are complete.
+    /// Number of complete sentences.
     pub count: usize,
-    /// Behind a mark that ends a sentence if a space follows.
+    /// Position after a mark that ends a sentence if a space follows.
     pending: Option<usize>,
-    /// Letters of the word that is being written.
+    /// Letters of the current word.
     letters: usize,
-    /// What the line has been so far.
+    /// Content of the current line so far.
     line: Line,
 }
 
@@ -17,13 +17,13 @@ pub struct Sentences {
 enum Line {
     #[default]
     Empty,
-    /// As the number of an item is.
+    /// Only digits, like the number of a list item.
     Digits,
     Other,
 }
 
 impl Sentences {
-    /// Takes the character that begins at the byte `at`. When that shows that a sentence has ended, says before which byte.
+    /// Processes the character at byte `at`. If it shows that a sentence has ended, returns the end of the sentence.
     pub fn push(&mut self, c: char, at: usize) -> Option<usize> {
         let behind = at + c.len_utf8();
         let single_letter = self.letters == 1;

@@ -10,7 +10,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `stop-on-repetition`: ends an answer that goes round in circles.
+/// `stop-on-repetition`: ends an answer that repeats itself.
 pub struct StopOnRepetition;
 
 impl ModFactory for StopOnRepetition {
@@ -18,19 +18,19 @@ impl ModFactory for StopOnRepetition {
         describe(
             "stop-on-repetition",
             "Ends an answer that repeats itself.",
-            "When the last ngram × times tokens of the answer are one block of at most ngram tokens over and over, an \
-             end-of-generation token is forced and the run ends with reason stop. The repeated text stays, since a client has \
-             already read it; with cut all but its first block is taken back, and the stream lags by as many tokens.",
+            "When the last ngram × times tokens of the answer repeat one block of at most ngram tokens, an \
+             end-of-generation token is forced and the run ends with reason stop. The repeated text is kept, since a client has \
+             already read it; with cut, all blocks except the first are removed, and the stream lags by as many tokens.",
             json!({"ngram": 16, "times": 3, "cut": false}),
             schema(
                 &[],
                 json!({
                     "ngram": {"type": "integer", "minimum": 1, "maximum": 256, "default": 16,
-                        "description": "Most tokens of the repeated block."},
+                        "description": "Maximum tokens of the repeated block."},
                     "times": {"type": "integer", "minimum": 2, "maximum": 64, "default": 3,
-                        "description": "How often a block of ngram tokens must stand; shorter ones fill the same length."},
+                        "description": "Repetitions of a block of ngram tokens; shorter blocks fill the same length."},
                     "cut": {"type": "boolean", "default": false,
-                        "description": "Whether all but the first block is taken back."},
+                        "description": "True if all blocks except the first are removed."},
                 }),
             ),
         )
@@ -55,7 +55,7 @@ struct Repetition {
 }
 
 impl Repetition {
-    /// Length of the shortest block that the end of `generated` repeats.
+    /// Returns the length of the shortest block that the end of `generated` repeats.
     fn block(&self, generated: &[TokenId]) -> Option<usize> {
         let start = generated.len().checked_sub(self.ngram * self.times)?;
         let tail = &generated[start..];

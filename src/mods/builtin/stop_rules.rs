@@ -16,38 +16,38 @@ use regex::bytes::Regex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Bytes before a new token that a match of the expression may begin in.
+/// Maximum bytes of a match of the expression before a new token.
 const LONGEST_MATCH: usize = 1024;
-/// Memory of a compiled expression.
+/// Maximum memory of a compiled expression, in bytes.
 const MOST_BYTES: usize = 1 << 20;
 
-/// `stop-rules`: ends an answer by what it has become.
+/// `stop-rules`: ends an answer that meets a rule.
 pub struct StopRules;
 
 impl ModFactory for StopRules {
     fn describe(&self) -> ModDescription {
         describe(
             "stop-rules",
-            "Ends the answer at a number of tokens or sentences, a match, a repeated line, or when the model grows unsure.",
-            "At least one rule is needed; the first that is met ends the run with reason stop, and is logged. They look at the \
-             answer behind its thought. A sentence is complete when a space follows its end, which is then taken back; a full stop \
-             behind a single letter or behind the number of an item ends none. The expression may match anywhere, within its last \
-             1024 bytes, and the answer ends behind the match. Lines are compared without the spaces around them; empty ones \
+            "Ends the answer at a number of tokens or sentences, a match, a repeated line, or when the model becomes unsure.",
+            "At least one rule is required; the first that is met ends the run with reason stop and is logged. The rules apply to the \
+             answer after its reasoning. A sentence is complete when a space follows it; the space is then removed. A full stop \
+             after a single letter or after the number of a list item does not end a sentence. The expression may match anywhere within the last \
+             1024 bytes, and the answer ends after the match. Lines are compared without surrounding spaces; empty lines \
              do not count.",
             json!({"sentences": 3, "repeated_lines": 3}),
             schema(
                 &[],
                 json!({
-                    "tokens": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "Tokens of the answer."},
-                    "sentences": {"type": "integer", "minimum": 1, "maximum": 100_000, "description": "Sentences of the answer."},
+                    "tokens": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "Number of tokens of the answer."},
+                    "sentences": {"type": "integer", "minimum": 1, "maximum": 100_000, "description": "Number of sentences of the answer."},
                     "regex": {"type": "string", "minLength": 1,
-                        "description": "A regular expression; the answer ends as soon as it matches."},
+                        "description": "Regular expression; the answer ends as soon as it matches."},
                     "repeated_lines": {"type": "integer", "minimum": 2, "maximum": 1000,
-                        "description": "How often the same line may stand, one after the other."},
+                        "description": "Number of consecutive identical lines that ends the answer."},
                     "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0,
-                        "description": "Lowest mean log-probability of the last window drawn tokens."},
+                        "description": "Minimum mean log-probability of the last window drawn tokens."},
                     "window": {"type": "integer", "minimum": 1, "maximum": 4096, "default": 16,
-                        "description": "Tokens of that mean."},
+                        "description": "Number of tokens of that mean."},
                 }),
             ),
         )
@@ -58,7 +58,7 @@ impl ModFactory for StopRules {
         let known = [&RULES[..], &["window"]].concat();
         let fields = Fields::read(config, &known)?;
         if RULES.iter().all(|rule| fields.get(rule).is_none()) {
-            return Err(format!("no rule is given; at least one of {} is needed", RULES.join(", ")));
+            return Err(format!("no rule is set; at least one of {} is required", RULES.join(", ")));
         }
         let count = |name: &str, range: std::ops::RangeInclusive<usize>| {
             fields.get(name).map(|_| fields.count(name, range, 0)).transpose()
@@ -66,16 +66,16 @@ impl ModFactory for StopRules {
         let expression = fields.text("regex")?.map(|text| {
             regex::bytes::RegexBuilder::new(text).size_limit(MOST_BYTES).dfa_size_limit(MOST_BYTES).build().map_err(
                 |error| {
-                    // The last line says what is wrong, those before it draw where.
+                    // The last line has the error, the lines before it show the position.
                     let message = error.to_string();
                     let reason = message.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                    format!("'regex' is no regular expression: {reason}")
+                    format!("'regex' is not a valid regular expression: {reason}")
                 },
             )
         });
         let expression = expression.transpose()?;
         if expression.as_ref().is_some_and(|expression| expression.is_match(b"")) {
-            return Err("'regex' matches the empty text, so that every answer would end before it begins".into());
+            return Err("'regex' matches the empty string, so every answer would end before it begins".into());
         }
         let unsure =
             fields.get("mean_logprob").map(|_| fields.number("mean_logprob", -100.0..=0.0, 0.0)).transpose()?;
@@ -106,40 +106,40 @@ struct Rules {
     trail: Trail,
     written: Written,
     thought: Option<Thought>,
-    /// What was seen of the answer with its first so many tokens.
+    /// State after each number of tokens of the answer.
     seen: Vec<Seen>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// Bytes that were looked at.
+    /// Bytes that were checked.
     bytes: usize,
     sentences: Sentences,
     lines: Lines,
-    /// Log-probabilities of drawn tokens together, and how many these are.
+    /// Sum of the log-probabilities of drawn tokens, and their number.
     logprobs: (f64, usize),
     met: Option<Met>,
 }
 
-/// A rule that is met, and before which byte the answer ends.
+/// A rule that is met, and the byte at which the answer ends.
 #[derive(Debug, Clone, Copy)]
 struct Met {
     rule: &'static str,
     end: usize,
 }
 
-/// Lines, by where they are in the text.
+/// Positions of lines in the text.
 #[derive(Debug, Clone, Copy, Default)]
 struct Lines {
-    /// Where the present one begins.
+    /// Start of the current line.
     from: usize,
     last: (usize, usize),
-    /// How often the last stood there, one after the other.
+    /// Consecutive occurrences of the last line.
     times: usize,
 }
 
 impl Lines {
-    /// A line ends before the byte `at`.
+    /// Ends a line before the byte `at`.
     fn end(&mut self, text: &[u8], at: usize) {
         let line = text[self.from..at].trim_ascii();
         self.from = at + 1;
@@ -173,7 +173,7 @@ impl Rules {
         }
     }
 
-    /// Looks at the token with which the answer has `tokens`.
+    /// Checks the rules after the first `tokens` tokens of the answer.
     fn look(&self, seen: &mut Seen, tokens: usize) {
         let upto = self.written.end_of(tokens);
         let Some(thought) = self.thought.as_ref().filter(|thought| !thought.is_within()) else {
@@ -226,7 +226,8 @@ impl Rules {
     }
 }
 
-/// Characters of a piece of text that ends with one, with the byte where each begins; bytes that are none are told as such.
+/// Returns the characters of a range of text, which ends at a character boundary, with their positions; invalid bytes
+/// become replacement characters.
 fn characters(text: &[u8], from: usize, upto: usize) -> impl Iterator<Item = (usize, char)> {
     let mut at = from;
     text[from..upto].utf8_chunks().flat_map(move |chunk| {
@@ -256,8 +257,7 @@ impl ModInstance for Rules {
             0 => Action::ForceTokens(put),
             n => Action::Backtrack { n, tokens: put },
         };
-        let logs =
-            vec![ModLogLine { level: LogLevel::Info, message: format!("the answer ends here, by '{}'", met.rule) }];
+        let logs = vec![ModLogLine { level: LogLevel::Info, message: format!("answer ended by rule '{}'", met.rule) }];
         Ok(Reply { action: Some(action), logs, ..Reply::default() })
     }
 }
@@ -286,7 +286,7 @@ mod tests {
         ] {
             let told = play(script, rules);
             assert_eq!((told.text.as_str(), told.ended, told.retracted), (text, true, 0), "{told:?}");
-            assert_eq!(told.logs, [format!("the answer ends here, by '{rule}'")]);
+            assert_eq!(told.logs, [format!("answer ended by rule '{rule}'")]);
         }
     }
 
@@ -315,11 +315,11 @@ mod tests {
         for (config, message) in [
             (
                 json!({"window": 3}),
-                "no rule is given; at least one of tokens, sentences, regex, repeated_lines, mean_logprob is needed",
+                "no rule is set; at least one of tokens, sentences, regex, repeated_lines, mean_logprob is required",
             ),
-            (json!({"tokens": 0}), "'tokens' must be a whole number from 1 to 1000000, found 0"),
-            (json!({"regex": "("}), "'regex' is no regular expression: unclosed group"),
-            (json!({"regex": "a*"}), "'regex' matches the empty text, so that every answer would end before it begins"),
+            (json!({"tokens": 0}), "'tokens' must be an integer from 1 to 1000000, found 0"),
+            (json!({"regex": "("}), "'regex' is not a valid regular expression: unclosed group"),
+            (json!({"regex": "a*"}), "'regex' matches the empty string, so every answer would end before it begins"),
             (json!({"mean_logprob": 1}), "'mean_logprob' must be a number from -100 to 0, found 1"),
         ] {
             assert_eq!(StopRules.start(&config, &run()).err().unwrap(), message);

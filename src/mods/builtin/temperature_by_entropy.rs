@@ -11,7 +11,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `temperature-by-entropy`: a temperature for every single draw, by how unsure the model is.
+/// `temperature-by-entropy`: sets the temperature of each draw by the uncertainty of the model.
 pub struct TemperatureByEntropy;
 
 impl ModFactory for TemperatureByEntropy {
@@ -19,21 +19,21 @@ impl ModFactory for TemperatureByEntropy {
         describe(
             "temperature-by-entropy",
             "Draws each token at a temperature that follows the model's uncertainty.",
-            "At an entropy (bits, of the logits as the mods before left them) of min_entropy or less the temperature is low, at \
-             max_entropy or more it is high, and between them it is on the line. low may be above high, to calm the model where \
+            "At an entropy (in bits, of the logits as left by the previous mods) of min_entropy or less the temperature is low, at \
+             max_entropy or more it is high, and between them it is interpolated linearly. low may exceed high, to make the model more predictable where \
              it is unsure.",
             json!({"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}),
             schema(
                 &[],
                 json!({
                     "low": {"type": "number", "minimum": 0, "maximum": 10, "default": 0.2,
-                        "description": "Temperature where the model is sure; 0 takes the most probable token."},
+                        "description": "Temperature if the model is sure; 0 takes the most probable token."},
                     "high": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
-                        "description": "Temperature where it is unsure."},
+                        "description": "Temperature if the model is unsure."},
                     "min_entropy": {"type": "number", "minimum": 0, "maximum": 32, "default": 0.5,
-                        "description": "Bits up to which the model is sure."},
+                        "description": "Entropy in bits up to which the model is sure."},
                     "max_entropy": {"type": "number", "minimum": 0, "maximum": 32, "default": 4.0,
-                        "description": "Bits from which it is unsure; more than min_entropy."},
+                        "description": "Entropy in bits from which the model is unsure; more than min_entropy."},
                 }),
             ),
         )

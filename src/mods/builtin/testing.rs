@@ -1,4 +1,4 @@
-//! A small vocabulary and calls on it, for the tests of mods.
+//! Test utilities for mods: a small vocabulary, calls, and simulated runs.
 
 use crate::events::{RunId, TokenId};
 use crate::model::Vocabulary;
@@ -10,17 +10,18 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Ends a generation.
+/// End-of-generation token.
 pub const EOG: TokenId = 256;
-/// Pieces beyond single bytes and [`EOG`], from id 257.
+/// Pieces other than single bytes and [`EOG`], from id 257.
 const WORDS: [&str; 8] = [" the", " bad", " idea", "bad", " a", " very", "Hello", " b"];
 
-/// The id of a word of the vocabulary.
+/// Returns the id of a word of the vocabulary.
 pub fn word(text: &str) -> TokenId {
     257 + TokenId::try_from(WORDS.iter().position(|word| *word == text).expect("a word of the vocabulary")).unwrap()
 }
 
-/// Tokens 0 … 255 are the bytes, 256 ends a generation, then come a few words; the longest piece wins.
+/// Creates a vocabulary: tokens 0 … 255 are bytes, 256 ends a generation, then a few words follow. The longest piece
+/// wins.
 pub fn vocabulary() -> Vocabulary {
     let mut pieces: Vec<Box<[u8]>> = (0..=255_u8).map(|byte| Box::from([byte])).collect();
     pieces.push(Box::from(*b"<end>"));
@@ -50,7 +51,7 @@ pub fn vocabulary() -> Vocabulary {
     })
 }
 
-/// A run on that vocabulary.
+/// Creates a run with that vocabulary.
 pub fn run() -> Arc<RunView> {
     let vocabulary = Arc::new(vocabulary());
     Arc::new(RunView {
@@ -73,7 +74,7 @@ pub fn run() -> Arc<RunView> {
     })
 }
 
-/// A session and the sequence it works on: the prompt "> ", then what was added.
+/// A mod instance and its sequence: the prompt "> ", then the appended tokens.
 pub struct Scene {
     pub session: Box<dyn ModInstance>,
     pub sequence: Vec<TokenId>,
@@ -119,7 +120,7 @@ impl Scene {
         self.call(CallEvent::ForwardPass { logits })
     }
 
-    /// Appends one token as if it was sampled, and applies a Backtrack that the mod answers with.
+    /// Appends a sampled token, and applies a Backtrack that the mod replies with.
     pub fn add(&mut self, token: TokenId) -> Reply {
         self.step += 1;
         self.append(&[token], false)
@@ -136,43 +137,44 @@ impl Scene {
         reply
     }
 
-    /// Adds the text token by token, in the vocabulary's own tokens; returns the last reply with an action.
+    /// Adds a text token by token; returns the last reply with an action.
     pub fn say(&mut self, text: &str) -> Option<Reply> {
         let tokens = self.run.vocabulary.encode(text, false, false);
         tokens.into_iter().map(|token| self.add(token)).filter(|reply| reply.action.is_some()).last()
     }
 }
 
-/// A model that is no model, with the engine's rules around it.
+/// Simulated run: a scripted model under the rules of the engine.
 pub struct Play {
     pub run: Arc<RunView>,
     pub prompt: String,
-    /// What the model writes, as long as the answer is a beginning of it; NUL ends the answer. Then it writes anything.
+    /// Text that the model writes while the answer is a prefix of it; NUL ends the answer. Afterwards it writes random
+    /// text.
     pub script: String,
-    /// What it writes instead when its script was taken back, one after the other.
+    /// Further scripts, used one after the other each time the previous one was removed.
     pub further: Vec<String>,
-    /// What it writes mostly where it writes anything.
+    /// Preferred characters of random text.
     pub alphabet: &'static str,
     pub seed: u64,
     pub max_tokens: usize,
 }
 
-/// What came of it.
+/// Result of a simulated run.
 #[derive(Debug, Default)]
 pub struct Told {
     pub text: String,
     pub tokens: Vec<TokenId>,
-    /// Whether it was ended by an end-of-generation token.
+    /// True if it ended with an end-of-generation token.
     pub ended: bool,
     pub error: Option<String>,
     pub logs: Vec<String>,
-    /// Actions that changed control and won.
+    /// Number of actions that changed control and won.
     pub controls: usize,
-    /// Tokens that were sent and taken back.
+    /// Number of tokens that were retracted after they were sent.
     pub retracted: usize,
-    /// Tokens that were drawn.
+    /// Number of drawn tokens.
     pub draws: usize,
-    /// Whether the limit of steps ended it, in whatever state it was.
+    /// True if the limit of steps ended it.
     pub cut_off: bool,
 }
 
@@ -190,7 +192,7 @@ impl Default for Play {
     }
 }
 
-/// A play under way.
+/// A simulated run in progress.
 struct Stage {
     play: Play,
     sessions: Vec<Box<dyn ModInstance>>,
@@ -240,7 +242,7 @@ fn script(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
 }
 
 impl Stage {
-    /// One step; `false` when the run is over.
+    /// Runs one step. Returns `false` if the run has ended.
     fn go_on(&mut self) -> bool {
         self.step += 1;
         let model = self.model();
@@ -302,7 +304,7 @@ impl Stage {
         last
     }
 
-    /// Takes an event to all mods: the first action that changes control, and the temperature of the draw.
+    /// Dispatches an event to all mods. Returns the first action that changes control, and the temperature of the draw.
     fn ask(&mut self, event: &CallEvent<'_>) -> (Option<Action>, Option<f32>) {
         let (mut winner, mut temperature) = (None, None);
         for session in &mut self.sessions {
@@ -325,7 +327,7 @@ impl Stage {
                 continue;
             }
             let kind = call.event_type();
-            let reply = session.call(&call, ReplySender::new(|_| {})).expect("a built-in mod answers at once");
+            let reply = session.call(&call, ReplySender::new(|_| {})).expect("a built-in mod replies immediately");
             self.told.logs.extend(reply.logs.into_iter().map(|log| log.message));
             match reply.action {
                 None | Some(Action::Noop) => {}
@@ -343,16 +345,16 @@ impl Stage {
         (winner, temperature)
     }
 
-    /// `drawn` tokens of a Backtrack are not in the sequence.
+    /// Applies an action. `drawn` tokens of a Backtrack are not in the sequence.
     fn act(&mut self, action: Action, drawn: usize) -> bool {
         self.told.controls += 1;
         match action {
             Action::ForceTokens(tokens) => self.force(tokens),
             Action::Backtrack { n, tokens } => {
-                assert!(n > 0, "a Backtrack of nothing");
+                assert!(n > 0, "a Backtrack of no tokens");
                 let removed = n as usize - drawn;
                 let length = self.sequence.len();
-                assert!(removed <= length - self.prompt, "more is taken back than was written");
+                assert!(removed <= length - self.prompt, "a Backtrack exceeds the answer");
                 let taken_back = self.script.starts_with(&self.sequence[self.prompt..]) && removed > 0;
                 self.sequence.truncate(length - removed);
                 self.told.retracted += self.sent.saturating_sub(self.sequence.len() - self.prompt);

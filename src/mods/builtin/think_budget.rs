@@ -13,32 +13,33 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Tokens by which a thought may be longer, so that it does not end within a character, or within the end that the model writes.
+/// Additional tokens of reasoning, so that it does not end within a character or within the end marker that the model
+/// writes.
 const GRACE: usize = 16;
-/// How often a thought is ended in one answer.
+/// Maximum times that reasoning is ended in one answer.
 const MOST_ENDS: usize = 8;
 
-/// `think-budget`: ends a thought that is too long.
+/// `think-budget`: ends reasoning that is too long.
 pub struct ThinkBudget;
 
 impl ModFactory for ThinkBudget {
     fn describe(&self) -> ModDescription {
         describe(
             "think-budget",
-            "Ends the model's thinking after a number of tokens.",
-            "When a thought has so many tokens, the end of a thought is forced as the model's family writes it, and the model goes \
-             on with its answer. A thought begins where the prompt ends within one, or where the answer begins with one; where a \
-             family thinks in channels, all its thoughts together have the budget. Other markers than the family's can be given \
-             as begin and end. A model that does not think is left alone.",
+            "Ends the model's reasoning after a number of tokens.",
+            "When the reasoning reaches tokens, its end is forced in the format of the model's family, and the model continues \
+             with its answer. Reasoning begins at the end of the prompt or at the beginning of the answer. If a \
+             family reasons in channels, all of them share the budget. Markers other than the family's can be set \
+             as begin and end. Has no effect on a model that does not reason.",
             json!({"tokens": 1024, "message": "I have thought enough."}),
             schema(
                 &[],
                 json!({
                     "tokens": {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 1024,
-                        "description": "Most tokens of a thought; a few more where it would end within a character."},
-                    "message": {"type": "string", "minLength": 1, "description": "Text that is put before the end of the thought."},
-                    "begin": {"type": "string", "minLength": 1, "description": "What opens a thought; needs end."},
-                    "end": {"type": "string", "minLength": 1, "description": "What closes it; needs begin."},
+                        "description": "Maximum tokens of reasoning; a few more if it would end within a character."},
+                    "message": {"type": "string", "minLength": 1, "description": "Text that is inserted before the end of the reasoning."},
+                    "begin": {"type": "string", "minLength": 1, "description": "Marker that begins reasoning; requires end."},
+                    "end": {"type": "string", "minLength": 1, "description": "Marker that ends reasoning; requires begin."},
                 }),
             ),
         )
@@ -49,8 +50,8 @@ impl ModFactory for ThinkBudget {
         let markers = match (fields.text("begin")?, fields.text("end")?) {
             (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
             (None, None) => None,
-            (Some(_), None) => return Err("'end' is missing: 'begin' needs it, e.g. \"</think>\"".into()),
-            (None, Some(_)) => return Err("'begin' is missing: 'end' needs it, e.g. \"<think>\"".into()),
+            (Some(_), None) => return Err("'end' is missing; 'begin' requires it, e.g. \"</think>\"".into()),
+            (None, Some(_)) => return Err("'begin' is missing; 'end' requires it, e.g. \"<think>\"".into()),
         };
         Ok(Box::new(Budget {
             tokens: fields.count("tokens", 0..=1_000_000, 1024)?,
@@ -71,17 +72,17 @@ struct Budget {
     thought: Option<Thought>,
     trail: Trail,
     written: Written,
-    /// How often a thought was ended.
+    /// Number of times that reasoning was ended.
     ends: usize,
 }
 
 impl Budget {
-    /// What ends a thought.
+    /// Returns the text that ends reasoning.
     fn end(&self, call: &Call<'_>) -> String {
         let format = &call.run.answer_format.format;
         match &self.markers {
             Some((_, end)) => end.clone(),
-            // The next message begins; when it is a thought again, the last channel is the only one left.
+            // Begins the next message; if it is reasoning again, only the final channel remains.
             None if format.is_channels() => {
                 let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
                 format!("{}<|start|>assistant{last}", format.thought.1)
@@ -104,7 +105,7 @@ impl ModInstance for Budget {
         let markers = self.markers.as_ref().map(|(begin, end)| (begin.as_str(), end.as_str()));
         let thought = self.thought.get_or_insert_with(|| Thought::new(call, markers));
         thought.follow(&moved, &self.written, kept);
-        // What another mod takes back of an added token is no part of the thought: the next step shows what stands.
+        // Another mod may remove an added token, so only the next step shows the actual reasoning.
         if !matches!(call.event, CallEvent::ForwardPass { .. }) || !thought.is_within() {
             return Ok(Reply::noop());
         }
@@ -118,7 +119,7 @@ impl ModInstance for Budget {
         let mut tokens = vocabulary.encode(&self.message, false, false);
         tokens.extend(vocabulary.encode(&self.end(call), false, true));
         self.ends += 1;
-        let message = format!("the thought ends here, after {spent} tokens");
+        let message = format!("reasoning ended after {spent} tokens");
         let logs = vec![ModLogLine { level: LogLevel::Info, message }];
         Ok(Reply { action: Some(Action::ForceTokens(tokens)), logs, ..Reply::default() })
     }
@@ -141,7 +142,7 @@ mod tests {
         let (thought, answer) = told.text.split_once("Enough.\n</think>\n\n").expect("the thought ends");
         assert_eq!(thought, "<think>abcde");
         assert!(!answer.is_empty());
-        assert_eq!(told.logs, ["the thought ends here, after 5 tokens"]);
+        assert_eq!(told.logs, ["reasoning ended after 5 tokens"]);
     }
 
     #[test]
@@ -183,8 +184,8 @@ mod tests {
     #[test]
     fn messages_name_the_field() {
         for (config, message) in [
-            (json!({"tokens": -1}), "'tokens' must be a whole number from 0 to 1000000, found -1"),
-            (json!({"begin": "<a>"}), "'end' is missing: 'begin' needs it, e.g. \"</think>\""),
+            (json!({"tokens": -1}), "'tokens' must be an integer from 0 to 1000000, found -1"),
+            (json!({"begin": "<a>"}), "'end' is missing; 'begin' requires it, e.g. \"</think>\""),
         ] {
             assert_eq!(ThinkBudget.start(&config, &run()).err().unwrap(), message);
         }

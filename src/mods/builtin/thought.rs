@@ -1,10 +1,11 @@
-//! Tells an answer's thought from what follows it, as the model's family writes it.
+//! Detection of reasoning in an answer, in the format of the model's family.
 
 use super::trail::Moved;
 use super::written::Written;
 use crate::mods::Call;
 
-/// Where the answer is. A thought stands at its beginning; where a family writes in channels, there may be several.
+/// State of an answer: before, within or after reasoning. Reasoning is at the beginning of an answer; a family with
+/// channels may have several.
 #[derive(Debug)]
 pub struct Thought {
     open: Vec<u8>,
@@ -12,32 +13,32 @@ pub struct Thought {
     channels: bool,
     /// Changes of state, in order; the first at token 0.
     changes: Vec<Change>,
-    /// Up to where the text was looked at.
+    /// End of the text that was checked.
     looked: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Change {
-    /// Tokens of the answer when it happened.
+    /// Tokens of the answer at the change.
     tokens: usize,
-    /// Where the text of the new state begins.
+    /// Start of the text of the new state.
     from: usize,
-    /// Tokens of thoughts before.
+    /// Reasoning tokens before the change.
     spent: usize,
     state: State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// A thought may begin.
+    /// Reasoning may begin.
     Before,
     Within,
-    /// There is none any more.
+    /// Reasoning has ended.
     Past,
 }
 
 impl Thought {
-    /// The thought of a run whose answer has not begun. `markers` stand around it; by default those of the model's family.
+    /// Creates the state for a run whose answer has not begun. `markers` replace those of the model's family.
     pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
         let answer_format = &call.run.answer_format;
         let (own_open, own_close) = &answer_format.format.thought;
@@ -55,44 +56,45 @@ impl Thought {
         }
     }
 
-    /// Does what was done to the answer, whose text `written` has done so already and was `kept` bytes long in between.
+    /// Applies a change of the answer to the state. `written` already includes the change; its text was `kept` bytes
+    /// long between removal and appending.
     pub fn follow(&mut self, moved: &Moved<'_>, written: &Written, kept: usize) {
         let before = written.tokens() - moved.added.len();
         while self.changes.len() > 1 && self.last().tokens > before {
             self.changes.pop();
         }
         self.looked = self.looked.min(kept).max(self.last().from.min(kept));
-        // Token by token, so that each change is noted with the token that made it.
+        // Token by token, so that each change is assigned to its token.
         for tokens in before + 1..=written.tokens() {
             self.look(&written.bytes()[..written.end_of(tokens)], tokens);
         }
     }
 
-    /// Whether the answer is within a thought.
+    /// Returns true if the answer is within reasoning.
     pub fn is_within(&self) -> bool {
         self.last().state == State::Within
     }
 
-    /// Whether it cannot be told yet if the answer begins with a thought.
+    /// Returns true if the answer may still begin with reasoning.
     pub fn may_begin(&self) -> bool {
         self.last().state == State::Before && !self.channels
     }
 
-    /// Whether the text ends with what may be the beginning of the marker that closes a thought.
+    /// Returns true if the text ends with a possible beginning of the end marker.
     pub fn may_be_closing(&self, written: &Written) -> bool {
         (1..self.close.len()).any(|length| written.bytes().ends_with(&self.close[..length]))
     }
 
-    /// Tokens of thoughts, when the answer has so many.
+    /// Returns the number of reasoning tokens of an answer with `tokens` tokens.
     pub fn spent(&self, tokens: usize) -> usize {
         let last = self.last();
         last.spent + if last.state == State::Within { tokens - last.tokens } else { 0 }
     }
 
-    /// Where what follows the thought begins: the byte, and how many tokens are before it.
+    /// Returns where the text after the reasoning begins: the byte, and the number of tokens before it.
     pub fn answer_from(&self) -> (usize, usize) {
         let last = self.last();
-        // An answer without a thought begins at its beginning.
+        // An answer without reasoning begins at byte 0.
         if last.state == State::Past && last.from > 0 { (last.from, last.tokens) } else { (0, 0) }
     }
 
@@ -187,7 +189,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the text is cut and taken back, the state is that of the text that stands.
+        /// After any removals, the state is that of the current text.
         #[test]
         fn what_is_taken_back_leaves_no_trace(
             pieces in proptest::collection::vec(("(<think>|</think>|<th|ink>|a| ){0,4}", 0usize..12), 1..8)

@@ -14,33 +14,33 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `tool-guard`: takes back tool calls that are not as they must be.
+/// `tool-guard`: removes invalid tool calls and has them drawn again.
 pub struct ToolGuard;
 
 impl ModFactory for ToolGuard {
     fn describe(&self) -> ModDescription {
         describe(
             "tool-guard",
-            "Checks tool calls while they are written, and takes back those that are wrong.",
-            "A call is read as the model's family writes it. When its name is not one of the tools or is blocked, when its \
-             arguments do not fit the tool's JSON schema, or when it cannot be read, it is taken back to its beginning and drawn \
-             again, at temperature. After max_retries in the answer, by what then says, the place where the call began is left to \
-             text, the run ends with an error, or the call stands with a warning. The stream holds a call back until it was \
+            "Checks tool calls while they are written, and removes invalid ones.",
+            "Calls are parsed in the format of the model's family. If the name is unknown or blocked, if the \
+             arguments do not match the tool's JSON schema, or if a call cannot be parsed, it is removed and drawn \
+             again at temperature. After max_retries in the answer, then decides: the call is replaced by \
+             text, the run ends with an error, or the call is kept with a warning. A call is held back until it was \
              checked.",
             json!({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}], "block": ["delete"]}),
             schema(
                 &[],
                 json!({
                     "tools": {"type": "array", "items": {"type": "object"}, "minItems": 1,
-                        "description": "The tools, in OpenAI's shape; by default those of the request."},
+                        "description": "Tools in OpenAI's format; by default those of the request."},
                     "block": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1,
                         "description": "Names of tools that must not be called."},
                     "max_retries": {"type": "integer", "minimum": 0, "maximum": 100, "default": 3,
-                        "description": "How often calls are drawn again in one answer."},
+                        "description": "Maximum retries in one answer."},
                     "temperature": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
-                        "description": "Temperature of these draws; at 0 every try is the same."},
+                        "description": "Temperature of these draws; at 0 every attempt is the same."},
                     "then": {"enum": ["text", "error", "keep"], "default": "text",
-                        "description": "What happens to a wrong call after that."},
+                        "description": "Treatment of an invalid call after that."},
                 }),
             ),
         )
@@ -51,7 +51,7 @@ impl ModFactory for ToolGuard {
         let tools = match fields.get("tools") {
             Some(tools) => read_tools(tools)?,
             None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),
-            None => return Err("'tools' is missing, and the request has none: there is no call to check".into()),
+            None => return Err("'tools' is missing, and the request has no tools".into()),
         };
         let block = match fields.get("block") {
             Some(_) => fields.texts("block", "[\"delete\"]")?.into_iter().map(str::to_owned).collect(),
@@ -78,7 +78,7 @@ impl ModFactory for ToolGuard {
     }
 }
 
-/// Tools in OpenAI's shape, with or without the function around them.
+/// Parses tools in OpenAI's format, with or without the enclosing function object.
 fn read_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
     let right = "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
     let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{right}, found {tools}"))?;
@@ -90,7 +90,7 @@ fn read_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
             let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
             if !parameters.is_object() {
                 return Err(format!(
-                    "'tools': the parameters of '{name}' must be a JSON schema, an object, found {parameters}"
+                    "'tools': the parameters of '{name}' must be a JSON schema (an object), found {parameters}"
                 ));
             }
             Ok(ToolDefinition { name: name.to_owned(), parameters, strict: false })
@@ -107,24 +107,24 @@ struct Guard {
     then: &'static str,
     trail: Trail,
     written: Written,
-    /// Bytes of the text that the parser has.
+    /// Bytes of the text that were parsed.
     read: usize,
-    /// Whether it was told that the answer is over.
+    /// True if the end of the answer was parsed.
     finished: bool,
-    /// Bytes before which wrong calls stand.
+    /// Position before which invalid calls are kept.
     standing: usize,
     retries: usize,
-    /// From so many tokens of the answer on, a call is drawn again.
+    /// Position in tokens from which a call is drawn again.
     again_from: Option<usize>,
-    /// Behind so many tokens, these begin no call any more.
+    /// Position in tokens at which these tokens are banned, so that no call begins there.
     left_to_text: Option<(usize, Vec<TokenId>)>,
-    /// Tokens that are to be left after something was taken back.
+    /// Expected length of the answer in tokens after a Backtrack.
     expected: Option<usize>,
 }
 
-/// A call that is wrong.
+/// An invalid tool call.
 struct Wrong {
-    /// Byte where it begins.
+    /// Byte at which it begins.
     from: usize,
     reason: String,
 }
@@ -133,7 +133,7 @@ impl Guard {
     fn follow(&mut self, call: &Call<'_>) {
         let moved = self.trail.follow(call);
         let kept = self.written.follow(&moved, &call.run.vocabulary);
-        // Another mod had its way: what was wrong still is, and is read again.
+        // Another mod's action won: the invalid call is still there and is parsed again.
         let kept_wrong = self.expected.take().is_some_and(|tokens| self.trail.tokens() - moved.added.len() > tokens);
         if kept_wrong || kept < self.read || (moved.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
@@ -147,13 +147,13 @@ impl Guard {
         self.left_to_text.take_if(|(from, _)| *from > length);
     }
 
-    /// Reads what is new, and finds the first call in it that is wrong.
+    /// Parses new text and returns the first invalid call in it.
     fn read(&mut self, over: bool) -> Option<Wrong> {
         let upto = self.read + complete_prefix(&self.written.bytes()[self.read..]);
         let text = self.written.text(self.read, upto);
         let mut wrong = None;
         for c in text.chars() {
-            // What this character completes began before it.
+            // The item completed by this character began before it.
             let (from, marked) = (self.parser.unsaid_from(), self.parser.is_in_marked_call());
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
             self.read += c.len_utf8();
@@ -172,10 +172,10 @@ impl Guard {
 
     fn judge(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<Wrong> {
         let from = if self.answer_format.format.is_channels() {
-            // The parser says the whole channel at once; the call is what its last header began.
+            // The parser reports the whole channel at once; the call begins with its last header.
             rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
         } else {
-            // Spaces before it may stay.
+            // Spaces before it may remain.
             let rest = &self.written.bytes()[from..];
             from + rest.len() - rest.trim_ascii_start().len()
         };
@@ -187,7 +187,7 @@ impl Guard {
             AnswerDelta::Called => self.arguments_problem(),
             _ => None,
         });
-        let unread = (unread && reason.is_none()).then(|| "the call cannot be read".to_owned());
+        let unread = (unread && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
         reason.or(unread).map(|reason| Wrong { from, reason })
     }
 
@@ -196,7 +196,7 @@ impl Guard {
             return Some(format!("the tool '{name}' is blocked"));
         }
         let known: Vec<&str> = self.answer_format.tools.iter().map(|tool| tool.name.as_str()).collect();
-        (!known.contains(&name)).then(|| format!("there is no tool '{name}'; there are: {}", known.join(", ")))
+        (!known.contains(&name)).then(|| format!("unknown tool '{name}'; known tools: {}", known.join(", ")))
     }
 
     fn arguments_problem(&self) -> Option<String> {
@@ -204,9 +204,9 @@ impl Guard {
         let tool = self.answer_format.tools.iter().find(|tool| tool.name == call.name)?;
         let problem = match serde_json::from_str(&call.arguments) {
             Ok(arguments) => schema_check::problem(&arguments, &tool.parameters)?,
-            Err(error) => format!("they are no JSON: {error}"),
+            Err(error) => format!("not valid JSON: {error}"),
         };
-        Some(format!("the arguments of '{}' are wrong: {problem}", call.name))
+        Some(format!("the arguments of '{}' are invalid: {problem}", call.name))
     }
 
     fn answer(&mut self, wrong: &Wrong, call: &Call<'_>) -> Reply {
@@ -214,12 +214,12 @@ impl Guard {
         let position = self.trail.tokens() - cut.tokens;
         let again = self.retries < self.max_retries;
         let (level, action, what) = match self.then {
-            _ if again => (LogLevel::Info, true, "it is drawn again"),
-            "keep" => (LogLevel::Warning, false, "it stands"),
+            _ if again => (LogLevel::Info, true, "retrying"),
+            "keep" => (LogLevel::Warning, false, "keeping it"),
             "error" => {
-                return Action::error(format!("tool-guard: {}, after {} tries", wrong.reason, self.retries)).into();
+                return Action::error(format!("tool-guard: {}after {} retries", wrong.reason, self.retries)).into();
             }
-            _ => (LogLevel::Warning, true, "text is written instead"),
+            _ => (LogLevel::Warning, true, "replacing it by text"),
         };
         let logs = vec![ModLogLine { level, message: format!("{}; {what}", wrong.reason) }];
         if !action {
@@ -233,7 +233,7 @@ impl Guard {
             self.retries += 1;
             self.again_from = Some(place);
         } else {
-            // Where the call began within a token, that one is written anew without it.
+            // If the call began within a token, that token is replaced by its text before the call.
             let first = generated.len().checked_sub(cut.tokens).map(|index| generated[index]);
             let first = if cut.before.is_empty() { first } else { self.first_of_call(wrong.from, call) };
             self.again_from = None;
@@ -248,7 +248,7 @@ impl Guard {
         Reply { action: Some(Action::Backtrack { n, tokens }), logs, ..Reply::default() }
     }
 
-    /// The token with which the call would begin, were it a text of its own.
+    /// Returns the first token of the call if it is tokenized on its own.
     fn first_of_call(&self, from: usize, call: &Call<'_>) -> Option<TokenId> {
         let text = String::from_utf8_lossy(&self.written.bytes()[from..]).into_owned();
         call.run.vocabulary.encode(&text, false, true).first().copied()
@@ -268,7 +268,7 @@ impl ModInstance for Guard {
         EventSet::of(&[EventType::ForwardPass, EventType::Added])
     }
 
-    /// From where a call began, or may have begun.
+    /// Tokens from the start of a call, or of a possible call.
     fn holdback(&self) -> usize {
         let from = if self.answer_format.format.is_channels() {
             rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0)
@@ -289,7 +289,7 @@ impl ModInstance for Guard {
                 if let Some(wrong) = self.read(over) {
                     self.answer(&wrong, call)
                 } else {
-                    // What is drawn again is a call that fits, or text.
+                    // A retry ends with a valid call, or with text.
                     let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
                     let text = self.holdback() == 0;
                     self.again_from.take_if(|from| complete > calls || (text && *from < length));
@@ -332,7 +332,7 @@ mod tests {
         config
     }
 
-    /// A model that writes these, one after the other, as often as it is asked to write again.
+    /// Runs a model that writes these scripts one after the other, each time it has to write again.
     fn play(scripts: &[&str], further: &Value) -> Told {
         let scripts: Vec<String> = scripts.iter().map(ToString::to_string).collect();
         Play { script: scripts[0].clone(), further: scripts[1..].to_vec(), max_tokens: 400, ..Play::default() }
@@ -350,20 +350,20 @@ mod tests {
     #[test]
     fn what_is_wrong_is_drawn_again() {
         for (wrong, why) in [
-            ("{\"name\": \"sub\", \"arguments\": {\"a\": 2}}", "there is no tool 'sub'; there are: add, delete"),
+            ("{\"name\": \"sub\", \"arguments\": {\"a\": 2}}", "unknown tool 'sub'; known tools: add, delete"),
             ("{\"name\": \"delete\", \"arguments\": {}}", "the tool 'delete' is blocked"),
             (
                 "{\"name\": \"add\", \"arguments\": {\"a\": 2.5}}",
-                "the arguments of 'add' are wrong: 'a' must be a whole number, found 2.5",
+                "the arguments of 'add' are invalid: 'a' must be an integer, found 2.5",
             ),
-            ("{\"arguments\": {\"b\": 2}, \"name\": \"add\"}", "the arguments of 'add' are wrong: 'a' is missing"),
-            ("{\"name\": \"add\", \"arguments\": {\"a\": x}}", "the call cannot be read"),
-            ("{\"name\": \"add\"\0", "the call cannot be read"),
+            ("{\"arguments\": {\"b\": 2}, \"name\": \"add\"}", "the arguments of 'add' are invalid: 'a' is missing"),
+            ("{\"name\": \"add\", \"arguments\": {\"a\": x}}", "the call cannot be parsed"),
+            ("{\"name\": \"add\"\0", "the call cannot be parsed"),
         ] {
             let first = format!("I look.\n<tool_call>\n{wrong}\n</tool_call>\0");
             let right = format!("I look.\n{RIGHT}\0");
             let told = play(&[&first, &right], &json!({"block": ["delete"]}));
-            assert_eq!(told.logs, [format!("{why}; it is drawn again")]);
+            assert_eq!(told.logs, [format!("{why}; retrying")]);
             assert_eq!((told.text, told.retracted, told.controls), (format!("I look.\n{RIGHT}"), 0, 1));
         }
     }
@@ -380,11 +380,11 @@ mod tests {
         let wrong = "<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>\0";
         let told = play(&[wrong; 9], &json!({"max_retries": 2}));
         assert!(!told.text.starts_with('<'), "{told:?}");
-        assert_eq!(told.logs[2], "there is no tool 'x'; there are: add, delete; text is written instead");
+        assert_eq!(told.logs[2], "unknown tool 'x'; known tools: add, delete; replacing it by text");
         let told = play(&[wrong; 9], &json!({"max_retries": 2, "then": "error"}));
         assert_eq!(
             told.error.as_deref(),
-            Some("tool-guard: there is no tool 'x'; there are: add, delete, after 2 tries")
+            Some("tool-guard: unknown tool 'x'; known tools: add, deleteafter 2 retries")
         );
         let told = play(&[wrong; 9], &json!({"max_retries": 1, "then": "keep"}));
         assert_eq!(told.text, wrong.trim_end_matches('\0'));
@@ -394,14 +394,14 @@ mod tests {
     #[test]
     fn messages_name_the_field() {
         for (config, message) in [
-            (json!({}), "'tools' is missing, and the request has none: there is no call to check"),
+            (json!({}), "'tools' is missing, and the request has no tools"),
             (
                 json!({"tools": [{"function": {}}]}),
                 "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}, found {\"function\":{}} in it",
             ),
             (
                 json!({"tools": [{"name": "add", "parameters": [1]}]}),
-                "'tools': the parameters of 'add' must be a JSON schema, an object, found [1]",
+                "'tools': the parameters of 'add' must be a JSON schema (an object), found [1]",
             ),
             (config(&json!({"then": "stop"})), "'then' must be one of text, error, keep, found \"stop\""),
         ] {

@@ -1,39 +1,39 @@
-//! The text that an answer's tokens spell, and which of them spells what.
+//! Text of an answer, and the token of each part of it.
 
 use super::trail::Moved;
 use crate::events::TokenId;
 use crate::model::{Vocabulary, complete_prefix};
 use crate::mods::RunView;
 
-/// The text of an answer while it is written. Control tokens are no part of it, but for those that structure the answers of the
-/// model's family.
+/// Text of an answer while it is written. Control tokens are not part of it, except those that structure the answers of
+/// the model's family.
 #[derive(Debug)]
 pub struct Written {
     bytes: Vec<u8>,
     /// Length of `bytes` after each token.
     ends: Vec<usize>,
-    /// Control tokens that are part of it.
+    /// Control tokens that are part of the text.
     visible: Vec<TokenId>,
 }
 
-/// How an end of the text is taken back.
+/// Backtrack that removes the end of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Tokens to remove.
+    /// Number of tokens to remove.
     pub tokens: usize,
-    /// What the first of them says before the cut.
+    /// Text of the first of these tokens before the cut.
     pub before: String,
 }
 
 impl Written {
-    /// Nothing yet, in a run.
+    /// Creates an empty text for a run.
     pub fn new(run: &RunView) -> Self {
         let mut visible = run.vocabulary.controls_in(&run.answer_format.format.markers());
         visible.retain(|&token| !run.vocabulary.is_end_of_generation(token));
         Self { bytes: Vec::new(), ends: Vec::new(), visible }
     }
 
-    /// Does what was done to the answer. Returns the length to which the text shrank before it grew again.
+    /// Applies a change of the answer. Returns the length of the text after the removal, before the new tokens.
     pub fn follow(&mut self, moved: &Moved<'_>, vocabulary: &Vocabulary) -> usize {
         self.ends.truncate(self.ends.len().saturating_sub(moved.removed));
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
@@ -47,12 +47,13 @@ impl Written {
         kept
     }
 
-    /// All of it.
+    /// Returns the whole text.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// A piece of it that ends with a character, with as many bytes: what is no UTF-8 is spaces.
+    /// Returns a range of the text that ends at a character boundary. Invalid bytes become spaces, so the length is
+    /// unchanged.
     pub fn text(&self, from: usize, upto: usize) -> String {
         let mut text = String::with_capacity(upto - from);
         for chunk in self.bytes[from..upto].utf8_chunks() {
@@ -62,25 +63,25 @@ impl Written {
         text
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.ends.len()
     }
 
-    /// Bytes of the first `tokens` tokens.
+    /// Returns the number of bytes of the first `tokens` tokens.
     pub fn end_of(&self, tokens: usize) -> usize {
         let last = tokens.min(self.ends.len()).checked_sub(1);
         last.map_or(0, |last| self.ends[last])
     }
 
-    /// Whether it does not end within a character.
+    /// Returns true if the text ends at a character boundary.
     pub fn is_whole(&self) -> bool {
         let recent = self.bytes.len().saturating_sub(4);
-        // From within a character on, the first bytes are none and count as complete.
+        // If the range starts within a character, its first bytes are invalid and count as complete.
         complete_prefix(&self.bytes[recent..]) == self.bytes.len() - recent
     }
 
-    /// What it takes to end the text before the byte `at`.
+    /// Returns the Backtrack that ends the text before the byte `at`.
     pub fn cut(&self, at: usize) -> Cut {
         let kept = self.ends.partition_point(|&end| end <= at);
         let from = self.end_of(kept);
