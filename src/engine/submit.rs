@@ -228,7 +228,7 @@ impl Engine {
         let (client, output) = mpsc::channel(output_capacity);
         let blank = durability::unfinished_end(event_buffer.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
-        let ack = durability_acks.as_ref().filter(|_| required).map(|durability_acks| durability_acks.make(id));
+        let ack = durability_acks.as_ref().filter(|_| required).map(|durability_acks| durability_acks.request(id));
         let recorder = recorder.upgrade().filter(|_| event_buffer.is_recorded());
         let panic_guard = PanicGuard {
             run_id: id,
