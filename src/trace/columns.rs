@@ -1,4 +1,4 @@
-//! The binary first paint of a replay: the fold's rows as typed columns that a browser reads without copying.
+//! The binary format that a replay loads first: the fold's rows as typed columns that a browser reads without copying.
 //!
 //! Magic `RUNC`, u16 version, u16 flags, u32 rows, u32 events, u32 sections, then a table of `{u32 id, u32 offset, u32
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `ui/assets/replay/columns.js` reads it.
@@ -13,12 +13,12 @@ const HEADER_BYTES: usize = 20;
 /// Id, offset and length.
 const ENTRY_BYTES: usize = 12;
 const ALIGNMENT: usize = 8;
-/// Steps per nat and per bit.
+/// Quantisation steps per nat and per bit.
 const SCALE: f32 = 2048.0;
-/// Largest number that a u16 column holds; beyond it comes "unknown".
+/// Largest quantised value of a u16 column; 65535 means unknown.
 const MAX_QUANTISED: f32 = 65_534.0;
 
-/// Section ids.
+/// Ids of the sections.
 mod section {
     pub const TEXT: u32 = 1;
     pub const TOKEN: u32 = 2;
@@ -37,19 +37,19 @@ mod section {
     pub const EVENT_TIME: u32 = 15;
 }
 
-/// What a file of columns holds.
+/// The decoded contents of a columns file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Columns {
-    /// Token instances; `logprob`, `entropy` and `rank` as the format rounds them.
+    /// Token instances, with `logprob`, `entropy` and `rank` rounded by the format.
     pub rows: Vec<TokenRow>,
     /// Actions, exceptions, log lines.
     pub marks: Vec<Mark>,
-    /// The time line.
+    /// Events on the timeline.
     pub events: Vec<EventPoint>,
 }
 
 impl Columns {
-    /// Text of the generated tokens that stand at the end, as [`Fold::answer_text`] gives it.
+    /// Returns the text of the generated tokens at the end of the run, like [`Fold::answer_text`].
     #[must_use]
     pub fn answer_text(&self) -> String {
         let generated = self.rows.iter().filter(|row| row.died == NEVER && row.flags & flags::PROMPT == 0);
@@ -57,24 +57,24 @@ impl Columns {
     }
 }
 
-/// Why bytes are not columns.
+/// The reason why bytes are not valid columns.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ColumnsError {
     /// Another format or another version.
     #[error("not columns of version 1")]
     Format,
-    /// A section is missing, lies outside of the bytes or has the wrong length.
+    /// A section is missing, lies outside the bytes or has the wrong length.
     #[error("section {0} of the columns is damaged")]
     Section(u32),
 }
 
-/// −ln p in steps of 1/2048, saturating; 65535 where unknown.
+/// Quantises −ln p in steps of 1/2048, saturating; 65535 for unknown.
 #[must_use]
 pub fn quantise_logprob(logprob: Option<f32>) -> u16 {
     quantise(logprob.map(|logprob| -logprob))
 }
 
-/// Bits in steps of 1/2048, saturating; 65535 where unknown.
+/// Quantises bits in steps of 1/2048, saturating; 65535 for unknown.
 #[must_use]
 pub fn quantise_entropy(entropy: Option<f32>) -> u16 {
     quantise(entropy)
@@ -86,7 +86,7 @@ fn quantise(value: Option<f32>) -> u16 {
         .map_or(u16::MAX, |value| (value * SCALE).round().clamp(0.0, MAX_QUANTISED) as u16)
 }
 
-/// Codes the fold as it stands.
+/// Encodes the current state of the fold.
 #[must_use]
 pub fn encode(fold: &Fold) -> Vec<u8> {
     let (rows, events) = (fold.rows(), fold.events());
@@ -136,7 +136,7 @@ fn column<T, const N: usize>(list: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Vec<u
     list.iter().flat_map(bytes).collect()
 }
 
-/// The column of text indexes, and the table they point into: u32 count, u32 offsets[count + 1], UTF-8.
+/// Builds the column of text indexes and the table they point into: u32 count, u32 offsets[count + 1], UTF-8.
 fn string_table(rows: &[TokenRow]) -> (Vec<u8>, Vec<u8>) {
     let mut known: HashMap<&str, u32> = HashMap::new();
     let mut offsets = vec![0_u32];
@@ -157,10 +157,10 @@ fn string_table(rows: &[TokenRow]) -> (Vec<u8>, Vec<u8>) {
     (indexes, table)
 }
 
-/// Reads what [`encode`] wrote.
+/// Decodes the output of [`encode`].
 ///
 /// # Errors
-/// The bytes are damaged or something else.
+/// The bytes are damaged or have another format.
 pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
     let header = bytes.get(..HEADER_BYTES).ok_or(ColumnsError::Format)?;
     if header[..4] != MAGIC || header[4..6] != VERSION.to_le_bytes() {
@@ -214,7 +214,7 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
 
 struct File<'a> {
     bytes: &'a [u8],
-    /// Id, offset and length of one section after the other.
+    /// Id, offset and length of each section.
     table: Vec<u32>,
 }
 
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding() {
+    fn quantisation_rounds_and_saturates() {
         assert_eq!(quantise_logprob(Some(-0.5)), 1024);
         assert_eq!(quantise_logprob(Some(f32::NEG_INFINITY)), 65_534);
         assert_eq!(quantise_logprob(Some(f32::NAN)), 65_535);
@@ -304,13 +304,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_run() {
+    fn empty_fold_round_trips() {
         assert_eq!(decode(&encode(&Fold::new())).unwrap(), super::Columns::default());
     }
 
     proptest! {
         #[test]
-        fn what_is_coded_is_read(tokens in prop::collection::vec(
+        fn encoded_columns_decode_to_the_fold(tokens in prop::collection::vec(
             (any::<i32>(), ".{0,4}", prop::option::of(-31.0_f32..0.0), prop::option::of(1_u32..100_000)), 0..40))
         {
             let fold = fold_of(&tokens);

@@ -1,36 +1,37 @@
-//! Where two recordings of what should be the same run part.
+//! Comparison of two recordings of the same run.
 //!
-//! Compared are the events, their tokens, and what mods did; not times, nor probabilities in their last digits.
+//! The comparison covers the events, their tokens and the actions of mods, but not times or the last digits of
+//! probabilities.
 
 use super::document::Document;
 use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, TokenId, TraceItem};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What an action says, without what the engine made of it.
+/// The content of an action, without the engine's annotations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RequestedAction {
-    /// Which of the eight.
+    /// The type of the action.
     pub action: ActionType,
-    /// The tokens it appends, or the prompt it sets.
+    /// The appended tokens, or the tokens of the new prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<TokenId>,
-    /// Backtrack: how many tokens it removes.
+    /// `Backtrack`: number of tokens to remove.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<i32>,
-    /// `AdjustedPrefill`: the new limit of generated tokens.
+    /// `AdjustedPrefill`: the new maximum of generated tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<i32>,
     /// `AdjustedLogits`: `keep`, `set`, `add` or `replace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub edit: Option<String>,
-    /// `AdjustedLogits`: the temperature of this draw.
+    /// `AdjustedLogits`: the temperature for this draw.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
     /// `ToolCalls`: the payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Value>,
-    /// `EmitError`: the message.
+    /// `EmitError`: the error message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -43,7 +44,7 @@ struct Details {
 }
 
 impl RequestedAction {
-    /// An action that says nothing more.
+    /// Creates an action with only a type.
     #[must_use]
     pub const fn new(action: ActionType) -> Self {
         Self {
@@ -102,7 +103,7 @@ impl std::fmt::Display for RequestedAction {
     }
 }
 
-/// What it is that differs.
+/// The kind of a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DifferenceKind {
@@ -110,43 +111,43 @@ pub enum DifferenceKind {
     Prompt,
     /// A token.
     Token,
-    /// What happened, before any token.
+    /// The sequence of events, before any token.
     Event,
-    /// Which mod was called, or whether it failed.
+    /// The called mod, or the failure of a call.
     ModCall,
-    /// What a mod did.
+    /// The action of a mod.
     ModAction,
-    /// One of them goes on.
+    /// One recording is longer.
     End,
 }
 
-/// The first difference of two recordings.
+/// The first difference between two recordings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
-    /// What differs.
+    /// The kind of the difference.
     pub kind: DifferenceKind,
-    /// The event at which it does, counted from 0.
+    /// `sequence_order` of the event with the difference.
     pub sequence_order: i32,
-    /// That event's step.
+    /// Step of that event.
     pub step: i32,
-    /// What was recorded, in words.
+    /// The entry of the first recording, as text.
     pub recorded: String,
-    /// What is there now, in words.
+    /// The entry of the second recording, as text.
     pub now: String,
 }
 
-/// One thing that happened.
+/// An item of a recording in comparable form.
 struct ComparedItem {
     kind: DifferenceKind,
     sequence_order: i32,
     step: i32,
-    /// Everything that counts.
+    /// All numbers that must be equal.
     key: Vec<i64>,
     words: String,
 }
 
-/// The first difference between a recording and another of the same run. With `whole` false the first one was broken off,
-/// and what the second one has beyond it is none.
+/// Finds the first difference between a recording and a second one of the same run. With `whole` false the first
+/// recording is incomplete, and additional items in the second one are no difference.
 #[must_use]
 pub fn find_first(recorded: &Document, now: &Document, whole: bool) -> Option<Difference> {
     let (a, b) = (compared_items(recorded), compared_items(now));
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_difference_is_found_and_named() {
+    fn first_difference_is_located_and_described() {
         let same = document(5, &back(1), true);
         assert_eq!(find_first(&same, &document(5, &back(1), true), true), None);
         let token = find_first(&same, &document(6, &back(1), true), true).unwrap();
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_comes_early_is_one_unless_the_recording_was_broken_off() {
+    fn early_end_is_a_difference_unless_recording_is_incomplete() {
         let (short, long) = (document(5, &back(1), false), document(5, &back(1), true));
         assert_eq!(find_first(&long, &short, false).unwrap().kind, DifferenceKind::End);
         assert_eq!(find_first(&short, &long, true).unwrap().recorded, "nothing more");

@@ -1,8 +1,8 @@
-//! What a list of events means; pure functions over [`crate::events`], no I/O.
+//! Interpretation of recorded runs; pure functions over [`crate::events`], no I/O.
 //!
-//! [`fold`] turns items into token instances (rows that are born and die), [`columns`] is the binary first paint of
-//! a replay, [`attention`] the coding of attention rows, [`document`] the `/ingest` document in and out, [`difference`] where
-//! two recordings part.
+//! [`fold`] turns trace items into token instances (rows with a first and a last event), [`columns`] is the binary
+//! format that a replay loads first, [`attention`] encodes attention rows, [`document`] parses and writes the `/ingest`
+//! document, and [`difference`] compares two recordings.
 
 pub mod attention;
 pub mod columns;

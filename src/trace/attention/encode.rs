@@ -1,4 +1,4 @@
-//! Coding one step.
+//! The encoder of one step's attention.
 
 use super::{
     AttentionCodecError, MAX_POSITIONS, STEPS, T0_HEADER, T0_MAGIC, T1_ENTRY, T1_HEADER, T1_MAGIC, VERSION, reduce,
@@ -8,10 +8,10 @@ use half::slice::HalfFloatSliceExt;
 use std::fmt;
 use zstd::bulk::Compressor;
 
-/// Fast, and on one byte per position hardly larger than the slow levels.
+/// Level 1 is fast, and on one byte per position its output is hardly larger than that of the slow levels.
 const ZSTD_LEVEL: i32 = 1;
 
-/// Codes step after step with the same buffers.
+/// Encodes one step after another with the same buffers.
 pub struct AttentionEncoder {
     mean: Vec<f32>,
     max: Vec<f32>,
@@ -37,7 +37,7 @@ impl Default for AttentionEncoder {
 }
 
 impl AttentionEncoder {
-    /// An encoder with empty buffers.
+    /// Creates an encoder with empty buffers.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -53,7 +53,7 @@ impl AttentionEncoder {
         }
     }
 
-    /// Codes `rows`, `[layer][head][position]` flattened, as (T0, T1).
+    /// Encodes `rows`, `[layer][head][position]` flattened, as (T0, T1).
     ///
     /// # Errors
     /// [`AttentionCodecError::Shape`].
@@ -73,8 +73,8 @@ impl AttentionEncoder {
         Ok((self.overview(rows, layers, heads, row_len), t1))
     }
 
-    /// One pass over the rows: fills `mean`, `max`, `peaks`, `entropies`, leaves the last layer's head-mean in `layer`, and
-    /// codes every layer's as T1 on the way.
+    /// Reduces the rows in one pass: fills `mean`, `max`, `peaks` and `entropies`, leaves the last layer's head-mean in
+    /// `layer`, and encodes the head-mean of every layer as T1.
     fn reduce(&mut self, rows: &[f32], layers: usize, heads: usize, row_len: usize) -> Vec<u8> {
         for buffer in [&mut self.mean, &mut self.max, &mut self.layer] {
             buffer.clear();
@@ -106,7 +106,7 @@ impl AttentionEncoder {
         t1
     }
 
-    /// Appends `layer` to T1 and enters it in the table.
+    /// Appends `layer` to T1 and adds it to the table.
     fn section(&mut self, t1: &mut Vec<u8>, index: usize) {
         let max = reduce::largest(&self.layer);
         let max = if max.is_finite() { max } else { 0.0 };
@@ -151,5 +151,5 @@ fn push_halves(values: &[f32], halves: &mut Vec<f16>, out: &mut Vec<u8>) {
     out.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
 }
 
-// The scale ends at the largest code.
+// The largest code is the end of the scale.
 const _: () = assert!(STEPS as u32 == u8::MAX as u32);

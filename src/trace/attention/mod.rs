@@ -1,9 +1,9 @@
-//! Coding of attention rows: tiers T0 and T1.
+//! Encoding of attention rows in two tiers, T0 and T1.
 //!
-//! One step's attention is `[layer][head][position]` probabilities. T0 is what every view needs at once: mean, maximum
-//! and last-layer vectors in f16, and per-head statistics. T1 is the head-mean of every layer as u8 on a square-root
-//! scale, compressed. Both carry their own header and version. The encoder runs next to the decode loop and allocates
-//! nothing but its results.
+//! The attention of one step is `[layer][head][position]` probabilities. T0 holds the data that every view needs: mean,
+//! maximum and last-layer vectors in f16, and per-head statistics. T1 holds the head-mean of every layer as u8 on a
+//! square-root scale, compressed. Both have their own header and version. The encoder runs beside the decode loop and
+//! allocates only its results.
 //!
 //! T0: `ATT0`, u16 version, u16 heads, u32 layers, u32 positions, u32 sink; then f16 mean\[positions\],
 //! max\[positions\], last layer\[positions\]; then for every head of every layer f16 entropy, f16 sink mass, f16 peak
@@ -30,16 +30,16 @@ const T1_HEADER: usize = 16;
 const T1_ENTRY: usize = 12;
 /// Steps of the square-root scale.
 const STEPS: f32 = 255.0;
-/// Longest row: far beyond every context, small enough that sizes cannot overflow.
+/// Maximum row length: far beyond every context, and small enough that sizes cannot overflow.
 const MAX_POSITIONS: usize = 1 << 24;
 
-/// Why attention could not be coded or read.
+/// The reason why attention cannot be encoded or decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttentionCodecError {
-    /// `rows` is not layers × heads × row length, or one of them is 0 or beyond the format.
+    /// `rows` is not layers × heads × row length, or one of them is 0 or too large for the format.
     #[error("{values} values are not {layers} layers × {heads} heads × {row_len} positions")]
     Shape {
-        /// Values given.
+        /// Number of values.
         values: usize,
         /// Layers.
         layers: usize,
@@ -48,43 +48,43 @@ pub enum AttentionCodecError {
         /// Positions.
         row_len: usize,
     },
-    /// The bytes are damaged, of another version or something else.
+    /// The bytes are damaged, have another version or another format.
     #[error("not attention of tier {tier}, version 1, or damaged")]
     Damaged {
-        /// 0 or 1.
+        /// The tier, 0 or 1.
         tier: u8,
     },
-    /// The layer is not there.
+    /// The layer is not stored.
     #[error("layer index {layer} is not among the {layers} stored layers")]
     NoLayer {
-        /// Index asked for.
+        /// The requested index.
         layer: usize,
-        /// Layers stored.
+        /// Number of stored layers.
         layers: usize,
     },
 }
 
-/// AttentionStatistics of one head's row.
+/// Statistics of one head's row.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct HeadStatistics {
-    /// In bits.
+    /// Entropy in bits.
     pub entropy: f32,
-    /// Share of the row on the sink: the position with the largest mean over all heads of all layers.
+    /// Share of the row at the sink: the position with the largest mean over all heads of all layers.
     pub sink_mass: f32,
     /// Largest value of the row.
     pub peak: f32,
-    /// Where it is.
+    /// Position of the largest value.
     pub peak_position: u32,
 }
 
 /// Tier T0, decoded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionOverview {
-    /// Positions of each vector.
+    /// Length of each vector.
     pub row_len: usize,
-    /// Layers of `stats`.
+    /// Number of layers in `stats`.
     pub layers: usize,
-    /// Heads per layer of `stats`.
+    /// Number of heads per layer in `stats`.
     pub heads: usize,
     /// The position with the largest mean.
     pub sink: u32,
@@ -94,7 +94,7 @@ pub struct AttentionOverview {
     pub max: Vec<f32>,
     /// Mean over the heads of the last layer.
     pub last_layer: Vec<f32>,
-    /// `[layer][head]`, flattened.
+    /// Statistics of every head, `[layer][head]` flattened.
     pub stats: Vec<HeadStatistics>,
 }
 
@@ -102,7 +102,7 @@ thread_local! {
     static ENCODER: RefCell<AttentionEncoder> = RefCell::new(AttentionEncoder::new());
 }
 
-/// Codes one step with buffers that the thread keeps.
+/// Encodes one step with the buffers of the current thread.
 ///
 /// # Errors
 /// [`AttentionCodecError::Shape`].
@@ -115,7 +115,7 @@ pub fn encode(
     ENCODER.with_borrow_mut(|encoder| encoder.encode(rows, layers, heads, row_len))
 }
 
-/// Reads tier T0.
+/// Decodes tier T0.
 ///
 /// # Errors
 /// [`AttentionCodecError::Damaged`].
@@ -150,8 +150,8 @@ fn overview(t0: &[u8]) -> Option<AttentionOverview> {
     Some(AttentionOverview { row_len, layers, heads, sink, mean, max, last_layer, stats })
 }
 
-/// Reads the head-mean of the layer with this index out of tier T1; one value per position. It is exact to 0.002 of the
-/// row's maximum for values up to a quarter of the maximum, to 0.004 for the largest.
+/// Decodes the head-mean of the layer with this index from tier T1; one value per position. The error is below 0.002 of
+/// the row's maximum for values up to a quarter of the maximum, and below 0.004 for the largest.
 ///
 /// # Errors
 /// [`AttentionCodecError::Damaged`], [`AttentionCodecError::NoLayer`].
@@ -168,14 +168,15 @@ pub fn decode_t1(t1: &[u8], layer: usize) -> Result<Vec<f32>, AttentionCodecErro
     head_mean(t1, header, layer).ok_or_else(damaged)
 }
 
-/// Returns the weights of `weighted_layers` as Halo Weave has them: 0.5 + l / L for layer l = 0 … L - 1 of the L layers
-/// that have attention.
+/// Returns Halo Weave's weights of `weighted_layers`: 0.5 + l / L for layer l = 0 … L - 1 of the L layers with
+/// attention.
 #[must_use]
 pub fn layer_weights(layers: usize) -> Vec<f32> {
     (0..layers).map(|layer| 0.5 + layer as f32 / layers as f32).collect()
 }
 
-/// Reads the mean of the first `layers` layers, weighted with [`layer_weights`], out of tier T1; one value per position.
+/// Decodes the mean of the first `layers` layers, weighted with [`layer_weights`], from tier T1; one value per
+/// position.
 ///
 /// # Errors
 /// [`AttentionCodecError::Damaged`], [`AttentionCodecError::NoLayer`].
@@ -198,7 +199,7 @@ fn head_mean(t1: &[u8], header: &[u8], layer: usize) -> Option<Vec<f32>> {
     let max = f32::from_bits(u32_at(t1, entry)?);
     let (from, len) = (u32_at(t1, entry + 4)? as usize, u32_at(t1, entry + 8)? as usize);
     let section = t1.get(from..from.checked_add(len)?)?;
-    // A damaged frame may claim any size: it gets room for what the header says, and no more.
+    // A damaged frame may claim any size: the buffer has the size from the header and no more.
     let mut codes = vec![0; row_len];
     let written = zstd::bulk::decompress_to_buffer(section, &mut codes).ok()?;
     if written != row_len || !max.is_finite() {

@@ -1,4 +1,4 @@
-//! The loops over raw attention. Written over fixed-size blocks, so that they compile to vector code.
+//! Loops over raw attention, written over fixed-size blocks so that they compile to vector code.
 
 /// Values per block: one 512-bit register, or a few smaller ones.
 const LANES: usize = 16;
@@ -25,7 +25,7 @@ pub fn scale(row: &mut [f32], factor: f32) {
     }
 }
 
-/// The sum of a row.
+/// Returns the sum of a row.
 pub fn sum(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
@@ -37,7 +37,7 @@ pub fn sum(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).sum()
 }
 
-/// The largest value; 0 for an empty row.
+/// Returns the largest value; 0 for an empty row.
 pub fn largest(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
@@ -49,16 +49,16 @@ pub fn largest(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(0.0, |most, &value| if value > most { value } else { most })
 }
 
-/// Where `value` first stands in the row; 0 if nowhere.
+/// Returns the first position with `value`; 0 if there is none.
 pub fn position_of(row: &[f32], value: f32) -> usize {
     let (blocks, _) = row.as_chunks::<LANES>();
-    // A block without the value is passed over without a branch per value.
+    // Skips blocks without the value, with no branch per value.
     let hit = |block: &[f32; LANES]| block.iter().fold(0_u8, |found, &other| found | u8::from(other >= value)) != 0;
     let from = blocks.iter().position(hit).unwrap_or(blocks.len()) * LANES;
     from + row[from..].iter().position(|&other| other >= value).unwrap_or(0)
 }
 
-/// −Σ p log₂ p, in bits.
+/// Returns the entropy −Σ p log₂ p in bits.
 pub fn entropy(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
@@ -71,9 +71,10 @@ pub fn entropy(row: &[f32]) -> f32 {
     (-sum).max(0.0)
 }
 
-/// log₂ of a positive number, to 4e-5, without a call and without a branch; some −127 for 0.
+/// Returns log₂ of a positive number with an error below 4e-5, without calls or branches; about −127 for 0.
 ///
-/// The exponent is read off the bits; the mantissa m in [1, 2) goes through the series of atanh in (m − 1) / (m + 1).
+/// The exponent is read from the bits; the mantissa m in [1, 2) is computed by the series of atanh in (m − 1) / (m +
+/// 1).
 #[inline]
 fn log2(x: f32) -> f32 {
     let bits = x.to_bits() as i32;
@@ -86,11 +87,11 @@ fn log2(x: f32) -> f32 {
     exponent + series
 }
 
-/// Codes a row on a square-root scale from 0 to its maximum; negative values and NaN count as 0.
+/// Quantises a row on a square-root scale from 0 to its maximum; negative values and NaN become 0.
 pub fn quantise(row: &[f32], max: f32, codes: &mut Vec<u8>) {
     let scale = if max > 0.0 { super::STEPS * super::STEPS / max } else { 0.0 };
     codes.clear();
-    // The value under the root is at most STEPS², so that the cast neither saturates nor has to check.
+    // The value under the root is not above STEPS², so the cast neither saturates nor needs a check.
     codes.extend(row.iter().map(|&value| {
         let positive = if value > 0.0 { value } else { 0.0 };
         ((positive * scale).sqrt() + 0.5) as u8
@@ -102,7 +103,7 @@ mod tests {
     use super::{entropy, largest, log2, position_of};
 
     #[test]
-    fn the_logarithm_is_close_enough() {
+    fn log2_is_exact_to_4e_5() {
         for i in 1..100_000 {
             let x = i as f32 / 100_000.0;
             assert!((log2(x) - x.log2()).abs() < 4e-5, "{x}: {} instead of {}", log2(x), x.log2());
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_rest_are_seen_alike() {
+    fn reductions_cover_blocks_and_remainder() {
         for len in [1, 15, 16, 17, 100] {
             let mut row = vec![0.25; len];
             row[len - 1] = 0.5;

@@ -1,7 +1,7 @@
 use super::{AttentionCodecError, decode_t0, decode_t1, encode};
 use proptest::prelude::*;
 
-/// Rows that sum to 1, most of the mass on few positions, as attention has it.
+/// Rows that sum to 1 with most of the mass on few positions, like real attention.
 fn attention() -> impl Strategy<Value = (Vec<f32>, usize, usize, usize)> {
     (1_usize..4, 1_usize..4, 1_usize..70)
         .prop_flat_map(|(layers, heads, row_len)| {
@@ -20,7 +20,7 @@ fn attention() -> impl Strategy<Value = (Vec<f32>, usize, usize, usize)> {
 }
 
 #[test]
-fn the_sink_is_found_by_its_mass() {
+fn sink_is_the_position_with_the_largest_mean() {
     let rows = [0.1, 0.7, 0.2, 0.05, 0.8, 0.15, 0.0, 0.5, 0.5, 0.3, 0.3, 0.4];
     let (t0, t1) = encode(&rows, 2, 2, 3).unwrap();
     let overview = decode_t0(&t0).unwrap();
@@ -42,7 +42,7 @@ fn the_sink_is_found_by_its_mass() {
 }
 
 #[test]
-fn a_shape_that_does_not_fit_is_refused() {
+fn mismatched_shape_is_rejected() {
     for (values, layers, heads, row_len) in [(5, 1, 2, 3), (0, 0, 2, 3), (0, 2, 2, 0), (4, usize::MAX, 2, 2)] {
         let error = encode(&vec![0.0; values], layers, heads, row_len).unwrap_err();
         assert_eq!(error, AttentionCodecError::Shape { values, layers, heads, row_len });
@@ -50,7 +50,7 @@ fn a_shape_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn rows_of_nothing_and_of_nonsense_are_coded() {
+fn rows_of_zeros_and_nan_are_encoded() {
     for value in [0.0, f32::NAN, f32::INFINITY, -1.0] {
         let (t0, t1) = encode(&[value; 40], 1, 2, 20).unwrap();
         assert_eq!(decode_t0(&t0).unwrap().row_len, 20);
@@ -58,9 +58,9 @@ fn rows_of_nothing_and_of_nonsense_are_coded() {
     }
 }
 
-/// The budget: beside a small model's decode loop, some 3 ms a token.
+/// The budget beside a small model's decode loop is about 3 ms per token.
 #[test]
-fn a_step_of_a_small_model_at_1k_context_takes_little() {
+fn encoding_a_step_at_1k_context_takes_under_5_ms() {
     if cfg!(debug_assertions) {
         return;
     }
@@ -75,7 +75,7 @@ fn a_step_of_a_small_model_at_1k_context_takes_little() {
 
 proptest! {
     #[test]
-    fn what_is_coded_is_read((rows, layers, heads, row_len) in attention()) {
+    fn encoded_rows_decode_within_bounds((rows, layers, heads, row_len) in attention()) {
         let (t0, t1) = encode(&rows, layers, heads, row_len).unwrap();
         let overview = decode_t0(&t0).unwrap();
         let at = |layer: usize, head: usize, position: usize| rows[(layer * heads + head) * row_len + position];

@@ -1,4 +1,4 @@
-//! What is made of the raw attention of one step, without loss by coding: one value per position, the strongest positions,
+//! Views of the raw attention of one step, without loss by encoding: one value per position, the strongest positions,
 //! statistics of each layer.
 
 use super::{AttentionCodecError, reduce};
@@ -12,7 +12,7 @@ pub struct AttentionRows<'a> {
     row_len: usize,
 }
 
-/// A position and how much each layer looks at it: the mean over the layer's heads.
+/// A position and the attention of each layer to it: the mean over the layer's heads.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TopPosition {
     /// Index in the sequence.
@@ -21,7 +21,7 @@ pub struct TopPosition {
     pub layers: Vec<f32>,
 }
 
-/// AttentionStatistics of one step, layer by layer.
+/// Statistics of one step, per layer.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct AttentionStatistics {
     /// Mean over all positions and heads.
@@ -32,14 +32,14 @@ pub struct AttentionStatistics {
     pub entropy_by_layer: Vec<f32>,
     /// Mean entropy of all heads, in bits.
     pub entropy: f32,
-    /// The position with the largest mean over everything.
+    /// The position with the largest mean over all heads of all layers.
     pub sink: u32,
-    /// Share of it, mean over the layer's heads.
+    /// Share of the row at the sink, mean over the layer's heads.
     pub sink_mass_by_layer: Vec<f32>,
 }
 
 impl<'a> AttentionRows<'a> {
-    /// The rows of `layers` × `heads`.
+    /// Creates the view of `layers` × `heads` rows.
     ///
     /// # Errors
     /// [`AttentionCodecError::Shape`].
@@ -52,27 +52,27 @@ impl<'a> AttentionRows<'a> {
         Ok(Self { values, layers, heads, row_len })
     }
 
-    /// Positions of each row.
+    /// Returns the number of positions per row.
     #[must_use]
     pub fn row_len(&self) -> usize {
         self.row_len
     }
 
-    /// The sum of a row that is furthest above 1; infinite where a value is not a number. AttentionRows of models with attention sinks
-    /// sum to less than 1.
+    /// Returns the largest sum of a row; infinite if a value is NaN. Rows of models with attention sinks sum to less
+    /// than 1.
     #[must_use]
     pub fn max_row_sum(&self) -> f32 {
         let sums = self.values.chunks_exact(self.row_len).map(reduce::sum);
         sums.fold(0.0, |most, sum| if sum.is_nan() { f32::INFINITY } else { sum.max(most) })
     }
 
-    /// Mean over all heads of all layers.
+    /// Returns the mean over all heads of all layers.
     #[must_use]
     pub fn mean(&self) -> Vec<f32> {
         self.weighted(&vec![1.0; self.layers])
     }
 
-    /// Largest value over all heads of all layers.
+    /// Returns the largest value over all heads of all layers.
     #[must_use]
     pub fn max(&self) -> Vec<f32> {
         let (mut sum, mut max) = (vec![0.0; self.row_len], vec![0.0; self.row_len]);
@@ -82,13 +82,14 @@ impl<'a> AttentionRows<'a> {
         max
     }
 
-    /// Mean over the heads of the last layer.
+    /// Returns the mean over the heads of the last layer.
     #[must_use]
     pub fn last_layer(&self) -> Vec<f32> {
         self.head_mean(self.layers - 1)
     }
 
-    /// Mean over all heads, layers weighted with `weights`, which need not sum to 1; a layer without a weight counts as 0.
+    /// Returns the mean over all heads, with layers weighted by `weights`, which need not sum to 1; layers without a
+    /// weight count as 0.
     #[must_use]
     pub fn weighted(&self, weights: &[f32]) -> Vec<f32> {
         let total: f32 = weights.iter().take(self.layers).sum();
@@ -101,7 +102,7 @@ impl<'a> AttentionRows<'a> {
         mean
     }
 
-    /// The `count` positions with the largest mean over everything, the strongest first.
+    /// Returns the `count` positions with the largest mean over all heads of all layers, largest first.
     #[must_use]
     pub fn top_positions(&self, count: usize) -> Vec<TopPosition> {
         let layers: Vec<Vec<f32>> = (0..self.layers).map(|layer| self.head_mean(layer)).collect();
@@ -122,7 +123,7 @@ impl<'a> AttentionRows<'a> {
         order.into_iter().map(strong).collect()
     }
 
-    /// AttentionStatistics of every layer.
+    /// Returns the statistics of every layer.
     #[must_use]
     pub fn statistics(&self) -> AttentionStatistics {
         let mean = self.mean();
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_shape_or_is_no_distribution_is_told() {
+    fn shape_errors_and_row_sums_are_reported() {
         assert!(AttentionRows::new(&VALUES, 5, 1).is_err());
         assert!(AttentionRows::new(&[], 1, 1).is_err());
         assert!(AttentionRows::new(&VALUES, 0, 1).is_err());

@@ -1,5 +1,5 @@
-//! The slow pass over a payload that the fast one did not take: walks it along the shape it should have, and names the
-//! first value that differs with its JSON path, what was expected and what was found.
+//! The slow pass over a payload that the fast pass rejected. It walks the payload along the expected structure and
+//! reports the first mismatch with its JSON path, the expected and the found value.
 
 use super::time::{self, Timestamp};
 use super::{DocumentError, MAX_REQUEST_ID_BYTES, raw};
@@ -19,11 +19,11 @@ pub enum ObjectKind {
     Action,
 }
 
-/// What a field takes.
+/// The expected type of a field.
 #[derive(Clone, Copy)]
 enum FieldKind {
     Text,
-    /// Text that is not empty.
+    /// A string that is not empty.
     Name,
     RequestId,
     Integer,
@@ -52,7 +52,7 @@ const ACTION_TYPES: FieldKind = FieldKind::Choice(&[
 ]);
 
 impl ObjectKind {
-    /// Name, kind, required.
+    /// Returns name, type and necessity of each field.
     const fn fields(self) -> &'static [(&'static str, FieldKind, bool)] {
         match self {
             Self::Document => &[
@@ -163,14 +163,14 @@ impl fmt::Display for FieldKind {
     }
 }
 
-/// The first thing that is wrong with `text` as an object of this shape. `reason` is what the fast pass said.
+/// Finds the first error in `text` as an object of this kind. `reason` is the error of the fast pass.
 pub fn find_problem(text: &str, shape: ObjectKind, reason: &str) -> DocumentError {
     let found = match serde_json::from_str::<&RawValue>(text) {
         Ok(value) => object(value, shape, "$"),
         Err(error) => Err(problem_at("$", "JSON", error.to_string())),
     };
-    // The fast pass is the judge: where the walk finds nothing, its own words have to do.
-    found.err().unwrap_or_else(|| problem_at("$", "a document as /ingest takes it", reason))
+    // The fast pass decides: if the walk finds no error, report the fast pass's own message.
+    found.err().unwrap_or_else(|| problem_at("$", "a valid /ingest document", reason))
 }
 
 fn problem_at(path: &str, expected: impl Into<String>, found: impl Into<String>) -> DocumentError {
@@ -250,7 +250,7 @@ fn differs(path: &str, kind: &FieldKind, value: &RawValue) -> DocumentError {
     problem_at(path, kind.to_string(), shorten(value.get()))
 }
 
-/// What was found, as it stands in the payload: scalars themselves, the beginning of long ones, the kind of others.
+/// Describes a found value: scalars as written and shortened, objects and arrays by their kind.
 fn shorten(json: &str) -> String {
     const MAX_CHARS: usize = 60;
     match json.as_bytes().first() {
@@ -261,7 +261,7 @@ fn shorten(json: &str) -> String {
     }
 }
 
-/// The fields of an object in order, twice-named ones too.
+/// The fields of an object in order, including duplicates.
 struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Fields<'de> {

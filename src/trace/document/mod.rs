@@ -1,9 +1,9 @@
-//! The `/ingest` document: parsing with JSON paths in every error, and writing.
+//! The `/ingest` document: parsing, with JSON paths in every error, and serialisation.
 //!
-//! The one place that knows the spelling of the wire: a whole run as one [`Document`], and single [`TraceItem`]s as the
-//! lines of streams and fixtures. Parsing is strict about types and links and lenient about everything else: unknown
-//! fields are ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` stay
-//! byte for byte as they were given, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
+//! Only this module knows the wire names: a whole run is one [`Document`], and single [`TraceItem`]s are lines of
+//! streams and fixtures. Parsing is strict about types and links and lenient about the rest: unknown fields are
+//! ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for
+//! byte, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
 mod locate;
 mod raw;
@@ -21,50 +21,50 @@ use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use wire::Storable;
 
-/// Longest request id; PostgreSQL cannot index texts much longer.
+/// Maximum length of a request id; PostgreSQL cannot index much longer texts.
 const MAX_REQUEST_ID_BYTES: usize = 1024;
 
-/// A whole run, as `/ingest` takes it.
+/// A whole run in the form of `/ingest`.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// Who asked for what, when.
+    /// The request.
     pub request: RequestMeta,
-    /// In order: `events[i].sequence_order == i`, whatever order the payload had.
+    /// Events, sorted: `events[i].sequence_order == i` for any order in the payload.
     pub events: Vec<Event>,
-    /// In the payload's order; `mod_call_sequence` is an index into this list.
+    /// Mod calls in the payload's order; `mod_call_sequence` is an index into this list.
     pub mod_calls: Vec<ModCall>,
-    /// In the payload's order.
+    /// Log lines in the payload's order.
     pub mod_logs: Vec<ModLog>,
-    /// In the payload's order.
+    /// Actions in the payload's order.
     pub actions: Vec<ActionRecord>,
 }
 
 /// The document's `request` object.
 #[derive(Debug, Clone, Default)]
 pub struct RequestMeta {
-    /// Unique among all runs; never empty.
+    /// Id, unique among all runs; never empty.
     pub request_id: String,
-    /// When the request came; `None` means "when it was ingested".
+    /// Arrival time of the request; `None` for the time of ingestion.
     pub created_at: Option<DateTime<Utc>>,
-    /// When it was complete.
+    /// End time.
     pub completed_at: Option<DateTime<Utc>>,
     /// The model's name.
     pub model: Option<String>,
-    /// Whatever the engine identifies its user by.
+    /// The engine's identification of the user.
     pub user_api_key: Option<String>,
-    /// Most tokens to generate.
+    /// Maximum number of generated tokens.
     pub max_tokens: Option<i32>,
     /// Sampling temperature.
     pub temperature: Option<f64>,
     /// Code or name of the mod in use.
     pub mod_text: Option<String>,
-    /// Surface of the run, if it is not another engine's. It comes from the sender of a document, not from the document.
+    /// Surface of the run; `None` for another engine. It comes from the sender of a document, not from the document.
     pub surface: Option<Surface>,
-    /// Fields that the specification does not name.
+    /// Fields that are not in the specification.
     pub extras: RequestExtras,
 }
 
-/// Fields of `request` that Quote sends in addition to those of the specification.
+/// Fields of `request` that Quote sends in addition to the specified ones.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestExtras {
@@ -83,7 +83,7 @@ pub struct RequestExtras {
     /// Name of the mod that the request selected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_mod_name: Option<String>,
-    /// The answer as the client got it.
+    /// The answer that the client received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub final_text: Option<String>,
     /// Tokens of `final_text`.
@@ -92,8 +92,8 @@ pub struct RequestExtras {
     /// The engine's own statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inference_stats: Option<RawJson>,
-    /// NUL characters of the payload that were replaced with U+FFFD. It is stored with the run and not written to
-    /// documents.
+    /// Number of NUL characters in the payload that were replaced with U+FFFD. It is stored with the run but not
+    /// written to documents.
     #[serde(skip_serializing_if = "is_zero")]
     pub replaced_nul: u32,
 }
@@ -104,7 +104,7 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl RequestExtras {
-    /// Tells whether there is anything to store.
+    /// Returns true if there is nothing to store.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let Self {
@@ -127,23 +127,23 @@ impl RequestExtras {
     }
 }
 
-/// What is wrong with a document, and where.
+/// An error in a document, with its location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: expected {expected}, found {found}")]
 pub struct DocumentError {
     /// JSON path of the value, e.g. `$.events[3].sampled_token`.
     pub path: String,
-    /// What would have been right.
+    /// The expected value.
     pub expected: String,
-    /// What was there, shortened.
+    /// The found value, shortened.
     pub found: String,
 }
 
 impl Document {
-    /// Parses and checks a payload.
+    /// Parses and validates a payload.
     ///
     /// # Errors
-    /// The first thing that is wrong: not JSON, a field of the wrong type, a value out of range, a broken link.
+    /// The first error: invalid JSON, a field of the wrong type, a value out of range, or a broken link.
     pub fn parse(payload: &[u8]) -> Result<Self, DocumentError> {
         let (wire, replaced_nul) = parse_replacing_nul::<wire::DocumentWire>(payload, ObjectKind::Document)?;
         let mut document = Self::from(wire);
@@ -154,14 +154,15 @@ impl Document {
         Ok(document)
     }
 
-    /// The document as JSON, in the shape that [`Document::parse`] takes.
+    /// Serialises the document to JSON that [`Document::parse`] accepts.
     #[must_use]
     pub fn write(&self) -> Vec<u8> {
         write::document(self)
     }
 
-    /// SHA-256 over a canonical form: equal for payloads that differ only in white space, in the order of our keys or
-    /// of the events, in unknown fields, or in how they spell times, numbers and texts; different for everything else.
+    /// Returns the SHA-256 of a canonical form. It is equal for payloads that differ only in white space, in the order
+    /// of our keys or of the events, in unknown fields, or in the notation of times, numbers and strings; it differs
+    /// for all others.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let json = self.write();
@@ -170,8 +171,8 @@ impl Document {
         Sha256::digest(&canonical).into()
     }
 
-    /// The run as one list: each event, then for each of its mod calls the call, its logs, its actions. Calls are numbered
-    /// in this order, which is the document's own unless it lists calls before those of earlier events.
+    /// Returns the run as one list: each event, then each of its mod calls with its logs and actions. Calls are
+    /// numbered in this order, which is the document's order unless it lists calls before those of earlier events.
     #[must_use]
     pub fn items(&self) -> Vec<TraceItem> {
         let mut calls_of = vec![Vec::new(); self.events.len()];
@@ -213,7 +214,7 @@ impl Document {
         items
     }
 
-    /// `sequence_order` is 0, 1, 2 … over all events, in whatever order they stand.
+    /// Checks that `sequence_order` is 0, 1, 2 … over all events, in any order.
     fn check_order(&self) -> Result<(), DocumentError> {
         let count = self.events.len();
         let mut holders = vec![None; count];
@@ -222,7 +223,7 @@ impl Document {
             let expected = match usize::try_from(order).ok().and_then(|order| holders.get_mut(order)) {
                 None if count == 1 => "0, since there is one event".to_owned(),
                 None => format!("0 to {}, each once, since there are {count} events", count - 1),
-                Some(Some(other)) => format!("a number of its own; $.events[{other}] has it already"),
+                Some(Some(other)) => format!("a unique number; $.events[{other}] has the same"),
                 Some(holder) => {
                     *holder = Some(index);
                     continue;
@@ -237,7 +238,7 @@ impl Document {
         Ok(())
     }
 
-    /// Calls name an event that is there, logs and actions a call.
+    /// Checks that calls refer to existing events, and logs and actions to existing calls.
     fn check_links(&self) -> Result<(), DocumentError> {
         let check = |list: &str, field: &str, target: &str, count: usize, links: &mut dyn Iterator<Item = i32>| {
             let broken = links.enumerate().find(|(_, link)| usize::try_from(*link).map_or(true, |link| link >= count));
@@ -264,10 +265,10 @@ impl Document {
     }
 }
 
-/// Reads what [`item_to_json`] wrote.
+/// Parses the output of [`item_to_json`].
 ///
 /// # Errors
-/// As [`Document::parse`].
+/// Same as [`Document::parse`].
 pub fn item_from_json(line: &[u8]) -> Result<TraceItem, DocumentError> {
     #[derive(Deserialize)]
     struct ItemKind<'a> {
@@ -292,8 +293,8 @@ fn read<W: for<'a> Deserialize<'a> + Storable>(payload: &[u8], shape: ObjectKind
     parse_replacing_nul(payload, shape).map(|(wire, _)| wire)
 }
 
-/// The fast pass, and the number of NUL characters it replaced. Documents that it does not accept go through the slow one, which
-/// knows the path.
+/// Runs the fast pass and returns the number of NUL characters it replaced. Rejected documents go through the slow
+/// pass, which finds the path.
 fn parse_replacing_nul<W: for<'a> Deserialize<'a> + Storable>(
     payload: &[u8],
     shape: ObjectKind,
@@ -303,7 +304,7 @@ fn parse_replacing_nul<W: for<'a> Deserialize<'a> + Storable>(
         expected: "UTF-8 text".into(),
         found: format!("an invalid byte at offset {}", error.valid_up_to()),
     })?;
-    // Some editors and PowerShell put a byte order mark in front, which is not part of the JSON.
+    // Some editors and PowerShell prepend a byte order mark, which is not part of the JSON.
     let mut text = Cow::Borrowed(text.strip_prefix('\u{feff}').unwrap_or(text));
     let mut parsed = serde_json::from_str::<W>(&text);
     let mut replaced = 0;

@@ -1,17 +1,17 @@
-//! JSON that is kept as it was given: whether PostgreSQL can hold it, and when two are the same.
+//! JSON that is kept unchanged: checks for PostgreSQL's limits, and a canonical form for comparison.
 
-/// Deepest nesting that is taken; `serde_json`'s own limit, far below where PostgreSQL's parser gives up.
+/// Maximum nesting; `serde_json`'s own limit, far below that of PostgreSQL's parser.
 const MAX_DEPTH: usize = 128;
-/// Largest exponent of ten in a number; PostgreSQL's `numeric` ends at 131 072 digits.
+/// Maximum exponent of a number; PostgreSQL's `numeric` ends at 131 072 digits.
 const MAX_EXPONENT: u32 = 9_999;
 
-/// What PostgreSQL could not hold in this syntactically valid JSON text, if anything: (expected, found).
+/// Finds a part of this valid JSON text that PostgreSQL cannot store, as (expected, found).
 pub fn find_problem(json: &str) -> Option<(String, String)> {
     let bytes = json.as_bytes();
     if is_surely_valid(bytes) { None } else { Scan { bytes, at: 0 }.run() }
 }
 
-/// A cheap necessary condition for a problem, in a form that compiles to vector code: most values end here.
+/// Returns true if the text surely has no problem. Most values end here; the loop compiles to vector code.
 fn is_surely_valid(bytes: &[u8]) -> bool {
     let opens = bytes.iter().filter(|&&byte| byte | 0x20 == b'{').count();
     let suspicious = bytes.iter().zip(bytes.iter().skip(1)).fold(0_u8, |found, (&a, &b)| {
@@ -22,13 +22,13 @@ fn is_surely_valid(bytes: &[u8]) -> bool {
     opens <= MAX_DEPTH && suspicious == 0
 }
 
-/// The JSON text with U+FFFD in place of every NUL character, and how many there were.
+/// Replaces every NUL character of the JSON text with U+FFFD and counts them.
 pub fn replace_nul(json: &str) -> (String, u32) {
     const NUL: &str = r"\u0000";
     let mut out = String::with_capacity(json.len());
     let (mut rest, mut count) = (json, 0);
-    // Outside of strings JSON has no backslashes. Each escape is passed over whole, so that the second half of an escaped
-    // backslash does not count as the beginning of one.
+    // JSON has backslashes only inside strings. Each escape is skipped as a whole, so that the second half of an
+    // escaped backslash does not count as the start of an escape.
     while let Some(at) = rest.find('\\') {
         let (before, escape) = rest.split_at(at);
         out.push_str(before);
@@ -60,7 +60,7 @@ impl Scan<'_> {
                 b'{' | b'[' => {
                     depth += 1;
                     if depth > MAX_DEPTH {
-                        return Some((format!("at most {MAX_DEPTH} nested levels"), "more".into()));
+                        return Some((format!("up to {MAX_DEPTH} nested levels"), "more".into()));
                     }
                 }
                 b'}' | b']' => depth -= 1,
@@ -87,7 +87,7 @@ impl Scan<'_> {
         None
     }
 
-    /// Reads to the end of the string whose opening quote was just read.
+    /// Reads to the end of the string after its opening quote.
     fn string(&mut self) -> Option<(String, String)> {
         while let Some(&byte) = self.bytes.get(self.at) {
             self.at += 1;
@@ -116,7 +116,7 @@ impl Scan<'_> {
         None
     }
 
-    /// The four hexadecimal digits at `at`.
+    /// Parses the four hexadecimal digits at `at`.
     fn unit(&self, at: usize) -> u32 {
         let digits = self.bytes.get(at..at + 4).unwrap_or_default();
         digits.iter().fold(0, |unit, &digit| unit * 16 + (digit as char).to_digit(16).unwrap_or(0))
@@ -127,8 +127,8 @@ fn lone_surrogate(unit: u32) -> (String, String) {
     ("complete UTF-16 surrogate pairs".into(), format!("a lone \\u{unit:04x}"))
 }
 
-/// Appends a form of the JSON text that does not depend on white space, on how numbers are spelled or on which characters
-/// are escaped. The order of keys stays: every JSON library we know of writes them as it read them.
+/// Appends a form of the JSON text that is independent of white space, number notation and escaping. The order of keys
+/// is kept: all known JSON libraries write keys in the order in which they read them.
 pub fn canonical(json: &str, out: &mut Vec<u8>) {
     let bytes = json.as_bytes();
     let mut at = 0;
@@ -148,7 +148,7 @@ pub fn canonical(json: &str, out: &mut Vec<u8>) {
                 let read = escapes.then(|| serde_json::from_slice::<String>(&bytes[from..at.min(bytes.len())]).ok());
                 let read = read.flatten();
                 let text = read.as_ref().map_or(text, |read| read.as_bytes());
-                // With its length in front, so that no text can pass for two.
+                // The length prefix keeps one string from looking like two.
                 out.push(b'"');
                 out.extend((text.len() as u64).to_le_bytes());
                 out.extend(text);
@@ -166,7 +166,7 @@ pub fn canonical(json: &str, out: &mut Vec<u8>) {
 fn number(digits: &str, out: &mut Vec<u8>) {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let float = digits.bytes().any(|byte| matches!(byte, b'.' | b'e' | b'E')).then(|| digits.parse::<f64>().ok());
-    // Beyond the range of a double its spelling is all that is known of it.
+    // Beyond the range of a double, only the digits identify the number.
     match float.flatten().filter(|float| float.is_finite()) {
         Some(float) if float.fract() == 0.0 && float.abs() < EXACT => {
             out.extend((float as i64).to_string().as_bytes());
@@ -184,7 +184,7 @@ mod tests {
     use super::{canonical, find_problem};
 
     #[test]
-    fn the_same_in_another_spelling() {
+    fn canonical_form_ignores_notation() {
         let of = |json: &str| {
             let mut out = Vec::new();
             canonical(json, &mut out);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_postgresql_cannot_hold() {
+    fn find_problem_reports_values_postgresql_rejects() {
         for (json, expected) in [
             (r#"{"a":"\u0000"}"#, "NUL"),
             (r#"{"\u0000":1}"#, "NUL"),

@@ -8,7 +8,7 @@ fn sample() -> Value {
     serde_json::from_slice(SAMPLE).unwrap()
 }
 
-/// The sample with the value at a JSON pointer replaced, parsed.
+/// Parses the sample with the value at a JSON pointer replaced.
 fn parse_with(pointer: &str, value: Value) -> Result<Document, super::DocumentError> {
     let mut payload = sample();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -27,7 +27,7 @@ fn message(pointer: &str, value: Value) -> String {
 }
 
 #[test]
-fn the_example_of_the_specification() {
+fn example_of_the_specification_parses() {
     let document = Document::parse(SAMPLE).unwrap();
     assert_eq!(document.request.request_id, "req_abc123");
     assert_eq!(document.request.temperature, Some(0.7));
@@ -47,7 +47,7 @@ fn json_items(document: &Document) -> Vec<String> {
 }
 
 #[test]
-fn items_survive_their_json() {
+fn items_round_trip_through_json() {
     for line in json_items(&Document::parse(SAMPLE).unwrap()) {
         let item = item_from_json(line.as_bytes()).unwrap();
         let index = serde_json::from_str::<Value>(&line).unwrap()["index"].as_u64().unwrap_or(0) as u32;
@@ -59,7 +59,7 @@ fn items_survive_their_json() {
 }
 
 #[test]
-fn writing_and_parsing_again_changes_nothing() {
+fn written_document_parses_to_the_same_document() {
     let document = Document::parse(SAMPLE).unwrap();
     let again = Document::parse(&document.write()).unwrap();
     assert_eq!(document.fingerprint(), again.fingerprint());
@@ -67,7 +67,7 @@ fn writing_and_parsing_again_changes_nothing() {
 }
 
 #[test]
-fn what_the_fingerprint_sees() {
+fn fingerprint_ignores_notation_but_no_content() {
     let fingerprint = |payload: &Value| Document::parse(payload.to_string().as_bytes()).unwrap().fingerprint();
     let original = Document::parse(SAMPLE).unwrap().fingerprint();
     assert_eq!(fingerprint(&sample()), original, "white space and spelling of numbers");
@@ -103,7 +103,7 @@ fn raw_fields_stay_byte_for_byte() {
 }
 
 #[test]
-fn an_item_is_one_line_whatever_its_raw_fields_look_like() {
+fn item_with_multi_line_raw_field_is_one_line() {
     let payload = "{\"request\":{\"request_id\":\"r\"},\"events\":[{\"event_type\":\"ForwardPass\",\"step\":0,\
                    \"sequence_order\":0,\"details\":{\r\n  \"a\": \"x\\ny\"\n}}]}";
     let lines = json_items(&Document::parse(payload.as_bytes()).unwrap());
@@ -126,7 +126,7 @@ fn calls_are_numbered_in_the_order_of_events() {
 }
 
 #[test]
-fn our_own_details_are_read_back() {
+fn own_details_parse_as_measurements() {
     let details = json!({"elapsed_us": 1500, "tokens": [{"token": 7, "text": "a", "logprob": -0.5}]});
     let document = parse_with("/events/3/details", details).unwrap();
     let measured = document.events[3].measured.as_ref().unwrap();
@@ -145,7 +145,7 @@ fn absent_and_null_lists_are_empty() {
 }
 
 #[test]
-fn errors_name_the_place() {
+fn type_errors_report_path_expected_and_found() {
     insta::assert_snapshot!(message("/events/2/sampled_token", json!("1234")), @r#"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, found "1234""#);
     insta::assert_snapshot!(message("/events/2/sampled_token", json!(1.5)), @"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, found 1.5");
     insta::assert_snapshot!(message("/events/2/step", json!(3_000_000_000_u32)), @"$.events[2].step: expected an integer from -2147483648 to 2147483647, found 3000000000");
@@ -164,16 +164,16 @@ fn errors_name_the_place() {
 }
 
 #[test]
-fn errors_of_links_and_order() {
+fn link_and_order_errors_report_the_valid_range() {
     insta::assert_snapshot!(message("/mod_calls/1/event_sequence_order", json!(4)), @"$.mod_calls[1].event_sequence_order: expected the sequence_order of one of the events, 0 to 3, found 4");
     insta::assert_snapshot!(message("/mod_logs/1/mod_call_sequence", json!(-1)), @"$.mod_logs[1].mod_call_sequence: expected an index into mod_calls, 0 to 1, found -1");
     insta::assert_snapshot!(message("/mod_calls", json!([])), @"$.mod_logs[0].mod_call_sequence: expected an index into mod_calls, but there are none, found 0");
-    insta::assert_snapshot!(message("/events/2/sequence_order", json!(1)), @"$.events[2].sequence_order: expected a number of its own; $.events[1] has it already, found 1");
+    insta::assert_snapshot!(message("/events/2/sequence_order", json!(1)), @"$.events[2].sequence_order: expected a unique number; $.events[1] has the same, found 1");
     insta::assert_snapshot!(message("/events/3/sequence_order", json!(4)), @"$.events[3].sequence_order: expected 0 to 3, each once, since there are 4 events, found 4");
 }
 
 #[test]
-fn errors_of_what_cannot_be_stored() {
+fn unstorable_exponent_is_rejected() {
     let payload = String::from_utf8(SAMPLE.to_vec()).unwrap().replacen("0.85", "1e99999", 1);
     insta::assert_snapshot!(Document::parse(payload.as_bytes()).unwrap_err(), @"$.events[1].top_tokens: expected numbers with exponents up to 9999, found the exponent 99999");
 }
@@ -228,7 +228,7 @@ fn nested_fields_of_quote_actions_are_lifted() {
 }
 
 #[test]
-fn errors_of_what_is_not_json() {
+fn invalid_json_is_rejected() {
     let message = |payload: &[u8]| Document::parse(payload).unwrap_err().to_string();
     insta::assert_snapshot!(message(b""), @"$: expected JSON, found EOF while parsing a value at line 1 column 0");
     insta::assert_snapshot!(message(b"{\"request\":\n  NaN}"), @"$: expected JSON, found expected value at line 2 column 3");
@@ -243,8 +243,8 @@ fn any_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),
         any::<bool>().prop_map(Value::from),
-        // serde_json reads fractions of many digits to the last bit but one, and they may then not survive; a whole number
-        // in a field of fractions is written as one.
+        // serde_json may lose the last bit of fractions with many digits; a whole number in a field of fractions is
+        // written as a fraction.
         any::<i64>().prop_map(|number| Value::from(number >> 21)),
         any::<i32>().prop_map(|number| Value::from(f64::from(number) / 1024.0)),
         ".{0,6}".prop_map(Value::from),
@@ -285,9 +285,9 @@ proptest! {
         prop_assert!(Document::parse(&SAMPLE[..cut]).is_err());
     }
 
-    /// Wherever a wrong value stands, the error says where, or the value was right.
+    /// Every wrong value is either accepted or reported at its path.
     #[test]
-    fn every_wrong_value_is_located(which: prop::sample::Index, value in any_value()) {
+    fn wrong_values_are_reported_at_their_path(which: prop::sample::Index, value in any_value()) {
         let mut all = Vec::new();
         pointers(&sample(), "", &mut all);
         let pointer = which.get(&all);
@@ -303,9 +303,9 @@ proptest! {
         }
     }
 
-    /// What parses survives writing.
+    /// A parsed document keeps its fingerprint when written and parsed again.
     #[test]
-    fn what_parses_survives_writing(which: prop::sample::Index, value in any_value()) {
+    fn parsed_documents_round_trip(which: prop::sample::Index, value in any_value()) {
         let mut all = Vec::new();
         pointers(&sample(), "", &mut all);
         if let Ok(document) = parse_with(which.get::<String>(&all), value) {

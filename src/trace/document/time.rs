@@ -1,26 +1,26 @@
-//! Times on the wire: ISO 8601 text, or a number of seconds or milliseconds since 1970. Kept to the microsecond,
-//! which is what PostgreSQL holds.
+//! Times on the wire: ISO 8601 text, or a number of seconds or milliseconds since 1970. Precision is the microsecond,
+//! as in PostgreSQL.
 
 use chrono::{DateTime, NaiveDateTime, SecondsFormat, SubsecRound, Utc};
 use serde::de::{self, Deserializer, Visitor};
 use std::fmt;
 
-/// What a field of this kind takes, for error messages.
+/// Description of valid times for error messages.
 pub const EXPECTED: &str = "an ISO 8601 time such as \"2025-12-01T18:30:00Z\", or seconds since 1970";
 
-/// Numbers above it are milliseconds; as seconds they would lie beyond the year 5000.
+/// Largest number of seconds; larger numbers are milliseconds, since as seconds they would lie beyond the year 5000.
 const MAX_SECONDS: f64 = 1e11;
-/// The end of the year 9999, the last that ISO 8601 writes in four digits.
+/// End of the year 9999, the last with four digits in ISO 8601.
 const END_US: f64 = 253_402_300_800e6;
-/// The beginning of the year 1.
+/// Start of the year 1.
 const BEGIN_US: f64 = -62_135_596_800e6;
 
-/// A time as a field of a wire struct.
+/// A time in a field of a wire struct.
 #[derive(Debug, Clone, Copy)]
 pub struct Timestamp(pub DateTime<Utc>);
 
 impl Timestamp {
-    /// Reads text; a time without an offset counts as UTC.
+    /// Parses text; a time without an offset is UTC.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         const OFFSET: [&str; 2] = ["%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z"];
@@ -33,12 +33,12 @@ impl Timestamp {
             .or_else(|| {
                 NAIVE.iter().find_map(|form| NaiveDateTime::parse_from_str(text, form).ok()).map(|t| t.and_utc())
             })?;
-        // A leap second reads as 23:59:60 in chrono and cannot be stored; rounding through microseconds folds it.
+        // chrono reads a leap second as 23:59:60, which cannot be stored; rounding to microseconds normalises it.
         Self::from_micros(time.timestamp_micros() as f64)?;
         DateTime::from_timestamp_micros(time.timestamp_micros()).map(Self)
     }
 
-    /// Reads a number of seconds, or of milliseconds where seconds would lie in the far future.
+    /// Converts a number of seconds, or of milliseconds if seconds would lie in the far future.
     #[must_use]
     pub fn from_number(number: f64) -> Option<Self> {
         let seconds = if number.abs() > MAX_SECONDS { number / 1e3 } else { number };
@@ -51,7 +51,7 @@ impl Timestamp {
     }
 }
 
-/// The way we write a time.
+/// Formats a time for the wire.
 pub fn write(time: &DateTime<Utc>) -> String {
     time.trunc_subsecs(6).to_rfc3339_opts(SecondsFormat::AutoSi, true)
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::{Timestamp, write};
 
     #[test]
-    fn every_spelling_of_one_moment() {
+    fn all_notations_parse_to_the_same_time() {
         for text in [
             "2025-12-01T18:30:00.25Z",
             "2025-12-01T19:30:00.250+01:00",
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time() {
+    fn invalid_times_are_rejected() {
         for text in
             ["", "yesterday", "2025-13-01T00:00:00Z", "2025-12-01", "+12025-12-01T00:00:00Z", "0000-01-01T00:00:00Z"]
         {

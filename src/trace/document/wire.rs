@@ -1,4 +1,4 @@
-//! The wire structs: what serde reads in the fast pass. Field for field `specs` of the `/ingest` document.
+//! The wire structs that serde parses in the fast pass, with the fields of the `/ingest` specification.
 
 use super::raw;
 use super::time::Timestamp;
@@ -99,7 +99,7 @@ pub struct ActionWire {
     error_message: Option<String>,
 }
 
-/// Whether PostgreSQL can hold what a value carries: no NUL in text, no JSON that `jsonb` refuses.
+/// A check that PostgreSQL can store a value: no NUL in text, no JSON that `jsonb` rejects.
 pub trait Storable {
     fn is_storable(&self) -> bool;
 }
@@ -249,7 +249,7 @@ impl From<ModLogWire> for ModLog {
     }
 }
 
-/// The fields of an action that Quote nests in `details`.
+/// Fields of an action that Quote nests in `details`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Nested {
@@ -263,7 +263,7 @@ struct Nested {
 
 impl From<ActionWire> for ActionRecord {
     fn from(wire: ActionWire) -> Self {
-        /// Tokens that a preview shows.
+        /// Number of tokens in a preview.
         const PREVIEW: usize = 10;
         let nested: Nested = match &wire.details {
             Some(details) => serde_json::from_str(details.get()).unwrap_or_default(),

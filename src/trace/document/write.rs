@@ -1,4 +1,4 @@
-//! Writing: the whole document, and single items as lines of JSON. Fields that are `None` are left out.
+//! Serialisation of whole documents, and of single items as lines of JSON. `None` fields are omitted.
 
 use super::RequestMeta;
 use super::{Document, time};
@@ -6,7 +6,7 @@ use crate::events::{ActionRecord, Event, EventType, ModCall, ModLog, TraceItem};
 use chrono::{DateTime, Utc};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Numbers the items of one run as their JSON form wants it: calls, logs and actions each count from 0.
+/// Counters that number the items of one run in JSON: calls, logs and actions each count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Numbering {
     /// Mod calls so far.
@@ -23,7 +23,7 @@ impl Numbering {
         self.next(item);
     }
 
-    /// The number of this item among its kind.
+    /// Returns the number of this item among its kind.
     fn next(&mut self, item: &TraceItem) -> u32 {
         let counter = match item {
             TraceItem::ModCall(_) => &mut self.mod_calls,
@@ -36,8 +36,8 @@ impl Numbering {
     }
 }
 
-/// The item as one line of JSON without its newline, `kind` first, absent fields left out; `None` for attention, which
-/// does not travel as JSON. `numbering` is that of the items before it, and is moved on.
+/// Serialises the item as one line of JSON without a newline, with `kind` first and absent fields omitted; `None` for
+/// attention, which has no JSON form. `numbering` counts the items before it and is advanced.
 pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<String> {
     let index = numbering.next(item);
     Some(match item {
@@ -49,21 +49,20 @@ pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<Strin
     })
 }
 
-/// The whole document.
+/// Serialises the whole document.
 pub fn document(document: &Document) -> Vec<u8> {
     let mut json = Vec::new();
     serialise(&mut json, &Wire(document));
     json
 }
 
-/// The object, which is never empty, with the fields of `head` in front.
+/// Serialises the object, which is never empty, with the fields of `head` first.
 fn tagged(head: String, object: &impl Serialize) -> String {
     let mut line = head.into_bytes();
     let brace = line.len();
     serialise(&mut line, object);
     line[brace] = b',';
-    // Raw JSON of a foreign payload may be spread over lines. Inside of strings line ends are escaped, so these are
-    // white space.
+    // Raw JSON of another engine may span lines. Inside strings, line ends are escaped, so these are white space.
     line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
     String::from_utf8(line).expect("serde_json writes UTF-8")
 }
@@ -72,10 +71,10 @@ fn serialise(json: &mut Vec<u8>, object: &impl Serialize) {
     serde_json::to_writer(json, object).expect("keys are strings, and writing to memory does not fail");
 }
 
-/// A value of the vocabulary in the spelling of the wire.
+/// A value with its wire names.
 struct Wire<'a, T: ?Sized>(&'a T);
 
-/// An object under construction.
+/// A JSON object under construction.
 struct Fields<S: Serializer>(S::SerializeMap);
 
 impl<S: Serializer> Fields<S> {

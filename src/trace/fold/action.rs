@@ -1,10 +1,10 @@
-//! What an action does to the rows.
+//! Effects of an action on the rows.
 
 use super::{Fold, MarkKind, flags};
 use crate::events::{ActionRecord, ActionType, EventType, RawJson, TokenId};
 use serde::Deserialize;
 
-/// The part of an action's `details` that the fold needs; details of another shape read as empty.
+/// The part of an action's `details` that the fold needs; details of another form parse as empty.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Details {
@@ -13,7 +13,7 @@ pub(super) struct Details {
     texts: Vec<String>,
     removed: Option<u32>,
     superseded: bool,
-    /// This field and those below are written by Quote; see [`super::quote`].
+    /// Quote writes this field and those below; see [`super::quote`].
     pub backtrack_steps: Option<i32>,
     pub token_count: Option<i64>,
     pub tokens_as_text: Vec<String>,
@@ -44,7 +44,7 @@ impl Fold {
             ActionType::AdjustedLogits => self.step.pending |= flags::TOUCHED,
             ActionType::Backtrack => {
                 let asked = action.backtrack_steps.unwrap_or(0).max(0) as u32;
-                // A token that was only drawn counts for the mod, and was never appended.
+                // The mod counts a token that was sampled but never appended.
                 let drawn = u32::from(self.newest == Some(EventType::Sampled));
                 let removed = details.removed.unwrap_or_else(|| asked.saturating_sub(drawn)) as usize;
                 let removed = removed.min(self.alive.len() - self.prompt_rows);
@@ -78,7 +78,7 @@ impl Fold {
         }
     }
 
-    /// Flags the last generated token that stands.
+    /// Sets flags of the last visible generated token.
     fn touch_last(&mut self, bits: u8) {
         if let Some(&row) = self.alive[self.prompt_rows..].last() {
             self.rows[row as usize].flags |= bits;

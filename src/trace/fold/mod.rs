@@ -1,9 +1,9 @@
-//! Items to token instances.
+//! The fold from trace items to token instances.
 //!
-//! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never removed: a token that a mod took back
-//! keeps its row and gets the event at which it died. The state after any event is then a filter over the rows, which
-//! is what replay, live view and statistics are made of. `ui/assets/replay/fold.js` is the same fold in the browser; the
-//! fixtures in `fixtures/folds` hold both to it.
+//! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never deleted: a backtracked token keeps
+//! its row and gets the event at which it died. The state after any event is therefore a filter over the rows; replay,
+//! live view and statistics all use it. `ui/assets/replay/fold.js` implements the same fold in the browser; the
+//! fixtures in `fixtures/folds` test both.
 
 mod action;
 mod quote;
@@ -16,58 +16,60 @@ use row::{placeholder_text, special_flag};
 use std::collections::HashMap;
 use step::StepState;
 
-/// Most rows that a fold invents for tokens which a foreign trace only counts. A few bytes may claim billions.
+/// Maximum number of placeholder rows for tokens that a foreign trace counts but does not list. A few bytes may claim
+/// billions.
 const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
-/// Longest label and name of a mark, and longest text that one draw gives to several tokens, in characters. A few bytes of a
-/// foreign trace may repeat each of them as often as they like.
+/// Maximum characters of a mark's label and name, and of a text that several tokens of one draw share. A few bytes of a
+/// foreign trace may repeat each of them without limit.
 const MAX_LABEL_CHARS: usize = 80;
 
-/// The fold: feed it the items of a run in order. Each costs O(1), amortised over the rows it makes or ends.
+/// The fold over the items of a run. Each item costs O(1), amortised over the rows it creates or ends.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     rows: Vec<TokenRow>,
     marks: Vec<Mark>,
     events: Vec<EventPoint>,
     counters: Counters,
-    /// Indexes of the rows that stand, in order of position.
+    /// Indexes of the visible rows, in order of position.
     alive: Vec<u32>,
-    /// How many of `alive` are the prompt.
+    /// Number of prompt rows in `alive`.
     prompt_rows: usize,
-    /// Length of a prompt that is known only by its length.
+    /// Length of a prompt of which only the length is known.
     base: u32,
-    /// What the newest step has shown so far.
+    /// Data of the newest step so far.
     step: StepState,
-    /// Where the rows of the newest `Added` begin.
+    /// Index of the first row of the newest `Added`.
     added_from: usize,
-    /// The type of the newest event.
+    /// Type of the newest event.
     newest: Option<EventType>,
-    /// Mod calls so far.
+    /// Number of mod calls so far.
     calls: u32,
-    /// The mod of the newest call.
+    /// Mod of the newest call.
     caller: String,
-    /// The event type that the newest call names. In Quote's traces it may differ from that of the event it is linked to.
+    /// Event type of the newest call. In Quote's traces it may differ from the type of the event that the call refers
+    /// to.
     called_at: Option<EventType>,
-    /// The newest event is an `Added`, and the tokens behind it come from Quote's queue; see [`quote`].
+    /// True if the newest event is an `Added` and further tokens come from Quote's queue; see [`quote`].
     queued: bool,
-    /// Texts of tokens that actions have named.
+    /// Texts of tokens that actions mention.
     texts: HashMap<TokenId, String>,
-    /// The newest row, where only its text says that it ends the generation.
+    /// The newest row, if only its text suggests that it ends the generation.
     assumed_end: Option<usize>,
     /// `created_at` of the first event, in milliseconds.
     began_ms: Option<i64>,
-    /// When the newest token came, in microseconds.
+    /// Time of the newest token, in microseconds.
     token_us: Option<u64>,
     placeholder_rows: u32,
 }
 
 impl Fold {
-    /// Nothing has happened yet.
+    /// Creates an empty fold.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next item.
+    /// Applies the next item.
     pub fn apply(&mut self, item: &TraceItem) {
         match item {
             TraceItem::Event(event) => self.apply_event(event),
@@ -78,31 +80,31 @@ impl Fold {
         }
     }
 
-    /// All token instances in birth order.
+    /// Returns all token instances in birth order.
     #[must_use]
     pub fn rows(&self) -> &[TokenRow] {
         &self.rows
     }
 
-    /// Actions, exceptions and log lines in order.
+    /// Returns actions, exceptions and log lines in order.
     #[must_use]
     pub fn marks(&self) -> &[Mark] {
         &self.marks
     }
 
-    /// All events in order; index = `sequence_order`.
+    /// Returns all events in order; the index is the `sequence_order`.
     #[must_use]
     pub fn events(&self) -> &[EventPoint] {
         &self.events
     }
 
-    /// Number of events. `n` = this number is the state at the end, after the actions of the last event.
+    /// Returns the number of events `n`. State `n` is the state at the end, after the actions of the last event.
     #[must_use]
     pub fn event_count(&self) -> u32 {
         self.events.len() as u32
     }
 
-    /// Counts so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let ended = self.alive.last().is_some_and(|&row| self.rows[row as usize].ends_generation());
@@ -113,12 +115,12 @@ impl Fold {
         }
     }
 
-    /// The generated tokens that stand, in order of position.
+    /// Returns the visible generated tokens in order of position.
     pub fn answer(&self) -> impl Iterator<Item = &TokenRow> {
         self.alive[self.prompt_rows..].iter().map(|&row| &self.rows[row as usize])
     }
 
-    /// Text of the generated tokens that stand, without an end-of-generation token.
+    /// Returns the text of the visible generated tokens, without an end-of-generation token.
     #[must_use]
     pub fn answer_text(&self) -> String {
         self.answer().filter(|row| !row.ends_generation()).map(|row| row.text.as_str()).collect()
@@ -153,7 +155,7 @@ impl Fold {
         }
     }
 
-    /// Microseconds since the run began.
+    /// Returns the microseconds since the start of the run.
     fn time_us(&mut self, event: &Event) -> Option<u64> {
         let wall_ms = event.created_at.map(|time| time.timestamp_millis());
         self.began_ms = self.began_ms.or(wall_ms);
@@ -230,8 +232,8 @@ impl Fold {
         }
     }
 
-    /// Takes a special token for the end of the generation, as long as it is the newest token. Traces of other engines do
-    /// not say which of their tokens end it.
+    /// Assumes that a special token ends the generation while it is the newest token. Traces of other engines do not
+    /// mark the token that ends the generation.
     fn assume_end(&mut self) {
         let newest = self.rows.len().checked_sub(1);
         if let Some(row) =
@@ -251,7 +253,7 @@ impl Fold {
         self.rows.push(TokenRow { pos, ..row });
     }
 
-    /// Ends the last `count` rows that stand; they are gone from event `seq` on.
+    /// Ends the last `count` visible rows; they are invisible from event `seq` on.
     fn end_rows(&mut self, count: usize, seq: u32) {
         for row in self.alive.drain(self.alive.len() - count..) {
             let row = &mut self.rows[row as usize];
@@ -260,7 +262,7 @@ impl Fold {
         }
     }
 
-    /// Ends everything that stands and begins a new sequence with these tokens.
+    /// Ends all visible rows and starts a new sequence with these tokens.
     fn replace_prompt(&mut self, tokens: &[TokenId], texts: &[String], seq: u32, extra: u8) {
         self.end_rows(self.alive.len(), seq);
         self.base = 0;
@@ -282,7 +284,7 @@ impl Fold {
         self.prompt_rows = tokens.len();
     }
 
-    /// Takes `count` rows out of the allowance for invented ones, if it lasts.
+    /// Reserves `count` placeholder rows if the limit permits.
     fn reserve_placeholders(&mut self, count: u32) -> Option<u32> {
         let total = self.placeholder_rows.saturating_add(count);
         (total <= MAX_PLACEHOLDER_ROWS).then(|| {
@@ -314,7 +316,7 @@ impl Fold {
         self.push_mark(MarkKind::Log, &log.log_message, log.mod_call_sequence as u32);
     }
 
-    /// What went because the context was full. The rows stay where they were: they are what was read and said.
+    /// Records an eviction. The rows stay visible, because they show what was decoded and answered.
     fn apply_eviction(&mut self, eviction: &Eviction) {
         let tokens: u64 = eviction.ranges.iter().map(|&(start, end)| u64::from(end.saturating_sub(start))).sum();
         let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();

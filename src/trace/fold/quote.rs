@@ -1,8 +1,9 @@
-//! Actions of Quote's traces, whose fields lie in `details`.
+//! Actions of Quote's traces, which have their fields in `details`.
 //!
-//! Quote keeps a queue of tokens for each step. `ForceTokens` and `Backtrack` fill it; the `Added` event that follows in
-//! the same step lists it. Nothing follows an action at `Added`: the tokens it queues are in the answer without an event
-//! of their own. How many tokens a `Backtrack` removes depends on the event and on whether tokens replace them:
+//! Quote keeps a queue of tokens for each step. `ForceTokens` and `Backtrack` fill it; the next `Added` event of the
+//! same step lists it. No event follows an action at `Added`: its queued tokens are part of the answer without an
+//! event. The number of tokens that a `Backtrack` removes depends on the event and on whether other tokens replace
+//! them:
 //!
 //! | event | with tokens | without |
 //! |---|---|---|
@@ -11,15 +12,15 @@
 //! | `Added` | n, at least the added token | n − 1 |
 //! | `Added`, queue not empty | n − 1 in front of the queued tokens | the same |
 //!
-//! `Prefilled` is offered before every step. Calls after the first are linked to the event before them.
+//! `Prefilled` occurs before every step. Calls after the first refer to the event before them.
 
 use super::action::Details;
 use super::row::{placeholder_text, special_flag};
 use super::{Fold, MAX_LABEL_CHARS, NEVER, TokenRow, flags};
 use crate::events::{ActionType, Event, EventType, TokenId};
 
-/// Returns the tokens that an event lists, without those that a `Backtrack` at the event has queued since: Quote adds them
-/// to the list of a forced `Added`, and not to its count.
+/// Returns the tokens that an event lists, without those that a `Backtrack` at the event queued later: Quote appends
+/// them to the list of a forced `Added`, but does not count them.
 pub(super) fn listed_tokens(event: &Event) -> Option<&[TokenId]> {
     let tokens = event.added_tokens.as_deref()?;
     let counted = event.added_token_count.and_then(|count| usize::try_from(count).ok());
@@ -28,7 +29,7 @@ pub(super) fn listed_tokens(event: &Event) -> Option<&[TokenId]> {
 }
 
 impl Details {
-    /// Tells Quote's form of an action from other forms.
+    /// Returns true if the action has Quote's form.
     pub fn is_quote(&self, kind: ActionType) -> bool {
         match kind {
             ActionType::Backtrack => self.backtrack_steps.is_some(),
@@ -74,13 +75,13 @@ impl Fold {
         self.called_at == Some(EventType::Added) && self.newest == Some(EventType::Added)
     }
 
-    /// Indexes of the rows since the newest `Added` that are still there.
+    /// Returns the indexes of the visible rows since the newest `Added`.
     fn added_rows(&self) -> &[u32] {
         let from = self.alive.partition_point(|&row| (row as usize) < self.added_from);
         &self.alive[from.max(self.prompt_rows)..]
     }
 
-    /// Appends what a `ForceTokens` at `Added` forces. Quote lists the added tokens in front of it.
+    /// Appends the tokens that a `ForceTokens` at `Added` forces. Quote lists the added tokens before them.
     fn force_after_added(&mut self, details: &Details, after: u32) {
         let added = self.added_rows();
         let listed = details.tokens.len() >= added.len()
@@ -117,8 +118,8 @@ impl Fold {
         self.counters.backtracked += removed as u32;
     }
 
-    /// Ends the last `count` generated rows in front of the newest `Added`, whose rows end and are appended again. A
-    /// hostile trace may ask for it as often as it likes: what it costs comes out of the allowance for invented rows.
+    /// Ends the last `count` generated rows before those of the newest `Added`, which end and are appended again. A
+    /// hostile trace may repeat this without limit, so the appended rows count as placeholder rows.
     fn remove_before_queued(&mut self, count: usize, after: u32) {
         let queued = self.added_rows().len();
         let removed = count.min(self.alive.len() - self.prompt_rows - queued);

@@ -1,9 +1,9 @@
-//! What a fold is made of: rows, marks, counts, points on the time line.
+//! The parts of a fold: rows, marks, counters, points on the timeline.
 
 use crate::events::TokenId;
 use serde::{Deserialize, Serialize};
 
-/// `TokenRow::died` of a token that stands at the end of the run.
+/// Value of `TokenRow::died` for a token that is visible at the end of the run.
 pub const NEVER: u32 = u32::MAX;
 
 /// Bits of [`TokenRow::flags`].
@@ -16,107 +16,107 @@ pub mod flags {
     pub const STOP: u8 = 4;
     /// A special or control token.
     pub const SPECIAL: u8 = 8;
-    /// A mod's action concerned it: edited its logits, forced it, or took it back.
+    /// A mod's action edited its logits, forced it or removed it.
     pub const TOUCHED: u8 = 16;
-    /// A mod raised at one of its events, or ended the run there with an error.
+    /// A mod raised an exception at one of its events, or ended the run there with an error.
     pub const ERROR: u8 = 32;
-    /// Drawn by the sampler.
+    /// Sampled by the sampler.
     pub const SAMPLED: u8 = 64;
 }
 
 /// One token instance. Visible after event `n` ⇔ `born <= n < died`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenRow {
-    /// Vocabulary id; -1 where a foreign trace does not say.
+    /// Token id; -1 if a foreign trace does not contain it.
     pub token: i32,
-    /// Its text; "" for an incomplete piece of UTF-8 whose bytes join a later token.
+    /// Its text; "" for an incomplete part of a UTF-8 character whose bytes join a later token.
     pub text: String,
-    /// Index in the sequence while it is there.
+    /// Index in the sequence while it is visible.
     pub pos: u32,
-    /// `sequence_order` of the event since which it is there.
+    /// `sequence_order` of the first event after which it is visible.
     pub born: u32,
-    /// First event at which it is gone; [`NEVER`].
+    /// First event after which it is invisible, or [`NEVER`].
     pub died: u32,
     /// Natural logarithm of its probability in the model's full distribution.
     pub logprob: Option<f32>,
     /// 1 for the model's most probable token.
     pub rank: Option<u32>,
-    /// Entropy of the distribution it stood in, in bits.
+    /// Entropy of its distribution, in bits.
     pub entropy: Option<f32>,
-    /// See [`flags`].
+    /// Bits of [`flags`].
     pub flags: u8,
     /// Milliseconds since the token before it, saturating.
     pub dt_ms: u16,
 }
 
-/// Something on the time line that is not a token.
+/// An entry of the timeline that is not a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// The event.
+    /// `sequence_order` of the event.
     pub seq: u32,
-    /// What it is.
+    /// The kind of the entry.
     pub kind: MarkKind,
-    /// The mod.
+    /// Name of the mod.
     pub mod_name: String,
-    /// What to write next to it, e.g. `Backtrack 3`.
+    /// Displayed text, e.g. `Backtrack 3`.
     pub label: String,
     /// Index of the mod call.
     pub call_index: u32,
 }
 
-/// What a [`Mark`] marks.
+/// The kind of a [`Mark`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MarkKind {
     /// An action other than `Noop`.
     Action,
-    /// A mod raised.
+    /// An exception of a mod.
     Error,
     /// A log line.
     Log,
 }
 
-/// Counts that a run list shows.
+/// Counters that a run list shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Counters {
-    /// Tokens of the prompt, as it stands.
+    /// Tokens of the current prompt.
     pub prompt_tokens: u32,
-    /// Generated tokens that stand.
+    /// Visible generated tokens.
     pub tokens_out: u32,
     /// Generated tokens that a `Backtrack` removed.
     pub backtracked: u32,
-    /// Tokens that mods appended, whether they stand or not.
+    /// Tokens that mods appended, visible or not.
     pub forced: u32,
-    /// Calls that raised, and `EmitError` actions.
+    /// Calls with an exception, and `EmitError` actions.
     pub errors: u32,
     /// Actions other than `Noop`.
     pub actions: u32,
 }
 
-/// An event as the time line needs it.
+/// An event as a point on the timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventPoint {
     /// 0 `Prefilled`, 1 `ForwardPass`, 2 `Sampled`, 3 `Added`.
     pub kind: u8,
-    /// Its step.
+    /// Step of the event.
     pub step: u32,
     /// Milliseconds since the run's first event; 0 if unknown.
     pub time_ms: u32,
 }
 
 impl TokenRow {
-    /// Whether it is an end-of-generation token, which is no part of the answer's text.
+    /// Returns true for an end-of-generation token, which is not part of the answer's text.
     pub(crate) fn ends_generation(&self) -> bool {
         self.flags & (flags::STOP | flags::SPECIAL) == flags::STOP | flags::SPECIAL
     }
 }
 
-/// The text of a token that is known only by its id, or not even by that.
+/// Returns a placeholder for the text of a token with an unknown text or id.
 pub(super) fn placeholder_text(token: TokenId) -> String {
     if token < 0 { "⟨?⟩".to_owned() } else { format!("⟨{token}⟩") }
 }
 
-/// [`flags::SPECIAL`] for the spellings that vocabularies give to control tokens.
+/// Returns [`flags::SPECIAL`] for the usual notations of control tokens.
 pub(super) fn special_flag(text: &str) -> u8 {
     const NAMES: [&str; 12] = [
         "<s>",

@@ -1,24 +1,24 @@
-//! What one step shows before its tokens are appended.
+//! The data of one step before its tokens are appended.
 
 use crate::events::{Event, TokenId};
 use serde::Deserialize;
 
-/// From a `ForwardPass` to its `Added`.
+/// The state of a step between `ForwardPass` and `Added`.
 #[derive(Debug, Clone, Default)]
 pub struct StepState {
-    /// Flags for the rows that this step appends.
+    /// Flags for the rows that this step will append.
     pub pending: u8,
-    /// A `ForceTokens` has been accepted. Quote accepts one in a step.
+    /// True after a `ForceTokens`. Quote accepts one per step.
     pub forced: bool,
     /// Entropy of the model's distribution, in bits.
     entropy: Option<f32>,
-    /// The candidates that a foreign trace names.
+    /// The candidates that a foreign trace lists.
     candidates: Vec<Candidate>,
-    /// The draw, and the step it belongs to.
+    /// The sampled token and its step.
     drawn: Option<(i32, DrawnToken)>,
 }
 
-/// A token that was drawn.
+/// A sampled token.
 #[derive(Debug, Clone)]
 pub struct DrawnToken {
     pub token: Option<TokenId>,
@@ -28,7 +28,7 @@ pub struct DrawnToken {
     pub entropy: Option<f32>,
 }
 
-/// An entry of `top_tokens` in the form the specification shows; anything else is passed over.
+/// An entry of `top_tokens` in the specified form; other entries are ignored.
 #[derive(Debug, Clone, Deserialize)]
 struct Candidate {
     token: TokenId,
@@ -40,14 +40,14 @@ struct Candidate {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged)]
 enum Weight {
-    /// The specification's form.
+    /// The specified form.
     Probability { prob: f64 },
     /// The form of Quote's traces.
     Logarithm { logprob: f64 },
 }
 
 impl Weight {
-    /// A number that is larger for a more probable candidate of the same list.
+    /// Returns a sort key that is larger for more probable candidates of the same list.
     fn order(self) -> f64 {
         let (Self::Probability { prob: order } | Self::Logarithm { logprob: order }) = self;
         order
@@ -62,7 +62,7 @@ impl Weight {
 }
 
 impl StepState {
-    /// Takes a `ForwardPass`.
+    /// Creates the state at a `ForwardPass`.
     pub fn begin(event: &Event) -> Self {
         let measured = event.measured.as_ref();
         let top = event.top_tokens.as_ref().filter(|_| measured.is_none_or(|measured| measured.model.is_empty()));
@@ -73,7 +73,7 @@ impl StepState {
         }
     }
 
-    /// Takes a `Sampled`.
+    /// Records a `Sampled`.
     pub fn sampled(&mut self, event: &Event) {
         let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
         let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));
@@ -90,7 +90,7 @@ impl StepState {
         self.drawn = Some((event.step, drawn));
     }
 
-    /// What was drawn in this step.
+    /// Returns the token sampled in this step.
     pub fn drawn(&self, step: i32) -> Option<DrawnToken> {
         self.drawn.as_ref().filter(|(of, _)| *of == step).map(|(_, drawn)| drawn.clone())
     }

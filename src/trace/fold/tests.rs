@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// The rows that stand after event `n`, by position.
+/// Returns the rows visible after event `n`, by position.
 fn visible(fold: &Fold, n: u32) -> Vec<usize> {
     let mut rows: Vec<usize> =
         (0..fold.rows().len()).filter(|&i| fold.rows()[i].born <= n && n < fold.rows()[i].died).collect();
@@ -23,7 +23,8 @@ fn fold_of(items: &[TraceItem]) -> Fold {
     fold
 }
 
-/// What a fixture expects, in the form both folds can be compared in: numbers as the columns round them.
+/// Builds the expected data of a fixture in a form that both folds can be compared in: numbers rounded like the
+/// columns.
 fn expectation(fold: &Fold) -> Value {
     let unknown = u16::MAX;
     let rows: Vec<Value> = fold
@@ -46,10 +47,10 @@ fn expectation(fold: &Fold) -> Value {
     })
 }
 
-/// `fixtures/folds/*.json` hold this fold and the one in the browser to the same results. With
-/// `THUNDER_UPDATE_FIXTURES=1` their `expected` is written anew, to be read before it is committed.
+/// Compares this fold and the browser's with `fixtures/folds/*.json`. `THUNDER_UPDATE_FIXTURES=1` rewrites their
+/// `expected` data; review it before you commit it.
 #[test]
-fn fixtures() {
+fn fold_matches_the_fixtures() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/folds");
     let mut seen = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -99,7 +100,7 @@ fn readable(fixture: &Value) -> String {
 }
 
 #[test]
-fn the_example_of_the_specification() {
+fn example_of_the_specification_folds_to_one_row() {
     let document = Document::parse(include_bytes!("../../../fixtures/sample_payload.json")).unwrap();
     let fold = fold_of(&document.items());
     assert_eq!(fold.answer_text(), " there");
@@ -112,7 +113,7 @@ fn the_example_of_the_specification() {
     assert_eq!((fold.counters().actions, fold.counters().prompt_tokens), (1, 150));
 }
 
-/// The documents are what Quote's own loop records for mods with these actions.
+/// Quote's own loop recorded these documents for mods with these actions.
 #[test]
 fn quote_traces_fold_to_their_final_text() {
     let documents: Vec<Value> = serde_json::from_slice(include_bytes!("../../../fixtures/quote_traces.json")).unwrap();
@@ -132,7 +133,7 @@ fn quote_traces_fold_to_their_final_text() {
 
 /// Each of these actions would append the queued tokens again.
 #[test]
-fn repeated_backtracks_cannot_claim_billions_of_rows() {
+fn repeated_backtracks_create_a_bounded_number_of_rows() {
     let mut added = Event::new(EventType::Added, 0, 0, None);
     added.added_tokens = Some(vec![1; 30_000]);
     let mut forced = Event { sequence_order: 1, ..added.clone() };
@@ -148,7 +149,7 @@ fn repeated_backtracks_cannot_claim_billions_of_rows() {
 }
 
 #[test]
-fn a_short_payload_cannot_claim_billions_of_rows() {
+fn short_payload_creates_a_bounded_number_of_rows() {
     let mut added = Event::new(EventType::Added, 0, 1, None);
     added.added_token_count = Some(i32::MAX);
     let mut call = ModCall {
@@ -176,7 +177,7 @@ fn a_short_payload_cannot_claim_billions_of_rows() {
 }
 
 #[test]
-fn ten_thousand_tokens_and_as_many_backtracks() {
+fn forty_thousand_tokens_with_backtracks_fold_fast() {
     let mut fold = Fold::new();
     let began = std::time::Instant::now();
     for seq in 0..40_000 {
@@ -221,7 +222,7 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
     for step in moves {
         match step {
             Move::Event(kind, tokens, forced) => {
-                // A second `Prefilled` starts over, which would hide everything before it: keep it rare.
+                // A second `Prefilled` starts over and hides everything before it, so it is rare here.
                 let kind = if seq > 0 && *kind == EventType::Prefilled { EventType::Added } else { *kind };
                 let mut event = Event::new(kind, seq / 3, seq, None);
                 event.forced = Some(*forced);
@@ -259,9 +260,9 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
 }
 
 proptest! {
-    /// The state after event `n` does not depend on what comes later, but for flags and times of death.
+    /// The state after event `n` does not depend on later items, except for flags and times of death.
     #[test]
-    fn folding_a_part_shows_the_same_as_the_whole(moves in moves(), part: prop::sample::Index) {
+    fn fold_of_a_prefix_equals_the_state_in_the_whole(moves in moves(), part: prop::sample::Index) {
         let items = items_of(&moves);
         let whole = fold_of(&items);
         let cut = part.index(items.len() + 1);
@@ -278,7 +279,7 @@ proptest! {
         }
     }
 
-    /// After every event, the positions that stand are 0, 1, 2 … behind a prompt known only by its length.
+    /// After every event, the visible positions are 0, 1, 2 … after a prompt known only by its length.
     #[test]
     fn alive_positions_have_no_holes(moves in moves()) {
         let items = items_of(&moves);
