@@ -8,7 +8,9 @@ use crate::mods::ModRegistry;
 use crate::store::{Live, RunSummary, Store};
 use chrono::{DateTime, Utc};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::time::timeout;
 
 /// What every handler can reach; cheap to clone.
 ///
@@ -95,6 +97,7 @@ impl App {
     /// starts or stops.
     pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
+        self.has_models().await?;
         self.0.models.loaded(name).await
     }
 
@@ -105,11 +108,30 @@ impl App {
     /// The errors of [`App::loaded`].
     pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
+        self.has_models().await?;
         let entry = self.0.models.meant(name)?;
         if entry.is_asleep() {
             return self.0.models.loaded(name).await;
         }
         entry.ready().cloned().ok_or_else(|| entry.not_loaded())
+    }
+
+    /// Returns normally unless the server was started without models.
+    async fn has_models(&self) -> Result<(), ApiError> {
+        const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
+        if !self.config().server.cluster.no_model {
+            return Ok(());
+        }
+        let servers = timeout(LOOKUP_TIMEOUT, self.store()?.other_servers()).await;
+        let servers = servers.ok().and_then(Result::ok).unwrap_or_default();
+        let with_model = servers.iter().filter(|server| !server.models.is_empty());
+        let places: Vec<String> = with_model
+            .filter_map(|server| Some(format!("{} has {}", server.url.as_ref()?, server.models.join(", "))))
+            .collect();
+        let places =
+            if places.is_empty() { "no server with a model is announced".to_owned() } else { places.join("; ") };
+        let detail = format!("this server was started with --no-model and generates nothing; {places}");
+        Err(ApiError::unavailable(detail).code("no_model"))
     }
 
     /// Nothing, once the server has started and until it stops.

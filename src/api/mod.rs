@@ -23,6 +23,7 @@ mod mods;
 mod native;
 pub mod openai;
 mod openapi;
+mod peers;
 mod predict;
 mod prefix;
 mod rates;
@@ -47,6 +48,7 @@ pub use mods::{
     MAX_BODY_BYTES as MAX_UPLOAD_BYTES, ModSync, register_upload, require_upload_rights, source_of,
     store_used_versions, used_files, versions_of,
 };
+pub use peers::announce;
 pub use prefix::base;
 pub use security::Caller;
 pub use server::{BindError, Listeners};

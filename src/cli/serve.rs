@@ -1,7 +1,7 @@
 use super::progress::Progress;
 use super::signals::EndSignals;
 use super::startup;
-use crate::api::{App, Listeners, ModSync, State, sleep_when_idle, store_used_versions};
+use crate::api::{App, Listeners, ModSync, State, announce, sleep_when_idle, store_used_versions};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
@@ -53,11 +53,16 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     progress.end();
     if let Ok(Ok(_)) = &started {
         app.set_state(State::Ready);
-        let loaded = app.loaded(None).await;
-        let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
-        eprintln!("thunder: {}", startup::devices_line(&app.config().engine, &placement));
         let server = &app.config().server;
+        if server.cluster.no_model {
+            eprintln!("thunder: no model is loaded (--no-model)");
+        } else {
+            let loaded = app.loaded(None).await;
+            let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
+            eprintln!("thunder: {}", startup::devices_line(&app.config().engine, &placement));
+        }
         let scheme = if server.tls.is_some() { "https" } else { "http" };
+        announce(&app, server.cluster.url(&addresses, scheme, &server.prefix));
         for address in addresses {
             eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
         }
@@ -96,6 +101,9 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
             None
         }
     });
+    if config.server.cluster.no_model {
+        return Ok(watch);
+    }
     match std::env::current_exe() {
         Ok(program) => app.models().try_with(program),
         Err(error) => tracing::warn!(%error, "files of models cannot be tried in a process of their own"),

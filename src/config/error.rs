@@ -14,6 +14,15 @@ pub enum ConfigError {
         /// The value.
         value: u64,
     },
+    /// The address for other servers is invalid.
+    #[error(
+        "--server-url must be a URL such as http://10.0.0.5:6767 without user, query and fragment, got \"{url}\"; it is the \
+         address at which the other servers on the database reach this one"
+    )]
+    ServerUrl {
+        /// The address.
+        url: String,
+    },
     /// The model file does not exist.
     #[error("no model file at {path}; --model takes the path of a GGUF file")]
     NoModel {

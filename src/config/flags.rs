@@ -5,8 +5,8 @@ use super::gpu::GpuFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
 use super::vertex::VertexFlags;
 use super::{
-    AdapterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, SecurityConfig, Size, TlsFlags,
-    TuningFlags,
+    AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, SecurityConfig, Size,
+    TlsFlags, TuningFlags,
 };
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -217,6 +217,9 @@ pub struct ServerFlags {
     /// Routes of llama-server.
     #[command(flatten)]
     pub routes: RouteFlags,
+    /// Several servers on one database.
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
     /// Vertex AI.
     #[command(flatten)]
     pub vertex: VertexFlags,

@@ -6,6 +6,7 @@
 mod adapters;
 mod cache;
 mod chat_templates;
+mod cluster;
 mod control;
 mod defaults;
 mod encoder;
@@ -29,6 +30,7 @@ use std::time::Duration;
 pub use adapters::{AdapterFlags, ScaledFile};
 pub use cache::{CacheConfig, CacheTypeFlag, ContextPolicy};
 pub use chat_templates::{CHAT_TEMPLATES, is_chat_template_name};
+pub use cluster::{ClusterConfig, ClusterFlags};
 pub use control::{ControlConfig, ControlFlags};
 pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
@@ -165,6 +167,8 @@ pub struct ServerConfig {
     pub routes: RouteConfig,
     /// Routes for Vertex AI, if it runs the server.
     pub vertex: Option<VertexConfig>,
+    /// Several servers on one database.
+    pub cluster: ClusterConfig,
     /// True if authorised clients may upload mods, and uploaded mods run.
     pub allow_mod_upload: bool,
 }
@@ -227,6 +231,9 @@ impl Config {
     /// [`ConfigError`] names the invalid flag and the valid values.
     pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, ConfigError> {
         let listen = server.addresses()?;
+        let cluster = server.cluster.config()?;
+        let mut security = server.security(&listen)?;
+        security.trusted_hosts.extend(cluster.host());
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(server.requests.defaults()?);
         if server.log.shows_verbose() {
@@ -242,7 +249,7 @@ impl Config {
             engine: engine.try_into()?,
             data: data.try_into()?,
             server: ServerConfig {
-                security: server.security(&listen)?,
+                security,
                 tls: server.tls.config()?,
                 prefix: server.routes.prefix()?,
                 listen,
@@ -259,6 +266,7 @@ impl Config {
                 request_defaults,
                 routes: server.routes.config()?,
                 vertex: server.vertex.config(),
+                cluster,
                 allow_mod_upload: server.allow_mod_upload,
             },
         })

@@ -52,7 +52,7 @@ pub enum Error {
     #[error(transparent)]
     BadFilter(#[from] BadFilter),
     /// The run is still being generated.
-    #[error("run {0} is still running; cancel it first")]
+    #[error("run {0} is still running; cancel it first with POST /api/v1/runs/{0}/cancel")]
     StillRunning(RunId),
     /// The run is recorded, and its rows are not in the database yet.
     #[error(

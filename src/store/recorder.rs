@@ -67,6 +67,8 @@ struct Recorder {
     spooled: Vec<RunId>,
     /// Readers that wait until what has come so far is stored.
     flushes: Vec<Flush>,
+    /// True if a run has begun or ended since the last batch: lists of runs show that at once, on every server.
+    urgent: bool,
 }
 
 struct Recording {
@@ -150,7 +152,7 @@ pub async fn record(
         if !waits {
             answer(recorder.flushes.drain(..), true);
         }
-        due |= !recorder.flushes.is_empty();
+        due |= !recorder.flushes.is_empty() || recorder.urgent;
         if waits && (due || !open || recorder.pending_items >= BATCH) {
             let overload = recorder.pending_items >= MOST_WAITING;
             let flushes = std::mem::take(&mut recorder.flushes);
@@ -180,6 +182,7 @@ impl Recorder {
             ended: Vec::new(),
             spooled: Vec::new(),
             flushes: Vec::new(),
+            urgent: false,
         }
     }
 
@@ -236,12 +239,14 @@ impl Recorder {
     }
 
     fn push(&mut self, record: Record) {
+        self.urgent |= !matches!(record, Record::Items(..));
         self.pending_items += record.len();
         self.pending.push(record);
     }
 
     fn batch(&mut self) -> Batch {
         self.pending_items = 0;
+        self.urgent = false;
         let records = std::mem::take(&mut self.pending);
         let changed =
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.summary.row()));

@@ -75,7 +75,7 @@ fn written(error: &ApiError) -> String {
 }
 
 async fn talk(app: App, socket: Socket) -> Close {
-    let Socket { caller, address, mut incoming, outgoing } = socket;
+    let Socket { caller, address, mut incoming, outgoing, .. } = socket;
     let connection =
         Connection { app, caller, address, outgoing, history: History::default(), requests: Arc::default() };
     // Dropped with this task when the client goes, and the runs with it.

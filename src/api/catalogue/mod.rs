@@ -242,6 +242,10 @@ impl Models {
     }
 
     fn unknown(&self, asked: &str) -> ApiError {
+        if self.entries.is_empty() {
+            let detail = format!("there is no model '{asked}': this server was started with --no-model");
+            return ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found");
+        }
         let known: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
         let detail = format!(
             "there is no model '{asked}'; known are {}; without \"model\" a request goes to {}",

@@ -38,7 +38,7 @@ fn written(error: &ApiError) -> String {
 }
 
 async fn talk(app: App, genkeys: Genkeys, socket: Socket) -> Close {
-    let Socket { caller, address, mut incoming, outgoing } = socket;
+    let Socket { caller, address, mut incoming, outgoing, .. } = socket;
     let connection = Connection { app, genkeys, caller, address, outgoing };
     // Those who speak this close behind `done`, and take a close frame that crosses theirs for a failure.
     loop {

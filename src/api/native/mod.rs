@@ -5,6 +5,7 @@
 
 mod alternatives;
 mod attention;
+mod cancel;
 mod columns;
 mod events;
 mod failure;
@@ -28,6 +29,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(reruns::run))
         .routes(routes!(live::changes))
         .routes(routes!(runs::show, runs::delete))
+        .routes(routes!(cancel::cancel))
         .routes(routes!(feedback::list, feedback::add))
         .routes(routes!(columns::show))
         .routes(routes!(events::list))

@@ -1,6 +1,7 @@
 //! The key of a client that could not send it as a header: it comes with the first message.
 
 use super::{Close, Incoming, Message};
+use crate::api::peers::ForwardHeaders;
 use crate::api::{ApiError, App, Caller, ErrorKind};
 use serde_json::Value;
 use std::time::Duration;
@@ -17,7 +18,11 @@ const EXPECTED: &str = "this server needs an API key: send it as the header 'Aut
 ///
 /// # Errors
 /// There is no key, or it is not known here.
-pub(super) async fn admit(app: &App, incoming: &mut Incoming) -> Result<Caller, ApiError> {
+pub(super) async fn admit(
+    app: &App,
+    incoming: &mut Incoming,
+    headers: &mut ForwardHeaders,
+) -> Result<Caller, ApiError> {
     let refused = || ApiError::new(ErrorKind::Unauthorized, EXPECTED);
     let first = tokio::time::timeout(PATIENCE, incoming.next()).await.map_err(|_| refused())?;
     let Message::Text(text) = first else { return Err(refused()) };
@@ -26,6 +31,7 @@ pub(super) async fn admit(app: &App, incoming: &mut Incoming) -> Result<Caller, 
     let Some(key) = app.config().server.security.known(&sent) else {
         return Err(ApiError::new(ErrorKind::Unauthorized, "this API key is not known here"));
     };
+    headers.set_key(&sent);
     if fields.get("type").and_then(Value::as_str) != Some("auth") {
         incoming.first = Some(Message::Text(Value::Object(fields).to_string()));
     }

@@ -15,6 +15,7 @@ mod upgrade;
 pub(in crate::api) use outgoing::Outgoing;
 pub(in crate::api) use upgrade::{Upgrade, is_wanted};
 
+use super::peers::ForwardHeaders;
 use super::{App, Caller};
 use bytes::Bytes;
 use std::net::SocketAddr;
@@ -65,6 +66,8 @@ pub(in crate::api) struct Socket {
     pub(in crate::api) caller: Option<Caller>,
     /// Where it comes from.
     pub(in crate::api) address: Option<SocketAddr>,
+    /// Headers for another server that its messages are forwarded to.
+    pub(in crate::api) headers: ForwardHeaders,
     /// What the client sends.
     pub(in crate::api) incoming: Incoming,
     /// What it is sent.

@@ -4,6 +4,7 @@ use super::outgoing::{Queue, Unsent, queue};
 use super::reading::Assembly;
 use super::unauthenticated::{LimitedStream, MAX_MESSAGE_BYTES};
 use super::{Close, Incoming, Message, Outgoing, Socket, admission};
+use crate::api::peers::ForwardHeaders;
 use crate::api::{ApiError, App, Caller};
 use crate::config::SocketConfig;
 use futures::SinkExt;
@@ -99,6 +100,8 @@ pub(super) struct Client {
     pub(super) caller: Option<Caller>,
     /// Its address.
     pub(super) address: Option<SocketAddr>,
+    /// Headers for another server that its messages are forwarded to.
+    pub(super) headers: ForwardHeaders,
     /// Set to true when its key was accepted, or none is needed.
     pub(super) authenticated: watch::Sender<bool>,
     /// Its place among the connections that wait for a key.
@@ -165,9 +168,9 @@ where
     F: Future<Output = Close>,
 {
     let mut incoming = Incoming { first: None, messages: unread };
-    let Client { caller, address, authenticated, permit } = client;
+    let Client { caller, address, mut headers, authenticated, permit } = client;
     let caller = if let Some(permit) = permit {
-        match admission::admit(app, &mut incoming).await {
+        match admission::admit(app, &mut incoming, &mut headers).await {
             Ok(caller) => {
                 authenticated.send_replace(true);
                 drop(permit);
@@ -182,7 +185,7 @@ where
     } else {
         caller
     };
-    handler(Socket { caller, address, incoming, outgoing }).await
+    handler(Socket { caller, address, headers, incoming, outgoing }).await
 }
 
 /// Passes messages on until the client ends the connection, or breaks the rules: then there is something to tell it.

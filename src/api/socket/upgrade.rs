@@ -1,5 +1,6 @@
 use super::unauthenticated::{LimitedStream, MAX_CONNECTIONS};
 use super::{Close, Open, PATHS, Socket, serving};
+use crate::api::peers::ForwardHeaders;
 use crate::api::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::header;
@@ -18,6 +19,7 @@ pub(in crate::api) struct Upgrade {
     connection: OnUpgrade,
     caller: Option<Caller>,
     address: Option<SocketAddr>,
+    headers: ForwardHeaders,
 }
 
 /// Whether the request wants to become a WebSocket at an address that is one.
@@ -38,6 +40,7 @@ impl FromRequestParts<App> for Upgrade {
         }
         let caller = parts.extensions.get::<Caller>().cloned();
         let address = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+        let headers = ForwardHeaders::of(&parts.headers);
         let incomplete = || {
             ApiError::bad_request(
                 "this is not a WebSocket handshake: it takes the headers Connection: Upgrade, Sec-WebSocket-Version: 13 \
@@ -46,7 +49,7 @@ impl FromRequestParts<App> for Upgrade {
         };
         let connection = parts.extensions.get::<OnUpgrade>().cloned().ok_or_else(incomplete)?;
         let upgrade = IncomingUpgrade::from_request_parts(parts, app).await.map_err(|_| incomplete())?;
-        Ok(Self { app: app.clone(), upgrade, connection, caller, address })
+        Ok(Self { app: app.clone(), upgrade, connection, caller, address, headers })
     }
 }
 
@@ -58,7 +61,7 @@ impl Upgrade {
         H: FnOnce(Socket) -> F + Send + 'static,
         F: Future<Output = Close> + Send + 'static,
     {
-        let Self { app, upgrade, connection, caller, address } = self;
+        let Self { app, upgrade, connection, caller, address, headers } = self;
         if let Err(not_now) = app.open_for_sockets() {
             return not_now.into_response();
         }
@@ -92,7 +95,7 @@ impl Upgrade {
             });
             match connection {
                 Ok(connection) => {
-                    let client = serving::Client { caller, address, authenticated, permit };
+                    let client = serving::Client { caller, address, headers, authenticated, permit };
                     serving::serve(connection.into_streaming(), &app, client, error, handler).await;
                 }
                 Err(error) => tracing::debug!(%error, "a WebSocket ended before it was set up"),

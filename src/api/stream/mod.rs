@@ -13,6 +13,7 @@ mod log;
 mod message;
 mod read;
 mod registry;
+mod remote;
 mod rest;
 mod run;
 mod session;

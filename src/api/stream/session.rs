@@ -4,6 +4,7 @@ use super::begin::{Beginning, begin, new_id};
 use super::read::Config;
 use super::run::{EndedBy, Follower, Run};
 use super::{control, feedback, message, stored};
+use crate::api::peers::{ForwardHeaders, Relay};
 use crate::api::shared::{Fields, parameters};
 use crate::api::socket::{Close, Message, Outgoing, Socket};
 use crate::api::{ApiError, App, Caller, ErrorKind};
@@ -25,6 +26,8 @@ pub(super) struct Session {
     pub(super) app: App,
     pub(super) caller: Option<Caller>,
     address: Option<SocketAddr>,
+    /// Headers for another server that generates a run of this connection.
+    pub(super) headers: ForwardHeaders,
     pub(super) outgoing: Outgoing,
     pub(super) tasks: JoinSet<()>,
     /// Runs by their `request_id`, the newest last.
@@ -38,13 +41,24 @@ pub(super) struct Going {
     pub(super) begun: Arc<OnceLock<Arc<Run>>>,
     /// Whether the client stopped it before it had begun.
     pub(super) unwanted: Arc<watch::Sender<bool>>,
+    /// The way to the server that generates it, if that is another one; `begun` stays empty then.
+    pub(super) relay: Option<Relay>,
     pub(super) task: AbortHandle,
+}
+
+impl Going {
+    fn goes_on(&self) -> bool {
+        match &self.relay {
+            Some(_) => !self.task.is_finished(),
+            None => self.begun.get().is_none_or(|run| !run.is_over()),
+        }
+    }
 }
 
 /// Serves a connection.
 pub(super) async fn serve(app: App, socket: Socket) -> Close {
-    let Socket { caller, address, mut incoming, outgoing } = socket;
-    let mut session = Session { app, caller, address, outgoing, tasks: JoinSet::new(), runs: Vec::new() };
+    let Socket { caller, address, headers, mut incoming, outgoing } = socket;
+    let mut session = Session { app, caller, address, headers, outgoing, tasks: JoinSet::new(), runs: Vec::new() };
     let mut greeted = false;
     loop {
         let received = tokio::select! {
@@ -95,7 +109,10 @@ impl Session {
             Some("config") if is_return(fields) => self.resume(fields).await,
             Some("config") => self.configure(message),
             Some("resume") => self.resume(fields).await,
-            Some("control") => control::obey(self, fields).await,
+            Some("control") => match self.relay_of(fields) {
+                Some(relay) => self.control_remote(&relay, message).await,
+                None => control::obey(self, fields).await,
+            },
             Some("feedback") => feedback::hear(self, fields),
             Some("ping") => self.say(message::status("ping", 100, "pong", None)).await,
             Some("auth") => Ok(()),
@@ -124,7 +141,7 @@ impl Session {
     ) -> Result<(), ApiError> {
         self.app.rates().check(self.caller.as_ref(), self.address)?;
         self.check_count()?;
-        if self.runs.iter().any(|(id, going)| *id == request_id && going.begun.get().is_none_or(|run| !run.is_over())) {
+        if self.runs.iter().any(|(id, going)| *id == request_id && going.goes_on()) {
             return Err(ApiError::conflict(format!("request_id '{request_id}' goes on already")).at("request_id"));
         }
         let begun = Arc::new(OnceLock::new());
@@ -166,7 +183,7 @@ impl Session {
             // Nothing can be told to a client that has gone.
             let _ = outgoing.send(said.to_string()).await;
         });
-        self.enter(request_id, Going { begun, unwanted, task });
+        self.enter(request_id, Going { begun, unwanted, relay: None, task });
         Ok(())
     }
 
@@ -178,6 +195,9 @@ impl Session {
         let after = fields.integer("after", 0..=i64::from(u32::MAX))?.unwrap_or(0) as usize;
         self.check_count()?;
         let Some(run) = self.app.streams().find(&id) else {
+            if self.resume_remote(&id, after).await? {
+                return Ok(());
+            }
             for message in stored::messages(&self.app, &id).await? {
                 self.say(message).await?;
             }
@@ -192,11 +212,11 @@ impl Session {
             let init = message::init(follower.run(), Some(follower.position()));
             follow(follower, std::iter::once(init), &outgoing).await;
         });
-        self.enter(run.request_id.clone(), Going { begun, unwanted: Arc::default(), task });
+        self.enter(run.request_id.clone(), Going { begun, unwanted: Arc::default(), relay: None, task });
         Ok(())
     }
 
-    fn enter(&mut self, id: String, going: Going) {
+    pub(super) fn enter(&mut self, id: String, going: Going) {
         self.runs.retain(|(known, _)| *known != id);
         self.runs.push((id, going));
         let over = |going: &Going| going.task.is_finished();
@@ -224,7 +244,9 @@ impl Session {
         let found = match fields.text("request_id")? {
             Some(id) => {
                 let found = self.runs.iter().rev().find(|(known, going)| {
-                    known == id || going.begun.get().is_some_and(|run| run.id.to_string() == id)
+                    known == id
+                        || going.begun.get().is_some_and(|run| run.id.to_string() == id)
+                        || going.relay.as_ref().is_some_and(|relay| relay.has(id))
                 });
                 found.ok_or_else(|| ApiError::invalid("request_id", format!("this connection has no run '{id}'")))
             }

@@ -1,5 +1,6 @@
 //! Control of an answer while it is generated: ends its reasoning.
 
+use crate::api::peers::{ForwardHeaders, forward, peer_of};
 use crate::api::shared::{self, fields::invalid_value};
 use crate::api::{ApiError, App, OpenAiError, shared::Fields};
 use crate::engine::EndThinking;
@@ -8,6 +9,8 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::http::Method;
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -28,9 +31,11 @@ pub(super) struct ControlResponse {
     responses((status = 200, body = ControlResponse), (status = 400, description = "A field is invalid; `error.param` names it")))]
 pub(super) async fn control(
     State(app): State<App>,
+    headers: ForwardHeaders,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<ControlResponse>, OpenAiError> {
-    let body = shared::parse_json(&body?)?;
+) -> Result<Response, OpenAiError> {
+    let bytes = body?;
+    let body = shared::parse_json(&bytes)?;
     let fields = Fields::new(&body)?;
     let id = fields.text("id")?.filter(|id| !id.is_empty());
     let id = id.ok_or_else(|| ApiError::invalid("id", "`id` is missing; send the id of an answer"))?;
@@ -38,19 +43,28 @@ pub(super) async fn control(
         Some(Value::String(action)) if action == "reasoning_end" => {}
         other => return Err(invalid_value("action", "\"reasoning_end\"", other.unwrap_or(&Value::Null)).into()),
     }
-    let message = match end_thought(&app, id).await {
+    // In all protocols the answer's id ends with the run's id.
+    let run = ["chatcmpl-", "resp_", "msg_"].iter().find_map(|prefix| id.strip_prefix(prefix)).unwrap_or(id);
+    let run: Option<RunId> = run.parse().ok();
+    let thought = match run {
+        Some(run) => end_thought(&app, run).await,
+        None => None,
+    };
+    if let (None, Some(run)) = (&thought, run)
+        && let Some(peer) = peer_of(&app, run, &headers).await?
+    {
+        return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);
+    }
+    let message = match thought {
         Some(EndThinking::Ended) => None,
         Some(EndThinking::NotThinking) => Some("the answer is not thinking"),
         Some(EndThinking::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
         None => Some("no active answer has this id"),
     };
-    Ok(Json(ControlResponse { success: message.is_none(), message }))
+    Ok(Json(ControlResponse { success: message.is_none(), message }).into_response())
 }
 
-async fn end_thought(app: &App, id: &str) -> Option<EndThinking> {
-    // In all protocols the answer's id ends with the run's id.
-    let run = ["chatcmpl-", "resp_", "msg_"].iter().find_map(|prefix| id.strip_prefix(prefix)).unwrap_or(id);
-    let run: RunId = run.parse().ok()?;
+async fn end_thought(app: &App, run: RunId) -> Option<EndThinking> {
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()
             && let Ok(thought) = loaded.engine().control(run).end_thinking().await

@@ -1,0 +1,48 @@
+//! Runs that another server generates, heard through that server.
+
+use super::message;
+use super::session::{Going, Session};
+use crate::api::ApiError;
+use crate::api::peers::{Relay, peer_of, relay};
+use crate::api::shared::Fields;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+impl Session {
+    /// Follows a run on the server that generates it; false if no other server does.
+    ///
+    /// # Errors
+    /// 503 if that server cannot be reached.
+    pub(super) async fn resume_remote(&mut self, id: &str, after: usize) -> Result<bool, ApiError> {
+        let Some(run) = self.app.store()?.find(id).await? else { return Ok(false) };
+        let Some(peer) = peer_of(&self.app, run.run_id, &self.headers).await? else { return Ok(false) };
+        let first = json!({ "type": "resume", "request_id": run.run_id, "after": after }).to_string();
+        let (relay, connection) = relay(&self.app, &peer, &self.headers, first).await?;
+        let (outgoing, id) = (self.outgoing.clone(), run.request_id.clone());
+        let task = self.tasks.spawn(async move {
+            let _at_work = outgoing.at_work();
+            if let Err(error) = connection.run(&outgoing).await {
+                // Nothing can be told to a client that has gone.
+                let _ = outgoing.send(message::error(&error, Some(&id)).to_string()).await;
+            }
+        });
+        self.enter(run.request_id, Going { begun: Arc::default(), unwanted: Arc::default(), relay: Some(relay), task });
+        Ok(true)
+    }
+
+    /// Returns the relay of the run that a message means, if another server generates it.
+    pub(super) fn relay_of(&self, fields: Fields<'_>) -> Option<Relay> {
+        self.meant(fields).ok().and_then(|(_, going)| going.relay)
+    }
+
+    /// Passes a control message on to the server that generates the run.
+    ///
+    /// # Errors
+    /// 409 if the run is over.
+    pub(super) async fn control_remote(&self, relay: &Relay, message: &Value) -> Result<(), ApiError> {
+        if relay.send(message.to_string()).await {
+            return Ok(());
+        }
+        Err(ApiError::conflict("the run is over; a new config message begins another"))
+    }
+}
