@@ -52,6 +52,7 @@ pub use peers::announce;
 pub use prefix::base;
 pub use security::Caller;
 pub use server::{BindError, Listeners};
+pub use session::share_logins;
 
 use crate::ui;
 use axum::Router;

@@ -1,10 +1,11 @@
 //! How a browser shows its key: once, on a login page, for a cookie that scripts and other sites cannot use.
 //!
-//! The cookie is derived from the key's hash and a secret of this process: it ends with the server, and does not
-//! give the key away.
+//! The cookie is derived from the key's hash and a secret in the database: it holds on every server of that database as long
+//! as the key is known there, and does not give the key away.
 
 use super::{App, base};
 use crate::config::{KeyHash, SecurityConfig};
+use crate::store::Store;
 use axum::Router;
 use axum::extract::{ConnectInfo, Form, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
@@ -14,7 +15,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::net::SocketAddr;
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 use subtle::ConstantTimeEq;
 
 pub(super) const PATH: &str = "/login";
@@ -22,7 +23,8 @@ const COOKIE: &str = "thunder_session";
 /// The page has a form and nothing else.
 const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-static SECRET: LazyLock<[u8; 32]> = LazyLock::new(rand::random);
+/// Shared by all servers on the database, so that a login at one of them holds at the others; empty until it is read.
+static SECRET: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Query of the login page.
 #[derive(Deserialize)]
@@ -93,9 +95,13 @@ async fn log_in(
         let notice = "<p role=\"alert\">This key is not known here.</p>";
         return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
     };
+    let Some(token) = token(key) else {
+        let notice = "<p role=\"alert\">The server is starting; try again in a moment.</p>";
+        return (StatusCode::SERVICE_UNAVAILABLE, form(base, next, notice)).into_response();
+    };
     let secure = if app.config().server.tls.is_some() { "; Secure" } else { "" };
     let path = if base.is_empty() { "/" } else { base };
-    let cookie = format!("{COOKIE}={}; Path={path}; HttpOnly; SameSite=Strict{secure}", token(key));
+    let cookie = format!("{COOKIE}={token}; Path={path}; HttpOnly; SameSite=Strict{secure}");
     ([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response()
 }
 
@@ -118,16 +124,27 @@ pub(super) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Op
     let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
     })?;
-    security.keys.iter().find(|key| bool::from(token(key).as_bytes().ct_eq(sent.as_bytes())))
+    security.keys.iter().find(|key| token(key).is_some_and(|token| token.as_bytes().ct_eq(sent.as_bytes()).into()))
 }
 
-fn token(key: &KeyHash) -> String {
-    let digest = Sha256::new_with_prefix(*SECRET).chain_update(key.as_bytes()).finalize();
-    digest.iter().fold(String::new(), |mut text, byte| {
+/// Reads the secret that cookies are derived from.
+///
+/// # Errors
+/// The database failed.
+pub async fn share_logins(store: &Store) -> Result<(), crate::store::Error> {
+    let secret = store.shared_secret("login").await?;
+    // A second call reads the same secret.
+    let _ = SECRET.set(secret);
+    Ok(())
+}
+
+fn token(key: &KeyHash) -> Option<String> {
+    let digest = Sha256::new_with_prefix(SECRET.get()?).chain_update(key.as_bytes()).finalize();
+    Some(digest.iter().fold(String::new(), |mut text, byte| {
         // Writing to a String cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
-    })
+    }))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use super::progress::Progress;
 use super::signals::EndSignals;
 use super::startup;
-use crate::api::{App, Listeners, ModSync, State, announce, sleep_when_idle, store_used_versions};
+use crate::api::{App, Listeners, ModSync, State, announce, share_logins, sleep_when_idle, store_used_versions};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
@@ -88,6 +88,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
 async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
     let config = app.config();
     let store = startup::open_store(&config.data, progress).await?;
+    share_logins(&store).await?;
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     let folder = startup::register_mods(app.registry(), config, progress).await?;

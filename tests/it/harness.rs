@@ -71,7 +71,8 @@ pub struct Server {
     pub data_dir: PathBuf,
     http: reqwest::Client,
     key: Option<String>,
-    child: Mutex<Child>,
+    /// `None` for a server that something else has started.
+    child: Option<Mutex<Child>>,
 }
 
 /// The server that all tests share which change nothing about it.
@@ -89,10 +90,28 @@ impl Server {
 
     /// Starts a server on that folder.
     pub fn start_in(data_dir: PathBuf, arguments: &[&str]) -> Self {
+        Self::start_at(free_port(), data_dir, arguments)
+    }
+
+    /// Starts a server that other servers reach at its address, on the database of another one.
+    pub fn start_beside(database: &Self, arguments: &[&str]) -> Self {
         let port = free_port();
+        let (url, address) = (database.database_url(), format!("http://127.0.0.1:{port}"));
+        let arguments = [&["--database-url", &url, "--server-url", &address], arguments].concat();
+        Self::start_at(port, new_folder(), &arguments)
+    }
+
+    /// The address of its embedded database.
+    pub fn database_url(&self) -> String {
+        let file = std::fs::read_to_string(self.data_dir.join("postgres/data/postmaster.pid")).unwrap();
+        let socket = file.lines().nth(4).unwrap().replace('/', "%2F");
+        format!("postgres://thunder@{socket}/thunder")
+    }
+
+    fn start_at(port: u16, data_dir: PathBuf, arguments: &[&str]) -> Self {
         let mut command = thunder();
         command.args(["serve", "--listen", &format!("127.0.0.1:{port}")]);
-        if !arguments.contains(&"--model") {
+        if !arguments.contains(&"--model") && !arguments.contains(&"--no-model") {
             command.arg("--model").arg(model());
         }
         command.arg("--data-dir").arg(&data_dir).args(["--threads", "1"]).args(arguments);
@@ -105,7 +124,13 @@ impl Server {
         let base = format!("{scheme}://127.0.0.1:{port}{}", prefix.unwrap_or_default().trim_end_matches('/'));
         // Each test has its own runtime, and a kept connection would die with the runtime of the test that made it.
         let http = client().pool_max_idle_per_host(0).build().unwrap();
-        Self { base, data_dir, http, key, child: Mutex::new(child) }
+        Self { base, data_dir, http, key, child: Some(Mutex::new(child)) }
+    }
+
+    /// A server that something else has started.
+    pub fn known(base: String, key: Option<&str>) -> Self {
+        let http = client().pool_max_idle_per_host(0).build().unwrap();
+        Self { base, data_dir: PathBuf::new(), http, key: key.map(str::to_owned), child: None }
     }
 
     /// Waits until it is ready.
@@ -149,8 +174,20 @@ impl Server {
         }
     }
 
+    /// Waits until it ends by itself; the exit code.
+    pub async fn exited(&self) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child().try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < PATIENCE, "the server does not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     fn child(&self) -> std::sync::MutexGuard<'_, Child> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+        self.child.as_ref().unwrap().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A request to it, with its key where it has one.
@@ -226,6 +263,14 @@ async fn parts(request: RequestBuilder) -> (u16, Value) {
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+/// One value by an independent client of the database.
+pub async fn psql(url: &str, sql: &str) -> String {
+    let bin = ["/usr/lib/postgresql/15/bin/psql", "psql"].into_iter().find(|path| Path::new(path).exists());
+    let output = tokio::process::Command::new(bin.unwrap_or("psql")).args([url, "-Atc", sql]).output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 /// The programs of PostgreSQL that run on a data directory.

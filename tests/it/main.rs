@@ -35,6 +35,7 @@ mod registry;
 mod regression;
 mod responses;
 mod security;
+mod servers;
 mod slots;
 mod store;
 mod stream;

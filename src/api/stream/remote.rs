@@ -3,7 +3,7 @@
 use super::message;
 use super::session::{Going, Session};
 use crate::api::ApiError;
-use crate::api::peers::{Relay, peer_of, relay};
+use crate::api::peers::{Relay, find_recent, peer_of, relay};
 use crate::api::shared::Fields;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ impl Session {
     /// # Errors
     /// 503 if that server cannot be reached.
     pub(super) async fn resume_remote(&mut self, id: &str, after: usize) -> Result<bool, ApiError> {
-        let Some(run) = self.app.store()?.find(id).await? else { return Ok(false) };
+        let Some(run) = find_recent(&self.app, id).await? else { return Ok(false) };
         let Some(peer) = peer_of(&self.app, run.run_id, &self.headers).await? else { return Ok(false) };
         let first = json!({ "type": "resume", "request_id": run.run_id, "after": after }).to_string();
         let (relay, connection) = relay(&self.app, &peer, &self.headers, first).await?;

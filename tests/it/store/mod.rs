@@ -9,9 +9,10 @@ mod retention;
 mod runs;
 mod servers;
 
+use crate::harness::psql;
 use chrono::Utc;
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thunder::events::{
@@ -21,7 +22,6 @@ use thunder::events::{
 };
 use thunder::store::{Database, EmbeddedError, Error, RunChange, RunListUpdate, Store};
 use thunder::trace::document::Document;
-use tokio::process::Command;
 use tokio::sync::broadcast::Receiver;
 
 /// A data directory that goes away with the test.
@@ -110,14 +110,6 @@ async fn next_change(updates: &mut Receiver<RunListUpdate>) -> RunChange {
 async fn kill_listeners(url: &str) -> String {
     let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'thunder notifications'";
     psql(url, sql).await
-}
-
-/// One value by an independent client.
-async fn psql(url: &str, sql: &str) -> String {
-    let bin = ["/usr/lib/postgresql/15/bin/psql", "psql"].into_iter().find(|path| Path::new(path).exists());
-    let output = Command::new(bin.unwrap_or("psql")).args([url, "-Atc", sql]).output().await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 /// A payload of that many generated tokens with one mod; 256 of them make some 2500 rows.

@@ -9,12 +9,12 @@ mod limits;
 mod rest;
 mod resume;
 
-use client::Client;
+pub use client::Client;
 use serde_json::{Value, json};
 
 /// A run that does not end before it is told to, and whose messages soon fill every buffer: a client that stops reading makes
 /// it wait.
-fn endless() -> Value {
+pub fn endless() -> Value {
     json!({"type": "config", "prompt": "Once upon a time",
            "parameters": {"max_tokens": 3900, "temperature": 1.0, "seed": 7, "ignore_eos": true},
            "options": {"include_token_ids": true}})
@@ -38,6 +38,6 @@ fn followed(messages: &[Value]) -> String {
     text
 }
 
-fn of_type<'m>(messages: &'m [Value], kind: &'m str) -> impl Iterator<Item = &'m Value> {
+pub fn of_type<'m>(messages: &'m [Value], kind: &'m str) -> impl Iterator<Item = &'m Value> {
     messages.iter().filter(move |message| message["type"] == kind)
 }

@@ -1,6 +1,6 @@
 //! Control of an answer while it is generated: ends its reasoning.
 
-use crate::api::peers::{ForwardHeaders, forward, peer_of};
+use crate::api::peers::{ForwardHeaders, find_recent, forward, peer_of};
 use crate::api::shared::{self, fields::invalid_value};
 use crate::api::{ApiError, App, OpenAiError, shared::Fields};
 use crate::engine::EndThinking;
@@ -51,6 +51,7 @@ pub(super) async fn control(
         None => None,
     };
     if let (None, Some(run)) = (&thought, run)
+        && find_recent(&app, &run.to_string()).await?.is_some()
         && let Some(peer) = peer_of(&app, run, &headers).await?
     {
         return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);

@@ -1,0 +1,31 @@
+//! Servers that die.
+
+use super::{Cluster, Events};
+use crate::stream::{Client, endless};
+use std::time::{Duration, Instant};
+
+#[tokio::test]
+async fn runs_of_a_killed_server_are_interrupted_and_those_of_the_other_go_on() {
+    let cluster = Cluster::start().await;
+    let Cluster { a, b, .. } = &cluster;
+    let bearer = ("authorization", "Bearer the key of all");
+    let mut runs = Vec::new();
+    let mut clients = Vec::new();
+    for server in [a, b] {
+        let mut client = Client::connect_with(server, &[bearer]).await.unwrap();
+        client.send(&endless()).await;
+        let messages = client.until(|message| message["index"] == 5).await;
+        runs.push(messages[0]["run_id"].as_str().unwrap().to_owned());
+        clients.push(client);
+    }
+    let mut list = Events::of(b, "/api/v1/runs/live").await;
+    let begun = Instant::now();
+    a.stop("KILL").await;
+    list.until(|_, data| data["run_id"] == runs[0] && data["status"] == "interrupted").await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert_eq!(b.finished(&runs[0]).await["run"]["status"], "interrupted");
+    assert_eq!(b.get(&format!("/api/v1/runs/{}", runs[1])).await.1["run"]["status"], "running");
+    let (status, answer) = b.post(&format!("/api/v1/runs/{}/cancel", runs[1]), &serde_json::json!({})).await;
+    assert_eq!(status, 202, "{answer}");
+}

@@ -1,0 +1,114 @@
+//! Requests for runs that another server generates.
+
+use super::{Cluster, Events, KEY, cluster};
+use crate::harness::Server;
+use crate::stream::{Client, endless, of_type};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const BEARER: (&str, &str) = ("authorization", "Bearer the key of all");
+
+async fn connect(server: &Server) -> Client {
+    Client::connect_with(server, &[BEARER]).await.unwrap()
+}
+
+/// A run that does not end by itself, its client, and what that has heard up to token 5.
+async fn begun(server: &Server) -> (Client, String, Vec<Value>) {
+    let mut client = connect(server).await;
+    client.send(&endless()).await;
+    let messages = client.until(|message| message["index"] == 5).await;
+    let run_id = messages[0]["run_id"].as_str().unwrap().to_owned();
+    (client, run_id, messages)
+}
+
+#[tokio::test]
+async fn run_is_followed_and_cancelled_from_another_server() {
+    let Cluster { a, b, .. } = cluster().await;
+    let (mut client, run_id, _) = begun(a).await;
+    let path = format!("/api/v1/runs/{run_id}");
+    let mut events = Events::of(b, &format!("{path}/events")).await;
+    let mut items = Vec::new();
+    while items.len() < 40 {
+        let (name, item) = events.next().await.unwrap();
+        assert_eq!(name, "item", "{item}");
+        items.push(item);
+    }
+    let (status, answer) = b.post(&format!("{path}/cancel"), &json!({})).await;
+    assert_eq!((status, &answer["run_id"]), (202, &json!(run_id)), "{answer}");
+    client.until_end().await;
+    let end = loop {
+        match events.next().await.unwrap() {
+            (name, item) if name == "item" => items.push(item),
+            (_, end) => break end,
+        }
+    };
+    assert_eq!(end["status"], "cancelled");
+    let stored = a.request(Method::GET, &format!("{path}/events")).send().await.unwrap().text().await.unwrap();
+    let stored: Vec<Value> = stored.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(items, stored, "nothing is missing and nothing comes twice");
+    let (status, answer) = b.post(&format!("{path}/cancel"), &json!({})).await;
+    assert_eq!(status, 409, "{answer}");
+    assert_eq!(b.post("/api/v1/runs/nothing/cancel", &json!({})).await.0, 404);
+}
+
+#[tokio::test]
+async fn stream_is_resumed_and_controlled_through_another_server() {
+    let Cluster { a, b, .. } = cluster().await;
+    let (first, run_id, messages) = begun(a).await;
+    let id = messages[0]["request_id"].as_str().unwrap().to_owned();
+    drop(first);
+    // The key comes with the first message, as from a browser.
+    let mut client = Client::connect_with(b, &[]).await.unwrap();
+    client.send(&json!({"type": "resume", "request_id": id, "after": 5, "api_key": KEY})).await;
+    let resumed = client.until(|message| message["index"] == 12).await;
+    assert_eq!(
+        (&resumed[0]["type"], &resumed[0]["resumed"], &resumed[0]["run_id"]),
+        (&json!("init"), &json!(true), &json!(run_id))
+    );
+    let indices: Vec<u64> = of_type(&resumed, "token").map(|token| token["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, (6..=12).collect::<Vec<_>>());
+    client.send(&json!({"type": "control", "action": "pause"})).await;
+    client.until_status("pause").await;
+    client.send(&json!({"type": "control", "action": "regenerate", "request_id": id})).await;
+    let again = client.until(|message| message["type"] == "init").await;
+    let again = again.last().unwrap();
+    assert_eq!(again["replaces"], id);
+    client.send(&json!({"type": "control", "action": "stop", "request_id": again["request_id"]})).await;
+    let end = client.until_end().await.pop().unwrap();
+    assert_eq!((&end["type"], &end["stopped_by"]), (&json!("completion"), &json!("client")), "{end}");
+    // The same connection still serves runs of its own server.
+    let own = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
+    assert_eq!(own.last().unwrap()["type"], "completion");
+}
+
+#[tokio::test]
+async fn forwarded_request_is_not_forwarded_again() {
+    let Cluster { a, b, .. } = cluster().await;
+    let (mut client, run_id, messages) = begun(a).await;
+    let forwarded = ("x-thunder-forwarded-by", "somebody");
+    let cancel = b.request(Method::POST, &format!("/api/v1/runs/{run_id}/cancel")).header(forwarded.0, forwarded.1);
+    assert_eq!(cancel.send().await.unwrap().status(), 409);
+    let mut other = Client::connect_with(b, &[BEARER, forwarded]).await.unwrap();
+    other.send(&json!({"type": "resume", "request_id": messages[0]["request_id"]})).await;
+    assert_eq!(other.message().await["type"], "error");
+    // Nor is one without the key.
+    let url = format!("{}/api/v1/runs/{run_id}/cancel", b.base);
+    assert_eq!(crate::harness::client().build().unwrap().post(url).send().await.unwrap().status(), 401);
+    client.send(&json!({"type": "control", "action": "stop"})).await;
+    client.until_end().await;
+}
+
+#[tokio::test]
+async fn reasoning_is_ended_through_another_server() {
+    let Cluster { a, b, .. } = cluster().await;
+    let (mut client, run_id, _) = begun(a).await;
+    let body = json!({"id": format!("chatcmpl-{run_id}"), "action": "reasoning_end"});
+    let (status, here) = a.post("/v1/chat/completions/control", &body).await;
+    let (forwarded, there) = b.post("/v1/chat/completions/control", &body).await;
+    assert_eq!((status, forwarded), (200, 200));
+    assert_eq!(there, here, "the answer of the server that generates it");
+    let unknown = json!({"id": "chatcmpl-unknown", "action": "reasoning_end"});
+    assert_ne!(b.post("/v1/chat/completions/control", &unknown).await.1, here);
+    client.send(&json!({"type": "control", "action": "stop"})).await;
+    client.until_end().await;
+}

@@ -1,0 +1,148 @@
+//! Several servers on one database: each is the real program.
+
+mod deaths;
+mod forwarding;
+mod load_balancer;
+mod no_model;
+
+use crate::harness::{Server, psql};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// How long an event may take, also while other tests use all cores.
+const PATIENCE: Duration = Duration::from_mins(1);
+const KEY: &str = "the key of all";
+
+/// Two servers with a model, and one without that has the database.
+pub struct Cluster {
+    pub database: Server,
+    pub a: Server,
+    pub b: Server,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let database = Server::start(&["--no-model", "--api-key", KEY]);
+        database.wait_ready().await;
+        let server = || Server::start_beside(&database, &["--api-key", KEY]);
+        let (a, b) = (server(), server());
+        a.wait_ready().await;
+        b.wait_ready().await;
+        Self { database, a, b }
+    }
+}
+
+/// The cluster that all tests share which leave it as it is.
+async fn cluster() -> &'static Cluster {
+    static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(Cluster::start())
+    });
+    tokio::task::spawn_blocking(|| LazyLock::force(&CLUSTER)).await.unwrap()
+}
+
+/// Server-sent events as they arrive: the name and the data of each.
+struct Events {
+    bytes: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
+    text: String,
+}
+
+impl Events {
+    async fn of(server: &Server, path: &str) -> Self {
+        let request = server.request(Method::GET, path).header("accept", "text/event-stream");
+        Self::from(request.send().await.unwrap())
+    }
+
+    fn from(response: reqwest::Response) -> Self {
+        assert_eq!(response.status(), 200);
+        Self { bytes: response.bytes_stream().boxed(), text: String::new() }
+    }
+
+    /// The next event; `None` at the end.
+    async fn next(&mut self) -> Option<(String, Value)> {
+        loop {
+            if let Some(end) = self.text.find("\n\n") {
+                let event: String = self.text.drain(..end + 2).collect();
+                let field =
+                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
+                if let Ok(data) = serde_json::from_str(&field("data: ")) {
+                    return Some((field("event: "), data));
+                }
+                continue;
+            }
+            let chunk = tokio::time::timeout(PATIENCE, self.bytes.next()).await.expect("no event comes")?;
+            self.text.push_str(std::str::from_utf8(&chunk.unwrap()).unwrap());
+        }
+    }
+
+    /// Reads up to the first event that fits.
+    async fn until(&mut self, fits: impl Fn(&str, &Value) -> bool) -> Value {
+        loop {
+            let (name, data) = self.next().await.expect("the stream ended before");
+            if fits(&name, &data) {
+                return data;
+            }
+        }
+    }
+}
+
+/// A short run; its id.
+async fn run_on(server: &Server) -> String {
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": true});
+    let response = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn run_of_one_server_appears_in_the_live_list_of_the_others() {
+    let Cluster { a, b, database } = cluster().await;
+    let mut lists = [Events::of(b, "/api/v1/runs/live").await, Events::of(database, "/api/v1/runs/live").await];
+    let run_id = run_on(a).await;
+    for list in &mut lists {
+        list.until(|name, data| name == "change" && data["run_id"] == run_id && data["status"] == "done").await;
+    }
+    assert_eq!(b.get(&format!("/api/v1/runs/{run_id}")).await.0, 200);
+}
+
+#[tokio::test]
+async fn ingested_run_appears_in_the_live_list_of_the_others() {
+    let Cluster { a, database, .. } = cluster().await;
+    let mut list = Events::of(a, "/api/v1/runs/live").await;
+    let document = json!({"request": {"request_id": "from-elsewhere", "created_at": "2025-12-01T18:30:00Z"},
+                          "events": [], "mod_calls": [], "mod_logs": [], "actions": []});
+    let (status, answer) = database.post("/ingest", &document).await;
+    assert_eq!(status, 201, "{answer}");
+    let run_id = database.get("/api/v1/runs/from-elsewhere").await.1["run"]["run_id"].clone();
+    list.until(|name, data| name == "change" && data["run_id"] == run_id).await;
+}
+
+/// Notifications that nobody hears are made up for when the connection is back.
+#[tokio::test]
+async fn lost_notifications_are_made_up_for() {
+    let Cluster { a, b, database } = cluster().await;
+    let mut list = Events::of(b, "/api/v1/runs/live").await;
+    for _ in 0..3 {
+        let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'thunder notifications'";
+        assert_ne!(psql(&database.database_url(), sql).await, "0");
+        let run_id = run_on(a).await;
+        list.until(|name, data| name == "change" && data["run_id"] == run_id && data["status"] == "done").await;
+    }
+}
+
+/// A browser that a load balancer sends to another server is still logged in.
+#[tokio::test]
+async fn login_holds_on_every_server() {
+    let Cluster { a, b, .. } = cluster().await;
+    let http = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let login = http.post(format!("{}/login", a.base)).header("content-type", "application/x-www-form-urlencoded");
+    let answer = login.body(format!("key={}", KEY.replace(' ', "+"))).send().await.unwrap();
+    assert_eq!(answer.status(), 303);
+    let cookie = answer.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+    let page = |cookie: &str| http.get(format!("{}/api/v1/runs", b.base)).header("cookie", cookie.to_owned()).send();
+    assert_eq!(page(&cookie).await.unwrap().status(), 200);
+    assert_eq!(page("thunder_session=0").await.unwrap().status(), 401);
+}

@@ -1,0 +1,60 @@
+//! A server without a model.
+
+use super::{Cluster, cluster};
+use crate::harness::{Server, folder};
+use crate::stream::Client;
+use reqwest::Method;
+use serde_json::json;
+
+#[tokio::test]
+async fn server_without_model_says_where_one_is() {
+    let Cluster { a, database, .. } = cluster().await;
+    let prompt = json!({"prompt": "Once", "messages": [{"role": "user", "content": "Once"}], "input": "Once",
+                        "max_tokens": 3, "query": "a", "documents": ["b"], "content": "Once"});
+    for (path, message) in [
+        ("/v1/completions", "/error/message"),
+        ("/v1/chat/completions", "/error/message"),
+        ("/v1/responses", "/error/message"),
+        ("/v1/embeddings", "/error/message"),
+        ("/v1/messages", "/error/message"),
+        ("/completion", "/error/message"),
+        ("/tokenize", "/error/message"),
+        ("/v1/generate", "/message"),
+        ("/api/v1/generate", "/detail/msg"),
+    ] {
+        let body = if path == "/v1/responses" { json!({"input": "Once"}) } else { prompt.clone() };
+        let (status, answer) = database.post(path, &body).await;
+        assert_eq!(status, 503, "{path}: {answer}");
+        let text = answer.pointer(message).map_or_else(|| answer.to_string(), ToString::to_string);
+        assert!(text.contains("--no-model") && text.contains(&a.base), "{path}: {answer}");
+    }
+    let mut client = Client::connect_with(database, &[("authorization", "Bearer the key of all")]).await.unwrap();
+    let error = client.run(&json!({"type": "config", "prompt": "Once"})).await.pop().unwrap();
+    assert!(error["message"].as_str().unwrap().contains("--no-model"), "{error}");
+}
+
+#[tokio::test]
+async fn server_without_model_serves_everything_else() {
+    let Cluster { database, .. } = cluster().await;
+    assert_eq!(database.get("/healthz").await.0, 200);
+    let (status, models) = database.get("/v1/models").await;
+    assert_eq!((status, models["data"].as_array().unwrap().len()), (200, 0));
+    for page in ["/runs", "/mods", "/playground"] {
+        let answer = database.request(Method::GET, page).header("accept", "text/html").send().await.unwrap();
+        assert_eq!(answer.status(), 200, "{page}");
+    }
+}
+
+#[tokio::test]
+async fn model_and_no_model_contradict() {
+    let dir = folder();
+    let mut command = crate::harness::thunder();
+    command.args(["serve", "--no-model", "--model", "a.gguf", "--data-dir"]).arg(&dir);
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("--no-model") && text.contains("cannot be used with"), "{text}");
+    let wrong = Server::start(&["--no-model", "--server-url", "10.0.0.5:6767"]);
+    assert_ne!(wrong.exited().await, Some(0));
+    assert!(wrong.log().contains("--server-url must be a URL"), "{}", wrong.log());
+}
