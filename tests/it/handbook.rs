@@ -94,7 +94,7 @@ fn architecture_page_names_functions_that_exist() {
     assert!(count >= 20, "only {count} references");
 }
 
-/// The README is an entrance; what is more belongs into the handbook.
+/// The README introduces; details belong into the handbook.
 #[test]
 fn readme_stays_short() {
     let readme = std::fs::read_to_string(Path::new(ROOT).join("README.md")).unwrap();
@@ -110,7 +110,7 @@ fn readme_stays_short() {
 struct Block {
     line: usize,
     language: String,
-    /// Why it cannot run.
+    /// The reason why it cannot run.
     not_run: Option<String>,
     /// The path of a comment `POST /path` right before it.
     post: Option<String>,

@@ -8,11 +8,11 @@ use std::fmt::Write as _;
 /// A part of the table of contents.
 pub(super) struct Group {
     pub(super) title: String,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<ContentsEntry>,
 }
 
 /// A page in the table of contents.
-pub(super) struct Entry {
+pub(super) struct ContentsEntry {
     pub(super) slug: String,
     pub(super) title: String,
 }
@@ -50,7 +50,7 @@ pub(super) fn contents(markdown: &str) -> Vec<Group> {
             }
             Event::Start(Tag::Link { dest_url, .. }) => {
                 if let (Some(slug), Some(group)) = (dest_url.strip_suffix(".md"), groups.last_mut()) {
-                    group.entries.push(Entry { slug: slug.to_owned(), title: text_until_end(&mut events) });
+                    group.entries.push(ContentsEntry { slug: slug.to_owned(), title: text_until_end(&mut events) });
                 }
             }
             _ => {}
@@ -97,11 +97,11 @@ impl Page {
 struct Rendering {
     sections: Vec<Section>,
     links: Vec<String>,
-    /// How often each anchor was used.
+    /// Number of uses of each anchor.
     anchors: HashMap<String, usize>,
     /// Position of the heading that is open, and its text so far.
     heading: Option<(usize, String)>,
-    /// Whether the link that is open is left out, since its target is not served.
+    /// True while a link is open that is left out, since its target is not served.
     dropped_link: bool,
 }
 
