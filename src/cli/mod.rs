@@ -5,6 +5,7 @@
 
 mod chat;
 mod client;
+mod db;
 mod events;
 mod export;
 mod ingest;
@@ -49,6 +50,7 @@ enum Command {
     Chat(chat::Args),
     Ingest(ingest::Args),
     Export(export::Args),
+    Db(db::Args),
     Mods(Box<mods::Args>),
     Replay(Box<replay::Args>),
     #[command(hide = true)]
@@ -116,6 +118,7 @@ async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result
         }
         Command::Ingest(args) => until_signal(ingest::ingest(args)).await,
         Command::Export(args) => until_signal(export::export(args)).await,
+        Command::Db(args) => until_signal(db::db(args)).await,
         Command::Mods(args) => until_signal(mods::mods(*args)).await,
         Command::Probe(args) => Ok(probe::probe(&args)),
         Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),

@@ -157,7 +157,7 @@ impl Store {
     }
 }
 
-async fn check_version(connection: &mut PgConnection) -> Result<(), Error> {
+pub(super) async fn check_version(connection: &mut PgConnection) -> Result<(), Error> {
     let (number, found): (i32, String) =
         sqlx::query_as("select current_setting('server_version_num')::integer, current_setting('server_version')")
             .fetch_one(connection)
@@ -165,7 +165,7 @@ async fn check_version(connection: &mut PgConnection) -> Result<(), Error> {
     if number / 10_000 < OLDEST { Err(Error::ServerTooOld { found }) } else { Ok(()) }
 }
 
-fn parse(url: &str) -> Result<PgConnectOptions, Error> {
+pub(super) fn parse(url: &str) -> Result<PgConnectOptions, Error> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         let reason = "it does not begin with postgres://".to_owned();
         return Err(Error::Address { url: without_password(url), reason });

@@ -42,6 +42,30 @@ pub enum Error {
         /// Its host and port, as the worker knows them.
         coordinator: Option<String>,
     },
+    /// The schema is older than this release needs.
+    #[error(
+        "the schema of the database has version {found}, and version {needed} is needed; start `thunder serve` once to bring \
+         it up to date"
+    )]
+    OldSchema {
+        /// Version of the schema, 0 for a database without one.
+        found: i32,
+        /// The version of this release.
+        needed: i32,
+    },
+    /// A table is distributed in a way that the others cannot follow.
+    #[error(
+        "the table '{table}' is {found}, and must be {expected}; undo it with select undistribute_table('{table}'), then run \
+         this command again"
+    )]
+    Distribution {
+        /// Its name.
+        table: String,
+        /// Its state.
+        found: String,
+        /// The state that it must have, or be local.
+        expected: &'static str,
+    },
     /// The database takes no writes.
     #[error("the database takes no writes: {0}")]
     ReadOnly(&'static str),

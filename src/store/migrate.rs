@@ -71,15 +71,30 @@ async fn check_known(connection: &mut PgConnection) -> Result<(), Error> {
     if is_new {
         return Ok(());
     }
-    let found: Option<i32> = sqlx::query_scalar("select max(version)::integer from refinery_schema_history")
-        .fetch_one(&mut *connection)
-        .await?;
+    let (found, known) = (version(connection).await?, newest());
+    if found > known { Err(Error::NewerSchema { found, known }) } else { Ok(()) }
+}
+
+/// Returns the version of the schema, or an error for one that this release does not know or must migrate first.
+pub async fn check_current(connection: &mut PgConnection) -> Result<i32, Error> {
+    check_known(connection).await?;
+    let is_new: bool =
+        sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
+    let found = if is_new { 0 } else { version(connection).await? };
+    let needed = newest();
+    if found < needed { Err(Error::OldSchema { found, needed }) } else { Ok(found) }
+}
+
+async fn version(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    let version: Option<i32> =
+        sqlx::query_scalar("select max(version)::integer from refinery_schema_history").fetch_one(connection).await?;
+    Ok(version.unwrap_or(0))
+}
+
+/// The newest version of the schema that this release knows.
+fn newest() -> i32 {
     let versions = MIGRATIONS.iter().filter_map(|(name, _)| name.strip_prefix('V')?.split('_').next()?.parse().ok());
-    let known = versions.max().unwrap_or(0);
-    match found {
-        Some(found) if found > known => Err(Error::NewerSchema { found, known }),
-        _ => Ok(()),
-    }
+    versions.max().unwrap_or(0)
 }
 
 /// What a database lacks that was made by an earlier Thunder; nothing of a new one.

@@ -7,6 +7,7 @@
 //!
 //! Readers get the vocabulary of [`crate::events`] back exactly as it went in; rows never leave this module.
 
+pub mod admin;
 mod attention;
 mod citus;
 mod connect;
@@ -50,6 +51,7 @@ pub use responses::NewResponse;
 pub use retention::Retention;
 pub use runs::RunSummary;
 pub use servers::{Announcement, ServerInfo};
+pub use spool::SpoolStatus;
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use embedded::Embedded;

@@ -5,6 +5,9 @@
 //! the next process on the folder drains the files of processes that have ended.
 
 mod record;
+mod status;
+
+pub use status::SpoolStatus;
 
 use super::Error;
 use super::writer::Record;

@@ -41,6 +41,14 @@ const NAME: &str = "thunder";
 /// Maximum duration of a start. After a crash, PostgreSQL replays its write-ahead log first, which can take minutes.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
 
+/// Returns how to connect to the server that another process runs on this data directory; `None` where it has no Unix socket.
+pub fn running(data_dir: &Path) -> Option<PgConnectOptions> {
+    // The fifth line is the folder of its socket.
+    let file = fs::read_to_string(data_dir.join("postgres/data/postmaster.pid")).ok()?;
+    let folder = file.lines().nth(4).filter(|folder| !folder.is_empty())?;
+    Some(Listen::Socket(folder.into()).options().database(NAME))
+}
+
 /// A running embedded server. Stop it with [`Embedded::stop`]; dropping it stops it in the background.
 pub struct Embedded {
     server: Arc<Server>,

@@ -1,10 +1,12 @@
-//! Errors and nodes of Citus, as far as a single PostgreSQL can show them. `tests/citus.sh` starts a real cluster.
+//! Errors and nodes of Citus, as far as a single PostgreSQL can show them, and a real cluster where Citus is installed.
 
 use super::{Data, Live, document, psql};
+use crate::harness::thunder;
+use chrono::Utc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thunder::events::{Recorder, RunStatus};
-use thunder::store::{Database, Error, IngestError, Store};
+use thunder::store::{Database, Error, IngestError, NewFeedback, Retention, RunQuery, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -109,4 +111,122 @@ async fn certificate_of_version_1_is_named_with_a_remedy() {
     assert!(error.contains("UnsupportedCertVersion"), "{error}");
     assert!(error.contains("version 3 is needed: make one with `openssl req -x509"), "{error}");
     assert!(server.await.unwrap(), "the client has refused the certificate");
+}
+
+/// A cluster of a coordinator and two workers, stopped when the test ends.
+struct Cluster(std::path::PathBuf);
+
+impl Cluster {
+    /// Starts it; `None` where Citus is not installed.
+    async fn start() -> Option<(Self, String)> {
+        // PostgreSQL's own user must get in.
+        let folder = std::env::temp_dir().join(format!("thunder-citus-{}", std::process::id()));
+        let output = script(&["start", folder.to_str().unwrap()]).await;
+        if output.status.code() == Some(3) {
+            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr).trim());
+            return None;
+        }
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let url = String::from_utf8(output.stdout).unwrap().lines().last().unwrap().to_owned();
+        Some((Self(folder), url))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new(SCRIPT).arg("stop").arg(&self.0).output();
+    }
+}
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/citus.sh");
+
+async fn script(words: &[&str]) -> std::process::Output {
+    tokio::process::Command::new(SCRIPT).args(words).output().await.unwrap()
+}
+
+/// Output of `thunder` on that database.
+async fn thunder_on(url: &str, data: &Data, words: &[&str]) -> String {
+    let mut command = tokio::process::Command::from(thunder());
+    let output = command.args(words).args(["--database-url", url, "--data-dir"]).arg(&data.0).output().await.unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
+    let Some((cluster, url)) = Cluster::start().await else { return };
+    let data = Data::new();
+    let database = || Database::Url { url: url.clone(), data_dir: data.0.clone() };
+    let store = Store::open(database(), |_| {}).await.unwrap();
+    let before = store.ingest(document("before", 3)).await.unwrap().run_id;
+    let note = NewFeedback { rating: 1.0, text: None, position: None, user_label: None };
+    store.add_feedback(before, &note, Utc::now()).await.unwrap().unwrap();
+
+    let sql = thunder_on(&url, &data, &["db", "distribute", "--dry-run", "--shards", "4"]).await;
+    assert!(sql.contains("create_distributed_table('runs', 'run_id', colocate_with => 'none', shard_count => 4)"));
+    let done = thunder_on(&url, &data, &["db", "distribute", "--shards", "4"]).await;
+    assert!(done.ends_with("all tables are distributed\n"), "{done}");
+    let again = thunder_on(&url, &data, &["db", "distribute"]).await;
+    assert!(!again.contains("[1/") && again.ends_with("all tables are distributed\n"), "{again}");
+    let status = thunder_on(&url, &data, &["db", "status", "--json"]).await;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let nodes = status["citus"]["nodes"].as_array().unwrap();
+    assert!(nodes.len() == 3 && nodes.iter().all(|node| node["is_reachable"] == true), "{status}");
+    let table = |name: &str| status["tables"].as_array().unwrap().iter().find(|table| table["name"] == name).unwrap();
+    for name in ["runs", "feedback", "events", "mod_calls", "mod_logs", "actions", "attention", "run_columns"] {
+        assert_eq!((&table(name)["placement"], &table(name)["shards"]), (&"distributed".into(), &4.into()), "{name}");
+    }
+    assert_eq!(table("run_keys")["placement"], "reference");
+    assert_eq!(status["partitions"]["unit"], "month");
+
+    // The store that was open meanwhile goes on, and finds what was stored before.
+    assert_eq!(store.document(before).await.unwrap().unwrap().events.len(), 10);
+    assert_eq!(store.feedback(before).await.unwrap().len(), 1);
+    let after = store.ingest(document("after", 3)).await.unwrap().run_id;
+    assert!(!store.ingest(document("after", 3)).await.unwrap().created, "the same document is one run");
+    assert!(matches!(store.ingest(document("after", 4)).await, Err(IngestError::Conflict { .. })));
+    let mut live = Live::new("live");
+    let (Recorder { signals, .. }, _) = store.recorder();
+    for signal in live.all(3) {
+        signals.send(signal).await.unwrap();
+    }
+    let is_done = async || store.find("live").await.unwrap().is_some_and(|run| run.status == RunStatus::Done);
+    wait_until("the run is stored", is_done).await;
+    for (q, expected) in [
+        ("", vec!["live", "after", "before"]),
+        ("model:GEMINI", vec!["after", "before"]),
+        ("model:nobody", vec![]),
+        ("-model:gemini", vec!["live"]),
+        ("mod:watch -status:failed", vec!["live"]),
+        ("\"sky blue\" surface:openai", vec!["live"]),
+        ("w2 w3", vec!["after", "before"]),
+        ("request:bef", vec!["before"]),
+        ("tokens>2 before:today", vec!["after", "before"]),
+        ("error>0", vec![]),
+    ] {
+        let page = store.runs(&RunQuery { q: q.into(), ..RunQuery::default() }).await.unwrap();
+        assert_eq!(page.runs.into_iter().map(|run| run.request_id).collect::<Vec<_>>(), expected, "{q}");
+    }
+    assert!(store.columns(after).await.unwrap().is_some());
+    assert_eq!(store.attention_range(live.run_id(), 0..100, true).await.unwrap().len(), 3);
+    assert!(store.delete(after).await.unwrap());
+    assert!(store.damaged_links().await.unwrap().is_empty());
+
+    // A month that is over is dropped, and the size counts the shards.
+    let old = "insert into events (run_id, sequence_order, event_type, step) select first_run_id('2026-01-05'), 1, 'Added', 1";
+    psql(&url, "select make_partitions('2026-01-05', 1)").await;
+    psql(&url, old).await;
+    let sizes = psql(&url, "select min(bytes) > 4 * 6 * 8192 from partition_days where day <> '2026-01-05'").await;
+    assert_eq!(sizes, "t");
+    let today = Utc::now().date_naive();
+    let gone = store.prune(Retention { days: None, bytes: Some(0) }, today).await.unwrap();
+    assert_eq!(gone, [("2026-01-05".parse().unwrap(), 0)]);
+    assert_eq!(psql(&url, "select count(*) from events where event_type = 'Added' and step = 1").await, "2");
+    assert!(store.find("before").await.unwrap().is_some(), "the month of today stays");
+    store.close().await;
+
+    let worker = script(&["node", cluster.0.to_str().unwrap(), "worker1", "url"]).await;
+    let worker = String::from_utf8(worker.stdout).unwrap().trim().to_owned();
+    let error = Store::open(Database::Url { url: worker, data_dir: data.0.clone() }, |_| {}).await.err().unwrap();
+    assert!(matches!(&error, Error::WorkerNode { coordinator: Some(_) }), "{error}");
 }

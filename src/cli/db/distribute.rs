@@ -1,0 +1,110 @@
+use crate::config::DataConfig;
+use crate::config::flags::DataFlags;
+use crate::store::admin::{Admin, Distribution, DistributionOptions, PartitionUnit, Partitioning};
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+/// Distributes the tables over the nodes of Citus by run_id; run again, it continues where it was interrupted
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print the SQL and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Number of shards, 1 to 64000; without it citus.shard_count of the server
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64_000))]
+    shards: Option<u32>,
+    /// Time span of a partition; auto is a month where partitions of --keep-days days, or of a year, would amount to more
+    /// than 10000 tables
+    #[arg(long, value_name = "SPAN", default_value = "auto")]
+    partitions: Span,
+    #[command(flatten)]
+    data: DataFlags,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Span {
+    Auto,
+    Day,
+    Month,
+}
+
+/// Prints the steps, or executes them.
+pub async fn distribute(args: Args) -> anyhow::Result<ExitCode> {
+    let config = DataConfig::try_from(args.data)?;
+    let options = DistributionOptions {
+        shards: args.shards,
+        partitioning: match args.partitions {
+            Span::Auto => Partitioning::Automatic,
+            Span::Day => Partitioning::Fixed(PartitionUnit::Day),
+            Span::Month => Partitioning::Fixed(PartitionUnit::Month),
+        },
+        keep_days: config.keep_days,
+    };
+    let mut admin = super::open(&config).await?;
+    let done = if args.dry_run { show(&mut admin, &options).await } else { execute(&mut admin, &options).await };
+    admin.close().await;
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+async fn show(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Result<()> {
+    print!("{}", script(&admin.distribution(options).await?));
+    Ok(())
+}
+
+async fn execute(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Result<()> {
+    admin.migrate(|step| eprintln!("thunder: {step}")).await?;
+    let distribution = admin.distribution(options).await?;
+    if !distribution.obstacles.is_empty() {
+        bail!("the tables cannot be distributed: {}", distribution.obstacles.join("; "));
+    }
+    if let Some(version) = &distribution.citus {
+        println!("Citus {version}: {} shards", distribution.shards);
+    }
+    distribution.advice.iter().for_each(|advice| println!("Note: {advice}"));
+    let count = distribution.steps.len();
+    if count == 0 {
+        println!("all tables are distributed");
+        return Ok(());
+    }
+    for (number, step) in (1..).zip(&distribution.steps) {
+        print!("[{number}/{count}] {} … ", step.title);
+        std::io::Write::flush(&mut std::io::stdout())?;
+        let result = admin.execute(step).await;
+        println!(
+            "{}",
+            result.as_ref().map_or("failed".to_owned(), |done| format!("{:.1} s", done.elapsed.as_secs_f64()))
+        );
+        result.with_context(|| {
+            format!("cannot {}; the steps before it are done, and the next run continues here", step.title)
+        })?;
+    }
+    println!("all tables are distributed");
+    Ok(())
+}
+
+/// The steps as a script for psql.
+fn script(distribution: &Distribution) -> String {
+    let mut out = String::new();
+    let citus = distribution.citus.as_ref().map_or("no Citus".to_owned(), |version| format!("Citus {version}"));
+    let unit = if distribution.unit == PartitionUnit::Day { "day" } else { "month" };
+    let _ = writeln!(out, "-- {citus}, {} shards, a partition for each {unit}", distribution.shards);
+    for obstacle in &distribution.obstacles {
+        let _ = writeln!(out, "-- not possible now: {obstacle}");
+    }
+    for advice in &distribution.advice {
+        let _ = writeln!(out, "-- note: {advice}");
+    }
+    for step in &distribution.steps {
+        let _ = writeln!(out, "\n-- {}\nbegin;", step.title);
+        for statement in &step.statements {
+            let _ = writeln!(out, "{statement};");
+        }
+        out.push_str("commit;\n");
+    }
+    if distribution.steps.is_empty() {
+        out.push_str("-- all tables are distributed\n");
+    }
+    out
+}

@@ -1,0 +1,46 @@
+//! `thunder db`: the database of runs, for people who operate it.
+
+mod distribute;
+mod status;
+
+use super::progress::Progress;
+use crate::config::DataConfig;
+use crate::store::Database;
+use crate::store::admin::Admin;
+use clap::Subcommand;
+use std::process::ExitCode;
+
+/// Shows the state of the database and distributes it over the nodes of Citus
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Status(status::Args),
+    Distribute(distribute::Args),
+}
+
+/// Runs one of the commands.
+pub async fn db(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Status(args) => status::status(args).await,
+        Command::Distribute(args) => distribute::distribute(args).await,
+    }
+}
+
+/// Connects to the database of that configuration.
+async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
+    let dir = config.dir.clone();
+    let database = match &config.database_url {
+        Some(url) => Database::Url { url: url.clone(), data_dir: dir },
+        None => Database::Embedded { data_dir: dir },
+    };
+    let progress = Progress::new(None);
+    progress.begin("opening the database");
+    let admin = Admin::open(database, |step| progress.begin(step)).await;
+    progress.end();
+    Ok(admin?)
+}

@@ -1,0 +1,141 @@
+use crate::config::DataConfig;
+use crate::config::flags::DataFlags;
+use crate::store::SpoolStatus;
+use crate::store::admin::{DatabaseStatus, NodeStatus, PartitionUnit, Placement};
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+/// Shows sizes, partitions, shards and nodes of the database, and the runs that wait for it in the data folder
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print the status as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data: DataFlags,
+}
+
+/// Prints the status.
+pub async fn status(args: Args) -> anyhow::Result<ExitCode> {
+    let mut admin = super::open(&DataConfig::try_from(args.data)?).await?;
+    let status = admin.status().await;
+    admin.close().await;
+    let status = status?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        print!("{}", text(&status));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(status: &DatabaseStatus) -> String {
+    let mut out = format!(
+        "PostgreSQL {}, schema {}, {} runs, {}\n\n",
+        status.server_version,
+        status.schema_version,
+        status.runs,
+        size(status.bytes)
+    );
+    let rows = status.tables.iter().map(|table| {
+        let count = |number: u64| if number == 0 { "-".to_owned() } else { number.to_string() };
+        let place = match table.placement {
+            Placement::Local => "local",
+            Placement::Distributed => "distributed",
+            Placement::Reference => "every node",
+        };
+        [table.name.clone(), place.to_owned(), count(table.shards), count(table.partitions), size(table.bytes)]
+    });
+    push_table(&mut out, ["TABLE", "PLACE", "SHARDS", "PARTITIONS", "SIZE"], rows.collect());
+    let partitions = &status.partitions;
+    let unit = if partitions.unit == PartitionUnit::Day { "a day" } else { "a month" };
+    let span = match (partitions.first_day, partitions.last_day) {
+        (Some(first), Some(last)) => format!(", {first} to {last}"),
+        _ => String::new(),
+    };
+    let _ = writeln!(out, "\nPartitions: {} of {unit}{span}", partitions.count);
+    if let Some(citus) = &status.citus {
+        let _ = writeln!(
+            out,
+            "Citus {}: {} tables of partitions and shards, citus.shard_count {}\n",
+            citus.version, citus.shard_tables, citus.shard_count
+        );
+        push_table(&mut out, ["NODE", "ROLE", "STATE", "SHARDS", "SIZE"], citus.nodes.iter().map(node).collect());
+        for advice in &citus.advice {
+            let _ = writeln!(out, "Note: {advice}");
+        }
+    }
+    let _ = writeln!(out, "Spool: {}", spool(&status.spool));
+    out
+}
+
+fn node(node: &NodeStatus) -> [String; 5] {
+    let role = if node.is_coordinator { "coordinator" } else { "worker" };
+    let state = match (node.is_active, node.is_reachable) {
+        (_, false) => "unreachable",
+        (false, true) => "not active",
+        (true, true) => "active",
+    };
+    [node.address.clone(), role.into(), state.into(), node.shards.to_string(), size(node.bytes)]
+}
+
+fn spool(spool: &SpoolStatus) -> String {
+    let mut text = match spool.records {
+        0 => "empty".to_owned(),
+        records => format!("{records} records in {} files wait for the database, {}", spool.files, size(spool.bytes)),
+    };
+    if let Some(lag) = spool.lag_s {
+        let _ = write!(text, ", the oldest for {lag} s");
+    }
+    if spool.refused_bytes > 0 {
+        let _ = write!(
+            text,
+            "; {} of refused or damaged records are kept in *.refused and *.damaged",
+            size(spool.refused_bytes)
+        );
+    }
+    text
+}
+
+/// Appends columns of equal width; numbers are in the last three.
+fn push_table<const N: usize>(out: &mut String, head: [&str; N], rows: Vec<[String; N]>) {
+    let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
+    let widths: Vec<usize> = (0..N).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+            if column + 3 < N + usize::from(head[0] == "NODE") {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            }
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+}
+
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = (bytes.max(1).ilog2() / 10).min(4);
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{:.1} {}", bytes as f64 / f64::from(1 << 10).powi(unit.cast_signed()), UNITS[unit as usize]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_largest_unit_below_them() {
+        assert_eq!([0, 1023, 1024, 1536 << 20, 5 << 40].map(size), ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB"]);
+    }
+
+    #[test]
+    fn spool_names_records_and_their_age() {
+        let status = SpoolStatus { files: 1, records: 3, bytes: 2048, lag_s: Some(7), refused_bytes: 0 };
+        assert_eq!(spool(&status), "3 records in 1 files wait for the database, 2.0 KiB, the oldest for 7 s");
+        assert_eq!(spool(&SpoolStatus::default()), "empty");
+    }
+}

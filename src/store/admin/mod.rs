@@ -1,0 +1,60 @@
+//! Operation of the database by `thunder db`: its status, and its distribution over the nodes of Citus.
+
+mod advice;
+mod distribution;
+mod plan;
+mod status;
+mod tables;
+
+pub use distribution::{Distribution, StepResult};
+pub use plan::{DistributionOptions, DistributionStep, PartitionUnit, Partitioning};
+pub use status::{DatabaseStatus, NodeStatus, PartitionStatus, TableStatus};
+pub use tables::Placement;
+
+use super::connect::{check_version, parse};
+use super::embedded::{self, Embedded};
+use super::{Database, EmbeddedError, Error, citus};
+use sqlx::Connection as _;
+use sqlx::postgres::PgConnection;
+use std::path::PathBuf;
+
+/// A connection to the database that records nothing.
+pub struct Admin {
+    connection: PgConnection,
+    embedded: Option<Embedded>,
+    data_dir: PathBuf,
+}
+
+impl Admin {
+    /// Connects, to an embedded server also while another process runs it; starts it where none does.
+    ///
+    /// # Errors
+    /// No server, an old server, or a worker node of Citus; see [`Error`].
+    pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
+        let (embedded, options, data_dir) = match database {
+            Database::Url { url, data_dir } => (None, parse(&url)?, data_dir),
+            Database::Embedded { data_dir } => match Embedded::start(&data_dir, &progress).await {
+                Ok(embedded) => {
+                    let options = embedded.options();
+                    (Some(embedded), options, data_dir)
+                }
+                Err(in_use @ EmbeddedError::InUse { .. }) => {
+                    (None, embedded::running(&data_dir).ok_or(in_use)?, data_dir)
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let mut connection = PgConnection::connect_with(&options.application_name("thunder db")).await?;
+        check_version(&mut connection).await?;
+        citus::check_coordinator(&mut connection).await?;
+        Ok(Self { connection, embedded, data_dir })
+    }
+
+    /// Closes the connection and stops a server that was started for it.
+    pub async fn close(self) {
+        let _ = self.connection.close().await;
+        if let Some(embedded) = self.embedded {
+            embedded.stop().await;
+        }
+    }
+}

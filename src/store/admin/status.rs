@@ -1,0 +1,203 @@
+//! The status of the database.
+
+use super::plan::{PARTITIONED, PartitionUnit};
+use super::tables::{CitusTable, Placement, citus_tables, nodes, setting, unreachable_nodes};
+use super::{Admin, advice};
+use crate::store::spool::{Spool, SpoolStatus};
+use crate::store::{Error, citus, migrate};
+use chrono::NaiveDate;
+use serde::Serialize;
+
+/// The database, its tables and the files that wait for it.
+#[derive(Debug, Clone, Serialize)]
+pub struct DatabaseStatus {
+    /// Version of PostgreSQL.
+    pub server_version: String,
+    /// Version of the schema.
+    pub schema_version: i32,
+    /// Number of runs.
+    pub runs: u64,
+    /// Disk space of all tables with their indexes, on all nodes.
+    pub bytes: u64,
+    /// The tables, largest first.
+    pub tables: Vec<TableStatus>,
+    /// Partitions of the large tables.
+    pub partitions: PartitionStatus,
+    /// The nodes of Citus; `None` where the database has no Citus.
+    pub citus: Option<CitusStatus>,
+    /// What waits in the data directory for the database.
+    pub spool: SpoolStatus,
+}
+
+/// A table with its partitions.
+#[derive(Debug, Clone, Serialize)]
+pub struct TableStatus {
+    /// Its name.
+    pub name: String,
+    /// The place of its rows.
+    pub placement: Placement,
+    /// Number of its shards; 0 for a local table.
+    pub shards: u64,
+    /// Number of its partitions; 0 for a table without.
+    pub partitions: u64,
+    /// Disk space with indexes, on all nodes.
+    pub bytes: u64,
+}
+
+/// Partitions of the large tables.
+#[derive(Debug, Clone, Serialize)]
+pub struct PartitionStatus {
+    /// Time span of new ones.
+    pub unit: PartitionUnit,
+    /// Number of spans.
+    pub count: u64,
+    /// First day of the oldest; `None` without any.
+    pub first_day: Option<NaiveDate>,
+    /// Last day of the newest.
+    pub last_day: Option<NaiveDate>,
+}
+
+/// The nodes of Citus.
+#[derive(Debug, Clone, Serialize)]
+pub struct CitusStatus {
+    /// Version of the extension.
+    pub version: String,
+    /// `citus.shard_count`: number of shards that a newly distributed table has.
+    pub shard_count: u64,
+    /// Number of tables on all nodes that partitions and shards amount to.
+    pub shard_tables: u64,
+    /// The nodes, the coordinator first.
+    pub nodes: Vec<NodeStatus>,
+    /// Remarks on the number of shards.
+    pub advice: Vec<String>,
+}
+
+/// A node of Citus.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeStatus {
+    /// Host and port.
+    pub address: String,
+    /// True for the coordinator.
+    pub is_coordinator: bool,
+    /// False for a node that is not used.
+    pub is_active: bool,
+    /// True if the coordinator can connect to it.
+    pub is_reachable: bool,
+    /// Number of shards, those of partitions included.
+    pub shards: u64,
+    /// Disk space of these shards; 0 for a node that cannot be reached.
+    pub bytes: u64,
+}
+
+impl Admin {
+    /// Returns the status of the database. It changes nothing.
+    ///
+    /// # Errors
+    /// The schema is not up to date, or the database failed.
+    pub async fn status(&mut self) -> Result<DatabaseStatus, Error> {
+        let schema_version = migrate::check_current(&mut self.connection).await?;
+        let has_citus = citus::is_installed(&mut self.connection).await?;
+        let connection = &mut self.connection;
+        let distributed = if has_citus { citus_tables(connection).await? } else { Vec::new() };
+        let server_version =
+            sqlx::query_scalar("select current_setting('server_version')").fetch_one(&mut *connection).await?;
+        let runs: i64 = sqlx::query_scalar("select count(*) from runs").fetch_one(&mut *connection).await?;
+        let tables = self.tables(&distributed).await?;
+        let partitions = self.partitions().await?;
+        let citus = if has_citus { Some(self.citus(&tables, partitions.unit).await?) } else { None };
+        Ok(DatabaseStatus {
+            server_version,
+            schema_version,
+            runs: runs.unsigned_abs(),
+            bytes: tables.iter().map(|table| table.bytes).sum(),
+            tables,
+            partitions,
+            citus,
+            spool: Spool::status(&self.data_dir.join("spool"))?,
+        })
+    }
+
+    async fn tables(&mut self, distributed: &[CitusTable]) -> Result<Vec<TableStatus>, Error> {
+        let tables: Vec<(String, i64, i64)> = sqlx::query_as(
+            "with tables as (
+                select c.oid, c.relname::text as name from pg_class c
+                where c.relnamespace = current_schema()::text::regnamespace and c.relkind in ('r', 'p')
+                    and not c.relispartition
+                    and not exists (select 1 from pg_depend d where d.objid = c.oid and d.deptype = 'e')
+            ), parts as (
+                select name, oid::regclass as relation, 0 as is_partition from tables
+                union all
+                select t.name, i.inhrelid::regclass, 1 from tables t join pg_inherits i on i.inhparent = t.oid
+            )
+            select name, sum(is_partition)::bigint, sum(s.bytes)::bigint
+            from parts join table_sizes(array(select relation from parts)) s on s.relation = parts.relation
+            group by name order by 3 desc, 1",
+        )
+        .fetch_all(&mut self.connection)
+        .await?;
+        let status = |(name, partitions, bytes): (String, i64, i64)| {
+            let distributed = distributed.iter().find(|table| table.name == name);
+            TableStatus {
+                placement: distributed.map_or(Placement::Local, CitusTable::placement),
+                shards: distributed.map_or(0, |table| table.shards.unsigned_abs()),
+                name,
+                partitions: partitions.unsigned_abs(),
+                bytes: bytes.unsigned_abs(),
+            }
+        };
+        Ok(tables.into_iter().map(status).collect())
+    }
+
+    async fn partitions(&mut self) -> Result<PartitionStatus, Error> {
+        let (unit, count, first_day, next_day): (PartitionUnit, i64, Option<NaiveDate>, Option<NaiveDate>) =
+            sqlx::query_as(
+                "select unit, count(distinct p.first_day), min(p.first_day), max(p.next_day)
+                from partitioning left join run_partitions p on true group by unit",
+            )
+            .fetch_one(&mut self.connection)
+            .await?;
+        let last_day = next_day.and_then(|day| day.pred_opt());
+        Ok(PartitionStatus { unit, count: count.unsigned_abs(), first_day, last_day })
+    }
+
+    async fn citus(&mut self, tables: &[TableStatus], unit: PartitionUnit) -> Result<CitusStatus, Error> {
+        let connection = &mut self.connection;
+        let version = sqlx::query_scalar("select extversion from pg_extension where extname = 'citus'")
+            .fetch_one(&mut *connection)
+            .await?;
+        let shard_count = setting(connection, "citus.shard_count").await?;
+        let shard_count = shard_count.and_then(|text| text.parse().ok()).unwrap_or_default();
+        let unreachable = unreachable_nodes(connection).await?;
+        let held: Vec<(String, i64, i64)> = sqlx::query_as(
+            "select n.nodename || ':' || n.nodeport, count(*), coalesce(sum(z.size), 0)::bigint
+            from pg_dist_placement p join pg_dist_node n on n.groupid = p.groupid
+            left join (select shard_id, max(size) as size from citus_shard_sizes() group by shard_id) z on z.shard_id = p.shardid
+            group by 1",
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        let nodes = nodes(connection).await?;
+        let takers = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
+        let runs = tables.iter().find(|table| table.name == "runs").map_or(0, |table| table.shards);
+        let nodes = nodes.into_iter().map(|node| {
+            let address = node.address();
+            let held = held.iter().find(|(name, ..)| *name == address);
+            NodeStatus {
+                is_coordinator: node.is_coordinator,
+                is_active: node.is_active,
+                is_reachable: !unreachable.contains(&address),
+                shards: held.map_or(0, |(_, shards, _)| shards.unsigned_abs()),
+                bytes: held.map_or(0, |(.., bytes)| bytes.unsigned_abs()),
+                address,
+            }
+        });
+        let divided = tables.iter().filter(|table| PARTITIONED.contains(&table.name.as_str()));
+        Ok(CitusStatus {
+            version,
+            shard_count,
+            shard_tables: divided.map(|table| table.shards * table.partitions).sum(),
+            nodes: nodes.collect(),
+            advice: advice::advice(if runs > 0 { runs } else { shard_count }, takers, unit),
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! The status of all spool files, for people who operate the database.
+
+use super::record::{HEADER, decode, read_body};
+use super::{Spool, disk};
+use crate::events::TraceItem;
+use crate::store::Error;
+use crate::store::writer::Record;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use std::fs::{self, File};
+use std::io::{BufReader, ErrorKind, Read};
+use std::path::Path;
+
+/// Records that wait for the database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct SpoolStatus {
+    /// Number of files with records.
+    pub files: u64,
+    /// Number of records, those included that a server is storing right now.
+    pub records: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Seconds since the oldest of them was made; `None` without any.
+    pub lag_s: Option<u64>,
+    /// Bytes of records that the database refused or that are damaged.
+    pub refused_bytes: u64,
+}
+
+impl Spool {
+    /// Returns the status of the files in a folder, which servers may be using.
+    pub fn status(folder: &Path) -> Result<SpoolStatus, Error> {
+        let mut status = SpoolStatus::default();
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(status),
+            entries => entries.map_err(disk("cannot read", folder))?,
+        };
+        let mut oldest: Option<DateTime<Utc>> = None;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let length = fs::metadata(&path).map_or(0, |file| file.len());
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("refused" | "damaged") => status.refused_bytes += length,
+                Some("spool") if length > 0 => {
+                    // A server may remove it meanwhile, as one that is drained.
+                    let Ok(file) = File::open(&path) else { continue };
+                    let (records, first) = read(file, length).map_err(disk("cannot read", &path))?;
+                    status.files += 1;
+                    status.records += records;
+                    status.bytes += length;
+                    oldest = oldest.into_iter().chain(first).min();
+                }
+                _ => {}
+            }
+        }
+        status.lag_s = oldest.map(|time| (Utc::now() - time).num_seconds().max(0).unsigned_abs());
+        Ok(status)
+    }
+}
+
+/// Returns the number of records and the time of the first one that has a time.
+fn read(file: File, length: u64) -> std::io::Result<(u64, Option<DateTime<Utc>>)> {
+    let mut file = BufReader::new(file);
+    let (mut at, mut records, mut first) = (0, 0, None);
+    while first.is_none()
+        && let Some(body) = read_body(&mut file, length - at)?
+    {
+        at += (HEADER + body.len()) as u64;
+        records += 1;
+        first = decode(&body).as_ref().and_then(time);
+    }
+    // The bodies of the others need not be read.
+    let mut header = [0; HEADER];
+    while length.saturating_sub(at) >= HEADER as u64 {
+        file.read_exact(&mut header)?;
+        let [a, b, c, d, ..] = header;
+        let body = u32::from_le_bytes([a, b, c, d]);
+        at += HEADER as u64 + u64::from(body);
+        if at > length {
+            break;
+        }
+        file.seek_relative(body.into())?;
+        records += 1;
+    }
+    Ok((records, first))
+}
+
+fn time(record: &Record) -> Option<DateTime<Utc>> {
+    match record {
+        Record::Started(start, _) => Some(start.created_at),
+        Record::Ended(_, end) => Some(end.completed_at),
+        Record::Items(_, _, items) => items.iter().find_map(|item| match item {
+            TraceItem::Event(event) => event.created_at,
+            _ => None,
+        }),
+    }
+}

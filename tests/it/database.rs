@@ -1,0 +1,90 @@
+//! `thunder db` on plain PostgreSQL. `store::citus` has the same commands on a cluster.
+
+use super::harness::{Server, folder, thunder};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+async fn output(mut command: Command) -> Output {
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
+fn db(data_dir: &Path, words: &[&str]) -> Command {
+    let mut command = thunder();
+    command.arg("db").args(words).arg("--data-dir").arg(data_dir);
+    command
+}
+
+/// Makes the schema and stores a run.
+async fn ingest(data_dir: &Path) {
+    let payload = data_dir.join("payload.json");
+    let run = r#"{"request": {"request_id": "one", "model": "elsewhere"}, "events": [
+        {"event_type": "Added", "step": 1, "sequence_order": 0, "added_tokens": [5], "token_text": "hi", "forced": false}],
+        "mod_calls": [], "mod_logs": [], "actions": []}"#;
+    std::fs::write(&payload, run).unwrap();
+    let mut command = thunder();
+    command.arg("ingest").arg(&payload).arg("--data-dir").arg(data_dir);
+    let done = output(command).await;
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[tokio::test]
+async fn status_of_a_running_servers_database_has_tables_partitions_and_spool() {
+    let server = Server::start(&[]);
+    server.wait_ready().await;
+    std::fs::write(server.data_dir.join("spool/gone.refused"), "12345").unwrap();
+    let shown = output(db(&server.data_dir, &["status", "--json"])).await;
+    assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
+    let status: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(status["runs"], 0);
+    assert_eq!(status["citus"], Value::Null);
+    assert_eq!(status["partitions"]["unit"], "day");
+    assert_eq!(status["partitions"]["count"], 3);
+    let table = |name: &str| status["tables"].as_array().unwrap().iter().find(|table| table["name"] == name).unwrap();
+    assert_eq!((&table("events")["placement"], &table("events")["partitions"]), (&"local".into(), &4.into()));
+    assert_eq!(table("runs")["partitions"], 0);
+    assert!(table("runs")["bytes"].as_u64().unwrap() > 0 && status["bytes"].as_u64() > table("runs")["bytes"].as_u64());
+    assert_eq!((&status["spool"]["records"], &status["spool"]["refused_bytes"]), (&0.into(), &5.into()));
+
+    let text = output(db(&server.data_dir, &["status"])).await;
+    let text = String::from_utf8(text.stdout).unwrap();
+    let events = text.lines().find(|line| line.starts_with("events ")).unwrap();
+    assert_eq!(events.split_whitespace().take(4).collect::<Vec<_>>(), ["events", "local", "-", "4"]);
+    assert!(text.contains("\nPartitions: 3 of a day, 20"), "{text}");
+    assert!(text.contains("\nSpool: empty; 5 B of refused or damaged records are kept"), "{text}");
+    assert_eq!(server.stop("TERM").await, Some(0));
+}
+
+#[tokio::test]
+async fn distribution_without_citus_is_shown_and_refused() {
+    let data_dir = folder();
+    ingest(&data_dir).await;
+    let shown = output(db(&data_dir, &["distribute", "--dry-run", "--shards", "8", "--partitions", "day"])).await;
+    assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
+    insta::assert_snapshot!(String::from_utf8(shown.stdout).unwrap(), @"");
+
+    let months = output(db(&data_dir, &["distribute", "--dry-run"])).await;
+    let months = String::from_utf8(months.stdout).unwrap();
+    assert!(months.starts_with("-- no Citus, 32 shards, a partition for each month\n"), "{months}");
+    assert!(months.contains("\nupdate partitioning set unit = 'month';\n"), "{months}");
+    let month = chrono::Utc::now().format("select merge_partitions('%Y-%m-01');").to_string();
+    assert!(months.contains(&month), "{months}");
+
+    let refused = output(db(&data_dir, &["distribute"])).await;
+    assert_eq!(refused.status.code(), Some(1));
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(error.contains("the embedded database has no Citus: give the coordinator's address"), "{error}");
+    let status = output(db(&data_dir, &["status", "--json"])).await;
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!((&status["runs"], &status["partitions"]["unit"]), (&1.into(), &"day".into()), "nothing was changed");
+}
+
+#[tokio::test]
+async fn status_of_a_database_without_schema_names_the_remedy() {
+    let data_dir = folder();
+    let refused = output(db(&data_dir, &["status"])).await;
+    assert_eq!(refused.status.code(), Some(1));
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(error.contains("the schema of the database has version 0"), "{error}");
+    assert!(error.contains("start `thunder serve` once"), "{error}");
+}
