@@ -243,11 +243,23 @@ fn hint(error: &sqlx::Error) -> &'static str {
     ""
 }
 
+/// Beginnings of messages about a node that Citus or libpq, which it uses, lost within a transaction.
+const LOST_NODE: [&str; 8] = [
+    "failure on connection marked as essential",
+    "server closed the connection unexpectedly",
+    "postmaster was shut down",
+    "could not receive data from server",
+    "could not send data to server",
+    "no connection to the server",
+    "connection not open",
+    "SSL connection has been closed unexpectedly",
+];
+
 /// Returns true for an error of Citus about a node that it lost within a transaction. It has no SQLSTATE of its own.
 fn is_lost_node(database: &dyn DatabaseError) -> bool {
     const INTERNAL: &str = "XX000";
     database.code().is_some_and(|code| code == INTERNAL)
-        && database.message().starts_with("failure on connection marked as essential")
+        && LOST_NODE.iter().any(|beginning| database.message().starts_with(beginning))
 }
 
 /// Whether an error goes away by itself: connections, restarts, deadlocks, a full disk.

@@ -16,11 +16,13 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-/// Fails every statement that changes `runs`, as the coordinator does when a worker is lost within a transaction.
+/// Fails every statement that changes `runs`, as the coordinator does when a node is lost within a transaction.
 const LOSE_NODE: &str = "
+    create table message (text text);
+    insert into message values ('failure on connection marked as essential: worker:5432');
     create function lose_node() returns trigger language plpgsql as $$
     begin
-        raise exception 'failure on connection marked as essential: worker:5432' using errcode = 'XX000';
+        raise exception '%', (select text from message) using errcode = 'XX000';
     end $$;
     create trigger lose_node before insert or update on runs for each row execute function lose_node()";
 
@@ -30,8 +32,14 @@ async fn node_lost_within_transaction_refuses_documents_and_spools_runs() {
     let store = data.open().await;
     let url = data.url();
     psql(&url, LOSE_NODE).await;
+    for text in ["server closed the connection unexpectedly", "postmaster was shut down, exiting", "no space in here"] {
+        let refused = store.ingest(document("lost", 3)).await.unwrap_err();
+        assert!(matches!(refused, IngestError::Unavailable { .. }), "{refused}");
+        psql(&url, &format!("update message set text = '{text}'")).await;
+    }
     let refused = store.ingest(document("lost", 3)).await.unwrap_err();
-    assert!(matches!(refused, IngestError::Unavailable { .. }), "{refused}");
+    assert!(matches!(refused, IngestError::Database(_)), "another internal error is none of a node: {refused}");
+    psql(&url, "update message set text = 'server closed the connection unexpectedly'").await;
     let mut run = Live::new("spooled");
     let (Recorder { signals, .. }, _) = store.recorder();
     for signal in run.all(3) {
@@ -164,7 +172,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
 
     let sql = thunder_on(&url, &data, &["db", "distribute", "--dry-run", "--shards", "4"]).await;
     assert!(sql.contains("create_distributed_table('runs', 'run_id', colocate_with => 'none', shard_count => 4)"));
-    let done = thunder_on(&url, &data, &["db", "distribute", "--shards", "4"]).await;
+    let done = thunder_on(&url, &data, &["db", "distribute", "--shards", "4", "--partitions", "month"]).await;
     assert!(done.ends_with("all tables are distributed\n"), "{done}");
     let again = thunder_on(&url, &data, &["db", "distribute"]).await;
     assert!(!again.contains("[1/") && again.ends_with("all tables are distributed\n"), "{again}");
