@@ -11,7 +11,7 @@ mod chat;
 mod cli;
 mod connections;
 mod constraints;
-mod database;
+mod db_command;
 mod editor;
 mod engine;
 mod exact;

@@ -31,10 +31,10 @@ pub async fn status(args: Args) -> anyhow::Result<ExitCode> {
 
 fn text(status: &DatabaseStatus) -> String {
     let mut out = format!(
-        "PostgreSQL {}, schema {}, {} runs, {}\n\n",
+        "PostgreSQL {}, schema {}, {}, {}\n\n",
         status.server_version,
         status.schema_version,
-        status.runs,
+        status.runs.map_or("a node with runs is away".to_owned(), |runs| format!("{runs} runs")),
         size(status.bytes)
     );
     let rows = status.tables.iter().map(|table| {

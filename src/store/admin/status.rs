@@ -3,6 +3,7 @@
 use super::plan::{PARTITIONED, PartitionUnit};
 use super::tables::{CitusTable, Placement, citus_tables, nodes, setting, unreachable_nodes};
 use super::{Admin, advice};
+use crate::store::error::is_transient;
 use crate::store::spool::{Spool, SpoolStatus};
 use crate::store::{Error, citus, migrate};
 use chrono::NaiveDate;
@@ -15,8 +16,8 @@ pub struct DatabaseStatus {
     pub server_version: String,
     /// Version of the schema.
     pub schema_version: i32,
-    /// Number of runs.
-    pub runs: u64,
+    /// Number of runs; `None` where a node that holds some of them is away.
+    pub runs: Option<u64>,
     /// Disk space of all tables with their indexes, on all nodes.
     pub bytes: u64,
     /// The tables, largest first.
@@ -101,14 +102,18 @@ impl Admin {
         let distributed = if has_citus { citus_tables(connection).await? } else { Vec::new() };
         let server_version =
             sqlx::query_scalar("select current_setting('server_version')").fetch_one(&mut *connection).await?;
-        let runs: i64 = sqlx::query_scalar("select count(*) from runs").fetch_one(&mut *connection).await?;
+        let runs: Option<i64> = match sqlx::query_scalar("select count(*) from runs").fetch_one(&mut *connection).await
+        {
+            Err(error) if has_citus && is_transient(&error) => None,
+            counted => Some(counted?),
+        };
         let tables = self.tables(&distributed).await?;
         let partitions = self.partitions().await?;
         let citus = if has_citus { Some(self.citus(&tables, partitions.unit).await?) } else { None };
         Ok(DatabaseStatus {
             server_version,
             schema_version,
-            runs: runs.unsigned_abs(),
+            runs: runs.map(i64::unsigned_abs),
             bytes: tables.iter().map(|table| table.bytes).sum(),
             tables,
             partitions,

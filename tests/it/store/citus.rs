@@ -231,9 +231,22 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     assert_eq!(gone, [("2026-01-05".parse().unwrap(), 0)]);
     assert_eq!(psql(&url, "select count(*) from events where event_type = 'Added' and step = 1").await, "2");
     assert!(store.find("before").await.unwrap().is_some(), "the month of today stays");
+
+    // While a worker is away, its documents are refused and nothing of them is kept.
+    let folder = cluster.0.to_str().unwrap();
+    assert!(script(&["node", folder, "worker2", "kill"]).await.status.success());
+    let refused = store.ingest(document("while away", 3)).await;
+    assert!(matches!(refused, Err(IngestError::Unavailable { .. })), "{refused:?}");
+    let status = thunder_on(&url, &data, &["db", "status"]).await;
+    assert!(status.contains("a node with runs is away"), "{status}");
+    assert_eq!(status.lines().filter(|line| line.contains(" worker ") && line.contains(" unreachable ")).count(), 1);
+    assert!(script(&["node", folder, "worker2", "start"]).await.status.success());
+    let is_stored = async || store.ingest(document("while away", 3)).await.is_ok_and(|stored| stored.created);
+    wait_until("the document is stored", is_stored).await;
+    assert!(store.damaged_links().await.unwrap().is_empty());
     store.close().await;
 
-    let worker = script(&["node", cluster.0.to_str().unwrap(), "worker1", "url"]).await;
+    let worker = script(&["node", folder, "worker1", "url"]).await;
     let worker = String::from_utf8(worker.stdout).unwrap().trim().to_owned();
     let error = Store::open(Database::Url { url: worker, data_dir: data.0.clone() }, |_| {}).await.err().unwrap();
     assert!(matches!(&error, Error::WorkerNode { coordinator: Some(_) }), "{error}");
