@@ -1,4 +1,4 @@
-//! A running server, as the other commands use it.
+//! A client of a running server, used by the other commands.
 
 use super::trust;
 use crate::config::flags::Secret;
@@ -8,25 +8,25 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a server may take to say that it is there.
+/// Maximum duration of a server's first response.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// Which server to use.
+/// Flags that choose a server.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Server")]
 pub struct ServerArgs {
-    /// Server to use, e.g. `http://127.0.0.1:6767` or `https://llm.example/prefix`; without it the one on the default address, if it runs
+    /// Address of the server, e.g. `http://127.0.0.1:6767` or `https://llm.example/prefix`; default: a server on the default address, if one runs
     #[arg(long, env = "THUNDER_SERVER", value_name = "URL")]
     pub server: Option<String>,
-    /// Certificates to trust over https, in PEM: the server's own, or that of its authority; without it those of the system
+    /// PEM file of certificates to trust over https: the server's own, or that of its authority; default: the system's
     #[arg(long, env = "THUNDER_SERVER_CA", value_name = "FILE")]
     pub server_ca: Option<PathBuf>,
-    /// Key for that server
+    /// API key for the server
     #[arg(long, env = "THUNDER_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<Secret>,
 }
 
-/// A server that answered.
+/// A server that has responded.
 #[derive(Debug, Clone)]
 pub struct Server {
     http: reqwest::Client,
@@ -35,7 +35,7 @@ pub struct Server {
 }
 
 impl ServerArgs {
-    /// The server to use: the one that was named, which must answer, else the one on the default address, if any.
+    /// Returns the named server, which must respond, else the one on the default address, if any.
     pub async fn find(&self) -> anyhow::Result<Option<Server>> {
         match &self.server {
             Some(url) => Server::at(url, self.server_ca.as_deref(), self.api_key.clone()).await.map(Some),
@@ -43,24 +43,24 @@ impl ServerArgs {
         }
     }
 
-    /// The server on the default address, if it runs.
+    /// Returns the server on the default address, if one runs.
     pub async fn default(&self) -> Option<Server> {
         Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), None, self.api_key.clone()).await.ok()
     }
 }
 
 impl Server {
-    /// A server of this process, which is known to be there.
+    /// Creates a client for a server in this process.
     pub fn new(base: String, key: Option<Secret>) -> anyhow::Result<Self> {
         Ok(Self { http: trust::client(&base, None)?, base, key })
     }
 
-    /// Finds the server at an address and waits until it is ready.
+    /// Connects to the server at an address and waits until it is ready.
     async fn at(url: &str, authority: Option<&Path>, key: Option<Secret>) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/');
         let base = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         if !base.starts_with("http://") && !base.starts_with("https://") {
-            bail!("{base} cannot be used; a server's address begins with http:// or https://");
+            bail!("the server address {base} is invalid; it must begin with http:// or https://");
         }
         let http = trust::client(&base, authority).with_context(|| format!("{base} cannot be reached"))?;
         let server = Self { http, base, key };
@@ -71,8 +71,8 @@ impl Server {
             let text = response.text().await.unwrap_or_default();
             let health: Value = serde_json::from_str(&text).unwrap_or_default();
             if health["server"] != "thunder" {
-                match words(&text) {
-                    Some(said) => bail!("the server at {} says: {said}", server.base),
+                match error_message(&text) {
+                    Some(message) => bail!("the server at {} says: {message}", server.base),
                     None => bail!("the server at {} is not Thunder", server.base),
                 }
             }
@@ -84,17 +84,17 @@ impl Server {
         }
     }
 
-    /// Where it is.
+    /// Returns the server's base address.
     pub fn base(&self) -> &str {
         &self.base
     }
 
-    /// Where a run can be looked at.
+    /// Returns the address of a run's replay.
     pub fn replay(&self, run_id: &str) -> String {
         format!("{}/runs/{run_id}", self.base)
     }
 
-    /// A request to it.
+    /// Creates a request to the server.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}{path}", self.base)).header("x-thunder-client", "cli");
         match &self.key {
@@ -103,7 +103,7 @@ impl Server {
         }
     }
 
-    /// Sends a request; an answer that is not a success is an error with the server's own words.
+    /// Sends a request. A response without success is an error with the server's message.
     pub async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
         let sent = request.send().await;
         let response = sent.map_err(|error| anyhow!("{} does not answer: {}", self.base, root(&error)))?;
@@ -112,12 +112,12 @@ impl Server {
         }
         let status = response.status();
         let text = response.text().await.unwrap_or_default();
-        let said = words(&text).unwrap_or_else(|| format!("{} answered {status}", self.base));
+        let message = error_message(&text).unwrap_or_else(|| format!("{} answered {status}", self.base));
         match (status, &self.key) {
             (StatusCode::UNAUTHORIZED, None) => {
                 bail!("the server at {} needs an API key; give it with --api-key", self.base)
             }
-            _ => bail!("{said}"),
+            _ => bail!("{message}"),
         }
     }
 }
@@ -129,7 +129,7 @@ fn unreachable(base: &str, why: &str) -> anyhow::Error {
     anyhow!("no server answers at {base}: {why}")
 }
 
-/// What is behind an error, without the layers that it came through.
+/// Returns the root cause of an error.
 fn root(error: &dyn std::error::Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {
@@ -138,8 +138,8 @@ fn root(error: &dyn std::error::Error) -> String {
     deepest.to_string()
 }
 
-/// What an error says, in whichever of our dialects.
-pub fn words(body: &str) -> Option<String> {
+/// Returns the message of an error response, in any protocol's format.
+pub fn error_message(body: &str) -> Option<String> {
     let body: Value = serde_json::from_str(body).ok()?;
     let message = body.pointer("/error/message").or_else(|| body.get("detail"))?.as_str()?;
     Some(match body.get("pointer").and_then(Value::as_str) {

@@ -1,4 +1,4 @@
-//! Server-sent events of an answer.
+//! Server-sent events of a response.
 
 use anyhow::Context;
 use futures::stream::BoxStream;
@@ -18,7 +18,7 @@ impl Events {
         Self { bytes: response.bytes_stream().map_ok(|bytes| bytes.to_vec()).boxed(), pending: Vec::new() }
     }
 
-    /// The next event; `None` at `[DONE]`. Nothing is lost when the future is dropped before it is done.
+    /// Returns the next event; `None` at `[DONE]`. Cancel-safe: no event is lost if the future is dropped.
     pub async fn next(&mut self) -> anyhow::Result<Option<Value>> {
         loop {
             while let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
@@ -27,10 +27,15 @@ impl Events {
                 if data == b"[DONE]" {
                     return Ok(None);
                 }
-                return serde_json::from_slice(data).map(Some).context("the server sent what is not JSON");
+                return serde_json::from_slice(data).map(Some).context("the server sent an event that is not JSON");
             }
-            // How a connection ends that ends too soon says nothing to a person.
-            let chunk = self.bytes.next().await.and_then(Result::ok).context("the server broke off the answer")?;
+            // The cause of a lost connection does not help a user.
+            let chunk = self
+                .bytes
+                .next()
+                .await
+                .and_then(Result::ok)
+                .context("the connection to the server was lost during the answer")?;
             self.pending.extend_from_slice(&chunk);
         }
     }

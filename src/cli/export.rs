@@ -10,13 +10,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Writes a recorded run as the payload that `ingest` takes
+/// Export a recorded run as a payload for `ingest`
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The run's id, or its `request_id`
+    /// Run id or `request_id`
     #[arg(value_name = "ID")]
     id: String,
-    /// File to write; without it standard output
+    /// Output file; default: standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Reads the run from the running server, else from the database.
+/// Exports a run from the running server, else from the database.
 pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
     let document = document(&args.id, &args.server, args.data).await?;
     let payload = document.write();
@@ -39,20 +39,20 @@ pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A recorded run: from the running server, else from the database.
+/// Returns a recorded run, from the running server, else from the database.
 pub async fn document(id: &str, server: &ServerArgs, data: DataFlags) -> anyhow::Result<Document> {
     let own_database = data.data_dir.is_some();
     let server = if own_database { None } else { server.find().await? };
     match server {
         Some(server) => {
             let bytes = server.send(server.request(Method::GET, &run_path(&server, id)?)).await?.bytes().await?;
-            Document::parse(&bytes).context("the server's answer is not a run")
+            Document::parse(&bytes).context("the server's response is not a run")
         }
         None => from_database(id, DataConfig::try_from(data)?).await,
     }
 }
 
-/// Where a server shows a run. The id is a segment, so that one with a slash or a question mark stays one.
+/// Returns the path of a run on a server. The id is escaped as one path segment.
 pub fn run_path(server: &Server, id: &str) -> anyhow::Result<String> {
     let mut path = reqwest::Url::parse(server.base())?;
     path.path_segments_mut()

@@ -9,10 +9,10 @@ use reqwest::Method;
 use std::io::Read;
 use std::process::ExitCode;
 
-/// Records traces of other engines: checks each file and hands it to the running server, or to the database
+/// Record traces of other engines: check each file and send it to the running server, or store it in the database
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Payloads as POST /ingest takes them; - reads one from standard input
+    /// Payloads of POST /ingest; - reads one from standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// Only check the files
@@ -24,7 +24,7 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Checks all files, then records them; with one wrong file none is recorded.
+/// Checks all files, then records them. If one file is invalid, none is recorded.
 pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
     let mut documents = Vec::new();
     let mut wrong = 0;
@@ -39,7 +39,7 @@ pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     if wrong > 0 {
-        bail!("{wrong} of {} files are not payloads; nothing was recorded", args.files.len());
+        bail!("{wrong} of {} files are not valid payloads; nothing was recorded", args.files.len());
     }
     if args.check {
         for (name, _, document) in &documents {

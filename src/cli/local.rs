@@ -1,7 +1,7 @@
 //! An engine in this process, for `thunder run` and `thunder chat` without a server.
 //!
-//! It is reached as every other server is, on a loopback port that the system chooses, with a key that nobody else
-//! knows; so there is one way from a prompt to a run.
+//! The commands use it like any other server, on a loopback port chosen by the system, with a random key. So there is
+//! one path from a prompt to a run.
 
 use super::client::Server;
 use super::progress::Progress;
@@ -19,11 +19,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Where a local engine records.
-pub enum Record {
-    /// Into the configured database.
+/// The destination of a local engine's recordings.
+pub enum RecordTarget {
+    /// The configured database.
     Database,
-    /// Into a document for each run, for a server that has the database.
+    /// One document per run, for the server that uses the database.
     Document,
 }
 
@@ -36,7 +36,11 @@ pub struct Local {
 
 impl Local {
     /// Starts an engine and returns it with the way to reach it.
-    pub async fn start(mut config: Config, registry: ModRegistry, record: Record) -> anyhow::Result<(Self, Server)> {
+    pub async fn start(
+        mut config: Config,
+        registry: ModRegistry,
+        record: RecordTarget,
+    ) -> anyhow::Result<(Self, Server)> {
         let key: [u8; 32] = rand::random();
         let key = key.map(|byte| format!("{byte:02x}")).concat();
         config.server.security = SecurityConfig { keys: vec![KeyHash::of(&key)], ..SecurityConfig::default() };
@@ -58,16 +62,16 @@ impl Local {
         Ok((local, Server::new(format!("http://{address}"), Some(key.parse()?))?))
     }
 
-    async fn fill(&mut self, config: &Config, record: Record, progress: &Arc<Progress>) -> anyhow::Result<()> {
+    async fn fill(&mut self, config: &Config, record: RecordTarget, progress: &Arc<Progress>) -> anyhow::Result<()> {
         let recorder = match record {
-            Record::Database => {
+            RecordTarget::Database => {
                 let store = startup::open_store(&config.data, progress).await?;
                 let (recorder, live) = store.recorder();
                 self.app.set_database(store, live);
                 store_used_versions(&self.app);
                 recorder
             }
-            Record::Document => {
+            RecordTarget::Document => {
                 let (sender, signals) = mpsc::channel(64);
                 let (ended, documents) = mpsc::unbounded_channel();
                 tokio::spawn(collect(signals, ended));
@@ -79,31 +83,32 @@ impl Local {
         startup::load_default(&self.app, recorder, progress).await
     }
 
-    /// The next run that has ended, where runs are recorded into documents.
+    /// Returns the next finished run, if runs are recorded as documents.
     pub async fn document(&mut self) -> Option<Document> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let documents = self.documents.as_mut()?;
         tokio::time::timeout(PATIENCE, documents.recv()).await.ok()?
     }
 
-    /// Lays the sources of the files that a run has used where a server on the same data directory finds them; their hashes.
-    pub fn hand_sources(&self, document: &Document) -> Vec<String> {
+    /// Writes the sources of the mod files that a run has used to the data directory, where the server reads them. Returns
+    /// their hashes.
+    pub fn publish_sources(&self, document: &Document) -> Vec<String> {
         let lay = |(name, _): (String, String)| {
             let source = self.app.registry().get(&name)?.source_text()?;
             let laid = source_store::store(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
-            laid.inspect_err(|error| tracing::debug!(mod.name = name, "its source is not handed over: {error}")).ok()
+            laid.inspect_err(|error| tracing::debug!(mod.name = name, "cannot store the source of a mod: {error}")).ok()
         };
         used_files(document).into_iter().filter_map(lay).collect()
     }
 
-    /// Takes away what of them nobody took, and says whether there was any.
-    pub fn take_back_sources(&self, hashes: &[String]) -> bool {
+    /// Removes the sources that the server has not read. Returns true if there were any.
+    pub fn remove_sources(&self, hashes: &[String]) -> bool {
         hashes.iter().filter(|hash| source_store::remove(&self.app.config().data.dir, hash)).count() > 0
     }
 
     /// Stops the engine and the database.
     pub async fn finish(self) {
-        // Nobody else reaches it, and what was asked of it is answered.
+        // This process is the only client, and all its requests are answered.
         self.serving.abort();
         self.app.set_state(State::Stopping);
         self.app.models().stop().await;
@@ -114,7 +119,7 @@ impl Local {
     }
 }
 
-/// Puts the signals of each run together; attention does not travel in a document.
+/// Collects the signals of each run into a document. Documents do not contain attention.
 async fn collect(mut signals: mpsc::Receiver<Signal>, ended: mpsc::UnboundedSender<Document>) {
     let mut runs: HashMap<RunId, Document> = HashMap::new();
     while let Some(signal) = signals.recv().await {
@@ -152,7 +157,7 @@ async fn collect(mut signals: mpsc::Receiver<Signal>, ended: mpsc::UnboundedSend
             Signal::Ended(run, end) => {
                 if let Some(mut document) = runs.remove(&run) {
                     document.request.completed_at = Some(end.completed_at);
-                    // Nobody takes it when the program is about to end.
+                    // Fails only when the program is about to end.
                     let _ = ended.send(document);
                 }
             }

@@ -1,7 +1,7 @@
-//! The command line: one file a command.
+//! The command line, with one file per command.
 //!
-//! [`main`] reads the words and the environment once; every command gets a validated configuration. Results go to
-//! standard output, everything else to standard error.
+//! [`main`] parses the arguments and the environment once, and every command receives a validated configuration. Results
+//! go to standard output, everything else to standard error.
 
 mod chat;
 mod client;
@@ -13,12 +13,12 @@ mod llama_server;
 mod local;
 mod mod_worker;
 mod mods;
-mod place;
 mod printer;
 mod probe;
 mod progress;
 mod replay;
 mod run;
+mod run_target;
 mod serve;
 mod signals;
 mod startup;
@@ -32,11 +32,11 @@ use signals::EndSignals;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// Runs language models, lets mods step into every token, and replays what happened.
+/// An LLM engine with mods at every token, recording and replay
 #[derive(Debug, Parser)]
 #[command(name = "thunder", version, max_term_width = 110)]
 pub struct Cli {
-    /// What to log, e.g. info, debug, or thunder=debug,warn
+    /// Log filter, e.g. info, debug, or thunder=debug,warn
     #[arg(long, global = true, env = "THUNDER_LOG", value_name = "FILTER", help_heading = "Logging")]
     log: Option<String>,
     #[command(subcommand)]
@@ -78,7 +78,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    // While there is one thread: it restricts itself and becomes Python.
+    // Runs while there is only one thread: the worker restricts itself and becomes Python.
     if let Command::ModWorker(args) = &cli.command {
         return mod_worker::become_worker(args);
     }
@@ -95,11 +95,11 @@ pub fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         let result = Box::pin(execute(cli.command, &matches)).await;
-        // Whatever ended the command, and at whatever point: no PostgreSQL outlives it.
+        // Stops PostgreSQL, however the command ended.
         Store::stop_servers().await;
         result
     });
-    // A blocking task that hangs, e.g. a read of standard input, must not keep the program.
+    // A blocking task, e.g. a read of standard input, must not delay the exit.
     runtime.shutdown_background();
     match result {
         Ok(code) => code,
@@ -107,14 +107,14 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs a command to its end, or until a signal ends it.
+/// Runs a command until it ends or a signal ends it.
 async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => Box::pin(serve::serve(*args, EndSignals::new()?)).await,
-        Command::Run(args) => Box::pin(run::run(args, |id| said(matches, "run", id), EndSignals::new()?)).await,
-        Command::Chat(args) => Box::pin(chat::chat(args, |id| said(matches, "chat", id), EndSignals::new()?)).await,
+        Command::Run(args) => Box::pin(run::run(args, |id| is_given(matches, "run", id), EndSignals::new()?)).await,
+        Command::Chat(args) => Box::pin(chat::chat(args, |id| is_given(matches, "chat", id), EndSignals::new()?)).await,
         Command::Replay(args) => {
-            Box::pin(replay::replay(*args, |id| said(matches, "replay", id), EndSignals::new()?)).await
+            Box::pin(replay::replay(*args, |id| is_given(matches, "replay", id), EndSignals::new()?)).await
         }
         Command::Ingest(args) => until_signal(ingest::ingest(args)).await,
         Command::Export(args) => until_signal(export::export(args)).await,
@@ -125,7 +125,7 @@ async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result
     }
 }
 
-/// Runs a command that may be abandoned at any point. It has a task of its own, since it may wait for standard input.
+/// Runs a command that can be cancelled at any point. It runs in its own task, because it may wait for standard input.
 async fn until_signal(
     command: impl Future<Output = anyhow::Result<ExitCode>> + Send + 'static,
 ) -> anyhow::Result<ExitCode> {
@@ -139,9 +139,9 @@ async fn until_signal(
     }
 }
 
-/// Whether a flag of a command stood on the command line.
-fn said(matches: &clap::ArgMatches, command: &str, id: &str) -> bool {
-    let source = matches.subcommand_matches(command).and_then(|said| said.value_source(id));
+/// Returns true if a flag of a command was given on the command line.
+fn is_given(matches: &clap::ArgMatches, command: &str, id: &str) -> bool {
+    let source = matches.subcommand_matches(command).and_then(|given| given.value_source(id));
     source == Some(clap::parser::ValueSource::CommandLine)
 }
 
@@ -150,7 +150,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the error and its causes; those that it quotes already are not repeated.
+/// Returns the error and its causes without repeating causes that a message already contains.
 fn with_causes(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -172,7 +172,7 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     };
     let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default);
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|error| {
-        eprintln!("thunder: the log filter '{filter}' is not one ({error}); '{default}' is used");
+        eprintln!("thunder: invalid log filter '{filter}' ({error}); using '{default}'");
         EnvFilter::new(default)
     });
     let file = flags.and_then(|flags| flags.log_file.as_deref());
@@ -212,15 +212,15 @@ mod tests {
     fn every_flag_of_the_server_can_be_set_by_environment() {
         let command = Cli::command();
         let serve = command.find_subcommand("serve").unwrap();
-        // Those that print something and end are for the command line alone.
+        // Flags that print something and exit have no environment variable.
         let prints = |flag: &&clap::Arg| matches!(flag.get_id().as_str(), "help" | "version" | "list_devices");
         for flag in serve.get_arguments().filter(|flag| !prints(flag)) {
-            // What a person is not told of on the command line is there for llama-server's scripts only.
+            // Hidden flags exist for scripts written for llama-server.
             if flag.is_hide_set() {
                 continue;
             }
             assert!(flag.get_env().is_some(), "{} has no environment variable", flag.get_id());
-            // A bool alone takes nothing but true and false, and people write 1.
+            // A plain bool accepts only true and false, and users write 1.
             let is_bool = format!("{:?}", flag.get_value_parser()) == "ValueParser::bool";
             assert!(!is_bool, "{} cannot be turned on with 1", flag.get_id());
         }

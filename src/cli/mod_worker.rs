@@ -1,18 +1,18 @@
 use crate::mods::python::sandbox;
 use std::process::ExitCode;
 
-/// Becomes a worker of a Python mod in a sandbox; the server starts it
+/// Run a Python mod's worker in a sandbox; started by the server
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Try what this system can keep a worker in, and say it
+    /// Print the sandbox features of this system, and exit
     #[arg(long, conflicts_with = "profile")]
     check: bool,
-    /// What the worker may have, as the server writes it
+    /// Limits of the worker, as JSON from the server
     #[arg(value_name = "PROFILE", required_unless_present = "check")]
     profile: Option<String>,
 }
 
-/// Returns only when it cannot, or was to try.
+/// Returns only on failure, or after a test of the sandbox.
 pub fn become_worker(args: &Args) -> ExitCode {
     let done = match &args.profile {
         Some(profile) => sandbox::enter(profile).map(|never| match never {}),

@@ -1,27 +1,27 @@
-//! An answer on its way to the terminal.
+//! Display of an answer by `thunder run`.
 
 use std::io::{IsTerminal, Write};
 
-/// Prints an answer while it comes.
+/// A printer of a streamed answer.
 ///
-/// On a terminal text appears at once, and what a mod takes back is struck out visibly; control characters, which
-/// could change the terminal, are shown and not sent. In a pipe only the final answer appears, so text is held back
-/// where a mod may take some of it back.
+/// A terminal shows text immediately and shows retracted text struck through. Control characters, which could change the
+/// terminal, are replaced by visible symbols. A pipe receives only the final text: if a mod may retract some of it, text
+/// is written at the end.
 pub struct Printer {
     terminal: bool,
-    /// Whether text must wait for the end.
+    /// True if text is written only at the end of the answer.
     hold: bool,
     text: String,
 }
 
 impl Printer {
-    /// A printer to standard output; `may_retract` when the run has mods.
+    /// Creates a printer to standard output. `may_retract` is true if the run has mods.
     pub fn new(may_retract: bool) -> Self {
         let terminal = std::io::stdout().is_terminal();
         Self { terminal, hold: may_retract && !terminal, text: String::new() }
     }
 
-    /// Text was appended to the answer.
+    /// Appends text to the answer.
     pub fn append(&mut self, text: &str) -> std::io::Result<()> {
         self.text.push_str(text);
         if self.hold {
@@ -30,20 +30,20 @@ impl Printer {
         self.write(text)
     }
 
-    /// The last `chars` characters are void.
+    /// Retracts the last `chars` characters.
     pub fn retract(&mut self, chars: usize) -> std::io::Result<()> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
         let void = self.text.split_off(keep);
         if self.terminal {
-            // Struck through and dim: what was on the screen stays, and is seen to be void.
+            // The retracted text stays on the screen and is repeated dim and struck through.
             let last_line = self.text.rsplit('\n').next().unwrap_or_default().to_owned();
-            self.write_raw(&format!("\n\x1b[2m⟲ took back \x1b[9m{}\x1b[0m\n", shown(&void).replace('\n', "⏎")))?;
+            self.write_raw(&format!("\n\x1b[2m⟲ retracted \x1b[9m{}\x1b[0m\n", shown(&void).replace('\n', "⏎")))?;
             self.write(&last_line)?;
         }
         Ok(())
     }
 
-    /// The answer is complete.
+    /// Ends the answer.
     pub fn end(&mut self) -> std::io::Result<()> {
         if self.hold {
             let text = std::mem::take(&mut self.text);
@@ -68,7 +68,7 @@ impl Printer {
     }
 }
 
-/// Text that cannot move the cursor or change colours: control characters become their pictures.
+/// Replaces control characters by visible symbols, so that text cannot move the cursor or change colours.
 pub fn shown(text: &str) -> String {
     text.chars()
         .map(|c| match c {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_is_gone() {
+    fn retracted_text_is_removed() {
         let mut printer = Printer { terminal: false, hold: true, text: "grün is".into() };
         printer.retract(4).unwrap();
         assert_eq!(printer.text, "grü");

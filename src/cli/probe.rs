@@ -1,9 +1,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Tries whether llama.cpp takes a GGUF, without reading its weights
+/// Check that llama.cpp can load a GGUF file, without reading its weights
 ///
-/// `thunder serve` does this in a process of its own before it loads a file: over some damages llama.cpp ends its process.
+/// `thunder serve` does this in a separate process before it loads a file, because llama.cpp aborts on some damaged files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The GGUF
@@ -11,7 +11,7 @@ pub struct Args {
     file: PathBuf,
 }
 
-/// Says on standard output why the file is refused, if it is.
+/// Prints the reason on standard output if the file cannot be loaded.
 pub fn probe(args: &Args) -> ExitCode {
     match crate::model::llama::probe(&args.file) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! What a person sees while things are loaded: a bar on a terminal, plain lines elsewhere.
+//! Progress of the start: a bar on a terminal, lines elsewhere.
 
 use crate::api::{App, State};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -6,10 +6,10 @@ use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between two lines about the same thing.
+/// Minimum time between two lines about the same step.
 const BETWEEN_LINES: Duration = Duration::from_secs(2);
 
-/// Says what is going on, on standard error and to whoever asks the server for its health.
+/// A progress report on standard error and in the server's health response.
 pub struct Progress {
     bar: Option<ProgressBar>,
     app: Option<App>,
@@ -22,7 +22,7 @@ struct Shown {
 }
 
 impl Progress {
-    /// Reports to standard error, and to `app` where there is one.
+    /// Creates a report to standard error and, if given, to `app`.
     pub fn new(app: Option<App>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style =
@@ -34,21 +34,21 @@ impl Progress {
         Self { bar, app, shown: Mutex::new(Shown { line: String::new(), last: Instant::now() }) }
     }
 
-    /// Something new begins.
+    /// Begins a step.
     pub fn begin(&self, doing: &str) {
         self.tell(doing, doing);
     }
 
-    /// `doing` has come to `done`, 0 … 1.
+    /// Reports the fraction `done` of a step, from 0 to 1.
     pub fn advance(&self, doing: &str, done: f32) {
         let exact = format!("{doing} ({:.0} %)", done * 100.0);
-        // Lines are for logs: one in a while is enough to see that it goes on.
+        // Logs need only occasional lines.
         let due = self.lock().last.elapsed() > BETWEEN_LINES;
         let coarse = if due { exact.clone() } else { String::new() };
         self.tell(&exact, &coarse);
     }
 
-    /// Nothing more will be said.
+    /// Ends the report.
     pub fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

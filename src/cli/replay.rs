@@ -1,4 +1,4 @@
-use super::place::{self, Place, PlaceArgs};
+use super::run_target::{self, RunTarget, RunTargetArgs};
 use super::signals::EndSignals;
 use crate::trace::difference::{self, Difference, DifferenceKind};
 use crate::trace::document::Document;
@@ -8,31 +8,32 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs a recorded run again, with the same model, seed, parameters and mods, and tells the first difference
+/// Run a recorded run again with the same model, seed, parameters and mods, and print the first difference
 ///
-/// Exit codes: 0 the same, 1 a difference, 2 it cannot be run again, with the reason. Where it runs: as with `thunder run`.
+/// Exit codes: 0 no difference, 1 a difference, 2 the run cannot be repeated, with the reason. It runs on the same server
+/// or process as `thunder run` would.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The run's id or `request_id`, or a file that `thunder export` wrote
+    /// Run id, `request_id`, or a file of `thunder export`
     #[arg(value_name = "RUN")]
     run: String,
     /// Compare the new run with the recorded one
     #[arg(long, required = true)]
     verify: bool,
-    /// Python file with a mod that the run names, again for more
+    /// Python file with a mod of the run; repeatable
     #[arg(long = "mod", value_name = "FILE.py")]
     mods: Vec<String>,
-    /// Run with the mods as they are now, also where they were others then
+    /// Use the current versions of the mods, even if the run used others
     #[arg(long)]
     any_version: bool,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: PlaceArgs,
+    target: RunTargetArgs,
 }
 
-/// What came of it.
+/// The result of a repeated run.
 struct Outcome {
     again: String,
     events: usize,
@@ -40,9 +41,9 @@ struct Outcome {
     difference: Option<Difference>,
 }
 
-/// Runs it again. `said` tells whether a flag stood on the command line.
-pub async fn replay(args: Args, said: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
-    match verify(&args, said, &mut signals).await {
+/// Repeats a run. `is_given` returns true for flags given on the command line.
+pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+    match verify(&args, is_given, &mut signals).await {
         Ok(Err(code)) => Ok(code),
         Ok(Ok(outcome)) => {
             let same = outcome.difference.is_none();
@@ -80,47 +81,48 @@ fn tell(run: &str, outcome: &Outcome) {
 
 async fn verify(
     args: &Args,
-    said: impl Fn(&str) -> bool,
+    is_given: impl Fn(&str) -> bool,
     signals: &mut EndSignals,
 ) -> anyhow::Result<Result<Outcome, ExitCode>> {
-    if let Some(name) = args.mods.iter().find(|name| !place::is_file(name)) {
-        bail!("--mod takes a Python file here, got '{name}'; what the server knows by name is there without it");
+    if let Some(name) = args.mods.iter().find(|name| !run_target::is_file(name)) {
+        bail!("--mod takes a Python file here, got '{name}'; mods that the server knows need no flag");
     }
-    let mut place = match signals.abandon(args.place.open(&args.mods, said)).await {
+    let mut target = match signals.abandon(args.target.open(&args.mods, is_given)).await {
         Ok(opened) => opened?.0,
         Err(code) => return Ok(Err(code)),
     };
-    let outcome = signals.abandon(run_again(&mut place, args)).await;
-    if let Err(code) = signals.abandon(place.close()).await {
+    let outcome = signals.abandon(run_again(&mut target, args)).await;
+    if let Err(code) = signals.abandon(target.close()).await {
         return Ok(Err(code));
     }
     outcome.map_or_else(|code| Ok(Err(code)), |outcome| outcome.map(Ok))
 }
 
-async fn run_again(place: &mut Place, args: &Args) -> anyhow::Result<Outcome> {
+async fn run_again(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
     let (recorded, summary) = if Path::new(&args.run).is_file() {
         let bytes = std::fs::read(&args.run).with_context(|| format!("cannot read {}", args.run))?;
         (Document::parse(&bytes).with_context(|| args.run.clone())?, Value::Null)
     } else {
-        place::finished(place.archive(), &args.run).await?
+        run_target::finished(target.archive(), &args.run).await?
     };
     let first = recorded.events.first().and_then(|event| event.measured.as_ref());
     let prompt = first.and_then(|measured| measured.prompt.as_ref());
-    let prompt = prompt.context("the run cannot be run again: its prompt is not recorded, it is of another engine")?;
+    let prompt = prompt
+        .context("the run cannot be repeated: its prompt is not recorded, because it comes from another engine")?;
     let body = json!({ "prompt": prompt, "any_version": args.any_version });
-    let server = place.server().clone();
+    let server = target.server().clone();
     let answer = server.send(server.request(Method::POST, "/api/v1/reruns").json(&body)).await?;
-    let answer: Value = answer.json().await.context("the server's answer is not JSON")?;
-    let again = answer["run_id"].as_str().context("the server's answer names no run")?.to_owned();
-    let now = place.document(&again).await?;
-    // A run that its client, or its server, broke off has no end to compare.
+    let answer: Value = answer.json().await.context("the server's response is not JSON")?;
+    let again = answer["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
+    let now = target.document(&again).await?;
+    // A run that was cancelled or interrupted has no finish reason to compare.
     let whole = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
     let difference = difference::find_first(&recorded, &now, whole).or_else(|| other_end(&summary, &answer, &recorded));
-    let replay = place.recorded(Some(&again)).await.unwrap_or_default();
+    let replay = target.recorded(Some(&again)).await.unwrap_or_default();
     Ok(Outcome { again, events: recorded.events.len(), replay, difference })
 }
 
-/// Both went the same way, and ended for different reasons.
+/// Returns the difference of two runs with the same tokens and different finish reasons.
 fn other_end(summary: &Value, answer: &Value, recorded: &Document) -> Option<Difference> {
     let (then, now) = (summary["finish_reason"].as_str()?, answer["finish_reason"].as_str()?);
     let last = recorded.events.last()?;

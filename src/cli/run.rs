@@ -1,57 +1,57 @@
-use super::client::{Server, words};
+use super::client::{Server, error_message};
 use super::events::Events;
-use super::place::PlaceArgs;
 use super::printer::Printer;
+use super::run_target::RunTargetArgs;
 use super::signals::EndSignals;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-/// Runs one prompt, streams the answer, records the run and prints where its replay is
+/// Run one prompt, stream the answer, record the run and print the address of its replay
 ///
-/// Where it runs: on the server named by --server; else on the one that runs on 127.0.0.1:6767; else in this process.
-/// With --model, --data-dir, --database-url or a mod given as a file it runs in this process in any case, and the run
-/// is recorded in that database, or, when the default database belongs to a running server, handed to that server.
+/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --data-dir,
+/// --database-url or a mod given as a file it always runs in this process. The run is then recorded in that database or,
+/// if a running server uses the default database, sent to that server.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The prompt; - reads it from standard input
+    /// Prompt; - reads it from standard input
     prompt: String,
-    /// Mod to run it with, by name or as a Python file, again for more
+    /// Mod by name or as a Python file; repeatable
     #[arg(long = "mod", value_name = "NAME|FILE.py")]
     mods: Vec<String>,
-    /// Seed of the draw; the same seed gives the same answer
+    /// Seed of the random generator; the same seed gives the same answer
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<i64>,
-    /// Most tokens of the answer
+    /// Maximum tokens of the answer
     #[arg(long, short = 'n', value_name = "N", alias = "n-predict", default_value_t = 512)]
     max_tokens: u32,
-    /// 0 always takes the most probable token; without it 0.8
+    /// Sampling temperature; 0 always takes the most probable token; default 0.8
     #[arg(long, value_name = "T", alias = "temp")]
     temperature: Option<f32>,
-    /// Take the next token from the K most probable only
+    /// Top-k: sample from the K most probable tokens
     #[arg(long, value_name = "K")]
     top_k: Option<i32>,
-    /// Take the next token from the most probable ones that have P together
+    /// Top-p: sample from the most probable tokens with total probability P
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Text that ends the answer, again for more
+    /// Stop string; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// What the system says before the prompt
+    /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Continue the prompt as it is, without the chat template
+    /// Continue the prompt without the chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
     /// Do not capture attention
     #[arg(long)]
     no_attention: bool,
     #[command(flatten)]
-    place: PlaceArgs,
+    target: RunTargetArgs,
 }
 
-/// What is known when the answer is complete.
+/// The metadata of a complete answer.
 #[derive(Default)]
 struct Outcome {
     run_id: Option<String>,
@@ -59,24 +59,24 @@ struct Outcome {
     timings: Value,
 }
 
-/// Runs the prompt. `said` tells whether a flag stood on the command line.
-pub async fn run(args: Args, said: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
-    let attention = !args.no_attention && args.place.engine.captures_attention();
-    let (mut place, names) = match signals.abandon(args.place.open(&args.mods, said)).await {
+/// Runs the prompt. `is_given` returns true for flags given on the command line.
+pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+    let attention = !args.no_attention && args.target.engine.captures_attention();
+    let (mut target, names) = match signals.abandon(args.target.open(&args.mods, is_given)).await {
         Ok(opened) => opened?,
         Err(code) => return Ok(code),
     };
     let finished = signals
         .abandon(async {
-            let outcome = stream(place.server(), &args, &names, attention && place.keeps_attention()).await;
+            let outcome = stream(target.server(), &args, &names, attention && target.keeps_attention()).await;
             let replay = match &outcome {
-                Ok(outcome) => place.recorded(outcome.run_id.as_deref()).await,
+                Ok(outcome) => target.recorded(outcome.run_id.as_deref()).await,
                 Err(_) => Ok(None),
             };
             (outcome, replay)
         })
         .await;
-    let closed = signals.abandon(place.close()).await;
+    let closed = signals.abandon(target.close()).await;
     match (finished, closed) {
         (Err(code), _) | (_, Err(code)) => Ok(code),
         (Ok((outcome, replay)), Ok(())) => Ok(report(&outcome?, args.max_tokens, replay?)),
@@ -146,7 +146,7 @@ async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Resul
     let system = args.system.as_ref().map(|text| json!({ "role": "system", "content": text }));
     let messages: Vec<Value> = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
     body["messages"] = messages.into();
-    // A person reads along: thoughts are shown where they come.
+    // Reasoning is shown inside the text, because a user reads it while it streams.
     body["reasoning_format"] = "none".into();
     Ok(("/v1/chat/completions", body))
 }
@@ -154,7 +154,7 @@ async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Resul
 fn take(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> anyhow::Result<()> {
     if chunk.get("error").is_some() {
         printer.end()?;
-        bail!("{}", words(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
+        bail!("{}", error_message(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
     }
     if let Some(chars) = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64) {
         printer.retract(chars as usize)?;

@@ -10,7 +10,7 @@ use chrono::Utc;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Serves the dashboard and all APIs; without arguments the bundled model, on 127.0.0.1:6767
+/// Serve the dashboard and all APIs; default: the bundled model on 127.0.0.1:6767
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Of llama-server's flags, its further sampling flags (--xtc-probability, --dry-multiplier, --mirostat, --samplers, \
@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub struct Args {
     #[command(flatten)]
     engine: EngineFlags,
-    /// Print the GPUs that --device can name, and end
+    /// Print the GPUs that --device accepts, and exit
     #[arg(long, help_heading = "GPUs")]
     list_devices: bool,
     #[command(flatten)]
@@ -31,13 +31,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// What llama-server's flags say of the log.
+    /// Log settings of llama-server's flags.
     pub fn log(&self) -> &LogFlags {
         &self.server.log
     }
 }
 
-/// Serves until told to stop. Connections are taken at once and answered with 503 until everything is loaded.
+/// Serves until a signal stops it. Connections are accepted immediately and receive 503 until everything is loaded.
 pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     if args.list_devices {
         startup::list_devices()?;
@@ -69,12 +69,12 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
         signals.next().await;
     }
     if !matches!(started, Ok(Err(_))) {
-        eprintln!("thunder: stopping; once more to stop at once");
+        eprintln!("thunder: stopping; a second signal stops immediately");
     }
     app.set_state(State::Stopping);
     let stopped = signals.abandon(async {
         if let Err(error) = server.await {
-            tracing::error!(%error, "the server died");
+            tracing::error!(%error, "the server ended with an error");
         }
         close(&app).await;
     });
@@ -84,7 +84,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     }
 }
 
-/// Brings everything up; the folder of mods is watched for as long as what it returns is kept.
+/// Starts all parts. The mods directory is watched until the returned value is dropped.
 async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
     let config = app.config();
     let store = startup::open_store(&config.data, progress).await?;
@@ -98,7 +98,7 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
     let watch = folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {
         Ok(watch) => Some(watch),
         Err(error) => {
-            tracing::warn!(%error, "the folder of mods is not watched: changes are seen at the next start");
+            tracing::warn!(%error, "cannot watch the mods directory; changes apply at the next start");
             None
         }
     });
@@ -107,14 +107,14 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
     }
     match std::env::current_exe() {
         Ok(program) => app.models().try_with(program),
-        Err(error) => tracing::warn!(%error, "files of models cannot be tried in a process of their own"),
+        Err(error) => tracing::warn!(%error, "cannot probe model files in a separate process"),
     }
     startup::load_default(app, recorder, progress).await?;
     sleep_when_idle(app);
     Ok(watch)
 }
 
-/// Ends the runs, then the recorder, then the database: each has what it needs until the one before is done.
+/// Stops the runs, then the recorder, then the database, because each needs the next one.
 async fn close(app: &App) {
     app.models().stop().await;
     if let Ok(store) = app.store() {

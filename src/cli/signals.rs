@@ -1,4 +1,4 @@
-//! The signals that end a command: it then closes what it has opened, above all the embedded database.
+//! The signals that end a command. The command then closes its resources, such as the embedded database.
 
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -8,7 +8,7 @@ pub struct EndSignals {
     /// `None` while the command handles Ctrl-C itself.
     interrupt: Option<Signal>,
     terminate: Signal,
-    /// `None` where the program was started to outlive its terminal.
+    /// `None` if the program was started to survive its terminal.
     hangup: Option<Signal>,
 }
 
@@ -35,7 +35,7 @@ impl EndSignals {
         ExitCode::from(128 + u8::try_from(kind.as_raw_value()).unwrap_or(0))
     }
 
-    /// Runs something until a signal abandons it.
+    /// Runs a future until it completes or a signal cancels it.
     ///
     /// # Errors
     /// The exit code for the signal.

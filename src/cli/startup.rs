@@ -1,4 +1,4 @@
-//! Bringing up the parts: database, models, mods.
+//! Start of the parts: database, models, mods.
 
 use super::progress::Progress;
 use crate::api::{App, Step};
@@ -13,7 +13,7 @@ use anyhow::Context;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the database of that configuration.
+/// Opens the configured database.
 pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Result<Store> {
     progress.begin("opening the database");
     let database = match &config.database_url {
@@ -25,7 +25,7 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
     Ok(store)
 }
 
-/// Loads the default model and starts its engine; the signals of every engine go to `recorder`.
+/// Loads the default model and starts its engine. The signals of every engine go to `recorder`.
 pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
     if let Some(wrong) = no_gpu(&app.config().engine) {
         tracing::warn!("{wrong}");
@@ -34,20 +34,20 @@ pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &A
     let shown = Arc::clone(progress);
     let observe = move |name: &str, step: Step| match step {
         Step::Weights(done) => shown.advance(&format!("loading the model {name}"), done),
-        Step::Context => shown.begin("making room for the context"),
+        Step::Context => shown.begin("allocating the context"),
     };
     app.models().load_default(observe).await?;
     Ok(())
 }
 
-/// What runs of a model that was put there are computed on, as a line.
+/// Describes the devices of a model's layers and threads in one line.
 pub fn devices_line(config: &EngineConfig, placement: &Placement) -> String {
     let (gpus, others): (Vec<Device>, Vec<Device>) = devices().into_iter().partition(|device| device.gpu);
     let (used, unused): (Vec<&Device>, Vec<&Device>) =
         gpus.iter().partition(|gpu| placement.devices.contains(&gpu.name));
     let listed = |devices: &[&Device]| devices.iter().map(|device| named(device)).collect::<Vec<_>>().join(" and ");
     let layers = match placement.gpu_layers {
-        0 => "which has none of the layers".to_owned(),
+        0 => "which holds none of the layers".to_owned(),
         all if all == placement.layers => format!("with all {all} layers"),
         some => format!("with {some} of {} layers", placement.layers),
     };
@@ -71,7 +71,7 @@ fn named(device: &Device) -> String {
     if about.is_empty() { device.description.clone() } else { format!("{} ({})", device.description, about.join(", ")) }
 }
 
-/// Which flags of GPUs have no effect, since none computes.
+/// Returns a warning about GPU flags that have no effect, because no GPU is used.
 pub fn no_gpu(config: &EngineConfig) -> Option<String> {
     let why = match &config.gpu.devices {
         Some(named) if named.is_empty() => "--device none",
@@ -86,9 +86,9 @@ pub fn no_gpu(config: &EngineConfig) -> Option<String> {
     })
 }
 
-/// The GPUs with the names that `--device` takes.
+/// Prints the GPUs with their names for `--device`.
 pub fn list_devices() -> anyhow::Result<()> {
-    // What llama.cpp says meanwhile goes to the log.
+    // Messages of llama.cpp go to the log.
     backend()?;
     println!("Available devices:");
     let gpus: Vec<Device> = devices().into_iter().filter(|device| device.gpu).collect();
@@ -102,7 +102,7 @@ pub fn list_devices() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How Python mods are run.
+/// Returns the configuration of Python mods.
 pub fn python_mods(config: &ModsConfig) -> PythonMods {
     let defaults = PythonMods::default();
     PythonMods {
@@ -123,11 +123,11 @@ pub fn python_mods(config: &ModsConfig) -> PythonMods {
     }
 }
 
-/// Finds out what this system can keep mods in, and says it.
+/// Detects the sandbox of this system for mods and logs it.
 pub async fn tell_sandbox(registry: &ModRegistry) {
     let mods = registry.python();
     let Some(launcher) = mods.launcher.clone() else {
-        return tracing::warn!("there is no sandbox for mods: this program does not know where it is");
+        return tracing::warn!("no sandbox for mods: the path of this program is unknown");
     };
     let tried = tokio::task::spawn_blocking(move || launcher.support().map(str::to_owned).map_err(str::to_owned)).await;
     match (mods.policy, tried) {
@@ -136,14 +136,14 @@ pub async fn tell_sandbox(registry: &ModRegistry) {
         }
         (_, Ok(Ok(found))) => tracing::info!("mods that clients upload run in a sandbox: {found}"),
         (_, Ok(Err(reason))) => {
-            tracing::warn!("there is no sandbox for mods, so that those that need one are refused: {reason}");
+            tracing::warn!("no sandbox for mods, so mods that need one are rejected: {reason}");
         }
-        (_, Err(error)) => tracing::error!(%error, "trying the sandbox failed"),
+        (_, Err(error)) => tracing::error!(%error, "cannot test the sandbox"),
     }
 }
 
-/// Registers the mods of the configured folder, and returns it for who wants to watch it. One that cannot be loaded is
-/// told, and keeps nothing else away.
+/// Registers the mods of the configured folder and returns the folder. A mod that cannot be loaded is logged and does not
+/// affect the others.
 pub async fn register_mods(
     registry: &Arc<ModRegistry>,
     config: &Config,
@@ -158,7 +158,7 @@ pub async fn register_mods(
     Ok(Some(tokio::task::spawn_blocking(look).await??))
 }
 
-/// Registers the mods of a file and returns their names, in the order of the file.
+/// Registers the mods of a file. Returns their names in the order of the file.
 pub async fn register_file(registry: &ModRegistry, config: &ModsConfig, file: &Path) -> anyhow::Result<Vec<String>> {
     registry.set_python(python_mods(config));
     let source = ModSource::Text(read_source(file).with_context(|| format!("cannot read {}", file.display()))?);
@@ -175,7 +175,7 @@ pub async fn register_file(registry: &ModRegistry, config: &ModsConfig, file: &P
         .collect())
 }
 
-/// The error with Python's traceback, where there is one.
+/// Returns the error with Python's traceback, if there is one.
 pub fn described(error: &LoadError) -> String {
     match error.traceback() {
         Some(traceback) => format!("{error}\n{}", traceback.trim_end()),

@@ -1,4 +1,4 @@
-//! Whom the command line trusts over https.
+//! Certificates that the command line trusts over https.
 
 use crate::config::certificates;
 use anyhow::Context;
@@ -11,13 +11,14 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// A client for the server at an address. Over https it trusts the certificates in that file, else the system's authorities.
+/// Creates a client for the server at an address. Over https it trusts the certificates in the file, else the system's
+/// authorities.
 pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
-    // An error says that it was done before.
+    // An error means that a provider is already installed.
     let _ = ring::default_provider().install_default();
     let builder = Client::builder();
     let builder = match authority {
-        // A system without authorities can do without them.
+        // The system may have no certificates of authorities.
         _ if !base.starts_with("https://") => builder.tls_certs_only([]),
         None => builder,
         Some(path) => builder.tls_backend_preconfigured(trusting(path)?),
@@ -25,7 +26,7 @@ pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
     builder.build().map_err(|error| {
         let error = anyhow::Error::new(error);
         error.context(
-            "https cannot be used without certificates of authorities; give the server's with --server-ca FILE",
+            "https needs certificates of authorities, and the system has none; give the server's with --server-ca FILE",
         )
     })
 }
@@ -36,14 +37,14 @@ fn trusting(path: &Path) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(known.iter().cloned());
     let roots = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
-    let roots = roots.with_context(|| format!("the certificates in {} cannot be used", path.display()))?;
+    let roots = roots.with_context(|| format!("cannot use the certificates in {}", path.display()))?;
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let verifier = Arc::new(Known { known, roots });
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
-/// Trusts servers whose certificate is among those that are known, whatever it says of itself, and those that one of the
-/// known vouches for. Self-signed certificates mostly call themselves authorities, as which servers may not show them.
+/// A verifier that accepts the trusted certificates themselves and certificates signed by them. The standard verifier
+/// rejects a self-signed certificate of a server that is marked as an authority, as most of them are.
 #[derive(Debug)]
 struct Known {
     known: Vec<CertificateDer<'static>>,

@@ -70,7 +70,7 @@ async fn a_full_context_is_noted_once_and_shown_within_its_limit() {
     assert_eq!(contexts.len(), 5, "{notes}");
     assert!(contexts.iter().all(|&tokens| tokens <= 256), "{contexts:?}");
     let answers: Vec<&str> = notes.split("ended by").collect();
-    let noted: Vec<bool> = answers[..5].iter().map(|answer| answer.contains("made room")).collect();
+    let noted: Vec<bool> = answers[..5].iter().map(|answer| answer.contains("were evicted")).collect();
     assert_eq!(noted, [false, false, true, false, true], "{notes}");
 }
 
@@ -307,7 +307,7 @@ async fn a_server_that_dies_leaves_what_it_said_and_another_goes_on() {
         terminal.press("Hello!\r");
         let at = terminal.wait(at, "Bread.");
         assert!(Command::new("kill").args(["-s", "KILL", &pid]).status().unwrap().success());
-        let at = terminal.wait(at, "broke off the answer; what it said so far stays");
+        let at = terminal.wait(at, "lost during the answer; its text so far stays");
         let at = terminal.wait(at, "> ");
         terminal.press("Hello again!\r");
         let at = terminal.wait(at, &format!("{address} does not answer: Connection refused"));

@@ -1,9 +1,9 @@
-//! One answer: asked for, shown while it comes, and kept.
+//! One answer of the model: request, display while it streams, and conversion to a message.
 
-use super::conversation::{Conversation, Message};
-use super::keys::Keys;
+use super::conversation::{ChatMessage, ChatTranscript};
+use super::keys::KeyListener;
 use super::screen::Screen;
-use crate::cli::client::{Server, words};
+use crate::cli::client::{Server, error_message};
 use crate::cli::events::Events;
 use anyhow::bail;
 use reqwest::Method;
@@ -11,43 +11,43 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use tokio::signal::unix::Signal;
 
-/// What is known of an answer when it is over.
+/// A finished answer and its metadata.
 #[derive(Debug, Default)]
-pub struct Answered {
-    /// The answer, unless there was none.
-    pub message: Option<Message>,
-    /// Its run.
+pub struct ChatAnswer {
+    /// The answer's message; `None` if it is empty.
+    pub message: Option<ChatMessage>,
+    /// Id of its run.
     pub run_id: Option<String>,
-    /// Why it ended; `None` when the person stopped it, or it was broken off.
+    /// The finish reason; `None` if the user stopped the answer or the connection was lost.
     pub finish_reason: Option<String>,
-    /// What broke it off.
+    /// The error that interrupted the answer.
     pub broken_off: Option<String>,
     /// Token counts, in OpenAI's shape.
     pub usage: Value,
-    /// Where the time went, as llama-server tells it.
+    /// Durations, in llama-server's shape.
     pub timings: Value,
-    /// The slot that it was generated in.
+    /// Id of the slot that generated it.
     pub slot: Option<u64>,
 }
 
-/// The pieces of an answer that do not go to the screen.
+/// The parts of a streamed answer that are not shown on the screen.
 #[derive(Default)]
 struct Pieces {
-    answered: Answered,
-    /// Each token with the characters of the answer it brought.
+    answered: ChatAnswer,
+    /// Each token with its number of characters in the answer.
     tokens: Vec<(i64, usize)>,
     calls: BTreeMap<u64, Map<String, Value>>,
 }
 
-/// Asks for the next answer and shows it. Esc and `interrupts` stop it.
+/// Requests the next answer and shows it. Esc and `interrupts` stop it.
 pub async fn ask(
     server: &Server,
-    conversation: &Conversation,
+    conversation: &ChatTranscript,
     further: &Value,
     screen: &mut Screen,
-    keys: &Keys,
+    keys: &KeyListener,
     interrupts: &mut Signal,
-) -> anyhow::Result<Answered> {
+) -> anyhow::Result<ChatAnswer> {
     let mut body = conversation.request();
     for (name, value) in further.as_object().into_iter().flatten() {
         body[name] = value.clone();
@@ -74,7 +74,7 @@ pub async fn ask(
                 Ok(()) => {}
                 Err(error) => break Err(error),
             },
-            // What was said until then stays, as where the person stops it.
+            // The text received so far is kept, as when the user stops the answer.
             Err(error) if !screen.text().is_empty() => {
                 pieces.answered.broken_off = Some(error.to_string());
                 break Ok(());
@@ -90,14 +90,14 @@ pub async fn ask(
 impl Pieces {
     fn take(&mut self, chunk: &Value, screen: &mut Screen) -> anyhow::Result<()> {
         if chunk.get("error").is_some() {
-            bail!("{}", words(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
+            bail!("{}", error_message(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
         }
         let void = |what: &str| chunk.pointer(&format!("/thunder/retract/{what}")).and_then(Value::as_u64);
         if let Some(chars) = void("chars").filter(|&chars| chars > 0) {
             screen.retract(chars as usize)?;
             self.retract(chars as usize);
         }
-        // What began as a call was none: its text follows.
+        // The text was not a tool call after all; it follows as content.
         for _ in 0..void("tool_calls").unwrap_or(0) {
             self.calls.pop_last();
         }
@@ -135,7 +135,7 @@ impl Pieces {
         }
     }
 
-    /// Puts the pieces of a tool call together: the name comes once, the arguments bit by bit.
+    /// Appends a delta to its tool call. The name arrives once, the arguments in parts.
     fn call(&mut self, delta: &Value) {
         let call = self.calls.entry(delta["index"].as_u64().unwrap_or(0)).or_default();
         if let Some(id) = delta["id"].as_str() {
@@ -151,12 +151,12 @@ impl Pieces {
         }
     }
 
-    fn done(self, screen: &Screen) -> Answered {
+    fn done(self, screen: &Screen) -> ChatAnswer {
         let mut answered = self.answered;
         if screen.text().is_empty() && screen.thinking().is_empty() && self.calls.is_empty() {
             return answered;
         }
-        let mut message = Message::new("assistant", screen.text());
+        let mut message = ChatMessage::new("assistant", screen.text());
         if !screen.thinking().is_empty() {
             message.sent.insert("reasoning_content".into(), screen.thinking().into());
         }

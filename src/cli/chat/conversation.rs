@@ -1,20 +1,20 @@
-//! What was said so far, and how the next answer is asked for; it can be kept in a file.
+//! The messages and settings of a conversation, the request for its next answer, and its file format.
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// The format of saved conversations.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
-/// A conversation with all that shapes its answers.
+/// A conversation: messages, and the settings that shape its answers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Conversation {
-    /// Model it was held with.
+pub struct ChatTranscript {
+    /// Name of the model.
     #[serde(default)]
     pub model: String,
-    /// What the system says before everything else.
+    /// The system message.
     #[serde(default)]
     pub system: Option<String>,
     /// Mods in order, as requests name them: a name, or `{"name", "config"}`.
@@ -23,24 +23,24 @@ pub struct Conversation {
     /// Tools in OpenAI's shape.
     #[serde(default)]
     pub tools: Vec<Value>,
-    /// Sampling parameters and further fields of requests.
+    /// Sampling parameters and other request fields.
     #[serde(default)]
     pub parameters: Map<String, Value>,
-    /// Everything after the system's message, in order.
+    /// All messages after the system message, in order.
     #[serde(default)]
-    pub messages: Vec<Message>,
+    pub messages: Vec<ChatMessage>,
 }
 
-/// A message, as it is sent and what else is known of it.
+/// A message with its metadata.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Message {
+pub struct ChatMessage {
     /// The message in OpenAI's shape.
     #[serde(flatten)]
     pub sent: Map<String, Value>,
-    /// The tokens of an answer as they were generated.
+    /// Ids of an answer's generated tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<i64>,
-    /// The run that it came from.
+    /// Id of the run that generated the message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
 }
@@ -49,40 +49,40 @@ pub struct Message {
 struct Saved {
     thunder_chat: u32,
     #[serde(flatten)]
-    conversation: Conversation,
+    conversation: ChatTranscript,
 }
 
-impl Message {
-    /// A message of that role.
+impl ChatMessage {
+    /// Creates a message.
     pub fn new(role: &str, content: impl Into<String>) -> Self {
         let sent = json!({ "role": role, "content": content.into() });
         Self { sent: sent.as_object().cloned().unwrap_or_default(), tokens: Vec::new(), run_id: None }
     }
 
-    /// Who says it.
+    /// Returns the role of the author.
     pub fn role(&self) -> &str {
         self.sent.get("role").and_then(Value::as_str).unwrap_or_default()
     }
 }
 
-impl Conversation {
-    /// The body of the request for the next answer.
+impl ChatTranscript {
+    /// Returns the body of the request for the next answer.
     pub fn request(&self) -> Value {
         let mut body = self.parameters.clone();
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
         let messages = self.messages.iter().map(|message| Value::Object(message.sent.clone()));
         body.insert("messages".into(), system.chain(messages).collect());
         body.insert("stream".into(), true.into());
-        // A conversation may outgrow the context: its oldest messages make room.
+        // If the conversation outgrows the context, its oldest messages are evicted.
         body.entry("context_policy").or_insert_with(|| "evict".into());
         body.insert("stream_options".into(), json!({ "include_usage": true }));
-        // An answer that is stopped has no counts at its end.
+        // A stopped answer does not deliver its counts at the end.
         body.insert("timings_per_token".into(), true.into());
         if !self.mods.is_empty() {
             body.insert("mods".into(), self.mods.clone().into());
         }
         if self.tools.is_empty() {
-            // With them come the ids of the tokens; they cannot be streamed together with tools.
+            // Log probabilities include token ids. They cannot be streamed together with tools.
             body.insert("logprobs".into(), true.into());
             body.insert("top_logprobs".into(), 0.into());
         } else {
@@ -91,8 +91,8 @@ impl Conversation {
         Value::Object(body)
     }
 
-    /// Removes the last answer, and returns whether there was one. Results of tools that it was given stay; results of
-    /// calls that are not all answered yet go with the calls.
+    /// Removes the last answer and returns true if there was one. Results of its tool calls stay if all calls have one;
+    /// otherwise the calls and their results are removed.
     pub fn remove_answer(&mut self) -> bool {
         let Some(at) = self.messages.iter().rposition(|message| message.role() == "assistant") else { return false };
         let is_last = at + 1 == self.messages.len();
@@ -103,7 +103,7 @@ impl Conversation {
         removed
     }
 
-    /// Tool calls of the last answer that have no result yet: id, name and arguments.
+    /// Returns the id, name and arguments of each tool call in the last answer that has no result yet.
     pub fn open_calls(&self) -> Vec<(String, String, String)> {
         let Some(at) = self.messages.iter().rposition(|message| message.role() == "assistant") else {
             return Vec::new();
@@ -120,15 +120,15 @@ impl Conversation {
             .collect()
     }
 
-    /// The result of a tool call.
+    /// Adds the result of a tool call.
     pub fn answer_call(&mut self, id: &str, name: &str, result: String) {
-        let mut message = Message::new("tool", result);
+        let mut message = ChatMessage::new("tool", result);
         message.sent.insert("tool_call_id".into(), id.into());
         message.sent.insert("name".into(), name.into());
         self.messages.push(message);
     }
 
-    /// Writes it to a file that only its owner can read.
+    /// Writes the conversation to a file that only its owner can read.
     pub fn save(&self, path: &Path) -> anyhow::Result<()> {
         use std::io::Write;
         use std::os::unix::fs::OpenOptionsExt;
@@ -139,7 +139,7 @@ impl Conversation {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Reads what [`Conversation::save`] wrote.
+    /// Reads a file of [`ChatTranscript::save`].
     pub fn restore(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
@@ -156,20 +156,20 @@ impl Conversation {
 
 #[cfg(test)]
 mod tests {
-    use super::{Conversation, Message};
+    use super::{ChatMessage, ChatTranscript};
     use serde_json::json;
 
-    fn conversation() -> Conversation {
+    fn conversation() -> ChatTranscript {
         let mut conversation =
-            Conversation { model: "demo".into(), system: Some("Be short.".into()), ..Conversation::default() };
+            ChatTranscript { model: "demo".into(), system: Some("Be short.".into()), ..ChatTranscript::default() };
         conversation.parameters.insert("temperature".into(), json!(0.5));
-        conversation.messages = vec![Message::new("user", "Hello"), Message::new("assistant", "Hi")];
+        conversation.messages = vec![ChatMessage::new("user", "Hello"), ChatMessage::new("assistant", "Hi")];
         conversation.messages[1].tokens = vec![1, 2];
         conversation
     }
 
     #[test]
-    fn a_request_has_everything() {
+    fn request_contains_all_settings() {
         let body = conversation().request();
         assert_eq!(body["messages"][0], json!({"role": "system", "content": "Be short."}));
         assert_eq!(body["messages"][2], json!({"role": "assistant", "content": "Hi"}));
@@ -178,23 +178,23 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_conversation_comes_back() {
+    fn restore_returns_the_saved_conversation() {
         let path = std::env::temp_dir().join(format!("thunder-chat-{}.json", std::process::id()));
         conversation().save(&path).unwrap();
-        assert_eq!(Conversation::restore(&path).unwrap(), conversation());
+        assert_eq!(ChatTranscript::restore(&path).unwrap(), conversation());
         std::fs::write(&path, r#"{"thunder_chat": 9}"#).unwrap();
-        assert!(Conversation::restore(&path).unwrap_err().to_string().contains("version 9"));
+        assert!(ChatTranscript::restore(&path).unwrap_err().to_string().contains("version 9"));
         std::fs::write(&path, "[]").unwrap();
-        assert!(Conversation::restore(&path).unwrap_err().to_string().contains("no saved conversation"));
+        assert!(ChatTranscript::restore(&path).unwrap_err().to_string().contains("no saved conversation"));
         std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
-    fn an_answer_is_removed_and_typed_results_stay() {
+    fn remove_answer_keeps_complete_tool_results() {
         let mut conversation = conversation();
-        conversation.messages.push(Message::new("user", "Weather?"));
+        conversation.messages.push(ChatMessage::new("user", "Weather?"));
         assert!(!conversation.remove_answer());
-        let mut call = Message::new("assistant", "");
+        let mut call = ChatMessage::new("assistant", "");
         let calls = json!([{"id": "a", "function": {"name": "weather", "arguments": "{}"}},
                            {"id": "b", "function": {"name": "now", "arguments": "{}"}}]);
         call.sent.insert("tool_calls".into(), calls);
@@ -207,7 +207,7 @@ mod tests {
         conversation.answer_call("b", "now", "noon".into());
         assert!(conversation.open_calls().is_empty());
         assert!(!conversation.clone().remove_answer(), "the results wait for an answer");
-        conversation.messages.push(Message::new("assistant", "It is sunny."));
+        conversation.messages.push(ChatMessage::new("assistant", "It is sunny."));
         assert!(conversation.remove_answer());
         assert_eq!(conversation.messages.len(), 6);
         assert_eq!(conversation.messages[5].sent["content"], "noon");

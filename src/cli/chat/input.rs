@@ -1,4 +1,4 @@
-//! Where messages come from: a person at a terminal, with line editing and history, or a pipe, one message a line.
+//! Input of messages: a terminal with line editing and history, or a pipe with one message per line.
 
 use super::command;
 use rustyline::completion::Completer;
@@ -11,15 +11,15 @@ use rustyline::{Config, Context, Editor, Helper};
 use std::io::{self, BufRead, ErrorKind, IsTerminal};
 use std::path::PathBuf;
 
-/// Lines of history that are kept.
+/// Maximum lines of history.
 const HISTORY: usize = 2000;
 
-/// What was entered.
+/// An input of the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
     /// A message or a command.
     Text(String),
-    /// Something that is no text: it is not UTF-8.
+    /// Input that is not UTF-8.
     Unreadable,
     /// Ctrl-C.
     Interrupted,
@@ -28,24 +28,24 @@ pub enum Input {
 }
 
 /// Reads messages.
-pub struct Reader {
+pub struct InputReader {
     /// `None` for a pipe, and while a line is being read.
     editor: Option<Box<Editor<Rules, FileHistory>>>,
     terminal: bool,
     history: PathBuf,
-    /// What was typed before it was asked for.
+    /// Text typed while no line was being read.
     ahead: String,
 }
 
-impl Reader {
-    /// Reads from the terminal, with the history in that file, or from standard input where that is no terminal.
+impl InputReader {
+    /// Reads from the terminal, with its history in that file, or from standard input if that is not a terminal.
     pub fn new(history: PathBuf) -> anyhow::Result<Self> {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         let editor = if terminal {
             let config = Config::builder().max_history_size(HISTORY)?.history_ignore_space(true).build();
             let mut editor = Editor::with_config(config)?;
             editor.set_helper(Some(Rules));
-            // The first time there is none.
+            // The file does not exist before the first use.
             let _ = editor.load_history(&history);
             Some(Box::new(editor))
         } else {
@@ -54,23 +54,23 @@ impl Reader {
         Ok(Self { editor, terminal, history, ahead: String::new() })
     }
 
-    /// Whether a person types.
+    /// Returns true if the input is a terminal.
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }
 
-    /// Columns and rows of the terminal.
+    /// Returns the columns and rows of the terminal.
     pub fn size(&mut self) -> Option<(usize, usize)> {
         let (columns, rows) = self.editor.as_mut()?.dimensions()?;
         Some((usize::from(columns), usize::from(rows)))
     }
 
-    /// Keeps what was typed while nothing was asked for; it is the beginning of the next line.
+    /// Stores text that was typed while no line was being read. The next line begins with it.
     pub fn type_ahead(&mut self, text: &str) {
         self.ahead.push_str(text);
     }
 
-    /// Reads the next message; `remember` puts it into the history.
+    /// Reads the next input; `remember` adds it to the history.
     pub async fn read(&mut self, prompt: String, remember: bool) -> anyhow::Result<Input> {
         let (editor, history) = (self.editor.take(), self.history.clone());
         let ahead = std::mem::take(&mut self.ahead);
@@ -82,7 +82,7 @@ impl Reader {
                 {
                     let _ = editor.add_history_entry(line.as_str());
                     let _ = history.parent().map(std::fs::create_dir_all);
-                    // Without a place to write it the history is that of this conversation.
+                    // If the file cannot be written, the history is limited to this conversation.
                     let _ = editor.append_history(&history);
                 }
                 (Some(editor), line.map(Some))
@@ -101,7 +101,7 @@ impl Reader {
     }
 }
 
-/// The next message of a pipe: a line, or several where the first says so.
+/// Reads the next message of a pipe: one line, or several with `"""` or a trailing backslash.
 fn piped(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut text = String::new();
     loop {
@@ -117,12 +117,12 @@ fn piped(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     }
 }
 
-/// Whether more lines belong to the message.
+/// Returns true if more lines belong to the message.
 fn unfinished(text: &str) -> bool {
     text.ends_with('\\') || text.matches("\"\"\"").count() % 2 == 1
 }
 
-/// The message without the marks of its several lines.
+/// Removes the line markers of a message of several lines.
 fn joined(text: &str) -> String {
     let text = text.trim();
     let block = text.strip_prefix("\"\"\"").and_then(|rest| rest.strip_suffix("\"\"\""));
@@ -132,7 +132,7 @@ fn joined(text: &str) -> String {
     }
 }
 
-/// Multi-line messages, and completion of commands.
+/// Support for messages of several lines, and for completion of commands.
 struct Rules;
 
 impl Validator for Rules {
@@ -168,7 +168,7 @@ mod tests {
     use super::{joined, piped};
 
     #[test]
-    fn a_pipe_has_a_message_a_line_unless_a_line_goes_on() {
+    fn pipe_has_one_message_per_line_unless_a_line_continues() {
         let mut lines = b"\xff\n".as_slice();
         assert_eq!(piped(&mut lines).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
         assert_eq!(piped(&mut lines).unwrap(), None, "the line is over");

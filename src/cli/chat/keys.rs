@@ -1,4 +1,4 @@
-//! The keyboard while an answer comes: Esc stops it, what else is typed is kept for the next line.
+//! The keyboard during an answer: Esc stops the answer, other text is kept for the next line.
 
 use nix::sys::termios::{self, LocalFlags, SetArg, SpecialCharacterIndices, Termios};
 use std::fs::File;
@@ -10,19 +10,19 @@ use tokio::sync::Notify;
 
 const ESCAPE: u8 = 0x1b;
 
-/// Listens to the terminal until it is dropped; Ctrl-C remains a signal.
-pub struct Keys {
+/// A listener for keys, active until it is dropped. Ctrl-C remains a signal.
+pub struct KeyListener {
     terminal: Option<(File, Termios)>,
     listener: Option<JoinHandle<Vec<u8>>>,
     over: Arc<AtomicBool>,
     escape: Arc<Notify>,
 }
 
-impl Keys {
-    /// Begins to listen, where there is a terminal.
+impl KeyListener {
+    /// Starts to listen if there is a terminal.
     pub fn listen(terminal: bool) -> Self {
         let mut keys = Self { terminal: None, listener: None, over: Arc::default(), escape: Arc::default() };
-        // Without its terminal the answer comes all the same; Ctrl-C stops it.
+        // Without a terminal the answer still arrives, and Ctrl-C stops it.
         if terminal && let Some((tty, before, listening)) = quiet() {
             let (over, escape) = (Arc::clone(&keys.over), Arc::clone(&keys.escape));
             keys.listener = Some(std::thread::spawn(move || listen(listening, &over, &escape)));
@@ -31,12 +31,12 @@ impl Keys {
         keys
     }
 
-    /// Returns when Esc was pressed.
+    /// Returns when Esc is pressed.
     pub async fn escape(&self) {
         self.escape.notified().await;
     }
 
-    /// Gives the terminal back, and what was typed that is text.
+    /// Restores the terminal and returns the typed text.
     pub fn end(mut self) -> String {
         self.stop()
     }
@@ -45,20 +45,20 @@ impl Keys {
         self.over.store(true, Ordering::Release);
         let typed = self.listener.take().and_then(|listener| listener.join().ok()).unwrap_or_default();
         if let Some((tty, before)) = self.terminal.take() {
-            // The line editor sets its own mode in any case.
+            // If this fails, the line editor still sets its own mode.
             let _ = termios::tcsetattr(&tty, SetArg::TCSANOW, &before);
         }
         text(&String::from_utf8_lossy(&typed))
     }
 }
 
-impl Drop for Keys {
+impl Drop for KeyListener {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-/// What was typed as the line editor would have it: Enter begins a line, Backspace takes the last character away.
+/// Converts typed keys to text like the line editor: Enter begins a line, Backspace removes the last character.
 fn text(typed: &str) -> String {
     let mut text = String::new();
     for c in typed.chars() {
@@ -73,13 +73,14 @@ fn text(typed: &str) -> String {
     text.trim_end_matches('\n').to_owned()
 }
 
-/// The terminal in a mode in which keys come at once and are not shown: to restore it, and to read from.
+/// Puts the terminal into a mode without line buffering and echo. Returns a handle and settings to restore it, and a
+/// handle to read from.
 fn quiet() -> Option<(File, Termios, File)> {
     let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
     let before = termios::tcgetattr(&tty).ok()?;
     let mut quiet = before.clone();
     quiet.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
-    // A read returns after a tenth of a second without a key.
+    // A read returns after 0.1 s without a key.
     quiet.control_chars[SpecialCharacterIndices::VMIN as usize] = 0;
     quiet.control_chars[SpecialCharacterIndices::VTIME as usize] = 1;
     let reader = tty.try_clone().ok()?;
@@ -96,7 +97,7 @@ fn listen(mut tty: File, over: &AtomicBool, escape: &Notify) -> Vec<u8> {
                 None => typed.extend_from_slice(&bytes[..count]),
                 Some(at) => {
                     typed.extend_from_slice(&bytes[..at]);
-                    // At the end it is the key; arrows and others send more behind it.
+                    // A single escape byte is the Esc key. Arrow and other keys send more bytes after it.
                     if at + 1 == count {
                         escape.notify_one();
                     }
@@ -114,7 +115,7 @@ mod tests {
     use super::text;
 
     #[test]
-    fn what_was_typed_is_the_beginning_of_the_next_line() {
+    fn typed_keys_become_the_beginning_of_the_next_line() {
         assert_eq!(text("abd\u{7f}c\u{15}\rx\r"), "abc\nx");
     }
 }

@@ -1,4 +1,4 @@
-//! An answer on its way to the terminal, or into a pipe.
+//! Display of an answer on a terminal or in a pipe.
 
 use crate::cli::printer::shown;
 use std::io::{IsTerminal, Write};
@@ -7,44 +7,44 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Shows answers.
+/// A display of answers.
 ///
-/// On a terminal text appears at once, and what a mod takes back is erased from the screen. In a pipe only what stays
-/// is written: text waits for the end where a mod may take some of it back.
+/// A terminal shows text immediately and erases text that a mod retracts. A pipe receives only the final text: if a mod
+/// may retract some of it, text is written at the end of the answer.
 #[derive(Debug)]
 pub struct Screen {
     terminal: bool,
     colours: bool,
-    /// Whether text must wait for the end.
+    /// True if text is written only at the end of the answer.
     hold: bool,
     /// Columns and rows of the terminal.
     size: (usize, usize),
     thinking: String,
-    /// What stands of the answer.
+    /// The answer so far, without retracted text.
     text: String,
 }
 
 impl Screen {
-    /// A screen on standard output.
+    /// Creates a display on standard output.
     pub fn new() -> Self {
         let terminal = std::io::stdout().is_terminal();
         let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self { terminal, colours, hold: false, size: (80, 24), thinking: String::new(), text: String::new() }
     }
 
-    /// Columns and rows of the terminal, as far as they are known.
+    /// Sets the columns and rows of the terminal, if they are known.
     pub fn resize(&mut self, size: Option<(usize, usize)>) {
         self.size = size.unwrap_or(self.size);
     }
 
-    /// A new answer begins; `may_retract` when the run has mods.
+    /// Begins a new answer. `may_retract` is true if the run has mods.
     pub fn begin(&mut self, may_retract: bool) {
         self.hold = may_retract && !self.terminal;
         self.thinking.clear();
         self.text.clear();
     }
 
-    /// The model thinks.
+    /// Shows reasoning of the model.
     pub fn think(&mut self, text: &str) -> std::io::Result<()> {
         if !self.terminal {
             return Ok(());
@@ -54,7 +54,7 @@ impl Screen {
         write(&if self.colours { format!("{DIM}{text}{PLAIN}") } else { text })
     }
 
-    /// Text was appended to the answer.
+    /// Appends text to the answer.
     pub fn append(&mut self, text: &str) -> std::io::Result<()> {
         if text.is_empty() {
             return Ok(());
@@ -69,7 +69,7 @@ impl Screen {
         write(&if self.terminal { shown(text) } else { text.to_owned() })
     }
 
-    /// The last `chars` characters of the answer are void.
+    /// Removes the last `chars` characters of the answer.
     pub fn retract(&mut self, chars: usize) -> std::io::Result<()> {
         let before = shown(&self.text);
         let keep = match chars {
@@ -80,7 +80,7 @@ impl Screen {
         if self.terminal { write(&erasure(&before, &shown(&self.text), self.size)) } else { Ok(()) }
     }
 
-    /// The answer is over, as far as it came.
+    /// Ends the answer.
     pub fn end(&mut self) -> std::io::Result<()> {
         if self.hold {
             write(&self.text)?;
@@ -89,17 +89,17 @@ impl Screen {
         if last.ends_with('\n') { Ok(()) } else { write("\n") }
     }
 
-    /// The text that stands.
+    /// Returns the answer so far.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What the model thought.
+    /// Returns the reasoning so far.
     pub fn thinking(&self) -> &str {
         &self.thinking
     }
 
-    /// Something that is not the model's, for the person.
+    /// Shows a message of the program on standard error.
     pub fn note(&self, text: &str) {
         let text = shown(text);
         let terminal = std::io::stderr().is_terminal();
@@ -112,8 +112,8 @@ impl Screen {
     }
 }
 
-/// The text with line breaks between words, so that no line is wider than so many columns unless a word is. Lines that begin
-/// with two columns apart, as in a list, go on below the second.
+/// Wraps text between words so that lines have up to `columns` columns, except for longer words. Continuation lines of a
+/// two-column list are indented to the second column.
 fn wrapped(text: &str, columns: usize) -> String {
     let lines: Vec<String> = text.lines().map(|line| wrapped_line(line, columns)).collect();
     lines.join("\n")
@@ -146,20 +146,20 @@ fn write(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-/// What a terminal must be sent so that `before`, which stands on it, becomes `after`, which `before` begins with.
+/// Returns the terminal output that changes the shown text `before` to its prefix `after`.
 fn erasure(before: &str, after: &str, (columns, rows): (usize, usize)) -> String {
     let (old_row, _) = last_row(before, columns);
     let (new_row, start) = last_row(after, columns);
     let up = old_row - new_row.min(old_row);
     if up >= rows {
-        // It has left the screen; what cannot be erased is told.
+        // The text has scrolled off the screen and cannot be erased, so a marker is shown.
         return format!("\n⟲\n{}", &after[start..]);
     }
     let up = if up > 0 { format!("\x1b[{up}A") } else { String::new() };
     format!("\r{up}\x1b[J{}", &after[start..])
 }
 
-/// The screen row, counted from where the text begins, that its end is on, and where in the text that row begins.
+/// Returns the screen row of the text's end, counted from its beginning, and the offset in the text where that row begins.
 fn last_row(text: &str, columns: usize) -> (usize, usize) {
     let columns = columns.max(2);
     let (mut row, mut column, mut start) = (0, 0, 0);
@@ -171,7 +171,7 @@ fn last_row(text: &str, columns: usize) -> (usize, usize) {
             '\t' => column = (column / 8 * 8 + 8).min(columns - 1),
             _ => {
                 let width = c.width().unwrap_or(0);
-                // A terminal goes on to the next row only when there is something to write on it.
+                // A terminal moves to the next row only when another character is written.
                 if column + width > columns {
                     (row, column, start) = (row + 1, 0, at);
                 }
@@ -187,7 +187,7 @@ mod tests {
     use super::{Screen, erasure, last_row, wrapped};
 
     #[test]
-    fn rows_are_where_a_terminal_has_them() {
+    fn last_row_matches_a_terminal() {
         assert_eq!(last_row("", 10), (0, 0));
         assert_eq!(last_row("0123456789", 10), (0, 0));
         assert_eq!(last_row("0123456789a", 10), (1, 10));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_break_between_words() {
+    fn notes_wrap_between_words() {
         assert_eq!(wrapped("short", 10), "short");
         assert_eq!(wrapped("one two three four", 9), "one two\nthree\nfour");
         assert_eq!(wrapped("/a  one two three\nfour", 12), "/a  one two\n    three\nfour");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_is_erased() {
+    fn retracted_text_is_erased() {
         assert_eq!(erasure("Hello world", "Hello", (80, 24)), "\r\x1b[JHello");
         assert_eq!(erasure("ab\ncd\nef", "ab\nc", (80, 24)), "\r\x1b[1A\x1b[Jc");
         assert_eq!(erasure("0123456789abc", "01234", (10, 24)), "\r\x1b[1A\x1b[J01234");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_gets_what_stays() {
+    fn pipe_receives_only_final_text() {
         let mut screen = Screen {
             terminal: false,
             colours: false,

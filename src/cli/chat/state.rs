@@ -1,5 +1,5 @@
-//! The KV state of a conversation, in a file beside the one that it is kept in: with it, going on needs no prompt
-//! evaluated again. A state that cannot be had or used costs that time and nothing else.
+//! The KV state of a conversation, saved in a file next to the conversation. With it, a restored conversation needs no
+//! prompt processing. If the state cannot be saved or restored, only that time is lost.
 
 use crate::cli::client::Server;
 use anyhow::Context;
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 const OCTETS: &str = "application/octet-stream";
 
-/// Where the state of a kept conversation is.
+/// Returns the path of the KV state of a saved conversation.
 pub fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".ses1");
     name.into()
 }
 
-/// Writes the state of a slot beside a conversation, for its owner only. Returns its bytes.
+/// Saves the state of a slot next to a conversation, readable by the owner only. Returns its size in bytes.
 pub async fn save(server: &Server, slot: u64, conversation: &Path) -> anyhow::Result<usize> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
@@ -29,13 +29,13 @@ pub async fn save(server: &Server, slot: u64, conversation: &Path) -> anyhow::Re
     Ok(state.len())
 }
 
-/// Removes the state that an earlier conversation of that name left.
+/// Removes the state of an earlier conversation with the same name.
 pub fn forget(conversation: &Path) {
-    // Mostly there is none.
+    // The file usually does not exist.
     let _ = std::fs::remove_file(beside(conversation));
 }
 
-/// Puts the state beside a conversation into a slot. `false` when there is none.
+/// Restores the state of a conversation into a slot. Returns false if there is no state.
 pub async fn restore(server: &Server, conversation: &Path) -> anyhow::Result<bool> {
     let path = beside(conversation);
     let state = match std::fs::read(&path) {
@@ -49,7 +49,7 @@ pub async fn restore(server: &Server, conversation: &Path) -> anyhow::Result<boo
     Ok(true)
 }
 
-/// A slot that nothing runs in; runs take the lowest ones first.
+/// Returns the id of an idle slot with a high id, because runs use the lowest ids first.
 async fn free_slot(server: &Server) -> anyhow::Result<u64> {
     let slots: Value = server.send(server.request(Method::GET, "/slots")).await?.json().await?;
     let slots = slots.as_array().map_or(&[][..], Vec::as_slice);

@@ -1,38 +1,38 @@
-//! Flags of llama-server that are not flags here: those that change nothing here, which are taken and told in the log, and
-//! those without which the server would not be what was asked for, which are refused with what to do instead.
+//! Flags of llama-server without an equivalent here. Flags that would change nothing are accepted and logged. Flags whose
+//! effect the user relies on are rejected with a remedy.
 
-/// A flag, or several that ask for the same.
+/// A flag of llama-server with its spellings.
 #[derive(Debug)]
-pub(super) struct Foreign {
-    /// Every spelling.
+pub(super) struct ForeignFlag {
+    /// All spellings.
     pub names: &'static [&'static str],
-    /// What follows it.
+    /// Values that follow the flag.
     pub values: Values,
-    /// llama-server's variables for it.
+    /// llama-server's environment variables for the flag.
     pub variables: &'static [&'static str],
-    /// What becomes of it.
+    /// Treatment of the flag.
     pub verdict: Verdict,
 }
 
-/// What follows a flag.
+/// The values that follow a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Values {
-    /// Nothing.
+    /// No value.
     None,
-    /// A word, unless the next one is a flag.
+    /// A value, unless the next argument is a flag.
     Perhaps,
-    /// A word.
+    /// One value.
     One,
 }
 
-/// What becomes of a flag.
+/// The treatment of a flag.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
-    /// It is so in any case, or the answers do not tell.
+    /// Accepted: the behaviour is always so, or has no visible effect.
     Silent,
-    /// It has no effect, because …
+    /// Accepted and logged, with the reason for having no effect.
     NoEffect(&'static str),
-    /// It is refused, and this is to be done instead.
+    /// Rejected, with the remedy.
     Refused(&'static str),
 }
 
@@ -44,8 +44,8 @@ const fn foreign(
     values: Values,
     variables: &'static [&'static str],
     verdict: Verdict,
-) -> Foreign {
-    Foreign { names, values, variables, verdict }
+) -> ForeignFlag {
+    ForeignFlag { names, values, variables, verdict }
 }
 
 const DOWNLOAD: Verdict = Refused("nothing is downloaded: fetch the GGUF file and give it with --model");
@@ -62,7 +62,7 @@ const FIT: Verdict =
 const STATES: Verdict = NoEffect("states of slots are kept as --cache-ram says");
 const LINES: Verdict = NoEffect("lines of the log always have their time and level");
 
-pub(super) const FOREIGN: &[Foreign] = &[
+pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     foreign(&["--hf-repo", "-hf", "-hfr"], One, &["LLAMA_ARG_HF_REPO"], DOWNLOAD),
     foreign(&["--hf-file", "-hff"], One, &["LLAMA_ARG_HF_FILE"], DOWNLOAD),
     foreign(&["--model-url", "-mu"], One, &["LLAMA_ARG_MODEL_URL"], DOWNLOAD),

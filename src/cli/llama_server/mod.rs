@@ -1,12 +1,12 @@
-//! A command line and an environment written for llama-server, as clap reads them.
+//! Translation of a command line and an environment for llama-server to clap's form.
 
 mod foreign;
 
 use clap::Command;
-use foreign::{FOREIGN, Foreign, Values, Verdict};
+use foreign::{FOREIGN_FLAGS, ForeignFlag, Values, Verdict};
 use std::ffi::OsString;
 
-/// Flags of one dash and several letters, which clap would read as several flags, and flags that switch something off.
+/// Flags with one dash and several letters, which clap would parse as several flags, and flags that disable something.
 const SPELLINGS: &[(&str, &str)] = &[
     ("-np", "--parallel"),
     ("-ub", "--ubatch-size"),
@@ -50,7 +50,7 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("--mmap", "--load-mode=mmap"),
 ];
 
-/// Our flags, and llama-server's variables for them.
+/// Our flags with llama-server's environment variables for them.
 const VARIABLES: &[(&str, &str)] = &[
     ("model", "LLAMA_ARG_MODEL"),
     ("alias", "LLAMA_ARG_ALIAS"),
@@ -135,16 +135,16 @@ const VARIABLES: &[(&str, &str)] = &[
     ("numa", "LLAMA_ARG_NUMA"),
 ];
 
-/// A command line as clap has to see it, and what is to be told of it.
+/// A translated command line with notes for the log.
 #[derive(Debug, Default)]
 pub(super) struct CommandLine {
-    /// The words.
+    /// Arguments for clap.
     pub words: Vec<OsString>,
-    /// What has no effect, a line each.
+    /// One note per flag without effect.
     pub notes: Vec<String>,
 }
 
-/// A flag without which the server would not be what was asked for.
+/// A rejected flag with its remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{flag} is a flag of llama-server that is not taken here; {instead}")]
 pub(super) struct Refused {
@@ -152,7 +152,7 @@ pub(super) struct Refused {
     instead: &'static str,
 }
 
-/// Reads a command line. Of `serve`, flags of llama-server that are not ours are taken out.
+/// Translates a command line. For `serve`, flags that only llama-server has are removed.
 pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<CommandLine, Refused> {
     let words: Vec<OsString> = spelled_out(words).collect();
     let Some(serve) = place_of_serve(&words) else { return Ok(CommandLine { words, notes: Vec::new() }) };
@@ -169,7 +169,7 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
             Some((name, _)) if name.starts_with("--") => (name, true),
             _ => (&*text, false),
         };
-        let Some(foreign) = FOREIGN.iter().find(|foreign| foreign.names.contains(&name)) else {
+        let Some(foreign) = FOREIGN_FLAGS.iter().find(|foreign| foreign.names.contains(&name)) else {
             read.words.push(word.clone());
             continue;
         };
@@ -191,17 +191,17 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
     Ok(read)
 }
 
-/// Which word is the command `serve`, if that is the command.
+/// Returns the index of the command `serve`, if that is the command.
 fn place_of_serve(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.to_string_lossy().starts_with("--") {
-        // The only flag before a command that takes a word.
+        // The only flag with a value before a command.
         at += if words[at] == "--log" { 2 } else { 1 };
     }
     (words.get(at)? == "serve").then_some(at)
 }
 
-/// What is to be told of llama-server's variables that are set but not read.
+/// Returns notes about llama-server's environment variables that are set but ignored.
 pub(super) fn unread_variables(set: impl Iterator<Item = OsString>) -> Vec<String> {
     let names = set.filter_map(|name| name.into_string().ok());
     let mut notes: Vec<String> =
@@ -214,8 +214,8 @@ fn note(name: &str) -> Option<String> {
     if VARIABLES.iter().any(|(_, theirs)| *theirs == name) {
         return None;
     }
-    if let Some(Foreign { names: [first, ..], verdict, .. }) =
-        FOREIGN.iter().find(|foreign| foreign.variables.contains(&name))
+    if let Some(ForeignFlag { names: [first, ..], verdict, .. }) =
+        FOREIGN_FLAGS.iter().find(|foreign| foreign.variables.contains(&name))
     {
         return match verdict {
             Verdict::Silent => None,
@@ -232,7 +232,7 @@ fn note(name: &str) -> Option<String> {
     ))
 }
 
-/// The words as clap has to see them.
+/// Returns the arguments in clap's form.
 fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut text_follows = false;
     words.map(move |word| {
@@ -253,10 +253,11 @@ fn with_dashes(word: OsString) -> OsString {
     format!("{}{value}", name.replace('_', "-")).into()
 }
 
-/// The command, whose server reads llama-server's variables where ours are not set. `is_set` tells whether a variable is.
+/// Makes the command read llama-server's environment variables where ours are not set. `is_set` returns true for
+/// variables that are set.
 pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) -> Command {
     command.mut_subcommand("serve", |serve| {
-        // As there, the last of a repeated flag holds: scripts put their own behind those that they were given.
+        // The last of a repeated flag applies, as in llama-server: scripts append their own flags to given ones.
         let serve = serve.args_override_self(true);
         VARIABLES.iter().filter(|(_, theirs)| is_set(theirs)).fold(serve, |serve, &(id, theirs)| {
             let ours = serve.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
@@ -273,7 +274,7 @@ pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) 
 #[cfg(test)]
 mod tests {
     use super::super::Cli;
-    use super::foreign::{FOREIGN, Values};
+    use super::foreign::{FOREIGN_FLAGS, Values};
     use super::{SPELLINGS, VARIABLES, command_line, unread_variables, with_environment};
     use clap::{CommandFactory, Parser};
     use std::ffi::OsString;
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_of_theirs_is_read() {
+    fn llama_server_command_line_is_translated() {
         let line = "--port 8080 -c 4096 -np 2 -t 1 -b 64 -ub 32 -ngl 9 -fa on --no-slots --metrics --jinja --temp 0.2 --top-k 1 \
                     -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 \
                     --no-models-autoload -a x,y --mlock -rea off --no-prefill-assistant --prio 2 --poll 0 -fit off -ctxcp 4 \
@@ -328,7 +329,7 @@ mod tests {
     #[test]
     fn every_foreign_flag_is_one_of_theirs_or_was() {
         const WERE: &[&str] = &["--no-agent", "-no-ag"];
-        for foreign in FOREIGN {
+        for foreign in FOREIGN_FLAGS {
             for name in foreign.names {
                 let theirs =
                     THEIRS.lines().find(|row| row.split('|').next().unwrap().split(' ').any(|one| one == *name));
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_taken_with_its_flag_and_other_commands_are_left_alone() {
+    fn removed_flag_takes_its_value_and_other_commands_are_unchanged() {
         let words = |line: &str| line.split_whitespace().map(OsString::from).collect::<Vec<_>>();
         let rest = |line| command_line(words(line).into_iter()).unwrap().words;
         assert_eq!(rest("thunder --log info serve -md x.gguf --metrics"), words("thunder --log info serve --metrics"));
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_cannot_be_left_out_is_refused_with_what_to_do() {
+    fn rejected_flag_names_the_remedy() {
         let refused = read("-hf someone/model").unwrap_err();
         assert!(refused.contains("-hf") && refused.contains("--model"), "{refused}");
     }
@@ -380,13 +381,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_flag_is_told_with_its_neighbour() {
+    fn unknown_flag_error_suggests_a_similar_flag() {
         let error = Cli::try_parse_from(["thunder", "serve", "--metrisc"]).unwrap_err().to_string();
         assert!(error.contains("--metrics"), "{error}");
     }
 
     #[test]
-    fn the_last_of_a_repeated_flag_holds() {
+    fn last_of_a_repeated_flag_applies() {
         let command = with_environment(Cli::command(), |_| false);
         let line = "thunder serve --port 1 --jinja --port 2 --jinja --api-key a --api-key b --slots --no-slots";
         let words = command_line(line.split(' ').map(OsString::from)).unwrap().words;

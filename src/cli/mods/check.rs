@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Imports Python files and folders, and tells which mods they hold, or what is wrong and in which line
+/// Import Python files and folders and list their mods, or the error with its line
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The files; a folder is one package
+    /// Python files or package folders
     #[arg(required = true, value_name = "FILE.py|DIR")]
     files: Vec<PathBuf>,
     /// Print the result as JSON
@@ -16,7 +16,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Checks every file; 1 when one of them cannot be a mod.
+/// Checks every file. The exit code is 1 if one of them is invalid.
 pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
     let (mut results, mut wrong) = (Vec::new(), false);
     for file in &args.files {
@@ -52,7 +52,7 @@ pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(wrong)))
 }
 
-/// The line of the file that an error is about: the last one that the traceback names.
+/// Returns the line of an error in a file: the last one in the traceback.
 fn line_of(file: &Path, error: &LoadError) -> Option<u32> {
     let name = file.file_name()?.to_string_lossy();
     let place = format!("File \"{name}\", line ");

@@ -1,8 +1,8 @@
-//! Feeds the events of a recorded run to a mod and compares what it does with what was recorded of it.
+//! Delivers the events of a recorded run to a mod and compares its actions with the recorded ones.
 //!
-//! The events stay those of the recording, whatever the mod does: behind the first difference they are no longer what would
-//! have happened. A recording has the most probable tokens of each step and not all logits: the mod sees those with their
-//! probabilities, and all other tokens with an equal share of the rest.
+//! The mod's actions do not change the events, so after the first difference a real run would have had other events. A
+//! recording has the most probable tokens of each step and not all logits. The mod sees these tokens with their
+//! probabilities, and all other tokens with an equal share of the remaining probability.
 
 use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, PromptRecord, RunId, TokenId, TraceItem};
 use crate::model::chat::answer::AnswerFormat;
@@ -17,21 +17,21 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 
-/// What a mod would have done in a run.
+/// The result of a dry run of a mod on a recorded run.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct DryRunReport {
     run: String,
-    /// Events that the mod was asked about.
+    /// Number of events delivered to the mod.
     calls: usize,
-    /// Whether the mod was one of the run's.
+    /// True if the run used the mod.
     recorded: bool,
-    /// The events at which it does something, fails or writes something.
+    /// Events with an action, an error or output of the mod.
     events: Vec<Answer>,
-    /// The first event at which it does something else than was recorded.
-    pub difference: Option<Parting>,
+    /// The first event with an action that differs from the recorded one.
+    pub difference: Option<FirstDifference>,
 }
 
-/// What the mod does at an event.
+/// The actions of the mod at an event.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Answer {
     sequence_order: i32,
@@ -42,9 +42,9 @@ struct Answer {
     logs: Vec<String>,
 }
 
-/// Where what it does and what was recorded part.
+/// The first difference between the mod's actions and the recorded ones.
 #[derive(Debug, Clone, Serialize)]
-pub struct Parting {
+pub struct FirstDifference {
     sequence_order: i32,
     step: i32,
     event: &'static str,
@@ -52,8 +52,8 @@ pub struct Parting {
     now: String,
 }
 
-impl Report {
-    /// Prints it for a person.
+impl DryRunReport {
+    /// Prints the report as text.
     pub fn print(&self) {
         let known = if self.recorded { "" } else { "; the run ran without it" };
         println!("{}: {} calls, {} with an effect{known}", self.run, self.calls, self.events.len());
@@ -87,13 +87,13 @@ impl Answer {
     }
 }
 
-/// Feeds all runs, one after the other, to one worker.
+/// Delivers the events of all runs, one run after the other, to one worker.
 pub fn feed_all(
     path: &Path,
     factory: &dyn ModFactory,
     config: Option<&Value>,
     runs: &[(String, Document)],
-) -> anyhow::Result<Vec<Report>> {
+) -> anyhow::Result<Vec<DryRunReport>> {
     let model = Model::load(path, &ModelOptions::default(), |_| true)?;
     runs.iter().map(|(name, run)| feed(&model, factory, config, name, run).with_context(|| name.clone())).collect()
 }
@@ -104,10 +104,10 @@ fn feed(
     config: Option<&Value>,
     name: &str,
     run: &Document,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<DryRunReport> {
     let first = run.events.first().and_then(|event| event.measured.as_ref());
     let prompt = first.and_then(|measured| measured.prompt.as_ref()).filter(|prompt| !prompt.tokens.is_empty());
-    let prompt = prompt.context("its prompt is not recorded: it is a run of another engine")?;
+    let prompt = prompt.context("its prompt is not recorded, because it comes from another engine")?;
     check_vocabulary(model, prompt, run)?;
     let parameters = prompt.parameters.clone().unwrap_or_default();
     let own = factory.describe().name;
@@ -141,7 +141,7 @@ fn feed(
         caller: String::new(),
         pending: None,
         then: Answer::default(),
-        report: Report { run: name.to_owned(), calls: 0, recorded, events: Vec::new(), difference: None },
+        report: DryRunReport { run: name.to_owned(), calls: 0, recorded, events: Vec::new(), difference: None },
     };
     for item in run.items() {
         match item {
@@ -159,14 +159,17 @@ fn feed(
     Ok(feeder.report)
 }
 
-/// Another model has other tokens: what the mod would see is nonsense then.
+/// Rejects a run of another model, because its token ids mean other tokens.
 fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> anyhow::Result<()> {
     let named = run.request.model.as_deref().unwrap_or("another model");
     let vocabulary = model.vocabulary();
     let fits = prompt.tokens.iter().all(|&token| vocabulary.contains(token))
         && (prompt.texts.len() != prompt.tokens.len() || vocabulary.texts(&prompt.tokens) == prompt.texts);
     if !fits {
-        bail!("it is a run of {named}, whose tokens are not those of {}; give its file with --model", model.name());
+        bail!(
+            "the run used the model {named}, which has other tokens than {}; give its file with --model",
+            model.name()
+        );
     }
     Ok(())
 }
@@ -177,17 +180,17 @@ struct Feeder {
     own: String,
     sequence: Vec<TokenId>,
     prompt_len: usize,
-    /// Generated tokens that a full context has let go.
+    /// Number of generated tokens evicted from the full context.
     evicted: usize,
     max_steps: u32,
     newest: EventType,
     /// The mod of the newest recorded call.
     caller: String,
-    /// What the mod does at the newest event.
+    /// The mod's actions at the newest event.
     pending: Option<Answer>,
-    /// What was recorded of it there.
+    /// The recorded actions at the newest event.
     then: Answer,
-    report: Report,
+    report: DryRunReport,
 }
 
 #[derive(Default, Deserialize)]
@@ -279,7 +282,7 @@ impl Feeder {
         }
     }
 
-    /// Notes what was recorded of this mod, and does to the sequence what the engine did.
+    /// Stores the recorded actions of the mod, and applies the recorded changes to the sequence.
     fn recorded_action(&mut self, action: &ActionRecord) {
         if action.action_type == ActionType::Noop {
             return;
@@ -309,12 +312,12 @@ impl Feeder {
         }
     }
 
-    /// The newest event is over: whether the mod did there what was recorded.
+    /// Compares the mod's actions at the newest event with the recorded ones.
     fn compare(&mut self) {
         let Some(now) = self.pending.take() else { return };
         let same = now.action == self.then.action && now.exception.is_some() == self.then.exception.is_some();
         if !same && self.report.difference.is_none() {
-            self.report.difference = Some(Parting {
+            self.report.difference = Some(FirstDifference {
                 sequence_order: now.sequence_order,
                 step: now.step,
                 event: now.event,
@@ -357,7 +360,7 @@ fn did(action: Action) -> Option<RequestedAction> {
                 LogitEdit::Allow(_) => "allow",
                 LogitEdit::Replace(_) => "replace",
             };
-            // As the recording has it: 0.8, not 0.800000011920929.
+            // Same number format as in the recording: 0.8, not 0.800000011920929.
             let temperature = temperature.and_then(|value| value.to_string().parse().ok());
             RequestedAction { edit: Some(kind.to_owned()), temperature, ..of }
         }
@@ -368,7 +371,7 @@ fn did(action: Action) -> Option<RequestedAction> {
     })
 }
 
-/// Logits with the recorded probabilities of the most probable tokens, and the rest shared evenly.
+/// Builds logits with the recorded probabilities of the most probable tokens. All other tokens share the rest evenly.
 fn logits_of(event: &Event, vocabulary: &Vocabulary) -> Vec<f32> {
     let known = event.measured.as_ref().map_or(&[][..], |measured| &measured.model);
     let mass: f32 = known.iter().map(|alternative| alternative.prob).sum();

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 
-/// Lists the mods of the running server; without one, and with --mods-dir, those that are here
+/// List the mods of the running server, or the local ones if there is no server or --mods-dir is given
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder of Python mods to list, with the built-in ones, instead of a server's
+    /// List the Python mods of this folder and the built-in mods instead of a server's mods
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR", conflicts_with = "server")]
     mods_dir: Option<PathBuf>,
     /// Print the list as JSON

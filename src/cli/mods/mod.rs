@@ -1,4 +1,4 @@
-//! `thunder mods`: a mod from its first line to a server.
+//! `thunder mods`: creates, checks, tests and registers mods.
 
 mod check;
 mod dry_run;
@@ -11,7 +11,7 @@ mod test;
 use clap::Subcommand;
 use std::process::ExitCode;
 
-/// Writes, checks, tests and registers mods
+/// Create, check, test and register mods
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -27,7 +27,7 @@ enum Command {
     Test(Box<test::Args>),
 }
 
-/// Runs one of the commands. Exit codes: 0 all is well, 1 it is not, 2 it could not be found out.
+/// Runs one of the commands. Exit codes: 0 success, 1 a problem of the mod, 2 the command could not run.
 pub async fn mods(args: Args) -> anyhow::Result<ExitCode> {
     let done = match args.command {
         Command::New(args) => new::new(&args),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const TESTS: &str = include_str!("template_tests.py");
-/// Words that cannot be names in Python, and modules that must stay what they are.
+/// Python keywords, and names of modules that a mod must not replace.
 const TAKEN: &[&str] = &[
     "False",
     "None",
@@ -50,17 +50,17 @@ const TAKEN: &[&str] = &[
     "max",
 ];
 
-/// Begins a mod: writes NAME.py and its tests, which pass
+/// Create a mod: write NAME.py and its tests, which pass
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The mod's name, and its function's
+    /// Name of the mod and of its function
     name: String,
     /// Folder to write into
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 }
 
-/// Writes both files; none of them where one is there already.
+/// Writes both files. If one of them exists, none is written.
 pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
     let name = &args.name;
     let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
@@ -70,13 +70,13 @@ pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
         );
     }
     if TAKEN.contains(&name.as_str()) || name.starts_with("test_") {
-        bail!("'{name}' means something else in Python; choose another name");
+        bail!("'{name}' has a meaning in Python; choose another name");
     }
     let files = [(format!("{name}.py"), TEMPLATE), (format!("test_{name}.py"), TESTS)];
     if let Some((file, _)) = files.iter().find(|(file, _)| args.dir.join(file).exists()) {
-        bail!("{} is there already", args.dir.join(file).display());
+        bail!("{} exists already", args.dir.join(file).display());
     }
-    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make the folder {}", args.dir.display()))?;
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot create the folder {}", args.dir.display()))?;
     for (file, text) in &files {
         let path = args.dir.join(file);
         write(&path, &text.replace(TEMPLATE_NAME, name)).with_context(|| format!("cannot write {}", path.display()))?;

@@ -7,32 +7,32 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Registers the mods of Python files and folders with a server, which must have been started with --allow-mod-upload
+/// Register the mods of Python files and folders with a server, which needs --allow-mod-upload
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The files; a folder is a package of its name, whose modules import each other
+    /// Python files or package folders, whose modules can import each other
     #[arg(required = true, value_name = "FILE.py|DIR")]
     files: Vec<PathBuf>,
-    /// The module of a folder that has the mods; without it, all that have some
+    /// Module of a folder with the mods; default: all modules with mods
     #[arg(long, value_name = "MODULE")]
     module: Option<String>,
-    /// Another name, for a file with one mod
+    /// Name to register, for a file with one mod
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Another description, for a file with one mod
+    /// Description to register, for a file with one mod
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// Print what was registered as JSON
+    /// Print the registered mods as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     server: ServerArgs,
 }
 
-/// Checks every file here, then sends each mod.
+/// Checks every file locally, then sends each mod.
 pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
     let Some(server) = args.server.find().await? else {
-        bail!("no server runs on {}; name one with --server", crate::config::DEFAULT_ADDRESS);
+        bail!("no server runs at {}; give one with --server", crate::config::DEFAULT_ADDRESS);
     };
     let mut uploads = Vec::new();
     for file in &args.files {

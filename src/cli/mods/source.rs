@@ -1,4 +1,4 @@
-//! What a person names as the source of mods: a file, or a folder, which is a package of that name.
+//! The source of mods given on the command line: a file, or a folder that is a package.
 
 use crate::mods::python::{LoadError, PythonMods, read_source};
 use crate::mods::{ModFactory, ModSource};
@@ -8,29 +8,29 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How the makers of mods stand in a source.
+/// Decorators and functions that define a mod in a source.
 const MAKERS: &[&str] = &["@mod", "create_mod(", "self_prompt_mod("];
 
 /// The mods of a file, or of one module of a folder.
-pub struct Found {
-    /// The file's text, or all files of the folder.
+pub struct FoundMods {
+    /// Text of the file, or all files of the folder.
     pub source: ModSource,
-    /// The module, of a folder.
+    /// Module in a folder.
     pub module: Option<String>,
-    /// Its mods.
+    /// Mods of the file or module.
     pub mods: Vec<Arc<dyn ModFactory>>,
 }
 
-/// Imports a file, or the modules of a folder that have mods; `module` names one of them. What is wrong with the source
-/// is an answer; that it is not there, or Python is not, is an error.
-pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Vec<Found>, LoadError>> {
+/// Imports a file, or the modules of a folder that have mods; `module` selects one of them. A problem of the source is
+/// part of the result. A missing source, or a missing Python, is an error.
+pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Vec<FoundMods>, LoadError>> {
     let (name, source, modules) = if path.is_dir() {
         let (package, files) = package(path)?;
         let modules = modules(path, &files, module)?;
         (package, ModSource::Files(files), modules)
     } else {
         if module.is_some() {
-            bail!("--module is for a folder, and {} is none", path.display());
+            bail!("--module is for folders, and {} is not a folder", path.display());
         }
         if !path.is_file() {
             bail!("there is no file {}", path.display());
@@ -46,8 +46,8 @@ fn import(
     name: &str,
     source: &ModSource,
     modules: Vec<Option<String>>,
-) -> anyhow::Result<Result<Vec<Found>, LoadError>> {
-    let mut found: Vec<Found> = Vec::new();
+) -> anyhow::Result<Result<Vec<FoundMods>, LoadError>> {
+    let mut found: Vec<FoundMods> = Vec::new();
     for module in modules {
         let mods = match source.mods(name, module.as_deref(), &PythonMods::default()) {
             Ok(mods) => mods,
@@ -55,23 +55,25 @@ fn import(
             Err(error) => return Err(error.into()),
         };
         for own in mods.iter().map(|factory| factory.describe().name) {
-            let has_it = |other: &&Found| other.mods.iter().any(|factory| factory.describe().name == own);
+            let has_it = |other: &&FoundMods| other.mods.iter().any(|factory| factory.describe().name == own);
             if let Some(other) = found.iter().find(has_it) {
                 let (first, second) = (other.module.as_deref().unwrap_or(name), module.as_deref().unwrap_or(name));
-                bail!("a mod '{own}' is in {first} and in {second}; name one of them with --module");
+                bail!("a mod '{own}' is in {first} and in {second}; choose a module with --module");
             }
         }
-        found.push(Found { source: source.clone(), module, mods });
+        found.push(FoundMods { source: source.clone(), module, mods });
     }
     Ok(Ok(found))
 }
 
-/// The name of the package that a folder is, and its Python files by path, the folder's name included. Tests stay here.
+/// Returns the package name of a folder and its Python files by path, including the folder's name, without tests.
 fn package(folder: &Path) -> anyhow::Result<(String, BTreeMap<String, String>)> {
     let absolute = folder.canonicalize().with_context(|| format!("cannot read {}", folder.display()))?;
     let name = absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if !is_module(&name) {
-        bail!("a folder of mods is a Python package, and '{name}' cannot be the name of one: letters, digits and '_'");
+        bail!(
+            "a folder of mods is a Python package, and '{name}' is not a valid package name; use letters, digits and '_'"
+        );
     }
     let mut files = BTreeMap::new();
     read(&absolute, &name, &mut files)?;
@@ -97,7 +99,7 @@ fn read(folder: &Path, under: &str, files: &mut BTreeMap<String, String>) -> any
     Ok(())
 }
 
-/// The modules that are looked into: the one that was named, or those that make mods.
+/// Returns the modules to import: the chosen one, or those that define mods.
 fn modules(
     folder: &Path,
     files: &BTreeMap<String, String>,
@@ -107,7 +109,7 @@ fn modules(
     if let Some(named) = named {
         let all: Vec<String> = files.keys().map(|path| name_of(path)).collect();
         let whole = all.iter().find(|name| *name == named || name.split_once('.').is_some_and(|(_, own)| own == named));
-        let whole = whole.with_context(|| format!("there is no module {named}; there are {}", all.join(", ")))?;
+        let whole = whole.with_context(|| format!("there is no module {named}; the folder has {}", all.join(", ")))?;
         return Ok(vec![Some(whole.clone())]);
     }
     let makers = files.iter().filter(|(_, text)| MAKERS.iter().any(|maker| text.contains(maker)));

@@ -1,6 +1,6 @@
 use super::{dry_run, source};
 use crate::cli::client::ServerArgs;
-use crate::cli::place::PlaceArgs;
+use crate::cli::run_target::RunTargetArgs;
 use crate::cli::{export, startup};
 use crate::config::flags::{DataFlags, EngineFlags};
 use crate::config::{Config, DataConfig, bundled_model};
@@ -8,35 +8,35 @@ use crate::mods::ModFactory;
 use crate::mods::python::{PythonMods, unpack_sdk};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
-use dry_run::Report;
+use dry_run::DryRunReport;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-/// Runs a mod's own tests, or feeds it recorded runs and tells what it would have done
+/// Run a mod's tests, or deliver recorded runs to it and report its actions
 ///
-/// Its tests are the functions `test_…` of the file and of `test_FILE.py` beside it; no server and no model is needed.
-/// Exit codes: 0 all passed, or the mod did what was recorded; 1 not so; 2 it could not be found out.
+/// The tests are the functions `test_…` of the file and of `test_FILE.py` next to it. They need no server and no model.
+/// Exit codes: 0 all tests passed, or the actions match the recorded ones; 1 otherwise; 2 the command could not run.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The Python file
+    /// Python file
     #[arg(value_name = "FILE.py")]
     file: PathBuf,
-    /// Recorded run: its id or `request_id`, or a file that `thunder export` wrote; again for more
+    /// Recorded run: run id, `request_id`, or a file of `thunder export`; repeatable
     #[arg(long, value_name = "RUN", num_args = 1..)]
     against: Vec<String>,
-    /// The mod, where the file has several
+    /// Name of the mod, if the file has several
     #[arg(long, value_name = "NAME", requires = "against")]
     name: Option<String>,
-    /// Its configuration, as JSON; without it the one of the recorded run
+    /// Configuration of the mod as JSON; default: the one of the recorded run
     #[arg(long, value_name = "JSON", requires = "against")]
     config: Option<String>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: PlaceArgs,
+    target: RunTargetArgs,
 }
 
 /// Runs the tests, or the dry run.
@@ -57,16 +57,16 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut documents = Vec::new();
     for run in &args.against {
-        documents.push((run.clone(), recorded(run, &args.place.server, &args.place.data).await?));
+        documents.push((run.clone(), recorded(run, &args.target.server, &args.target.data).await?));
     }
-    let model = model(&args.place.engine, &args.place.data)?;
+    let model = model(&args.target.engine, &args.target.data)?;
     let feed = move || dry_run::feed_all(&model, &*factory, config.as_ref(), &documents);
     let reports = tokio::task::spawn_blocking(feed).await??;
     let same = reports.iter().all(|report| report.difference.is_none());
     if args.json {
         println!("{}", json!({ "same": same, "runs": reports }));
     } else {
-        reports.iter().for_each(Report::print);
+        reports.iter().for_each(DryRunReport::print);
     }
     Ok(ExitCode::from(u8::from(!same)))
 }
@@ -78,7 +78,7 @@ fn choose(mut found: Vec<Arc<dyn ModFactory>>, name: Option<&str>) -> anyhow::Re
     }
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
-        _ => bail!("which of its mods is meant? give one with --name: {}", names.join(", ")),
+        _ => bail!("the file has several mods; choose one with --name: {}", names.join(", ")),
     }
 }
 
@@ -90,9 +90,9 @@ async fn recorded(run: &str, server: &ServerArgs, data: &DataFlags) -> anyhow::R
     export::document(run, server, data.clone()).await
 }
 
-/// The model whose vocabulary the runs have.
+/// Returns the model that provides the vocabulary.
 fn model(engine: &EngineFlags, data: &DataFlags) -> anyhow::Result<PathBuf> {
-    // Checks the flags as the server does.
+    // Validates the flags like the server.
     let config = Config::new(engine.clone(), data.clone(), &crate::config::flags::ServerFlags::default())?;
     if let Some(path) = config.engine.model {
         return Ok(path);
@@ -101,11 +101,12 @@ fn model(engine: &EngineFlags, data: &DataFlags) -> anyhow::Result<PathBuf> {
     bundled_model(&cache).with_context(|| format!("cannot unpack the bundled model into {}", cache.display()))
 }
 
-/// `python -m thunder_mods.testing`, but for what lies in the present folder: a `json.py` there is not Python's own.
+/// Like `python -m thunder_mods.testing`, but without the current folder in the module path, where a `json.py` would
+/// replace Python's own.
 const TESTING: &str = "import sys; sys.path[:] = [path for path in sys.path if path]; \
                        from thunder_mods.testing.__main__ import main; sys.exit(main(sys.argv[1:]))";
 
-/// Runs the functions test_… in Python, with this program's SDK.
+/// Runs the functions `test_…` in Python with this program's SDK.
 async fn own_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let file = std::path::absolute(file)?;
     let run = move || -> anyhow::Result<ExitCode> {
@@ -117,7 +118,7 @@ async fn own_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
             if json {
                 command.arg("--json");
             }
-            // Before whatever SDK is installed: the mod will run with this one.
+            // This SDK precedes an installed one, because the mod will run with it.
             command.env("PYTHONPATH", &sdk).status()
         });
         let _ = std::fs::remove_dir_all(&sdk);

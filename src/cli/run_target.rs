@@ -1,8 +1,8 @@
-//! Where runs take place: on a server, or in this process; and where their replays are then.
+//! The engine that a command uses, on a server or in this process, and the replays of its runs.
 
 use super::client::{Server, ServerArgs};
 use super::export::run_path;
-use super::local::{Local, Record};
+use super::local::{Local, RecordTarget};
 use super::startup;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, DEFAULT_ADDRESS, ModsConfig};
@@ -14,9 +14,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What says where the runs of a command take place.
+/// Flags that choose the engine of a command.
 #[derive(Debug, clap::Args)]
-pub struct PlaceArgs {
+pub struct RunTargetArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
@@ -25,16 +25,20 @@ pub struct PlaceArgs {
     pub data: DataFlags,
 }
 
-impl PlaceArgs {
-    /// The place, and the names that the mods have there: on the server that was named or runs, else in this process; in any
-    /// case in this process where a mod is a file, or a flag says which model or database. `said` tells whether a flag stood
-    /// on the command line.
-    pub async fn open(&self, mods: &[String], said: impl Fn(&str) -> bool) -> anyhow::Result<(Place, Vec<String>)> {
+impl RunTargetArgs {
+    /// Returns the engine and the names of the mods there. Uses the named server, else a running server, else an engine in
+    /// this process. A mod given as a file, or a flag for the model or the database, always selects this process.
+    /// `is_given` returns true for flags given on the command line.
+    pub async fn open(
+        &self,
+        mods: &[String],
+        is_given: impl Fn(&str) -> bool,
+    ) -> anyhow::Result<(RunTarget, Vec<String>)> {
         if let Some(file) = mods.iter().find(|name| is_file(name) && !Path::new(name).is_file()) {
             bail!("there is no file {file}; --mod takes the name of a mod or a Python file");
         }
         let here =
-            mods.iter().any(|name| is_file(name)) || ["model", "data_dir", "database_url"].into_iter().any(&said);
+            mods.iter().any(|name| is_file(name)) || ["model", "data_dir", "database_url"].into_iter().any(&is_given);
         if here && self.server.server.is_some() {
             bail!(
                 "--model, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
@@ -42,7 +46,7 @@ impl PlaceArgs {
             );
         }
         if !here && let Some(server) = self.server.find().await? {
-            return Ok((Place::on(server), mods.to_vec()));
+            return Ok((RunTarget::on(server), mods.to_vec()));
         }
         let registry = ModRegistry::with_builtin();
         let config = ModsConfig::try_from(self.engine.mods.clone())?;
@@ -54,33 +58,34 @@ impl PlaceArgs {
                 names.push(name.clone());
             }
         }
-        let own_database = said("data_dir") || said("database_url");
-        let place = Place::here(self.engine.clone(), self.data.clone(), &self.server, registry, own_database).await?;
-        Ok((place, names))
+        let own_database = is_given("data_dir") || is_given("database_url");
+        let target =
+            RunTarget::here(self.engine.clone(), self.data.clone(), &self.server, registry, own_database).await?;
+        Ok((target, names))
     }
 }
 
-/// Whether a mod is given as a file and not by its name.
+/// Returns true if a mod is given as a file, not by name.
 pub fn is_file(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "py") || name.contains(std::path::MAIN_SEPARATOR)
 }
 
-/// Where runs take place.
-pub struct Place {
+/// The engine that runs a command's requests.
+pub struct RunTarget {
     server: Server,
     local: Option<Local>,
-    /// A server that has the database which a local engine would use.
+    /// The server that uses the database of a local engine.
     owner: Option<Server>,
 }
 
-impl Place {
-    /// A server that runs already.
+impl RunTarget {
+    /// A running server.
     fn on(server: Server) -> Self {
         Self { server, local: None, owner: None }
     }
 
-    /// An engine in this process. Runs are recorded in its database, or, when that is the default one and belongs to a
-    /// running server, handed to that server; with `own_database` no server is asked.
+    /// Starts an engine in this process. Runs are recorded in its database. If that is the default database and a running
+    /// server uses it, runs are sent to that server, unless `own_database` is set.
     async fn here(
         mut engine: EngineFlags,
         data: DataFlags,
@@ -88,26 +93,26 @@ impl Place {
         registry: ModRegistry,
         own_database: bool,
     ) -> anyhow::Result<Self> {
-        // One slot is enough for one person, and its context can be as large as the model's.
+        // One user needs one slot, so its context can be as large as the model's.
         engine.parallel = Some(1);
         let config = Config::new(engine, data, &ServerFlags::default())?;
         let owner = if own_database || config.data.database_url.is_some() { None } else { server.default().await };
-        let record = if owner.is_some() { Record::Document } else { Record::Database };
+        let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };
         let (local, server) = Local::start(config, registry, record).await?;
         Ok(Self { server, local: Some(local), owner })
     }
 
-    /// The way to the engine.
+    /// Returns the server of the engine.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Whether attention that is captured here can be recorded: it does not travel to another server.
+    /// Returns true if captured attention can be recorded. It cannot be sent to another server.
     pub fn keeps_attention(&self) -> bool {
         self.owner.is_none()
     }
 
-    /// A run has ended: where its replay is, if it was recorded.
+    /// Returns the address of a finished run's replay, if it was recorded.
     pub async fn recorded(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
         let Some(run_id) = run_id else { return Ok(None) };
         let (Some(owner), Some(local)) = (&self.owner, &mut self.local) else {
@@ -117,11 +122,11 @@ impl Place {
             }));
         };
         let Some(document) = local.document().await else { return Ok(None) };
-        let sources = local.hand_sources(&document);
+        let sources = local.publish_sources(&document);
         let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
         let request = request.header("x-thunder-surface", "cli");
         let sent = owner.send(request.body(document.write())).await;
-        let left = local.take_back_sources(&sources);
+        let left = local.remove_sources(&sources);
         sent.with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
         if left {
             tracing::warn!(
@@ -133,12 +138,12 @@ impl Place {
         Ok(Some(owner.replay(&document.request.request_id)))
     }
 
-    /// The server that has the recorded runs.
+    /// Returns the server with the recorded runs.
     pub fn archive(&self) -> &Server {
         self.owner.as_ref().unwrap_or(&self.server)
     }
 
-    /// A run that has ended here, as it was recorded.
+    /// Returns the recording of a run that has finished here.
     pub async fn document(&mut self, run_id: &str) -> anyhow::Result<Document> {
         if let (Some(_), Some(local)) = (&self.owner, &mut self.local) {
             return local.document().await.context("the run was not recorded");
@@ -146,7 +151,7 @@ impl Place {
         finished(&self.server, run_id).await.map(|(document, _)| document)
     }
 
-    /// Stops the engine, where it is in this process.
+    /// Stops the engine if it is in this process.
     pub async fn close(self) {
         if let Some(local) = self.local {
             local.finish().await;
@@ -154,7 +159,7 @@ impl Place {
     }
 }
 
-/// A run that is over, or about to be, from the server that has it; with what the server says about it.
+/// Fetches a run that has finished or is about to finish, with the server's summary of it.
 pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
     const PATIENCE: Duration = Duration::from_secs(30);
     let (path, began) = (run_path(server, run_id)?, Instant::now());

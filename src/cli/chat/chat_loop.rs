@@ -1,13 +1,13 @@
-//! The conversation's loop: a message or a command in, an answer out.
+//! The main loop of `thunder chat`: reads messages and commands, shows answers.
 
-use super::answer::{self, Answered};
-use super::command::{self, Command};
-use super::conversation::{Conversation, Message};
-use super::input::{Input, Reader};
-use super::keys::Keys;
+use super::answer::{self, ChatAnswer};
+use super::command::{self, ChatCommand};
+use super::conversation::{ChatMessage, ChatTranscript};
+use super::input::{Input, InputReader};
+use super::keys::KeyListener;
 use super::screen::Screen;
 use super::state;
-use crate::cli::place::Place;
+use crate::cli::run_target::RunTarget;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -15,50 +15,56 @@ use std::path::Path;
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A conversation that is going on.
-pub struct Talk {
-    place: Place,
-    conversation: Conversation,
-    reader: Reader,
+/// A running conversation.
+pub struct ChatLoop {
+    target: RunTarget,
+    conversation: ChatTranscript,
+    reader: InputReader,
     screen: Screen,
     attention: bool,
-    /// Tokens that a conversation can have.
+    /// Context size in tokens.
     context: u64,
-    /// Tokens that it has.
+    /// Tokens of the conversation.
     used: u64,
-    /// Tokens that made room in the context so far.
+    /// Tokens evicted from the context so far.
     evicted: u64,
-    /// Where the last answer can be replayed.
+    /// Address of the last answer's replay.
     replay: Option<String>,
-    /// The slot with the conversation's KV state.
+    /// Id of the slot with the conversation's KV state.
     slot: Option<u64>,
 }
 
-impl Talk {
-    /// A conversation that begins, or goes on.
-    pub fn new(place: Place, conversation: Conversation, reader: Reader, screen: Screen, attention: bool) -> Self {
+impl ChatLoop {
+    /// Creates the loop for a new or restored conversation.
+    pub fn new(
+        target: RunTarget,
+        conversation: ChatTranscript,
+        reader: InputReader,
+        screen: Screen,
+        attention: bool,
+    ) -> Self {
         let (context, used, evicted) = (0, 0, 0);
-        Self { place, conversation, reader, screen, attention, context, used, evicted, replay: None, slot: None }
+        Self { target, conversation, reader, screen, attention, context, used, evicted, replay: None, slot: None }
     }
 
-    /// Turns mods on.
+    /// Enables mods.
     pub fn add_mods(&mut self, names: Vec<String>) {
         self.conversation.mods.extend(names.into_iter().map(Value::from));
     }
 
-    /// Stops what runs in this process.
+    /// Stops the local engine, if there is one.
     pub async fn close(self) {
-        self.place.close().await;
+        self.target.close().await;
     }
 
-    /// Talks until the person leaves.
+    /// Runs until the user leaves.
     pub async fn run(&mut self) -> anyhow::Result<ExitCode> {
         let mut interrupts = signal(SignalKind::interrupt())?;
         self.screen.resize(self.reader.size());
         self.introduce().await?;
         if self.reader.is_terminal() {
             let Self { context, conversation, screen, .. } = self;
-            screen.note(&format!("{}, {context} tokens of context; /help lists what can be said", conversation.model));
+            screen.note(&format!("{}, {context} tokens of context; /help lists the commands", conversation.model));
         }
         let (mut interrupted, mut failed) = (false, false);
         loop {
@@ -71,7 +77,7 @@ impl Talk {
                 }
                 None => format!("{}/{}> ", self.used, self.context),
             };
-            // At a terminal Ctrl-C is a key of the line editor.
+            // On a terminal the line editor handles Ctrl-C.
             let piped = !self.reader.is_terminal();
             let input = tokio::select! {
                 input = self.reader.read(prompt, open.is_none()) => input?,
@@ -82,20 +88,20 @@ impl Talk {
                 Input::Interrupted if interrupted => break,
                 Input::Interrupted => {
                     interrupted = true;
-                    self.screen.note("Ctrl-C again or Ctrl-D leaves; /help lists what can be said");
+                    self.screen.note("Ctrl-C again or Ctrl-D leaves; /help lists the commands");
                     continue;
                 }
                 Input::Unreadable => {
                     failed = true;
-                    self.screen.note("thunder: what was entered is not UTF-8; it is left out");
+                    self.screen.note("thunder: the input is not UTF-8 and was ignored");
                     continue;
                 }
                 Input::Text(text) => text,
             };
             interrupted = false;
             let outcome = match (open, command::parse(&text)) {
-                (_, Some(Ok(Command::Quit))) => break,
-                (_, Some(Ok(command))) => self.obey(command, &mut interrupts).await,
+                (_, Some(Ok(ChatCommand::Quit))) => break,
+                (_, Some(Ok(command))) => self.execute(command, &mut interrupts).await,
                 (_, Some(Err(wrong))) => Err(anyhow::anyhow!(wrong)),
                 (None, None) if text.is_empty() => Ok(()),
                 (Some((id, name, _)), None) => {
@@ -104,7 +110,7 @@ impl Talk {
                 }
                 (None, None) => {
                     let text = text.strip_prefix("//").map_or(text.clone(), |rest| format!("/{rest}"));
-                    self.conversation.messages.push(Message::new("user", text));
+                    self.conversation.messages.push(ChatMessage::new("user", text));
                     self.answer(&mut interrupts).await
                 }
             };
@@ -113,11 +119,11 @@ impl Talk {
                 self.screen.note(&format!("thunder: {error:#}"));
             }
         }
-        // A script must notice; a person has.
+        // A script needs the exit code. A person has seen the errors.
         Ok(if failed && !self.reader.is_terminal() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// Learns which model it is, and says so where it is another than before.
+    /// Reads the model's name and context size, and reports a change of the model.
     async fn introduce(&mut self) -> anyhow::Result<()> {
         let models = self.get("/v1/models").await?;
         let loaded = &models["data"][0];
@@ -125,7 +131,7 @@ impl Talk {
         let model = loaded["id"].as_str().unwrap_or("?").to_owned();
         if !self.conversation.model.is_empty() && self.conversation.model != model {
             self.screen.note(&format!(
-                "this conversation was held with {}, and goes on with {model}",
+                "this conversation used the model {} before and continues with {model}",
                 self.conversation.model
             ));
         }
@@ -134,22 +140,22 @@ impl Talk {
     }
 
     async fn get(&self, path: &str) -> anyhow::Result<Value> {
-        let server = self.place.server();
+        let server = self.target.server();
         Ok(server.send(server.request(Method::GET, path)).await?.json().await?)
     }
 
-    /// Asks for an answer to what was said.
+    /// Requests an answer to the last message.
     async fn answer(&mut self, interrupts: &mut Signal) -> anyhow::Result<()> {
         self.screen.begin(!self.conversation.mods.is_empty());
-        let keys = Keys::listen(self.reader.is_terminal());
+        let keys = KeyListener::listen(self.reader.is_terminal());
         let further = json!({ "attention": self.attention });
-        let server = self.place.server();
+        let server = self.target.server();
         let asked = answer::ask(server, &self.conversation, &further, &mut self.screen, &keys, interrupts).await;
         self.reader.type_ahead(&keys.end());
         let answered = match asked {
             Ok(answered) => answered,
             Err(error) => {
-                // The message may be what was wrong; without it the next can be right.
+                // The message may have caused the error, so it is removed.
                 if self.conversation.messages.last().is_some_and(|message| message.role() == "user") {
                     self.conversation.messages.pop();
                 }
@@ -164,16 +170,16 @@ impl Talk {
             self.conversation.messages.push(message);
         }
         if let Some(error) = broken_off {
-            bail!("{error}; what it said so far stays in the conversation");
+            bail!("{error}; its text so far stays in the conversation");
         }
-        self.replay = self.place.recorded(run_id.as_deref()).await?;
+        self.replay = self.target.recorded(run_id.as_deref()).await?;
         Ok(())
     }
 
-    fn report(&mut self, answered: &Answered) {
+    fn report(&mut self, answered: &ChatAnswer) {
         let timings = &answered.timings;
         let count = |value: &Value, name: &str| value[name].as_u64();
-        // What made room while the answer came was counted when it came.
+        // The total can exceed the context if messages were evicted during the answer.
         let limit = if self.context == 0 { u64::MAX } else { self.context };
         let Some(total) = count(&answered.usage, "total_tokens").map(|total| total.min(limit)) else {
             let parts = ["cache_n", "prompt_n", "predicted_n"].map(|name| count(timings, name));
@@ -187,9 +193,9 @@ impl Talk {
         };
         self.used = total;
         let evicted = count(timings, "evicted_n").unwrap_or(0);
-        // Every answer counts what went before it, too.
+        // Every answer reports the sum for the whole conversation.
         if evicted > std::mem::replace(&mut self.evicted, evicted) {
-            self.screen.note(&format!("the context is full: {evicted} tokens of the oldest messages made room"));
+            self.screen.note(&format!("the context is full: {evicted} tokens of the oldest messages were evicted"));
         }
         let generated = count(&answered.usage, "completion_tokens").unwrap_or(0);
         let speed = timings["predicted_per_second"].as_f64().unwrap_or(0.0);
@@ -204,84 +210,86 @@ impl Talk {
         ));
     }
 
-    async fn obey(&mut self, command: Command, interrupts: &mut Signal) -> anyhow::Result<()> {
+    async fn execute(&mut self, command: ChatCommand, interrupts: &mut Signal) -> anyhow::Result<()> {
         match command {
-            Command::Help => self.screen.note(command::HELP),
-            Command::System(None) => {
-                self.screen.note(self.conversation.system.as_deref().unwrap_or("the system says nothing"));
+            ChatCommand::Help => self.screen.note(command::HELP),
+            ChatCommand::System(None) => {
+                self.screen.note(self.conversation.system.as_deref().unwrap_or("no system message is set"));
             }
-            Command::System(Some(text)) => self.conversation.system = (text != "-").then_some(text),
-            Command::Mods => self.list_mods().await?,
-            Command::ModOn(name, config) => self.mod_on(name, &config).await?,
-            Command::ModOff(name) => self.mod_off(name.as_deref())?,
-            Command::Tools => self.list_tools(),
-            Command::ToolsFrom(path) => {
+            ChatCommand::System(Some(text)) => self.conversation.system = (text != "-").then_some(text),
+            ChatCommand::Mods => self.list_mods().await?,
+            ChatCommand::ModOn(name, config) => self.mod_on(name, &config).await?,
+            ChatCommand::ModOff(name) => self.mod_off(name.as_deref())?,
+            ChatCommand::Tools => self.list_tools(),
+            ChatCommand::ToolsFrom(path) => {
                 self.conversation.tools = tools(&path)?;
                 self.list_tools();
             }
-            Command::ToolsOff => self.conversation.tools.clear(),
-            Command::Parameters => {
+            ChatCommand::ToolsOff => self.conversation.tools.clear(),
+            ChatCommand::Parameters => {
                 self.screen.note(&serde_json::to_string_pretty(&self.conversation.parameters)?);
             }
-            Command::Parameter(name, Some(Value::Null)) => {
+            ChatCommand::Parameter(name, Some(Value::Null)) => {
                 let value = self.conversation.parameters.get(&name);
                 self.screen
                     .note(&value.map_or_else(|| format!("{name} is not set"), |value| format!("{name} = {value}")));
             }
-            Command::Parameter(name, None) => drop(self.conversation.parameters.remove(&name)),
-            Command::Parameter(name, Some(value)) => drop(self.conversation.parameters.insert(name, value)),
-            Command::Regenerate => {
+            ChatCommand::Parameter(name, None) => drop(self.conversation.parameters.remove(&name)),
+            ChatCommand::Parameter(name, Some(value)) => drop(self.conversation.parameters.insert(name, value)),
+            ChatCommand::Regenerate => {
                 let asked = self.conversation.messages.last().is_some_and(|message| message.role() != "assistant");
                 if !self.conversation.remove_answer() && !asked {
                     bail!("there is no message to answer");
                 }
                 self.answer(interrupts).await?;
             }
-            Command::Reset => {
+            ChatCommand::Reset => {
                 self.conversation.messages.clear();
                 self.slot = None;
                 (self.used, self.evicted) = (0, 0);
             }
-            Command::Save(path) => {
+            ChatCommand::Save(path) => {
                 self.conversation.save(&path)?;
                 self.screen.note(&format!("{}: {} messages", path.display(), self.conversation.messages.len()));
                 self.save_state(&path).await;
             }
-            Command::Restore(path) => {
-                self.conversation = Conversation::restore(&path)?;
+            ChatCommand::Restore(path) => {
+                self.conversation = ChatTranscript::restore(&path)?;
                 (self.used, self.evicted) = (0, 0);
                 let messages = self.conversation.messages.len();
                 self.introduce().await?;
                 self.screen.note(&format!("{}: {messages} messages", path.display()));
                 self.restore_state(&path).await;
             }
-            Command::Replay => match &self.replay {
+            ChatCommand::Replay => match &self.replay {
                 Some(replay) => self.screen.note(&format!("replay: {replay}")),
                 None => bail!("there is no recorded answer yet"),
             },
-            // The loop ends before this.
-            Command::Quit => {}
+            // Not reachable: the loop ends before this command.
+            ChatCommand::Quit => {}
         }
         Ok(())
     }
 
-    /// Keeps the KV state beside a saved conversation.
+    /// Saves the KV state next to a saved conversation.
     async fn save_state(&self, path: &Path) {
         let Some(slot) = self.slot else { return state::forget(path) };
-        match state::save(self.place.server(), slot, path).await {
+        match state::save(self.target.server(), slot, path).await {
             Ok(bytes) => self.screen.note(&format!("{}: {bytes} bytes of KV state", state::beside(path).display())),
             Err(error) => {
                 state::forget(path);
-                self.screen.note(&format!("saved without its KV state: {error:#}"));
+                self.screen.note(&format!("saved without the KV state: {error:#}"));
             }
         }
     }
 
-    /// Puts back the KV state that was saved with a conversation.
+    /// Restores the KV state that was saved with a conversation.
     pub async fn restore_state(&mut self, path: &Path) {
         self.slot = None;
-        if let Err(error) = state::restore(self.place.server(), path).await {
-            self.screen.note(&format!("the next answer evaluates the whole conversation again: {error:#}"));
+        if let Err(error) = state::restore(self.target.server(), path).await {
+            self.screen.note(&format!(
+                "the KV state was not restored, so the next answer processes the whole conversation: {error:#}"
+            ));
         }
     }
 
@@ -307,7 +315,7 @@ impl Talk {
         let known: Vec<&str> =
             known["mods"].as_array().into_iter().flatten().filter_map(|m| m["name"].as_str()).collect();
         if !known.contains(&name.as_str()) {
-            bail!("there is no mod '{name}'; known are {}", known.join(", "));
+            bail!("unknown mod '{name}'; known mods: {}", known.join(", "));
         }
         self.conversation.mods.retain(|chosen| mod_name(chosen) != name);
         let chosen = if config.is_null() { Value::from(name) } else { json!({ "name": name, "config": config }) };
@@ -319,7 +327,7 @@ impl Talk {
         let before = self.conversation.mods.len();
         self.conversation.mods.retain(|chosen| name.is_some_and(|name| mod_name(chosen) != name));
         if let Some(name) = name.filter(|_| self.conversation.mods.len() == before) {
-            bail!("the mod '{name}' is not on");
+            bail!("the mod '{name}' is not enabled");
         }
         Ok(())
     }
@@ -340,7 +348,7 @@ fn mod_name(chosen: &Value) -> &str {
     chosen.as_str().or_else(|| chosen["name"].as_str()).unwrap_or_default()
 }
 
-/// Tools from a file: a list of definitions in OpenAI's shape, or of their functions alone.
+/// Reads tools from a file: a list of definitions in OpenAI's shape, or of their functions only.
 pub fn tools(path: &Path) -> anyhow::Result<Vec<Value>> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
