@@ -125,14 +125,14 @@ fn engine_request(
 
 /// Returns the run's settings in llama-server's `generation_settings` format.
 fn generation_settings(fields: Fields<'_>, request: &Request, options: &ResponseOptions) -> Value {
-    let answer = llama::Answer {
+    let answer = llama::LlamaResponseOptions {
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
         timings_per_token: options.timings_per_token,
         post_sampling: options.after_sampler,
-        ..llama::Answer::usual(parameters::n_predict(fields))
+        ..llama::LlamaResponseOptions::new(parameters::n_predict(fields))
     };
-    llama::settings(&request.sampling, &request.limits, &answer)
+    llama::generation_settings(&request.sampling, &request.limits, &answer)
 }
 
 fn logprobs(fields: Fields<'_>, prepared: &PreparedChat, stream: bool) -> Result<Option<usize>, ApiError> {

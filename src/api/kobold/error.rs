@@ -1,10 +1,10 @@
-//! Errors as `KoboldCPP`'s clients read them: `{"detail": {"msg": text, "type": word}}`.
+//! Errors in `KoboldCPP`'s format: `{"detail": {"msg": text, "type": word}}`.
 
 use crate::api::{ApiError, ErrorKind};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// An [`ApiError`] in `KoboldCPP`'s shape.
+/// An [`ApiError`] in `KoboldCPP`'s format.
 #[derive(Debug, Clone)]
 pub struct KoboldError(pub ApiError);
 
@@ -16,13 +16,13 @@ impl<E: Into<ApiError>> From<E> for KoboldError {
 
 impl IntoResponse for KoboldError {
     fn into_response(self) -> Response {
-        let body = shape(&self.0).to_string();
+        let body = to_json(&self.0).to_string();
         self.0.respond("application/json", body.into_bytes())
     }
 }
 
-/// The body of an error.
-pub(super) fn shape(error: &ApiError) -> Value {
+/// Returns the body of an error.
+pub(super) fn to_json(error: &ApiError) -> Value {
     let word = match error.kind() {
         ErrorKind::Unauthorized => "unauthorized",
         ErrorKind::Forbidden => "forbidden",

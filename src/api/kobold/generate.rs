@@ -1,9 +1,9 @@
-//! A whole answer to a prompt, a look at one that is under way, and its end.
+//! Generates an answer to a prompt; polls and aborts active generations.
 
-use super::ask::{self, Asked};
 use super::error::KoboldError;
-use super::genkeys::{Entry, Genkeys};
+use super::genkeys::{GenerationEntry, Genkeys};
 use super::logprobs;
+use super::request::{self, KoboldRequest};
 use crate::api::generation::{self, Runs, SentTokens};
 use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller};
@@ -18,7 +18,8 @@ use axum::{Extension, Json};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `POST /api/v1/generate` with a `prompt`: `{results: [{text, finish_reason, prompt_tokens, completion_tokens}]}`.
+/// Handles `POST /api/v1/generate` with a `prompt`. Returns `{results: [{text, finish_reason, prompt_tokens,
+/// completion_tokens}]}`.
 pub(in crate::api) async fn generate(
     app: App,
     genkeys: &Genkeys,
@@ -39,18 +40,18 @@ async fn answer(
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
-    let mut generation = begin(app, genkeys, caller, headers, body).await?;
-    let (mut finish_reason, mut usage) = ("abort", Usage::default());
-    while let Some(piece) = generation.next().await? {
-        match piece {
-            Piece::Text(_) | Piece::Retract(_) => {}
-            Piece::Aborted => break,
-            Piece::Ended(end) => (finish_reason, usage) = (reason(&end), end.finish.usage),
+    let mut generation = start(app, genkeys, caller, headers, body).await?;
+    let (mut reason, mut usage) = ("abort", Usage::default());
+    while let Some(event) = generation.next().await? {
+        match event {
+            GenerationEvent::Text(_) | GenerationEvent::Retract(_) => {}
+            GenerationEvent::Aborted => break,
+            GenerationEvent::Ended(end) => (reason, usage) = (finish_reason(&end), end.finish.usage),
         }
     }
     let result = json!({
         "text": generation.entry.text(),
-        "finish_reason": finish_reason,
+        "finish_reason": reason,
         "logprobs": generation.logprobs(),
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -59,42 +60,42 @@ async fn answer(
     Ok(generation::with_run_id(Json(json!({ "results": [result] })).into_response(), run_id))
 }
 
-/// A generation under way.
-pub(super) struct Generation {
+/// An active generation.
+pub(super) struct KoboldGeneration {
     pub(super) runs: Runs,
-    pub(super) entry: Entry,
+    pub(super) entry: GenerationEntry,
     vocabulary: Arc<Vocabulary>,
     render_special: bool,
-    /// Whether each token is told, or only text behind which no stop string can begin.
+    /// Report every token at once, instead of only text that cannot start a stop string.
     per_token: bool,
-    /// Characters of each token that was told of, where each is.
-    told: Vec<usize>,
-    /// Its tokens, where their log-probabilities were asked for.
+    /// Number of characters of each reported token.
+    sent_chars: Vec<usize>,
+    /// The tokens with their measurements, if log-probabilities were requested.
     tokens: Option<SentTokens>,
 }
 
-/// What became of it.
-pub(super) enum Piece {
+/// An event of a generation.
+pub(super) enum GenerationEvent {
     Text(String),
-    /// So many characters of the text are gone.
+    /// The last characters of the text are void.
     Retract(usize),
     Ended(Arc<RunEnd>),
     Aborted,
 }
 
-/// Reads a body and begins its run.
-pub(super) async fn begin(
+/// Parses a body and starts its run.
+pub(super) async fn start(
     app: App,
     genkeys: &Genkeys,
     caller: Option<Extension<Caller>>,
     headers: &HeaderMap,
     body: &Value,
-) -> Result<Generation, ApiError> {
+) -> Result<KoboldGeneration, ApiError> {
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let Asked { mut request, genkey, render_special, logprobs } = ask::read(&app, &loaded, fields)?;
+    let KoboldRequest { mut request, genkey, render_special, logprobs } = request::parse(&app, &loaded, fields)?;
     generation::set_client(&mut request, headers, caller);
-    let entry = genkeys.enter(&genkey);
+    let entry = genkeys.register(&genkey);
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
     let runs = Runs::start(app, &loaded, vec![request]).await?;
@@ -102,80 +103,80 @@ pub(super) async fn begin(
         return Err(error);
     }
     let tokens = logprobs.then(SentTokens::default);
-    Ok(Generation { runs, entry, vocabulary, render_special, per_token, told: Vec::new(), tokens })
+    Ok(KoboldGeneration { runs, entry, vocabulary, render_special, per_token, sent_chars: Vec::new(), tokens })
 }
 
-impl Generation {
-    /// What happened next; `None` behind the end.
+impl KoboldGeneration {
+    /// Returns the next event, or `None` after the end.
     ///
     /// # Errors
-    /// The run failed, or the server stops.
-    pub(super) async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
+    /// The run failed, or the server is stopping.
+    pub(super) async fn next(&mut self) -> Result<Option<GenerationEvent>, ApiError> {
         loop {
             let output = tokio::select! {
                 output = self.runs.next() => output?,
                 () = self.entry.aborted() => {
                     self.entry.keep_logprobs(self.logprobs());
-                    return Ok(Some(Piece::Aborted));
+                    return Ok(Some(GenerationEvent::Aborted));
                 }
             };
             let Some((_, output)) = output else { return Ok(None) };
-            if let (Some(known), Output::Retract { tokens, .. }) = (&mut self.tokens, &output) {
-                known.retract(*tokens);
+            if let (Some(sent), Output::Retract { tokens, .. }) = (&mut self.tokens, &output) {
+                sent.retract(*tokens);
             }
-            let piece = match output {
-                Output::Text(delta) => self.of(delta),
+            let event = match output {
+                Output::Text(delta) => self.text_event(delta),
                 Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. } => continue,
-                Output::Retract { chars, .. } => Piece::Retract(chars),
+                Output::Retract { chars, .. } => GenerationEvent::Retract(chars),
                 Output::Ended(end) => match generation::failure(&end, self.runs.started[0].id) {
                     Some(error) => return Err(error),
-                    None => Piece::Ended(end),
+                    None => GenerationEvent::Ended(end),
                 },
             };
-            match &piece {
-                Piece::Text(text) => self.entry.add(text),
-                Piece::Retract(chars) => self.entry.retract(*chars),
-                Piece::Ended(_) => self.entry.keep_logprobs(self.logprobs()),
-                Piece::Aborted => {}
+            match &event {
+                GenerationEvent::Text(text) => self.entry.add(text),
+                GenerationEvent::Retract(chars) => self.entry.retract(*chars),
+                GenerationEvent::Ended(_) => self.entry.keep_logprobs(self.logprobs()),
+                GenerationEvent::Aborted => {}
             }
-            return Ok(Some(piece));
+            return Ok(Some(event));
         }
     }
 
-    /// Returns the log-probabilities of its tokens, null unless they were asked for.
+    /// Returns the log-probabilities of the tokens, or null if they were not requested.
     fn logprobs(&self) -> Value {
-        self.tokens.as_ref().map_or(Value::Null, |told| logprobs::of(told, &self.vocabulary))
+        self.tokens.as_ref().map_or(Value::Null, |sent| logprobs::to_json(sent, &self.vocabulary))
     }
 
-    fn of(&mut self, delta: TextDelta) -> Piece {
-        if let Some(known) = &mut self.tokens {
-            known.retract(delta.retracted);
-            known.tokens.extend(delta.tokens.iter().cloned());
+    fn text_event(&mut self, delta: TextDelta) -> GenerationEvent {
+        if let Some(sent) = &mut self.tokens {
+            sent.retract(delta.retracted);
+            sent.tokens.extend(delta.tokens.iter().cloned());
         }
         if delta.retracted > 0 {
-            let gone = self.told.split_off(self.told.len().saturating_sub(delta.retracted));
-            return Piece::Retract(gone.iter().sum());
+            let removed = self.sent_chars.split_off(self.sent_chars.len().saturating_sub(delta.retracted));
+            return GenerationEvent::Retract(removed.iter().sum());
         }
         if !self.per_token {
-            return Piece::Text(delta.text);
+            return GenerationEvent::Text(delta.text);
         }
         let mut text = String::new();
         for (measure, _) in &delta.tokens {
             let shown = self.render_special || !self.vocabulary.is_control(measure.token);
-            let piece = if shown { measure.text.as_str() } else { "" };
-            self.told.push(piece.chars().count());
-            text.push_str(piece);
+            let event = if shown { measure.text.as_str() } else { "" };
+            self.sent_chars.push(event.chars().count());
+            text.push_str(event);
         }
-        Piece::Text(text)
+        GenerationEvent::Text(text)
     }
 }
 
-/// Why a run ended, in `KoboldCPP`'s words.
-pub(super) fn reason(end: &RunEnd) -> &'static str {
+/// Returns `KoboldCPP`'s name of a finish reason.
+pub(super) fn finish_reason(end: &RunEnd) -> &'static str {
     if end.finish.reason == FinishReason::Length { "length" } else { "stop" }
 }
 
-/// The text so far of the generation that `genkey` names.
+/// Returns the text so far of the generation with this `genkey`.
 #[utoipa::path(post, path = "/api/extra/generate/check", tag = "KoboldCPP",
     request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
     responses((status = 200, description = "`{results: [{text}]}`")))]
@@ -183,10 +184,10 @@ pub(super) async fn check(
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    Ok(Json(json!({ "results": [{ "text": genkeys.text(&genkey(&body?)?) }] })))
+    Ok(Json(json!({ "results": [{ "text": genkeys.text(&parse_genkey(&body?)?) }] })))
 }
 
-/// Ends the generations that `genkey` names; without one, those that have none.
+/// Ends the generations with this `genkey`, or those without a key if it is absent.
 #[utoipa::path(post, path = "/api/extra/abort", tag = "KoboldCPP",
     request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
     responses((status = 200, description = "`{success: \"true\" | \"false\", done: \"true\" | \"false\"}`")))]
@@ -194,12 +195,12 @@ pub(super) async fn abort(
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    let found = if genkeys.abort(&genkey(&body?)?) { "true" } else { "false" };
+    let found = if genkeys.abort(&parse_genkey(&body?)?) { "true" } else { "false" };
     Ok(Json(json!({ "success": found, "done": found })))
 }
 
-/// The key in a body, which may be empty.
-pub(super) fn genkey(body: &[u8]) -> Result<String, ApiError> {
+/// Parses the key in a body, which may be empty.
+pub(super) fn parse_genkey(body: &[u8]) -> Result<String, ApiError> {
     if body.is_empty() {
         return Ok(String::new());
     }

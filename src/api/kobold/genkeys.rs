@@ -1,4 +1,4 @@
-//! Generations that can be looked at and aborted from other connections.
+//! Registry of active generations that other connections can poll and abort.
 
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
@@ -6,32 +6,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
-/// Longest key that is kept.
-const LONGEST: usize = 256;
+/// Maximum length of a stored key.
+const MAX_KEY_CHARS: usize = 256;
 /// Maximum number of ended generations whose log-probabilities are kept.
 const MAX_ENDED: usize = 16;
 
-/// Generations under way, by number; cheap to clone.
+/// Active generations by number; cheap to clone.
 #[derive(Clone, Default)]
 pub(in crate::api) struct Genkeys(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
     next: AtomicU64,
-    under_way: Mutex<HashMap<u64, UnderWay>>,
-    /// Keys and log-probabilities of generations that have ended, the newest last.
+    active: Mutex<HashMap<u64, ActiveGeneration>>,
+    /// Keys and log-probabilities of ended generations, newest last.
     ended: Mutex<VecDeque<(String, Value)>>,
 }
 
-struct UnderWay {
-    /// The client's name for it; empty for none.
+struct ActiveGeneration {
+    /// The client's key; empty for none.
     key: String,
     text: Arc<Mutex<String>>,
     abort: watch::Sender<bool>,
 }
 
-/// A generation under way; it is not any more when this is dropped.
-pub(super) struct Entry {
+/// A registered generation; dropping it removes it from the registry.
+pub(super) struct GenerationEntry {
     genkeys: Genkeys,
     number: u64,
     text: Arc<Mutex<String>>,
@@ -39,53 +39,53 @@ pub(super) struct Entry {
 }
 
 impl Genkeys {
-    /// Enters a generation.
-    pub(super) fn enter(&self, key: &str) -> Entry {
+    /// Registers a generation.
+    pub(super) fn register(&self, key: &str) -> GenerationEntry {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (abort, aborted) = watch::channel(false);
         let text = Arc::<Mutex<String>>::default();
-        let key = key.chars().take(LONGEST).collect();
-        self.lock().insert(number, UnderWay { key, text: Arc::clone(&text), abort });
-        Entry { genkeys: self.clone(), number, text, aborted }
+        let key = key.chars().take(MAX_KEY_CHARS).collect();
+        self.lock().insert(number, ActiveGeneration { key, text: Arc::clone(&text), abort });
+        GenerationEntry { genkeys: self.clone(), number, text, aborted }
     }
 
-    /// The text so far of the newest generation of that key.
+    /// Returns the text so far of the newest generation with that key.
     pub(super) fn text(&self, key: &str) -> String {
-        let under_way = self.lock();
-        let newest = under_way.iter().filter(|(_, one)| one.key == key).max_by_key(|(number, _)| **number);
+        let active = self.lock();
+        let newest = active.iter().filter(|(_, one)| one.key == key).max_by_key(|(number, _)| **number);
         newest.map(|(_, one)| locked(&one.text).clone()).unwrap_or_default()
     }
 
-    /// Aborts every generation of that key. Whether there was one.
+    /// Aborts all generations with that key. Returns true if there were any.
     pub(super) fn abort(&self, key: &str) -> bool {
-        let under_way = self.lock();
+        let active = self.lock();
         let mut found = false;
-        for one in under_way.values().filter(|one| one.key == key) {
+        for one in active.values().filter(|one| one.key == key) {
             one.abort.send_replace(true);
             found = true;
         }
         found
     }
 
-    /// Returns the log-probabilities of the newest ended generation of that key, null where it has none.
+    /// Returns the log-probabilities of the newest ended generation with that key, or null.
     pub(super) fn logprobs(&self, key: &str) -> Value {
         let ended = locked(&self.0.ended);
         let newest = ended.iter().rev().find(|(own, _)| own == key);
         newest.map_or(Value::Null, |(_, logprobs)| logprobs.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
-        self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, ActiveGeneration>> {
+        self.0.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
-    /// Adds to the text that others see.
+impl GenerationEntry {
+    /// Appends text that other connections can read.
     pub(super) fn add(&self, text: &str) {
         locked(&self.text).push_str(text);
     }
 
-    /// Takes characters off its end.
+    /// Removes characters from the end.
     pub(super) fn retract(&self, chars: usize) {
         let mut text = locked(&self.text);
         for _ in 0..chars {
@@ -93,7 +93,7 @@ impl Entry {
         }
     }
 
-    /// Keeps the log-probabilities of the whole answer, in place of those of earlier ones of the same key.
+    /// Stores the log-probabilities of the complete answer and replaces those of earlier generations with the same key.
     pub(super) fn keep_logprobs(&self, logprobs: Value) {
         let Some(key) = self.genkeys.lock().get(&self.number).map(|one| one.key.clone()) else { return };
         let mut ended = locked(&self.genkeys.0.ended);
@@ -104,20 +104,20 @@ impl Entry {
         ended.push_back((key, logprobs));
     }
 
-    /// Returns when somebody has aborted it.
+    /// Waits until the generation is aborted.
     pub(super) async fn aborted(&mut self) {
         if self.aborted.wait_for(|aborted| *aborted).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// The text so far.
+    /// Returns the text so far.
     pub(super) fn text(&self) -> String {
         locked(&self.text).clone()
     }
 }
 
-impl Drop for Entry {
+impl Drop for GenerationEntry {
     fn drop(&mut self) {
         self.genkeys.lock().remove(&self.number);
     }

@@ -1,7 +1,7 @@
-//! The small routes that `KoboldCPP`'s clients look at first.
+//! Small routes that `KoboldCPP`'s clients query first.
 
-use super::ask::usual_length;
 use super::error::KoboldError;
+use super::request::default_length;
 use crate::api::App;
 use crate::events::TokenId;
 use axum::Json;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Version of `KoboldAI`'s API that is spoken.
+/// Supported version of `KoboldAI`'s API.
 const API_VERSION: &str = "1.2.5";
-/// The version of `KoboldCPP` whose routes these are; clients switch features on by it.
-const SPEAKS_LIKE: &str = "1.82.4";
+/// Version of `KoboldCPP` whose routes are emulated; clients enable features by it.
+const KOBOLDCPP_VERSION: &str = "1.82.4";
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -31,7 +31,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/api/latest/info/version", get(api_version))
 }
 
-/// The model: its name, its context, and what its attention is measured in.
+/// Returns the model: its name, its context and its dimensions.
 #[utoipa::path(get, path = "/api/v1/model", tag = "KoboldCPP",
     responses((status = 200, description = "`{result: \"thunder/NAME\", model_name, max_context_length, max_trained_context, vocab_size, \
                                             num_layers, num_attention_heads, num_key_value_heads, embedding_size, rope_freq_base, \
@@ -58,14 +58,14 @@ async fn model(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
     })))
 }
 
-/// What speaks here, and what it can do.
+/// Returns the emulated version and its features.
 #[utoipa::path(get, path = "/api/extra/version", tag = "KoboldCPP",
     responses((status = 200, description = "`{result: \"KoboldCpp\", version, protected, …, thunder}`")))]
 async fn version(State(app): State<App>) -> Json<Value> {
     let protected = !app.config().server.security.keys.is_empty();
     Json(json!({
         "result": "KoboldCpp",
-        "version": SPEAKS_LIKE,
+        "version": KOBOLDCPP_VERSION,
         "protected": protected,
         "txt2img": false,
         "vision": false,
@@ -77,42 +77,42 @@ async fn version(State(app): State<App>) -> Json<Value> {
     }))
 }
 
-/// Tokens of context that a request has.
+/// Returns the maximum context length in tokens.
 #[utoipa::path(get, path = "/api/v1/config/max_context_length", tag = "KoboldCPP",
     responses((status = 200, description = "`{value}`"), (status = 503, description = "No model is loaded")))]
 async fn max_context_length(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
     Ok(Json(json!({ "value": app.loaded_now(None).await?.engine().context_per_slot() })))
 }
 
-/// The same.
+/// Returns the maximum context length in tokens, like `/api/v1/config/max_context_length`.
 #[utoipa::path(get, path = "/api/extra/true_max_context_length", tag = "KoboldCPP",
     responses((status = 200, description = "`{value}`"), (status = 503, description = "No model is loaded")))]
 async fn true_max_context_length(app: State<App>) -> Result<Json<Value>, KoboldError> {
     max_context_length(app).await
 }
 
-/// Tokens of an answer to a request that does not say.
+/// Returns the default length of an answer in tokens.
 #[utoipa::path(get, path = "/api/v1/config/max_length", tag = "KoboldCPP", responses((status = 200, description = "`{value}`")))]
 async fn max_length(State(app): State<App>) -> Json<Value> {
-    Json(json!({ "value": usual_length(&app) }))
+    Json(json!({ "value": default_length(&app) }))
 }
 
-/// The version of `KoboldAI`'s API.
+/// Returns the version of `KoboldAI`'s API.
 #[utoipa::path(get, path = "/api/v1/info/version", tag = "KoboldCPP", responses((status = 200, description = "`{result}`")))]
 async fn api_version() -> Json<Value> {
     Json(json!({ "result": API_VERSION }))
 }
 
-/// What the server is doing.
+/// Returns the number of waiting runs and the uptime.
 #[utoipa::path(get, path = "/api/extra/perf", tag = "KoboldCPP",
     responses((status = 200, description = "`{queue, idle, uptime}`"), (status = 503, description = "No model is loaded")))]
 async fn perf(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
     let engine = app.loaded_now(None).await?.engine().clone();
-    let under_way = engine.runs();
+    let active = engine.runs();
     let uptime_s = (app.now() - app.started_at()).num_milliseconds() as f64 / 1e3;
     Ok(Json(json!({
-        "queue": under_way.saturating_sub(engine.slots() as usize),
-        "idle": u8::from(under_way == 0),
+        "queue": active.saturating_sub(engine.slots() as usize),
+        "idle": u8::from(active == 0),
         "uptime": uptime_s,
     })))
 }

@@ -1,7 +1,7 @@
-//! Log-probabilities of the tokens of an answer, as `KoboldCPP` writes them.
+//! Log-probabilities of an answer's tokens in `KoboldCPP`'s format.
 
 use super::error::KoboldError;
-use super::generate::genkey;
+use super::generate::parse_genkey;
 use super::genkeys::Genkeys;
 use crate::api::generation::{ProbabilityFormatter, SentTokens};
 use crate::model::Vocabulary;
@@ -10,29 +10,29 @@ use axum::extract::rejection::BytesRejection;
 use axum::{Extension, Json};
 use serde_json::{Map, Value, json};
 
-/// Maximum alternatives of each token, and how the logarithm of 0 is written.
+/// Maximum alternatives per token.
 const MAX_ALTERNATIVES: usize = 10;
 const NO_LOGPROB: f32 = f32::MIN;
 
-/// Returns the log-probabilities of the newest generation that `genkey` names and that has ended, without one those of the newest
-/// without a name. They are null unless its request had `"logprobs": true`.
+/// Returns the log-probabilities of the newest ended generation with this `genkey`, or without a key if it is absent.
+/// They are null unless the request had `"logprobs": true`.
 #[utoipa::path(post, path = "/api/extra/last_logprobs", tag = "KoboldCPP",
     request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
     responses((status = 200, description = "`{logprobs: {content, tokens, token_ids, token_logprobs, top_logprobs, text_offset}}`, \
-                                            lists with an entry for each token")))]
-pub(super) async fn last(
+                                            lists with one entry per token")))]
+pub(super) async fn last_logprobs(
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    Ok(Json(json!({ "logprobs": genkeys.logprobs(&genkey(&body?)?) })))
+    Ok(Json(json!({ "logprobs": genkeys.logprobs(&parse_genkey(&body?)?) })))
 }
 
-/// Writes the tokens of an answer.
-pub(super) fn of(told: &SentTokens, vocabulary: &Vocabulary) -> Value {
+/// Returns the log-probabilities of the answer's tokens.
+pub(super) fn to_json(sent: &SentTokens, vocabulary: &Vocabulary) -> Value {
     let probabilities =
         ProbabilityFormatter { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
     let content: Vec<Value> =
-        told.tokens.iter().map(|(measure, others)| with_token_id(probabilities.drawn_token(measure, others))).collect();
+        sent.tokens.iter().map(|(measure, others)| with_token_id(probabilities.drawn_token(measure, others))).collect();
     let column = |name: &str| content.iter().map(|entry| entry[name].clone()).collect::<Value>();
     let top = content.iter().map(|entry| {
         let others = entry["top_logprobs"].as_array().into_iter().flatten();
@@ -51,7 +51,7 @@ pub(super) fn of(told: &SentTokens, vocabulary: &Vocabulary) -> Value {
             "top_logprobs": top, "text_offset": offsets, "content": content })
 }
 
-/// Names the id as `KoboldCPP` does, beside llama-server's name for it.
+/// Adds the id under `KoboldCPP`'s name next to llama-server's.
 fn with_token_id(mut entry: Value) -> Value {
     entry["token_id"] = entry["id"].clone();
     entry

@@ -1,11 +1,11 @@
-//! `WS /api/extra/generate/stream/ws`: what `/api/extra/generate/stream` tells, with the numbers in frames of their own.
+//! `WS /api/extra/generate/stream/ws`: the content of `/api/extra/generate/stream`, with attention in binary frames.
 //!
-//! Versions of Halo Weave between its first and its newest prefer it, and fail at their first message without it. A client sends one
-//! request after another; each token is a text frame and, where attention is wanted, a binary frame of nothing but little-endian floats behind
-//! it. A token without a row has an empty frame: those clients show a token when its frame comes.
+//! Some versions of Halo Weave require it. A client sends requests one after the other. Each token is a text frame; if
+//! attention is requested, a binary frame follows that contains only little-endian floats. A token without a row has an
+//! empty frame because those clients show a token when its frame arrives.
 
 use super::error::{self, KoboldError};
-use super::genkeys::{Entry, Genkeys};
+use super::genkeys::{GenerationEntry, Genkeys};
 use crate::api::attention::{self, Answer, Asked, Carrier, Dialect, Said, Telling, Writer};
 use crate::api::generation::Runs;
 use crate::api::shared::fields::invalid_value;
@@ -19,36 +19,38 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-/// Opens the WebSocket. In: `{input_ids | prompt, max_length?, temperature?, …, output_attentions? (true), attention_format? ("aggregated" or
-/// "per_layer")}`, one after another. Out: `{type: token, token_id, text}`, a binary frame of its floats, and `{type: done, finish_reason,
-/// total_tokens}`; an error is `{type: error, error, error_code}`, and ends the connection with 1008.
+/// Opens the WebSocket. Requests: `{input_ids | prompt, max_length?, temperature?, …, output_attentions? (true),
+/// attention_format? ("aggregated" or "per_layer")}`, one after the other. Responses: `{type: token, token_id, text}`,
+/// a binary frame with its floats, and `{type: done, finish_reason, total_tokens}`. An error is `{type: error, error,
+/// error_code}` and closes the connection with 1008.
 #[utoipa::path(get, path = "/api/extra/generate/stream/ws", tag = "KoboldCPP", responses(
     (status = 101, description = "The connection is a WebSocket"),
     (status = 400, description = "Not a WebSocket handshake")))]
 pub(super) async fn open(State(app): State<App>, genkeys: Extension<Genkeys>, request: Request) -> Response {
     let (mut parts, _) = request.into_parts();
     match Upgrade::from_request_parts(&mut parts, &app).await {
-        Ok(upgrade) => upgrade.serve(written, move |socket| talk(app, genkeys.0, socket)),
+        Ok(upgrade) => upgrade.serve(error_text, move |socket| serve(app, genkeys.0, socket)),
         Err(error) => KoboldError(error).into_response(),
     }
 }
 
-fn written(error: &ApiError) -> String {
-    error::shape(error).to_string()
+fn error_text(error: &ApiError) -> String {
+    error::to_json(error).to_string()
 }
 
-async fn talk(app: App, genkeys: Genkeys, socket: Socket) -> Close {
-    let Socket { caller, address, mut incoming, outgoing, .. } = socket;
+async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {
+    let Socket { caller, address, mut incoming, outgoing } = socket;
     let connection = Connection { app, genkeys, caller, address, outgoing };
-    // Those who speak this close behind `done`, and take a close frame that crosses theirs for a failure.
+    // These clients close the connection after `done` and treat a close frame from the server as a failure, so the
+    // server does not close first.
     loop {
         let message = incoming.next().await;
-        let at_work = connection.outgoing.at_work();
+        let activity = connection.outgoing.at_work();
         let answered = connection.answer(&message).await;
-        drop(at_work);
+        drop(activity);
         if let Err(error) = answered {
             if let Ok(message) = attention::error_message(Carrier::Json, &error, None, None) {
-                // A client that has gone is noticed by the connection.
+                // The connection detects a client that disconnected.
                 let _ = connection.outgoing.send(message).await;
             }
             return Close::policy(&error.public_detail());
@@ -65,10 +67,12 @@ struct Connection {
 }
 
 impl Connection {
-    /// Does what a message asks for, to its end.
+    /// Executes the request in a message to its end.
     async fn answer(&self, message: &Message) -> Result<(), ApiError> {
         let Message::Text(text) = message else {
-            return Err(ApiError::bad_request("the message is binary; a request is JSON text").code("invalid_json"));
+            return Err(
+                ApiError::bad_request("expected a text message with JSON, got a binary message").code("invalid_json")
+            );
         };
         let taken = Instant::now();
         let mut body = shared::parse_json(text.as_bytes())?;
@@ -83,12 +87,12 @@ impl Connection {
             }
         }
         attention::free_ids(&self.app, &mut requests).await?;
-        let entry = self.genkeys.enter(fields.text("genkey")?.unwrap_or_default());
+        let entry = self.genkeys.register(fields.text("genkey")?.unwrap_or_default());
         let runs = Runs::start(self.app.clone(), &loaded, requests).await?;
         self.tell(Telling::new(runs, answer), entry).await
     }
 
-    async fn tell(&self, mut telling: Telling, mut entry: Entry) -> Result<(), ApiError> {
+    async fn tell(&self, mut telling: Telling, mut entry: GenerationEntry) -> Result<(), ApiError> {
         let writer = writer(&telling.answer);
         loop {
             let said = tokio::select! {
@@ -122,7 +126,7 @@ fn writer(answer: &Answer) -> Writer {
     Writer::new(Carrier::Json, answer.request_id.as_deref().unwrap_or_default(), answer)
 }
 
-/// What those who speak this leave out, and a `prompt` as tokens.
+/// Adds the defaults of this route and converts a `prompt` to tokens.
 fn complete(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
     let fields = Fields::new(body)?;
     let tokens = match (fields.get("input_ids"), fields.text("prompt")?) {
@@ -137,7 +141,7 @@ fn complete(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
     if let Some(object) = body.as_object_mut() {
         object.entry("output_attentions").or_insert(true.into());
         object.entry("attention_format").or_insert("aggregated".into());
-        // Numbers are bytes, and there is one answer.
+        // Numbers are always binary, and there is only one answer.
         for name in ["attention_encoding", "num_samples"] {
             object.remove(name);
         }

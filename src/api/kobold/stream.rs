@@ -1,9 +1,9 @@
-//! `POST /api/extra/generate/stream`: server-sent events. A body with `input_ids` is told as the attention API's WebSocket does, one
-//! `data:` line a token; one with a `prompt` as `KoboldCPP` does.
+//! `POST /api/extra/generate/stream`: server-sent events. A body with `input_ids` uses the messages of the attention
+//! API, one `data:` line per token; a body with a `prompt` uses `KoboldCPP`'s.
 
 use super::error::{self, KoboldError};
-use super::generate::{Generation, Piece, begin, reason};
-use super::genkeys::{Entry, Genkeys};
+use super::generate::{GenerationEvent, KoboldGeneration, finish_reason, start};
+use super::genkeys::{GenerationEntry, Genkeys};
 use crate::api::attention::{self, Asked, Carrier, Dialect, Said, Telling, Writer};
 use crate::api::generation::{self, Runs};
 use crate::api::shared::{self, Fields};
@@ -21,17 +21,17 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-/// After so much silence a comment is sent, so that proxies keep the connection.
-const PING: Duration = Duration::from_secs(15);
+/// Silence after which a comment is sent, so that proxies keep the connection open.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Streams the answer to a `prompt`, as `event: message` with `{token, finish_reason}`; or to `input_ids`, as `{type: token, …}` with
-/// the attention of each token, and `{type: done, …}`.
+/// Streams the answer to a `prompt` as `event: message` with `{token, finish_reason}`, or the answer to `input_ids` as
+/// `{type: token, …}` with the attention of each token, and `{type: done, …}`.
 #[utoipa::path(post, path = "/api/extra/generate/stream", tag = "KoboldCPP",
     request_body(content = Value, content_type = "application/json",
         description = "`{prompt | input_ids, max_length?, temperature?, top_p?, top_k?, rep_pen?, sampler_seed?, stop_sequence?, \
                        genkey?, output_attentions?, attention_format?, request_id?}`"),
     responses((status = 200, description = "Server-sent events"),
-              (status = 400, description = "A field is wrong; nothing was streamed"),
+              (status = 400, description = "A field is invalid; nothing was streamed"),
               (status = 503, description = "No model is loaded")))]
 pub(super) async fn open(
     State(app): State<App>,
@@ -56,7 +56,7 @@ async fn text(
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
-    let generation = begin(app, genkeys, caller, headers, body).await?;
+    let generation = start(app, genkeys, caller, headers, body).await?;
     let run_id = generation.runs.started[0].id;
     let events = stream::unfold(Some(generation), |generation| async move {
         let mut generation = generation?;
@@ -66,21 +66,21 @@ async fn text(
     Ok(generation::with_run_id(respond(events), run_id))
 }
 
-/// The next event of a text, and whether it is the last.
-async fn told(generation: &mut Generation) -> Option<(Value, bool)> {
+/// Returns the next event of a text, and true if it is the last.
+async fn told(generation: &mut KoboldGeneration) -> Option<(Value, bool)> {
     let (token, finish_reason) = match generation.next().await {
-        Ok(Some(Piece::Text(text))) => (text, None),
-        // A client of this dialect has no word for it; ours may know this one.
-        Ok(Some(Piece::Retract(chars))) => {
+        Ok(Some(GenerationEvent::Text(text))) => (text, None),
+        // `KoboldCPP` has no retraction; clients that support Thunder can read this one.
+        Ok(Some(GenerationEvent::Retract(chars))) => {
             return Some((
                 json!({ "token": "", "finish_reason": null, "thunder": { "retract": { "chars": chars } } }),
                 false,
             ));
         }
-        Ok(Some(Piece::Ended(end))) => (String::new(), Some(reason(&end))),
-        Ok(Some(Piece::Aborted)) => (String::new(), Some("abort")),
+        Ok(Some(GenerationEvent::Ended(end))) => (String::new(), Some(finish_reason(&end))),
+        Ok(Some(GenerationEvent::Aborted)) => (String::new(), Some("abort")),
         Ok(None) => return None,
-        Err(error) => return Some((error::shape(&error), true)),
+        Err(error) => return Some((error::to_json(&error), true)),
     };
     Some((json!({ "token": token, "finish_reason": finish_reason }), finish_reason.is_some()))
 }
@@ -100,7 +100,7 @@ async fn tokens(
         generation::set_client(request, headers, caller.clone());
     }
     attention::free_ids(&app, &mut requests).await?;
-    let entry = genkeys.enter(fields.text("genkey")?.unwrap_or_default());
+    let entry = genkeys.register(fields.text("genkey")?.unwrap_or_default());
     let runs = Runs::start(app, &loaded, requests).await?;
     if let Some(error) = runs.initial_error() {
         return Err(error);
@@ -125,11 +125,11 @@ async fn tokens(
 struct Sending {
     telling: Telling,
     writer: Writer,
-    entry: Entry,
+    entry: GenerationEntry,
 }
 
 impl Sending {
-    /// The data of the next event, and whether more may follow.
+    /// Returns the data of the next event, and true if more may follow.
     async fn next(&mut self) -> Option<(String, bool)> {
         let said = tokio::select! {
             said = self.telling.next() => said,
@@ -154,17 +154,17 @@ impl Sending {
     }
 }
 
-/// JSON is text; what cannot be written is not.
+/// Returns the text of a JSON message.
 fn text_of(message: Result<Message, ApiError>) -> String {
     match message {
         Ok(Message::Text(text)) => text,
         Ok(Message::Binary(_)) => String::new(),
-        Err(error) => error::shape(&error).to_string(),
+        Err(error) => error::to_json(&error).to_string(),
     }
 }
 
 fn respond(events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Response {
-    let sse = Sse::new(events).keep_alive(KeepAlive::new().interval(PING));
+    let sse = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL));
     // nginx would otherwise hold tokens back until its buffer is full.
     ([("x-accel-buffering", "no")], sse).into_response()
 }

@@ -1,6 +1,6 @@
-//! Classification: every label of a text with its logit.
+//! Classification: scores every label for a text.
 
-use super::encoding::{self, Encoded, Usage};
+use super::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
 use crate::api::{ApiError, App, LlamaError, Loaded};
@@ -20,16 +20,16 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(classify)).route("/classify", axum::routing::post(classify))
 }
 
-/// What the model says of the inputs.
+/// Scores of all labels for the inputs.
 #[derive(Debug, Serialize, ToSchema)]
 struct Classification {
     model: String,
     object: &'static str,
-    usage: Usage,
+    usage: EncoderUsage,
     predictions: Predictions,
 }
 
-/// The labels of a text, or a list of such lists where `inputs` was a list.
+/// The labels of one text, or one list per text if `inputs` is a list.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 enum Predictions {
@@ -41,32 +41,36 @@ enum Predictions {
 #[derive(Debug, Serialize, ToSchema)]
 struct Prediction {
     label: String,
-    /// The classifier's logit, as it is: no softmax.
+    /// The classifier's raw logit, without softmax.
     score: f32,
 }
 
-/// Scores every label of the model for `inputs`, a text or a list of texts; the highest first. Also at `/classify`.
+/// Scores every label of the model for `inputs`, a string or a list of strings; highest score first. Also at
+/// `/classify`.
 #[utoipa::path(post, path = "/v1/classify", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, body = Classification),
-              (status = 400, description = "A field is wrong, or an input too long; the message names it"),
-              (status = 501, description = "The server was started without `--reranking`, or the model is no classifier; \
-                                            the message says why")))]
+              (status = 400, description = "A field is invalid or an input is too long; the message names it"),
+              (status = 501, description = "The server was started without `--reranking`, or the model is not a classifier; \
+                                            the message gives the reason")))]
 async fn classify(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Classification>, LlamaError> {
-    let (body, loaded) = encoding::request(&app, &body?).await?;
+    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
     let labels = labels(&loaded)?;
     let inputs = Fields::new(&body)?.get("inputs");
     let (texts, is_list): (Vec<String>, bool) = match inputs {
         Some(Value::Array(list)) => {
-            let one = |(index, value)| encoding::text(&format!("inputs[{index}]"), value).map(str::to_owned);
-            (encoding::bounded("inputs", list)?.iter().enumerate().map(one).collect::<Result<_, _>>()?, true)
+            let one =
+                |(index, value)| encoding::non_empty_string(&format!("inputs[{index}]"), value).map(str::to_owned);
+            (encoding::check_inputs("inputs", list)?.iter().enumerate().map(one).collect::<Result<_, _>>()?, true)
         }
-        Some(value @ Value::String(_)) => (vec![encoding::text("inputs", value)?.to_owned()], false),
-        Some(other) => return Err(invalid_value("inputs", "a text or a list of texts", other).into()),
-        None => return Err(ApiError::invalid("inputs", "inputs is missing; it takes a text or a list of texts").into()),
+        Some(value @ Value::String(_)) => (vec![encoding::non_empty_string("inputs", value)?.to_owned()], false),
+        Some(other) => return Err(invalid_value("inputs", "a string or a list of strings", other).into()),
+        None => {
+            return Err(ApiError::invalid("inputs", "`inputs` is missing; send a string or a list of strings").into());
+        }
     };
     let tokenize =
         move |vocabulary: &Vocabulary| Ok(texts.iter().map(|text| vocabulary.encode(text, true, false)).collect());
@@ -82,12 +86,12 @@ async fn classify(
 }
 
 fn labels(loaded: &Loaded) -> Result<&[String], ApiError> {
-    let scores = loaded.encoder().scores().map_err(encoding::off)?;
+    let scores = loaded.encoder().scores().map_err(encoding::unavailable)?;
     if scores.labels.len() > 1 {
         return Ok(&scores.labels);
     }
     let detail =
-        format!("the model '{}' has one output: it ranks and tells no labels apart; use /rerank", loaded.name());
+        format!("the model '{}' has one output, so it ranks but does not classify; use /rerank", loaded.name());
     Err(ApiError::not_supported(detail))
 }
 

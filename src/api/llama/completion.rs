@@ -1,7 +1,7 @@
-//! `/completion`: llama-server's own way to continue a text, with everything it can say about how that was done.
+//! `/completion`: llama-server's completion route with all of its details about the generation.
 
-use super::answer::{Kept, Line};
-use super::ask::{self, Asked};
+use super::request::{self, LlamaCompletionRequest};
+use super::response::{EchoedRequest, RunResponse};
 use crate::api::generation::{self, Runs, stream};
 use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
@@ -24,24 +24,24 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(completion)).route("/completions", axum::routing::post(completion))
 }
 
-/// Continues `prompt`: a text, token ids, a mixed list, or a list of those, which is answered by a list. With
-/// `"stream": true` token by token. `/completions` is the same.
+/// Completes `prompt`: a string, token ids, a mixed list, or a list of those, which returns a list of answers.
+/// `"stream": true` streams token by token. Also at `/completions`.
 #[utoipa::path(post, path = "/completion", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "The answer, a list of answers, or server-sent events of its pieces"),
-              (status = 400, description = "A field is wrong; the message names it"),
-              (status = 503, description = "The model is being loaded")))]
+    responses((status = 200, description = "The answer, a list of answers, or server-sent events of its chunks"),
+              (status = 400, description = "A field is invalid; the message names it"),
+              (status = 503, description = "The model is loading")))]
 async fn completion(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, LlamaError> {
-    answer(app, caller, &headers, body, ask::prompts).await
+    complete(app, caller, &headers, body, request::parse_prompts).await
 }
 
-/// Reads a body, runs the prompts that `prompts` finds in it, and writes the answer.
-pub(super) async fn answer(
+/// Parses a body, runs the prompts that `prompts` extracts from it, and returns the response.
+pub(super) async fn complete(
     app: App,
     caller: Option<Extension<Caller>>,
     headers: &HeaderMap,
@@ -51,30 +51,30 @@ pub(super) async fn answer(
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let mut asked = ask::read(&app, &loaded, fields, prompts(fields, &loaded)?)?;
-    for request in &mut asked.requests {
-        generation::set_client(request, headers, caller.clone());
+    let mut request = request::parse(&app, &loaded, fields, prompts(fields, &loaded)?)?;
+    for engine_request in &mut request.requests {
+        generation::set_client(engine_request, headers, caller.clone());
     }
-    Ok(respond(app, &loaded, asked).await?)
+    Ok(respond(app, &loaded, request).await?)
 }
 
-/// Runs what was asked for and writes the answer.
-async fn respond(app: App, loaded: &Loaded, asked: Asked) -> Result<Response, ApiError> {
-    let Asked { requests, answer } = asked;
+/// Runs the requests and returns the response.
+async fn respond(app: App, loaded: &Loaded, request: LlamaCompletionRequest) -> Result<Response, ApiError> {
+    let LlamaCompletionRequest { requests, options } = request;
     let vocabulary = loaded.vocabulary();
-    let kept: Vec<Kept> = requests.iter().map(|request| Kept::of(request, vocabulary)).collect();
+    let echoed: Vec<EchoedRequest> = requests.iter().map(|request| EchoedRequest::new(request, vocabulary)).collect();
     let runs = Runs::start(app, loaded, requests).await?;
     let run_id = runs.started.first().map(|run| run.id);
-    let lines = runs.started.iter().zip(kept).enumerate().map(|(index, (run, kept))| {
-        Line::new(index, run.clone(), kept, answer.clone(), Arc::clone(vocabulary), loaded.name().to_owned())
+    let responses = runs.started.iter().zip(echoed).enumerate().map(|(index, (run, echoed))| {
+        RunResponse::new(index, run.clone(), echoed, options.clone(), Arc::clone(vocabulary), loaded.name().to_owned())
     });
-    let lines: Vec<Line> = lines.collect();
+    let responses: Vec<RunResponse> = responses.collect();
     let response = if let Some(error) = runs.initial_error() {
         LlamaError(error).into_response()
-    } else if answer.stream {
-        stream::respond(runs, Pieces { lines }, answer.ping)
+    } else if options.stream {
+        stream::respond(runs, LlamaChunks { responses }, options.ping)
     } else {
-        match whole(runs, lines).await {
+        match collect(runs, responses).await {
             Ok(answer) => Json(answer).into_response(),
             Err(error) => LlamaError(error).into_response(),
         }
@@ -85,17 +85,17 @@ async fn respond(app: App, loaded: &Loaded, asked: Asked) -> Result<Response, Ap
     })
 }
 
-async fn whole(mut runs: Runs, mut lines: Vec<Line>) -> Result<Value, ApiError> {
-    let mut answers = vec![Value::Null; lines.len()];
+async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<Value, ApiError> {
+    let mut answers = vec![Value::Null; responses.len()];
     while let Some((index, output)) = runs.next().await? {
-        let line = &mut lines[index];
+        let response = &mut responses[index];
         match output {
-            Output::Text(delta) => line.add(delta),
-            Output::Retract { tokens, .. } => line.retract(tokens),
+            Output::Text(delta) => response.add(delta),
+            Output::Retract { tokens, .. } => response.retract(tokens),
             Output::Prompt(_) | Output::Progress(_) => {}
             Output::Ended(end) => match generation::failure(&end, runs.started[index].id) {
                 Some(error) => return Err(error),
-                None => answers[index] = line.last(&end),
+                None => answers[index] = response.final_chunk(&end),
             },
         }
     }
@@ -105,31 +105,31 @@ async fn whole(mut runs: Runs, mut lines: Vec<Line>) -> Result<Value, ApiError> 
     })
 }
 
-/// The pieces of a stream. There is no `[DONE]` behind them.
-struct Pieces {
-    lines: Vec<Line>,
+/// Writes the chunks of a stream. llama-server sends no `[DONE]` after them.
+struct LlamaChunks {
+    responses: Vec<RunResponse>,
 }
 
-impl stream::OutputWriter for Pieces {
-    fn write(&mut self, run: usize, output: Output, ready: &mut VecDeque<String>) -> Result<(), ApiError> {
-        let line = &mut self.lines[run];
-        let piece = match output {
-            Output::Text(delta) => line.piece(delta),
+impl stream::OutputWriter for LlamaChunks {
+    fn write(&mut self, run: usize, output: Output, pending: &mut VecDeque<String>) -> Result<(), ApiError> {
+        let response = &mut self.responses[run];
+        let chunk = match output {
+            Output::Text(delta) => response.chunk(delta),
             Output::Retract { chars, tokens } => {
-                line.retract(tokens);
+                response.retract(tokens);
                 if chars == 0 {
                     return Ok(());
                 }
-                line.retraction(chars)
+                response.retraction_chunk(chars)
             }
-            Output::Progress(progress) => line.progress(progress),
+            Output::Progress(progress) => response.progress_chunk(progress),
             Output::Prompt(_) => return Ok(()),
-            Output::Ended(end) => match generation::failure(&end, line.run_id()) {
+            Output::Ended(end) => match generation::failure(&end, response.run_id()) {
                 Some(error) => return Err(error),
-                None => line.last(&end),
+                None => response.final_chunk(&end),
             },
         };
-        ready.push_back(piece.to_string());
+        pending.push_back(chunk.to_string());
         Ok(())
     }
 

@@ -1,7 +1,7 @@
-//! Embeddings, in OpenAI's shape and in llama-server's own.
+//! Embeddings in OpenAI's format and in llama-server's.
 
-use super::ask::is_nothing;
-use super::encoding::{self, Encoded, Usage};
+use super::encoding::{self, Encoded, EncoderUsage};
+use super::request::is_null_or_empty;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded, OpenAiError};
@@ -19,11 +19,11 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Most tokens of a request that is answered with a vector for each.
-const MOST_TOKEN_VECTORS: usize = 16_384;
+/// Maximum tokens of a request that returns one vector per token.
+const MAX_TOKEN_VECTORS: usize = 16_384;
 
-/// What an input may be.
-const INPUT: &str = "a text, a list of token ids, {\"prompt_string\": text}, or a list of these";
+/// Expected form of an input, for errors.
+const INPUT: &str = "a string, a list of token ids, {\"prompt_string\": text}, or a list of these";
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -32,12 +32,12 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/embedding", axum::routing::post(embeddings))
 }
 
-/// Embeddings as OpenAI's clients read them.
+/// Embeddings in OpenAI's format.
 #[derive(Debug, Serialize, ToSchema)]
 struct EmbeddingList {
     model: String,
     object: &'static str,
-    usage: Usage,
+    usage: EncoderUsage,
     data: Vec<Embedding>,
 }
 
@@ -45,7 +45,7 @@ struct EmbeddingList {
 #[derive(Debug, Serialize, ToSchema)]
 struct Embedding {
     object: &'static str,
-    /// Place of the input, from 0.
+    /// Index of the input, from 0.
     index: usize,
     embedding: Vector,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,30 +60,30 @@ enum Vector {
     Base64(String),
 }
 
-/// The embeddings of an input as llama-server has them.
+/// The embeddings of an input in llama-server's format.
 #[derive(Debug, Serialize, ToSchema)]
 struct NativeEmbedding {
-    /// Place of the input, from 0.
+    /// Index of the input, from 0.
     index: usize,
-    /// One, or with pooling `none` one for each token, which are then not normalized.
+    /// One vector, or with pooling `none` one per token, not normalized.
     embedding: Vec<Vec<f32>>,
 }
 
-/// Embeds `input`: a text, a list of token ids, or a list of these. `encoding_format` is `float` or `base64`;
-/// `embd_normalize` is the norm that vectors are brought to: 2 by default, -1 for none.
+/// Embeds `input`: a string, a list of token ids, or a list of these. `encoding_format` is `float` or `base64`.
+/// `embd_normalize` selects the norm to scale vectors to: default 2, -1 for none.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, body = EmbeddingList),
-              (status = 400, description = "A field is wrong, or an input too long; `error.param` names it"),
+              (status = 400, description = "A field is invalid or an input is too long; `error.param` names it"),
               (status = 501, description = "The server was started without `--embedding`")))]
 async fn openai_embeddings(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<EmbeddingList>, OpenAiError> {
-    let (body, loaded) = encoding::request(&app, &body?).await?;
-    let pooling = loaded.encoder().embeddings().map_err(encoding::off)?;
+    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
+    let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     if pooling == Pooling::None {
-        let detail = "the server runs with --pooling none, which has no embedding of a whole text; use /embeddings, or \
+        let detail = "the server runs with --pooling none, which has no embedding for a whole text; use /embeddings, or \
                       start it with --pooling mean, cls or last";
         return Err(ApiError::bad_request(detail).into());
     }
@@ -98,18 +98,18 @@ async fn openai_embeddings(
     Ok(Json(EmbeddingList { model: loaded.name().to_owned(), object: "list", usage, data: data.collect() }))
 }
 
-/// Embeds `input`, or `content`, as llama-server has it: a list of vectors for each input. Also at `/embedding`.
+/// Embeds `input` or `content` and returns a list of vectors per input, like llama-server. Also at `/embedding`.
 #[utoipa::path(post, path = "/embeddings", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, body = [NativeEmbedding]),
-              (status = 400, description = "A field is wrong, or an input too long; the message names it"),
+              (status = 400, description = "A field is invalid or an input is too long; the message names it"),
               (status = 501, description = "The server was started without `--embedding`")))]
 async fn embeddings(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Vec<NativeEmbedding>>, LlamaError> {
-    let (body, loaded) = encoding::request(&app, &body?).await?;
-    let pooling = loaded.encoder().embeddings().map_err(encoding::off)?;
+    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
+    let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     let width = loaded.model().width().max(1);
     let Encoded { vectors, .. } = embed(&app, &loaded, body, pooling).await?;
     let rows = |vector: Vec<f32>| vector.chunks_exact(width).map(<[f32]>::to_vec).collect();
@@ -124,20 +124,19 @@ async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Res
     if let Some(asked) = fields.integer("dimensions", 1..=1 << 20)?
         && usize::try_from(asked) != Ok(width)
     {
-        let detail = format!("dimensions cannot be chosen: this model's embeddings have {width}");
+        let detail = format!("`dimensions` must be {width}, the size of this model's embeddings");
         return Err(ApiError::invalid("dimensions", detail));
     }
     let (field, is_list) = match fields.first_present(&["input", "content"]) {
         Some((field, value)) => (if field == "input" { "input" } else { "content" }, is_list(value)),
-        None => return Err(ApiError::invalid("input", format!("input is missing; it takes {INPUT}"))),
+        None => return Err(ApiError::invalid("input", format!("`input` is missing; send {INPUT}"))),
     };
     let tokenize = move |vocabulary: &Vocabulary| {
         let inputs = inputs(&body[field], field, vocabulary)?;
         let tokens: usize = inputs.iter().map(Vec::len).sum();
-        if pooling == Pooling::None && tokens > MOST_TOKEN_VECTORS {
-            let detail = format!(
-                "{field} has {tokens} tokens; with a vector for each (--pooling none) a request may have {MOST_TOKEN_VECTORS}"
-            );
+        if pooling == Pooling::None && tokens > MAX_TOKEN_VECTORS {
+            let detail =
+                format!("`{field}` must have at most {MAX_TOKEN_VECTORS} tokens with --pooling none, got {tokens}");
             return Err(ApiError::invalid(field, detail));
         }
         Ok(inputs)
@@ -157,14 +156,14 @@ fn is_base64(fields: Fields<'_>) -> Result<bool, ApiError> {
     }
 }
 
-/// Whether a value holds several inputs; a list with a token id in it is one.
+/// Returns true if a value contains several inputs. A list that contains a token id is one input.
 fn is_list(value: &Value) -> bool {
     value.as_array().is_some_and(|list| !list.iter().any(Value::is_number))
 }
 
 fn inputs(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> {
     match value {
-        Value::Array(list) if is_list(value) => encoding::bounded(field, list)?
+        Value::Array(list) if is_list(value) => encoding::check_inputs(field, list)?
             .iter()
             .enumerate()
             .map(|(index, value)| input(value, &format!("{field}[{index}]"), vocabulary))
@@ -178,16 +177,16 @@ fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Toke
         Value::String(text) => Ok(parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary)),
         Value::Array(_) => parameters::encode_prompt(value, field, vocabulary, true, true),
         Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
-            (Some(text), _) if object.get("multimodal_data").is_none_or(is_nothing) => {
+            (Some(text), _) if object.get("multimodal_data").is_none_or(is_null_or_empty) => {
                 let text =
-                    text.as_str().ok_or_else(|| invalid_value(&format!("{field}.prompt_string"), "a text", text))?;
+                    text.as_str().ok_or_else(|| invalid_value(&format!("{field}.prompt_string"), "a string", text))?;
                 input(&text.into(), field, vocabulary)
             }
             (None, Some(Value::Array(parts))) => {
                 let texts = parts.iter().map(|part| part["text"].as_str());
                 let text: Option<String> = texts.collect();
                 let text =
-                    text.ok_or_else(|| invalid_value(field, "text: images and sound are not taken here", value))?;
+                    text.ok_or_else(|| invalid_value(field, "text; images and sound are not supported", value))?;
                 input(&text.into(), field, vocabulary)
             }
             _ => Err(invalid_value(field, INPUT, value)),
@@ -196,7 +195,7 @@ fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Toke
     }
 }
 
-/// Brings a vector to length 1 by the `norm`-norm; 0 scales it to 16-bit integers, -1 leaves it.
+/// Scales a vector to length 1 in the `norm`-norm; 0 scales to 16-bit integers, -1 does nothing.
 fn normalize(vector: &mut [f32], norm: i64) {
     let size = |power: i32| vector.iter().map(|&value| f64::from(value.abs()).powi(power)).sum::<f64>();
     let length = match norm {

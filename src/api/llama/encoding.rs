@@ -1,4 +1,4 @@
-//! What embeddings, ranking and classification have in common.
+//! Code shared by embeddings, reranking and classification.
 
 use crate::api::shared::Fields;
 use crate::api::{ApiError, App, ErrorKind, Loaded, shared};
@@ -11,33 +11,33 @@ use serde_json::Value;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// Most inputs of one request.
-const MOST_INPUTS: usize = 16_384;
+/// Maximum inputs of one request.
+const MAX_INPUTS: usize = 16_384;
 
-/// Tokens that a request took.
+/// Token counts of a request.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
-pub(super) struct Usage {
-    /// Tokens of all inputs, special ones included.
+pub(super) struct EncoderUsage {
+    /// Tokens of all inputs, including special tokens.
     prompt_tokens: usize,
-    /// The same: nothing is generated.
+    /// Same as `prompt_tokens`, because nothing is generated.
     total_tokens: usize,
 }
 
-/// Texts as tokens, and their vectors.
+/// The vectors of encoded inputs, with token counts.
 pub(super) struct Encoded {
     pub vectors: Vec<Vec<f32>>,
-    pub usage: Usage,
+    pub usage: EncoderUsage,
 }
 
-/// The body, and the model that it names.
-pub(super) async fn request(app: &App, body: &[u8]) -> Result<(Value, Loaded), ApiError> {
+/// Parses the body and returns it with the model that it names.
+pub(super) async fn parse_request(app: &App, body: &[u8]) -> Result<(Value, Loaded), ApiError> {
     let body = shared::parse_json(body)?;
     let name = Fields::new(&body)?.text("model")?;
     let loaded = app.loaded(name).await?;
     Ok((body, loaded))
 }
 
-/// Tokenizes away from the async threads, and encodes. `field` is what errors name; a single input has no place.
+/// Tokenizes on a blocking thread and encodes the inputs. Errors name `field`, with an index only if it is a list.
 pub(super) async fn encode(
     loaded: &Loaded,
     field: &'static str,
@@ -49,47 +49,49 @@ pub(super) async fn encode(
     let tokenized = tokio::task::spawn_blocking(move || tokenize(&vocabulary)).await;
     let inputs = tokenized.map_err(|_| ApiError::internal("the tokenizer panicked"))??;
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
-    let place = |index| if is_list { format!("{field}[{index}]") } else { field.to_owned() };
-    let vectors = loaded.encoder().encode(inputs, wanted).await.map_err(|error| refused(&error, &place))?;
-    Ok(Encoded { vectors, usage: Usage { prompt_tokens, total_tokens: prompt_tokens } })
+    let field_path = |index| if is_list { format!("{field}[{index}]") } else { field.to_owned() };
+    let vectors = loaded.encoder().encode(inputs, wanted).await.map_err(|error| encode_error(&error, &field_path))?;
+    Ok(Encoded { vectors, usage: EncoderUsage { prompt_tokens, total_tokens: prompt_tokens } })
 }
 
-/// A list that has inputs, but not too many.
-pub(super) fn bounded<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Value], ApiError> {
+/// Checks that a list is neither empty nor too long.
+pub(super) fn check_inputs<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Value], ApiError> {
     match list.len() {
         0 => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
-        count if count > MOST_INPUTS => {
-            Err(ApiError::invalid(field, format!("{field} must have at most {MOST_INPUTS} inputs, got {count}")))
+        count if count > MAX_INPUTS => {
+            Err(ApiError::invalid(field, format!("{field} must have at most {MAX_INPUTS} inputs, got {count}")))
         }
         _ => Ok(list),
     }
 }
 
-/// A text that is not empty.
-pub(super) fn text<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiError> {
+/// Returns a string that is not empty.
+pub(super) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiError> {
     match value.as_str() {
         Some("") => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
         Some(text) => Ok(text),
-        None => Err(shared::fields::invalid_value(field, "a text", value)),
+        None => Err(shared::fields::invalid_value(field, "a string", value)),
     }
 }
 
-/// 501 with what would be needed.
-pub(super) fn off(reason: &EncoderUnavailable) -> ApiError {
+/// Returns a 501 error that states the requirements.
+pub(super) fn unavailable(reason: &EncoderUnavailable) -> ApiError {
     ApiError::not_supported(reason.to_string())
 }
 
-fn refused(error: &EncodeError, place: &dyn Fn(usize) -> String) -> ApiError {
+fn encode_error(error: &EncodeError, field_path: &dyn Fn(usize) -> String) -> ApiError {
     match *error {
-        EncodeError::Empty { index } => ApiError::invalid(place(index), format!("{} must not be empty", place(index))),
-        EncodeError::TooLong { index, tokens, longest } => {
-            let place = place(index);
-            let detail = format!(
-                "{place} has {tokens} tokens and is too large: this model's maximum context length is {longest} tokens"
-            );
-            ApiError::invalid(place, detail).exceeds_context(tokens, longest)
+        EncodeError::Empty { index } => {
+            ApiError::invalid(field_path(index), format!("{} must not be empty", field_path(index)))
         }
-        EncodeError::UnknownToken { index, .. } => ApiError::invalid(place(index), error.to_string()),
+        EncodeError::TooLong { index, tokens, longest } => {
+            let field_path = field_path(index);
+            let detail = format!(
+                "{field_path} has {tokens} tokens and is too large: this model's maximum context length is {longest} tokens"
+            );
+            ApiError::invalid(field_path, detail).exceeds_context(tokens, longest)
+        }
+        EncodeError::UnknownToken { index, .. } => ApiError::invalid(field_path(index), error.to_string()),
         EncodeError::Busy { .. } => ApiError::new(ErrorKind::Busy, error.to_string()).retry_after(1),
         EncodeError::Stopped => ApiError::unavailable(error.to_string()),
         EncodeError::Failed(_) => ApiError::internal(error),

@@ -1,4 +1,4 @@
-//! `/infill`: the text between two texts, for editors. Needs a model that was trained for it.
+//! `/infill`: generates the text between two texts, for editors. Requires a model trained for it.
 
 use super::completion;
 use crate::api::shared::fields::{Fields, invalid_value};
@@ -20,13 +20,13 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(infill))
 }
 
-/// Fills in between `input_prefix` with `prompt` behind it, and `input_suffix`. `input_extra` is a list of `{filename, text}` for
-/// context. Everything else is as at `/completion`.
+/// Generates the text between `input_prefix` (followed by `prompt`) and `input_suffix`. `input_extra` is a list of
+/// `{filename, text}` used as context. All other fields are those of `/completion`.
 #[utoipa::path(post, path = "/infill", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "The answer, or server-sent events of its pieces"),
-              (status = 400, description = "A field is wrong; the message names it"),
-              (status = 501, description = "The model was not trained to fill in")))]
+    responses((status = 200, description = "The answer, or server-sent events of its chunks"),
+              (status = 400, description = "A field is invalid; the message names it"),
+              (status = 501, description = "The model was not trained for infilling")))]
 async fn infill(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
@@ -35,20 +35,20 @@ async fn infill(
 ) -> Result<Response, LlamaError> {
     let suffix_first = app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
     let prompts = |fields: Fields<'_>, loaded: &Loaded| Ok(vec![prompt(fields, loaded, suffix_first)?]);
-    completion::answer(app, caller, &headers, body, prompts).await
+    completion::complete(app, caller, &headers, body, prompts).await
 }
 
 fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
-    let tokens = tokens_of(vocabulary)?;
+    let tokens = infill_tokens(vocabulary)?;
     let needed = |name: &str| {
-        fields.text(name)?.ok_or_else(|| ApiError::invalid(name, format!("{name} is missing; it takes a text")))
+        fields.text(name)?.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is missing; send a string")))
     };
     let start = match fields.get("prompt") {
         Some(prompt) => parameters::encode_prompt(prompt, "prompt", vocabulary, false, true)?,
         None => Vec::new(),
     };
-    let gap = Gap {
+    let parts = InfillParts {
         prefix: vocabulary.encode(needed("input_prefix")?, false, false),
         suffix: vocabulary.encode(needed("input_suffix")?, false, false),
         start,
@@ -57,52 +57,53 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
     };
     let n_predict =
         fields.integer("n_predict", -1..=i64::from(i32::MAX))?.and_then(|count| usize::try_from(count).ok());
-    Ok(gap.prompt(vocabulary, tokens, loaded.engine().context_per_slot() as usize, n_predict))
+    Ok(parts.prompt(vocabulary, tokens, loaded.engine().context_per_slot() as usize, n_predict))
 }
 
-/// The model's tokens for filling in.
+/// Returns the model's infill tokens.
 ///
 /// # Errors
-/// 501 when it has none.
-pub(in crate::api) fn tokens_of(vocabulary: &Vocabulary) -> Result<InfillTokens, ApiError> {
+/// 501 if the model has none.
+pub(in crate::api) fn infill_tokens(vocabulary: &Vocabulary) -> Result<InfillTokens, ApiError> {
     vocabulary.special().fill_in.ok_or_else(|| {
         ApiError::not_supported(
-            "this model was not trained to fill in between two texts: its vocabulary has no tokens for prefix, suffix \
+            "the model was not trained for infilling: its vocabulary has no tokens for prefix, suffix \
              and middle",
         )
     })
 }
 
-/// The prompt that asks for what stands between two texts.
-pub(in crate::api) fn between(
+/// Returns the prompt that asks for the text between two texts.
+pub(in crate::api) fn infill_prompt(
     vocabulary: &Vocabulary,
     tokens: InfillTokens,
     prefix: &str,
     suffix: &str,
 ) -> Vec<TokenId> {
-    let gap = Gap {
+    let parts = InfillParts {
         prefix: vocabulary.encode(prefix, false, false),
         suffix: vocabulary.encode(suffix, false, false),
-        ..Gap::default()
+        ..InfillParts::default()
     };
-    gap.prompt(vocabulary, tokens, usize::MAX, None)
+    parts.prompt(vocabulary, tokens, usize::MAX, None)
 }
 
 #[derive(Default)]
-struct Gap {
+struct InfillParts {
     prefix: Vec<TokenId>,
     suffix: Vec<TokenId>,
-    /// What stands between the prefix and the gap.
+    /// Text between the prefix and the parts.
     start: Vec<TokenId>,
-    /// Other texts, with what stands around them.
+    /// Other files with their separators.
     extra: Vec<TokenId>,
-    /// Whether the suffix stands before the prefix, as some models were trained.
+    /// Put the suffix before the prefix, as some models were trained.
     suffix_first: bool,
 }
 
-impl Gap {
-    /// As llama-server has it: other files, prefix, suffix, middle, the beginning of the line behind the prefix. Of a prefix and a suffix that do not fit, what is nearest
-    /// to the gap stays, three quarters of a batch for the prefix; of other files, what stands last.
+impl InfillParts {
+    /// Returns the prompt in llama-server's order: other files, prefix, suffix, middle, start of the line after the
+    /// prefix. If prefix and suffix do not fit, the parts next to the gap are kept, with three quarters of the room for
+    /// the prefix; of the other files the last parts are kept.
     fn prompt(
         mut self,
         vocabulary: &Vocabulary,
@@ -129,7 +130,7 @@ impl Gap {
     }
 }
 
-/// The other texts, each behind its name where the model has tokens for that.
+/// Tokenizes the other files, each preceded by its name if the model has tokens for that.
 fn extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> Result<Vec<TokenId>, ApiError> {
     const EXPECTED: &str = "a list of {\"filename\": …, \"text\": …}";
     let mut all = Vec::new();

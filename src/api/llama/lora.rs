@@ -1,8 +1,7 @@
-//! `/lora-adapters`: the adapters that were loaded with the model, and how strongly each holds where a request does not
-//! say.
+//! `/lora-adapters`: the adapters loaded with the model, and their default scales.
 
-use super::props::Which;
-use super::settings::shortest;
+use super::props::ModelParams;
+use super::settings::to_shortest_f64;
 use crate::api::shared::{self, lora};
 use crate::api::{App, LlamaError};
 use axum::Json;
@@ -17,19 +16,19 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(list, scale))
 }
 
-/// Lists the adapters, each with its scale. `?model=` names a model.
+/// Lists the adapters with their default scales. `?model=` selects a model.
 #[utoipa::path(get, path = "/lora-adapters", tag = "llama-server",
     responses((status = 200, description = "`[{id, path, scale, task_name, prompt_prefix}]`"),
-              (status = 503, description = "The model is being loaded")))]
-async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded_now(which.model.as_deref()).await?;
+              (status = 503, description = "The model is loading")))]
+async fn list(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
+    let loaded = app.loaded_now(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
     let usual = adapters.usual();
     let shown = adapters.list().iter().enumerate().map(|(id, adapter)| {
         json!({
             "id": id,
             "path": adapter.path.display().to_string(),
-            "scale": shortest(usual.scale(id)),
+            "scale": to_shortest_f64(usual.scale(id)),
             "task_name": adapter.task_name,
             "prompt_prefix": adapter.prompt_prefix,
         })
@@ -37,18 +36,18 @@ async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json
     Ok(Json(Value::Array(shown.collect())))
 }
 
-/// Sets the scales of adapters, `[{id, scale}]`, for requests that begin from now on and have no `lora` of their own; the
-/// scale of an adapter that is not listed is 0 then. `?model=` names a model.
+/// Sets the default scales of adapters, `[{id, scale}]`, for later requests without `lora`. Adapters that are not
+/// listed get scale 0. `?model=` selects a model.
 #[utoipa::path(post, path = "/lora-adapters", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{success: true}`"),
-              (status = 400, description = "There is no such adapter, or a scale is no number")))]
+              (status = 400, description = "Unknown adapter, or a scale is not a number")))]
 async fn scale(
     State(app): State<App>,
-    Query(which): Query<Which>,
+    Query(params): Query<ModelParams>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded(which.model.as_deref()).await?;
+    let loaded = app.loaded(params.model.as_deref()).await?;
     let body = shared::parse_json(&body?)?;
     let adapters = loaded.model().adapters();
     adapters.set_usual(lora::parse_adapter_set(&body, "the body", adapters)?);

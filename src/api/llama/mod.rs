@@ -1,8 +1,6 @@
-//! llama-server's own routes: one file for each, each with its `router()`. Errors have llama-server's shape, and unknown
-//! fields are ignored, as there.
+//! llama-server's own routes, one file per route with its `router()`. Errors have llama-server's format, and unknown
+//! fields are ignored.
 
-mod answer;
-mod ask;
 mod classify;
 mod completion;
 mod embeddings;
@@ -12,7 +10,9 @@ mod lora;
 mod models;
 mod monitor;
 mod props;
+mod request;
 mod rerank;
+mod response;
 mod sessions;
 mod settings;
 mod sleep;
@@ -21,16 +21,16 @@ mod slots;
 mod template;
 mod text;
 
-pub(super) use ask::Answer;
-pub(super) use infill::{between, tokens_of};
+pub(super) use infill::{infill_prompt, infill_tokens};
 pub(super) use models::status;
-pub(super) use settings::settings;
+pub(super) use request::LlamaResponseOptions;
+pub(super) use settings::generation_settings;
 pub use sleep::sleep_when_idle;
 
 use super::App;
 use utoipa_axum::router::OpenApiRouter;
 
-/// The routes.
+/// Returns llama-server's routes.
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .merge(completion::router())
@@ -48,7 +48,7 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(classify::router())
 }
 
-/// Whether the path's clients expect llama-server's errors.
+/// Returns true if clients of the path expect llama-server's error format.
 pub(super) fn is_route(path: &str) -> bool {
     const EXACT: [&str; 21] = [
         "/completion",

@@ -1,8 +1,8 @@
-//! What the engine is doing: `/slots` for people and dashboards, `/metrics` for Prometheus. Looking never holds the engine up.
+//! Engine status: `/slots` for people and dashboards, `/metrics` for Prometheus. Reading it never delays the engine.
 
-use super::ask::Answer;
-use super::props::Which;
-use super::settings::settings;
+use super::props::ModelParams;
+use super::request::LlamaResponseOptions;
+use super::settings::generation_settings;
 use crate::api::catalogue::Observed;
 use crate::api::{ApiError, App, LlamaError};
 use crate::engine::{EngineCounts, SlotView};
@@ -21,21 +21,21 @@ pub(super) fn router() -> OpenApiRouter<App> {
 }
 
 #[derive(Debug, Deserialize)]
-struct SlotsQuery {
+struct SlotsParams {
     model: Option<String>,
     fail_on_no_slot: Option<String>,
 }
 
-/// What every slot is doing. With `?fail_on_no_slot=1` it is 503 while none is free. Prompts and answers are not shown: they are
-/// in the trace, for those who may see it.
+/// Lists the state of every slot. `?fail_on_no_slot=1` returns 503 while no slot is free. Prompts and answers are not
+/// included; callers with the right to see them find them in the trace.
 #[utoipa::path(get, path = "/slots", tag = "llama-server",
-    params(("fail_on_no_slot" = Option<String>, Query, description = "1: fail while no slot is free")),
+    params(("fail_on_no_slot" = Option<String>, Query, description = "1 returns 503 while no slot is free")),
     responses((status = 200, description = "A list of slots"),
               (status = 501, description = "The server was started with --no-slots"),
-              (status = 503, description = "No slot is free, and that was to be an error")))]
-async fn slots(State(app): State<App>, Query(query): Query<SlotsQuery>) -> Result<Json<Value>, LlamaError> {
+              (status = 503, description = "No slot is free and `fail_on_no_slot` is set")))]
+async fn slots(State(app): State<App>, Query(query): Query<SlotsParams>) -> Result<Json<Value>, LlamaError> {
     if !app.config().server.routes.slots {
-        return Err(ApiError::not_supported("GET /slots is off; start the server without --no-slots").into());
+        return Err(ApiError::not_supported("GET /slots is disabled; start the server without --no-slots").into());
     }
     let loaded = app.loaded_now(query.model.as_deref()).await?;
     let engine = loaded.engine();
@@ -56,7 +56,8 @@ fn shown(id: usize, slot: &SlotView, n_ctx: u32) -> Value {
         shown["n_prompt_tokens"] = slot.prompt_tokens.into();
         shown["n_prompt_tokens_processed"] = slot.processed.into();
         shown["n_prompt_tokens_cache"] = slot.cached.into();
-        shown["params"] = settings(&occupant.sampling, &occupant.limits, &Answer::usual(n_predict));
+        shown["params"] =
+            generation_settings(&occupant.sampling, &occupant.limits, &LlamaResponseOptions::new(n_predict));
         shown["params"]["lora"] = json!(occupant.adapters);
         shown["next_token"] = json!([{
             "has_next_token": slot.busy,
@@ -69,20 +70,20 @@ fn shown(id: usize, slot: &SlotView, n_ctx: u32) -> Value {
     shown
 }
 
-/// Counters for Prometheus. The two rates are over the last minute, whoever asks and how often.
+/// Returns counters for Prometheus. The two rates cover the last minute, independent of the scrape interval.
 #[utoipa::path(get, path = "/metrics", tag = "llama-server",
     responses((status = 200, description = "Prometheus' text format", content_type = "text/plain"),
               (status = 501, description = "The server was started without --metrics")))]
-async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<Response, LlamaError> {
+async fn metrics(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Response, LlamaError> {
     if !app.config().server.routes.metrics {
-        return Err(ApiError::not_supported("GET /metrics is off; start the server with --metrics").into());
+        return Err(ApiError::not_supported("GET /metrics is disabled; start the server with --metrics").into());
     }
     app.ready()?;
-    let counts = match app.models().observed(which.model.as_deref())? {
+    let counts = match app.models().observed(params.model.as_deref())? {
         Observed::Awake(loaded) => loaded.engine().status().counts().plus(loaded.encoder().status().counts()),
         Observed::Asleep(asleep) => asleep.work[0].counts().plus(asleep.work[1].counts()),
     };
-    let text = exposition(counts);
+    let text = prometheus_text(counts);
     let headers = [
         (header::CONTENT_TYPE, "text/plain; version=0.0.4".to_owned()),
         (header::HeaderName::from_static("process-start-time-unix"), app.started_at().timestamp().to_string()),
@@ -90,7 +91,7 @@ async fn metrics(State(app): State<App>, Query(which): Query<Which>) -> Result<R
     Ok((headers, text).into_response())
 }
 
-fn exposition(counts: EngineCounts) -> String {
+fn prometheus_text(counts: EngineCounts) -> String {
     let (total, recent) = (counts.total, counts.recent);
     let seconds = |us: u64| us as f64 / 1e6;
     let rate = |tokens: u64, us: u64| if us > 0 { tokens as f64 / seconds(us) } else { 0.0 };
@@ -103,7 +104,7 @@ fn exposition(counts: EngineCounts) -> String {
         ("tokens_predicted_seconds_total", "Predict process time", seconds(total.generation_us)),
         ("n_decode_total", "Total number of llama_decode() calls", counts.decodes as f64),
         ("n_tokens_max", "Largest observed n_tokens.", counts.longest as f64),
-        ("spec_decode_num_draft_tokens_total", "Drafted tokens; there is no speculative decoding.", 0.0),
+        ("spec_decode_num_draft_tokens_total", "Drafted tokens; always 0, speculative decoding is not supported.", 0.0),
         ("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", 0.0),
         ("spec_decode_num_drafts_total", "Drafts.", 0.0),
     ];

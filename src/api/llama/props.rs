@@ -1,7 +1,7 @@
-//! `/props`: what a client wants to know of the server before it sends anything.
+//! `/props`: server properties that clients query before their first request.
 
-use super::ask::Answer;
-use super::settings::settings;
+use super::request::LlamaResponseOptions;
+use super::settings::generation_settings;
 use crate::api::catalogue::Observed;
 use crate::api::shared::{Fields, parameters};
 use crate::api::{ApiError, App, LlamaError, Loaded};
@@ -21,18 +21,18 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(show, change))
 }
 
-/// Which model a route is about, where it has no body to say it.
+/// The query parameter of routes without a body that selects a model.
 #[derive(Debug, Deserialize)]
-pub(super) struct Which {
+pub(super) struct ModelParams {
     pub(super) model: Option<String>,
 }
 
-/// The server's properties: the defaults of requests, the slots, the model and its chat template. `?model=` names a model.
+/// Returns the server's properties: request defaults, slots, model and chat template. `?model=` selects a model.
 #[utoipa::path(get, path = "/props", tag = "llama-server",
-    responses((status = 200, description = "The properties"), (status = 503, description = "The model is being loaded")))]
-async fn show(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
+    responses((status = 200, description = "The properties"), (status = 503, description = "The model is loading")))]
+async fn show(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
     app.ready()?;
-    Ok(Json(match app.models().observed(which.model.as_deref())? {
+    Ok(Json(match app.models().observed(params.model.as_deref())? {
         Observed::Awake(loaded) => describe(&app, &loaded).await?,
         Observed::Asleep(asleep) => asleep.props.clone(),
     }))
@@ -58,11 +58,11 @@ pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<Value, ApiErr
         "ui": routes.dashboard,
         "ui_settings": {},
         "chat_template": loaded.template().map(crate::model::chat::ChatTemplate::source).ok().or(card.chat_template.as_deref()).unwrap_or_default(),
-        "chat_template_caps": loaded.template().map(|template| abilities(template, app)).unwrap_or_default(),
+        "chat_template_caps": loaded.template().map(|template| template_capabilities(template, app)).unwrap_or_default(),
         "bos_token": text(vocabulary.special().bos),
         "eos_token": text(vocabulary.special().eos),
         "mod_sandbox": sandbox(app).await,
-        "devices": computing(loaded.model().placement()).await,
+        "devices": device_list(loaded.model().placement()).await,
         "n_gpu_layers": loaded.model().placement().gpu_layers,
         "n_layers": loaded.model().placement().layers,
         "build_info": concat!("thunder-", env!("CARGO_PKG_VERSION")),
@@ -71,27 +71,27 @@ pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<Value, ApiErr
     }))
 }
 
-/// Which mods run in a sandbox, and whether this system has one.
+/// Returns the sandbox policy for mods, and whether the system supports a sandbox.
 async fn sandbox(app: &App) -> Value {
     let policy = match app.config().engine.mods.sandbox {
         ModSandbox::Uploaded => "uploaded",
         ModSandbox::All => "all",
         ModSandbox::Off => "off",
     };
-    // It is tried once, in a process of its own.
+    // The sandbox is tried once, in a separate process.
     let tried = tokio::task::spawn_blocking(|| match sandbox::installed().map(SandboxLauncher::support) {
         Some(Ok(how)) => json!({ "available": true, "how": how }),
         Some(Err(reason)) => json!({ "available": false, "reason": reason }),
-        None => json!({ "available": false, "reason": "this program cannot start one" }),
+        None => json!({ "available": false, "reason": "this program cannot start a sandbox" }),
     });
     let mut found = tried.await.unwrap_or_else(|error| json!({ "available": false, "reason": error.to_string() }));
     found["policy"] = policy.into();
     found
 }
 
-/// What there is to compute on, and whether this model does.
-async fn computing(placement: &Placement) -> Value {
-    // A driver may be slow to tell its memory.
+/// Lists the compute devices and whether this model uses them.
+async fn device_list(placement: &Placement) -> Value {
+    // Drivers can be slow to report their memory.
     let all = tokio::task::spawn_blocking(devices).await.unwrap_or_default();
     let shown = |device: &Device| {
         json!({
@@ -106,34 +106,34 @@ async fn computing(placement: &Placement) -> Value {
     all.iter().map(shown).collect()
 }
 
-/// Changes nothing yet, as in llama-server; needs `--props`.
+/// Accepts changes but ignores them, like llama-server; requires `--props`.
 #[utoipa::path(post, path = "/props", tag = "llama-server",
     responses((status = 200, description = "`{success: true}`"),
               (status = 501, description = "The server was started without --props")))]
 async fn change(State(app): State<App>) -> Result<Json<Value>, LlamaError> {
     if !app.config().server.routes.props {
-        return Err(ApiError::not_supported("POST /props is off; start the server with --props").into());
+        return Err(ApiError::not_supported("POST /props is disabled; start the server with --props").into());
     }
     Ok(Json(json!({ "success": true })))
 }
 
-/// The settings of a request that says nothing.
+/// Returns the settings of a request without parameters.
 fn defaults(app: &App, loaded: &Loaded) -> Result<Value, ApiError> {
     let nothing = Value::Object(Map::new());
     let fields = Fields::new(&nothing)?.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let sampling = parameters::sampling(fields, loaded.vocabulary())?;
     let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX)?;
     let n_predict = fields.integer("n_predict", -1..=i64::from(i32::MAX))?.unwrap_or(-1);
-    let mut settings = settings(&sampling, &limits, &Answer::usual(n_predict));
+    let mut settings = generation_settings(&sampling, &limits, &LlamaResponseOptions::new(n_predict));
     if fields.get("seed").is_none() {
-        // llama-server's word for a new one each time.
+        // llama-server's value for a random seed.
         settings["seed"] = u32::MAX.into();
     }
     Ok(settings)
 }
 
-/// What the chat template does with what it may be given, found out by giving it.
-fn abilities(template: &ChatTemplate, app: &App) -> Value {
+/// Returns the capabilities of the chat template, determined by test renderings.
+fn template_capabilities(template: &ChatTemplate, app: &App) -> Value {
     const MARK: &str = "qzmarkzq";
     const OTHER: &str = "qzotherzq";
     let options = |tools: Value, variables: Value| RenderOptions {

@@ -1,6 +1,6 @@
-//! Ranking documents by their relevance to a query, in Jina's shape and in that of Text Embeddings Inference.
+//! Reranks documents by relevance to a query, in Jina's format and in that of Text Embeddings Inference.
 
-use super::encoding::{self, Encoded, Usage};
+use super::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
 use crate::api::{ApiError, App, LlamaError, Loaded};
@@ -25,23 +25,23 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/v1/reranking", post(rerank))
 }
 
-/// Documents by relevance, the most relevant first.
+/// Documents sorted by relevance, the most relevant first.
 #[derive(Debug, Serialize, ToSchema)]
 struct Ranking {
     model: String,
     object: &'static str,
-    usage: Usage,
-    results: Vec<Ranked>,
+    usage: EncoderUsage,
+    results: Vec<RankedDocument>,
 }
 
-/// A document's relevance.
+/// The relevance of a document.
 #[derive(Debug, Serialize, ToSchema)]
-struct Ranked {
-    /// Place of the document in the request, from 0.
+struct RankedDocument {
+    /// Index of the document in the request, from 0.
     index: usize,
-    /// The model's score: the higher, the more relevant.
+    /// The model's score; higher is more relevant.
     relevance_score: f32,
-    /// The document, where `return_documents` asks for it.
+    /// The document, if `return_documents` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     document: Option<Document>,
 }
@@ -52,48 +52,48 @@ struct Document {
     text: String,
 }
 
-/// A text's relevance, as Text Embeddings Inference has it.
+/// The relevance of a text in the format of Text Embeddings Inference.
 #[derive(Debug, Serialize, ToSchema)]
-struct Scored {
-    /// Place of the text in the request, from 0.
+struct ScoredText {
+    /// Index of the text in the request, from 0.
     index: usize,
-    /// The model's score: the higher, the more relevant.
+    /// The model's score; higher is more relevant.
     score: f32,
-    /// The text, where `return_text` asks for it.
+    /// The text, if `return_text` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
 }
 
-/// Ranks `documents` by relevance to the `query` and answers with the `top_n` first. With `texts` in the place of
-/// `documents`, the answer is that of Text Embeddings Inference: a list of `{index, score}`, with `return_text` also the
-/// text. Also at `/rerank`, `/reranking` and `/v1/reranking`.
+/// Ranks `documents` by relevance to `query` and returns the first `top_n`. With `texts` instead of `documents` the
+/// response has the format of Text Embeddings Inference: a list of `{index, score}`, with `return_text` also the text.
+/// Also at `/rerank`, `/reranking` and `/v1/reranking`.
 #[utoipa::path(post, path = "/v1/rerank", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, body = Ranking),
-              (status = 400, description = "A field is wrong, or a document too long; the message names it"),
-              (status = 501, description = "The server was started without `--reranking`, or the model ranks nothing")))]
+              (status = 400, description = "A field is invalid or a document is too long; the message names it"),
+              (status = 501, description = "The server was started without `--reranking`, or the model is not a reranker")))]
 async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
-    let (body, loaded) = encoding::request(&app, &body?).await?;
+    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
     let is_share = relevance(&loaded)?;
     let fields = Fields::new(&body)?;
-    let query = fields.get("query").ok_or_else(|| ApiError::invalid("query", "query is missing; it takes a text"))?;
-    let query = encoding::text("query", query)?.to_owned();
+    let query = fields.get("query").ok_or_else(|| ApiError::invalid("query", "`query` is missing; send a string"))?;
+    let query = encoding::non_empty_string("query", query)?.to_owned();
     let Some((field, list)) = fields.first_present(&["documents", "texts"]) else {
-        return Err(ApiError::invalid("documents", "documents is missing; it takes a list of texts").into());
+        return Err(ApiError::invalid("documents", "`documents` is missing; send a list of strings").into());
     };
     let is_jina = field == "documents";
     let field = if is_jina { "documents" } else { "texts" };
-    let list = list.as_array().ok_or_else(|| invalid_value(field, "a list of texts", list))?;
-    let documents: Vec<String> = encoding::bounded(field, list)?
+    let list = list.as_array().ok_or_else(|| invalid_value(field, "a list of strings", list))?;
+    let documents: Vec<String> = encoding::check_inputs(field, list)?
         .iter()
         .enumerate()
         .map(|(index, value)| {
             let value = value.get("text").unwrap_or(value);
-            // An empty one has a score, too.
+            // An empty document gets a score too.
             value
                 .as_str()
                 .map(str::to_owned)
-                .ok_or_else(|| invalid_value(&format!("{field}[{index}]"), "a text", value))
+                .ok_or_else(|| invalid_value(&format!("{field}[{index}]"), "a string", value))
         })
         .collect::<Result<_, _>>()?;
     let top = fields.integer("top_n", 1..=i64::from(u32::MAX))?.map_or(usize::MAX, |top| top as usize);
@@ -114,7 +114,7 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
     ranked.truncate(top);
     let text = |index: usize| returns_text.then(|| documents[index].clone());
     if is_jina {
-        let results = ranked.into_iter().map(|(index, relevance_score)| Ranked {
+        let results = ranked.into_iter().map(|(index, relevance_score)| RankedDocument {
             index,
             relevance_score,
             document: text(index).map(|text| Document { text }),
@@ -122,25 +122,25 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
         let model = loaded.name().to_owned();
         return Ok(Json(Ranking { model, object: "list", usage, results: results.collect() }).into_response());
     }
-    let results = ranked.into_iter().map(|(index, score)| Scored { index, score, text: text(index) });
+    let results = ranked.into_iter().map(|(index, score)| ScoredText { index, score, text: text(index) });
     Ok(Json(results.collect::<Vec<_>>()).into_response())
 }
 
-/// Whether the relevance is a share after softmax, not the one logit.
+/// Returns true if the relevance is a probability after softmax, false if it is the single logit.
 fn relevance(loaded: &Loaded) -> Result<bool, ApiError> {
-    let scores = loaded.encoder().scores().map_err(encoding::off)?;
+    let scores = loaded.encoder().scores().map_err(encoding::unavailable)?;
     if scores.labels.len() == 1 || scores.softmax {
         return Ok(scores.softmax);
     }
     Err(ApiError::not_supported(format!(
-        "the model '{}' tells {} labels apart ({}) and has no score of relevance; use /classify",
+        "the model '{}' is a classifier with {} labels ({}) and has no relevance score; use /classify",
         loaded.name(),
         scores.labels.len(),
         scores.labels.join(", ")
     )))
 }
 
-/// The share of the first logit after softmax.
+/// Returns the first logit's probability after softmax.
 fn share(logits: &[f32]) -> f32 {
     let first = logits.first().copied().unwrap_or(0.0);
     1.0 / logits.iter().map(|logit| (logit - first).exp()).sum::<f32>()

@@ -1,7 +1,7 @@
-//! States of slots that stay on the server, by number.
+//! Slot snapshots stored on the server by number.
 
 use super::slot_files;
-use super::slots::{slot_number, small_json};
+use super::slots::{parse_small_body, slot_number};
 use crate::api::shared::fields::Fields;
 use crate::api::{ApiError, App, LlamaError};
 use axum::Json;
@@ -18,31 +18,31 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(act)).routes(routes!(list))
 }
 
-/// What is to be done, with which slot.
+/// Query parameters: the action, the slot and the model.
 #[derive(Debug, Deserialize)]
-struct Action {
+struct SessionActionParams {
     action: Option<String>,
     slot: Option<String>,
     model: Option<String>,
 }
 
-/// Does something with a session, by `?action=`: `save` keeps the state of `&slot=N` under the number, `restore` puts it back into
-/// a slot, or with `{file}` what is in that file below `--slot-save-path`, and `remove` forgets it, with `{file}` after writing it
-/// there. Sessions belong to the model they were saved with; they stay until they are removed or the server ends, also while their model
-/// is not loaded.
+/// Executes an `?action=` on a stored session: `save` stores a snapshot of `&slot=N` under the number. `restore` loads
+/// it into a slot; with `{file}` it loads that file below `--slot-save-path`. `remove` deletes it; with `{file}` it
+/// writes it to that file first. Stored sessions belong to the model they were saved with. They are kept until they are
+/// removed or the server stops, even while their model is unloaded.
 #[utoipa::path(post, path = "/sessions/{id_session}", tag = "llama-server",
-    params(("id_session" = i64, Path, description = "The session's number"),
+    params(("id_session" = i64, Path, description = "Number of the session"),
            ("action" = String, Query, description = "save, restore or remove"),
-           ("slot" = Option<u32>, Query, description = "The slot, from 0, to save or to restore to")),
-    responses((status = 200, description = "What was done"),
-              (status = 400, description = "The slot, the file or the state is wrong; the message says what"),
-              (status = 404, description = "There is no such session or file"),
+           ("slot" = Option<u32>, Query, description = "Index of the slot to save or to restore to, from 0")),
+    responses((status = 200, description = "Result of the action"),
+              (status = 400, description = "The slot, the file or the snapshot is invalid; the message names it"),
+              (status = 404, description = "Unknown session or file"),
               (status = 501, description = "The server was started without --slot-save-path"),
-              (status = 507, description = "There is no room for the session")))]
+              (status = 507, description = "Storage for sessions is full")))]
 async fn act(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
-    query: Result<Query<Action>, QueryRejection>,
+    query: Result<Query<SessionActionParams>, QueryRejection>,
     body: Body,
 ) -> Result<Json<Value>, LlamaError> {
     let query = query?.0;
@@ -52,14 +52,14 @@ async fn act(
     let text = id?.0;
     let id: i64 = text
         .parse()
-        .map_err(|_| ApiError::invalid("id_session", format!("id_session must be a whole number, got '{text}'")))?;
-    let body = small_json(body).await?;
+        .map_err(|_| ApiError::invalid("id_session", format!("`id_session` must be an integer, got '{text}'")))?;
+    let body = parse_small_body(body).await?;
     let file = Fields::new(&body)?.text("file")?;
     let begun = Instant::now();
     let ms = || begun.elapsed().as_secs_f64() * 1e3;
     let slot = || match &query.slot {
         Some(slot) => slot_number("slot", slot),
-        None => Err(ApiError::invalid("slot", "slot is missing; add &slot=N to the query")),
+        None => Err(ApiError::invalid("slot", "`slot` is missing; add &slot=N to the query")),
     };
     let answer = match query.action.as_deref() {
         Some("save") => {
@@ -85,8 +85,8 @@ async fn act(
         }
         Some("remove") => remove(&app, &model, id, file).await?,
         other => {
-            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is not known"));
-            let detail = format!("action {what}; the actions are save, restore and remove");
+            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is unknown"));
+            let detail = format!("`action` {what}; expected save, restore or remove");
             return Err(ApiError::invalid("action", detail).into());
         }
     };
@@ -101,7 +101,8 @@ async fn remove(app: &App, model: &str, id: i64, file: Option<&str>) -> Result<V
         return Ok(json!({ "id_session": id, "removed": true }));
     };
     let path = slot_files::path(app, "file", file)?;
-    // Removed only once it is written, so that a full disk loses nothing; written again when it was saved again meanwhile.
+    // The session is removed only after it was written, so that a full disk loses nothing. If it was saved again
+    // meanwhile, it is written again.
     let bytes = loop {
         let session = sessions.get(model, id).ok_or_else(missing)?;
         slot_files::write(path.clone(), session.block.clone()).await?;
@@ -112,12 +113,12 @@ async fn remove(app: &App, model: &str, id: i64, file: Option<&str>) -> Result<V
     Ok(json!({ "id_session": id, "removed": true, "file": file, "n_bytes": bytes }))
 }
 
-/// Lists all sessions, by number.
+/// Lists all stored sessions of a model by number.
 #[utoipa::path(get, path = "/sessions", tag = "llama-server",
     responses((status = 200, description = "`[{id, size, created_at, updated_at}]`, size in bytes, times in seconds since 1970")))]
 async fn list(
     State(app): State<App>,
-    query: Result<Query<super::props::Which>, QueryRejection>,
+    query: Result<Query<super::props::ModelParams>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
     app.ready()?;
     let model = app.models().meant(query?.0.model.as_deref())?.name;

@@ -1,4 +1,4 @@
-//! Sleeping: a model that nobody has used for a while is unloaded, and loaded again by the next request.
+//! Unloads a model that was idle for a while; the next request loads it again.
 
 use super::props;
 use crate::api::catalogue::Asleep;
@@ -7,19 +7,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time between two looks at what is idle.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval between two checks for idle models.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Unloads each model once it was idle for as long as `--sleep-idle-seconds` says, until the server stops.
+/// Unloads each model after `--sleep-idle-seconds` of inactivity, until the server stops.
 pub fn sleep_when_idle(app: &App) {
     let Some(delay) = app.config().server.models.sleep_after else { return };
     let app = app.clone();
     tokio::spawn(async move {
-        // Of each idle model: its last use, and since when it was seen idle.
+        // Per idle model: its last use, and the time it was first seen idle.
         let mut idle: HashMap<String, (u64, Instant)> = HashMap::new();
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 () = app.stopping() => return,
             }
             let unused = app.models().idle();
@@ -37,12 +37,12 @@ pub fn sleep_when_idle(app: &App) {
 async fn put_to_sleep(app: &App, name: &str, used: u64) {
     let Some(loaded) = app.models().named(name).ok().and_then(|entry| entry.ready().cloned()) else { return };
     let Some(asleep) = describe(app, &loaded).await else { return };
-    // A held model stays awake.
+    // A model with another reference stays loaded.
     drop(loaded);
     app.models().begin_sleep(name, used, asleep);
 }
 
-/// Describes a model for the routes that do not wake it.
+/// Saves the data of a model for the routes that do not load it.
 async fn describe(app: &App, loaded: &Loaded) -> Option<Asleep> {
     let mut props = props::describe(app, loaded).await.ok()?;
     props["is_sleeping"] = true.into();

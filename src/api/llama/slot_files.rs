@@ -1,4 +1,4 @@
-//! States in files below `--slot-save-path`, named by clients: a name, never a path.
+//! Slot snapshots in files below `--slot-save-path`. Clients send a file name, never a path.
 
 use crate::api::{ApiError, App, ErrorKind};
 use bytes::Bytes;
@@ -6,21 +6,21 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Longest name, which all file systems take with our ending for unfinished files.
-const LONGEST: usize = 200;
+/// Maximum length of a name; all file systems accept it with our suffix for unfinished files.
+const MAX_NAME_BYTES: usize = 200;
 
-/// The path of a file that a client names. `field` is where it named it.
+/// Returns the path of a file named by a client in `field`.
 ///
 /// # Errors
-/// 501 without `--slot-save-path`; 400 for what is not a plain name.
+/// 501 without `--slot-save-path`; 400 if the name is not a plain file name.
 pub(super) fn path(app: &App, field: &str, name: &str) -> Result<PathBuf, ApiError> {
     let dir = app.config().server.routes.slot_save_path.as_ref();
     let dir = dir.ok_or_else(|| {
-        ApiError::not_supported("states are not kept in files; start the server with --slot-save-path DIR")
+        ApiError::not_supported("snapshot files are disabled; start the server with --slot-save-path DIR")
     })?;
     if !is_plain(name) {
         let detail = format!(
-            "{field} must be a plain file name of 1 to {LONGEST} letters, digits, spaces, dots, dashes and the like, without / \\ : * ? \" < > | and not beginning with a dot, got {name:?}"
+            "{field} must be a plain file name of 1 to {MAX_NAME_BYTES} characters, without / \\ : * ? \" < > | and without a leading dot, got {name:?}"
         );
         return Err(ApiError::invalid(field, detail));
     }
@@ -28,18 +28,18 @@ pub(super) fn path(app: &App, field: &str, name: &str) -> Result<PathBuf, ApiErr
 }
 
 fn is_plain(name: &str) -> bool {
-    (1..=LONGEST).contains(&name.len())
+    (1..=MAX_NAME_BYTES).contains(&name.len())
         && !name.starts_with(['.', ' '])
         && !name.ends_with(['.', ' '])
         && !name.contains("..")
         && !name.chars().any(|c| c.is_control() || "/\\:*?\"<>|\u{fffd}".contains(c))
 }
 
-/// Writes a state, all of it or nothing.
+/// Writes a snapshot atomically.
 pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     let write = move || {
         let partial = unfinished(&path);
-        // For the server's own user: a state tells the conversation that it is of.
+        // Only the server's user may read it, because a snapshot contains the conversation.
         let written = std::fs::OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -51,13 +51,13 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
             })
             .and_then(|()| std::fs::rename(&partial, &path));
         if written.is_err() {
-            // What could not be written whole is of no use; that it cannot be removed changes nothing.
+            // Removes the partial file; a failure to do so is ignored.
             let _ = std::fs::remove_file(&partial);
         }
         written.map_err(|error| match error.kind() {
             io::ErrorKind::IsADirectory => {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                ApiError::bad_request(format!("'{name}' is a folder below --slot-save-path; choose another name"))
+                ApiError::bad_request(format!("'{name}' is a directory below --slot-save-path; choose another name"))
             }
             _ => ApiError::internal(format!("cannot write {}: {error}", path.display())),
         })
@@ -65,10 +65,10 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     blocking(write).await?
 }
 
-/// Reads a state of at most that many bytes.
+/// Reads a snapshot of up to `most` bytes.
 pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes, ApiError> {
     let read = move || -> io::Result<Option<Vec<u8>>> {
-        // A pipe would be waited for until somebody writes into it.
+        // Opening a pipe would block until another process writes to it.
         let file = std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.len() > most as u64 {
@@ -81,14 +81,14 @@ pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes
     match blocking(read).await? {
         Ok(Some(block)) => Ok(block.into()),
         Ok(None) => Err(ApiError::bad_request(format!(
-            "'{name}' is no state of this server's slots: it is no file of at most {most} bytes"
+            "'{name}' is not a snapshot of this server's slots: expected a file of at most {most} bytes"
         ))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ApiError::not_found("saved state", name)),
-        Err(error) => Err(ApiError::internal(format!("cannot read the state {name}: {error}"))),
+        Err(error) => Err(ApiError::internal(format!("cannot read snapshot {name}: {error}"))),
     }
 }
 
-/// Each writer has its own, so that two cannot write into each other.
+/// Returns a unique name for the partial file, so that two writers never share one.
 fn unfinished(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.part", uuid::Uuid::now_v7().simple()));

@@ -1,7 +1,7 @@
-//! The state of a slot: look at its tokens and messages, save and restore it, cut tokens out of it. A slot that is busy
-//! is waited for.
+//! State of a slot: lists its tokens and messages, saves and restores snapshots, removes tokens. Requests wait while
+//! the slot is busy.
 
-use super::props::Which;
+use super::props::ModelParams;
 use super::slot_files;
 use crate::api::catalogue::NoRoom;
 use crate::api::shared;
@@ -25,38 +25,39 @@ use std::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Binary bodies.
-const OCTETS: &str = "application/octet-stream";
-/// Bytes that JSON may have around a state.
-const AROUND: usize = 4096;
+/// Content type of binary bodies.
+const OCTET_STREAM: &str = "application/octet-stream";
+/// Maximum bytes of JSON around a snapshot.
+const MAX_JSON_OVERHEAD: usize = 4096;
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(act)).routes(routes!(info))
 }
 
-/// What is to be done, and with which model's slot.
+/// Query parameters: the action and the model.
 #[derive(Debug, Deserialize)]
-pub(super) struct Action {
+pub(super) struct SlotActionParams {
     action: Option<String>,
     model: Option<String>,
 }
 
-/// Does something with the state of a slot, by `?action=`: `save-state` answers with it (binary for
-/// `Accept: application/octet-stream`, else base64 in JSON) and `restore-state` takes one (binary or `{state}`); `tokens` lists
-/// its tokens; `context-shift` takes `{n_keep, n_discard}` and removes tokens from the middle; `save`, `restore` and `erase` take
-/// `{filename}` below `--slot-save-path`. Waits while the slot is busy. A state that does not fit leaves the slot as it was.
+/// Executes an `?action=` on a slot. `save-state` returns a snapshot (binary with `Accept: application/octet-stream`,
+/// else base64 in JSON); `restore-state` accepts one (binary or `{state}`). `tokens` lists the slot's tokens.
+/// `context-shift` takes `{n_keep, n_discard}` and removes tokens from the middle. `save`, `restore` and `erase` take
+/// `{filename}` below `--slot-save-path`. Waits while the slot is busy. A snapshot that does not fit leaves the slot
+/// unchanged.
 #[utoipa::path(post, path = "/slots/{id_slot}", tag = "llama-server",
-    params(("id_slot" = u32, Path, description = "The slot, from 0"),
+    params(("id_slot" = u32, Path, description = "Index of the slot, from 0"),
            ("action" = String, Query, description = "save-state, restore-state, tokens, context-shift, save, restore or erase")),
-    responses((status = 200, description = "What was done"),
-              (status = 400, description = "The slot, a field or the state is wrong; the message says what"),
-              (status = 404, description = "There is no such file"),
-              (status = 501, description = "The server was started without --slot-save-path, or this model's state cannot be taken \
-                                            out or cut; the message says which")))]
+    responses((status = 200, description = "Result of the action"),
+              (status = 400, description = "The slot, a field or the snapshot is invalid; the message names it"),
+              (status = 404, description = "Unknown file"),
+              (status = 501, description = "The server was started without --slot-save-path, or this model's state cannot be saved or \
+                                            shifted; the message gives the reason")))]
 async fn act(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
-    query: Result<Query<Action>, QueryRejection>,
+    query: Result<Query<SlotActionParams>, QueryRejection>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, LlamaError> {
@@ -69,8 +70,8 @@ async fn act(
     let answer = match query.action.as_deref() {
         Some("save-state") => {
             let SlotSnapshot { tokens, block } = engine.save_slot(slot).await?;
-            if accepts(&headers, OCTETS) {
-                return Ok(([(header::CONTENT_TYPE, OCTETS)], block).into_response());
+            if accepts(&headers, OCTET_STREAM) {
+                return Ok(([(header::CONTENT_TYPE, OCTET_STREAM)], block).into_response());
             }
             let bytes = block.len();
             let text = tokio::task::spawn_blocking(move || STANDARD.encode(&block)).await;
@@ -88,54 +89,53 @@ async fn act(
             json!({ "id_slot": slot, "n_tokens": tokens.len(), "tokens": tokens, "n_prompt_tokens_processed": processed })
         }
         Some("context-shift") => {
-            let body = small_json(body).await?;
+            let body = parse_small_body(body).await?;
             let fields = Fields::new(&body)?;
             let number = |name: &str, least: i64| {
-                let missing = || {
-                    ApiError::invalid(name, format!("{name} is missing; it takes a whole number of at least {least}"))
-                };
+                let missing =
+                    || ApiError::invalid(name, format!("`{name}` is missing; send an integer of {least} or more"));
                 fields.integer(name, least..=i64::from(u32::MAX))?.ok_or_else(missing).map(|number| number as usize)
             };
             let left = engine.shift_slot(slot, number("n_keep", 0)?, number("n_discard", 1)?).await?;
             json!({ "success": true, "new_n_tokens": left })
         }
         Some("save") => {
-            let (name, path) = named_file(&app, &small_json(body).await?)?;
+            let (name, path) = named_file(&app, &parse_small_body(body).await?)?;
             let SlotSnapshot { tokens, block } = engine.save_slot(slot).await?;
             let bytes = block.len();
             slot_files::write(path, block).await?;
             json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": bytes, "timings": { "save_ms": ms() } })
         }
         Some("restore") => {
-            let (name, path) = named_file(&app, &small_json(body).await?)?;
+            let (name, path) = named_file(&app, &parse_small_body(body).await?)?;
             let block = slot_files::read(path, &name, engine.max_snapshot_bytes()?).await?;
             let bytes = block.len();
             let tokens = engine.restore_slot(slot, block).await?;
             json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": bytes, "timings": { "restore_ms": ms() } })
         }
         Some("erase") => {
-            // As in llama-server, which takes it for an action on files.
+            // llama-server treats this as an action on files.
             slot_files::path(&app, "filename", "any")?;
             json!({ "id_slot": slot, "n_erased": engine.erase_slot(slot).await? })
         }
         other => {
-            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is not known"));
-            let known = "save-state, restore-state, tokens, context-shift, save, restore and erase";
-            return Err(ApiError::invalid("action", format!("action {what}; the actions are {known}")).into());
+            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is unknown"));
+            let known = "save-state, restore-state, tokens, context-shift, save, restore or erase";
+            return Err(ApiError::invalid("action", format!("`action` {what}; expected {known}")).into());
         }
     };
     Ok(Json(answer).into_response())
 }
 
-/// The tokens of a slot, cut into messages after each end-of-turn token.
+/// Lists the messages of a slot, split after each end-of-turn token.
 #[utoipa::path(get, path = "/v1/slots/{id_slot}/info", tag = "llama-server",
-    params(("id_slot" = u32, Path, description = "The slot, from 0")),
+    params(("id_slot" = u32, Path, description = "Index of the slot, from 0")),
     responses((status = 200, description = "`{n_tokens, boundary_eot, n_messages, messages: [{index, start, end}]}`"),
-              (status = 400, description = "There is no such slot")))]
+              (status = 400, description = "Unknown slot")))]
 async fn info(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
-    query: Result<Query<Which>, QueryRejection>,
+    query: Result<Query<ModelParams>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
     let loaded = app.loaded_now(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
@@ -153,7 +153,7 @@ async fn info(
     })))
 }
 
-/// First and last token of each message.
+/// Returns the first and last token index of each message.
 fn messages(tokens: &[TokenId], eot: Option<TokenId>) -> impl Iterator<Item = (usize, usize)> {
     let mut start = 0;
     tokens.split_inclusive(move |&token| Some(token) == eot).map(move |message| {
@@ -163,27 +163,24 @@ fn messages(tokens: &[TokenId], eot: Option<TokenId>) -> impl Iterator<Item = (u
     })
 }
 
-/// A number in a path or a query.
+/// Parses a slot number in a path or query.
 pub(super) fn slot_number(name: &str, text: &str) -> Result<u32, ApiError> {
     text.parse()
-        .map_err(|_| ApiError::invalid(name, format!("{name} must be the number of a slot, from 0, got '{text}'")))
+        .map_err(|_| ApiError::invalid(name, format!("`{name}` must be the index of a slot, from 0, got '{text}'")))
 }
 
-/// A body of a few fields; nothing at all is no field.
-pub(super) async fn small_json(body: Body) -> Result<Value, ApiError> {
+/// Parses a small JSON body; an empty body is an empty object.
+pub(super) async fn parse_small_body(body: Body) -> Result<Value, ApiError> {
     const MOST: usize = 64 << 10;
-    let bytes = read_body(body, MOST).await?.ok_or_else(|| {
-        ApiError::new(
-            ErrorKind::TooLarge,
-            format!("the body has more than {MOST} bytes; it takes a JSON object of a few fields"),
-        )
-    })?;
+    let bytes = read_body(body, MOST)
+        .await?
+        .ok_or_else(|| ApiError::new(ErrorKind::TooLarge, format!("the body must have at most {MOST} bytes")))?;
     if bytes.is_empty() { Ok(json!({})) } else { shared::parse_json(&bytes) }
 }
 
-/// A body of at most so many bytes; `None` for a longer one.
+/// Reads a body of up to `most` bytes; returns `None` for a longer one.
 async fn read_body(body: Body, most: usize) -> Result<Option<Bytes>, ApiError> {
-    /// Read on, so that the client hears the answer before its connection ends.
+    /// Read and discarded, so that the client receives the response before the connection closes.
     const DRAINED: usize = 64 << 20;
     let mut pieces = body.into_data_stream();
     let mut whole = BytesMut::new();
@@ -203,55 +200,55 @@ async fn read_body(body: Body, most: usize) -> Result<Option<Bytes>, ApiError> {
 }
 
 fn named_file(app: &App, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
-    // Without a folder, no name would be right.
+    // Without a directory every name would be wrong.
     slot_files::path(app, "filename", "any")?;
     let name = Fields::new(body)?.text("filename")?;
-    let name = name.ok_or_else(|| ApiError::invalid("filename", "filename is missing; it takes the name of a file"))?;
+    let name = name.ok_or_else(|| ApiError::invalid("filename", "`filename` is missing; send the name of a file"))?;
     Ok((name.to_owned(), slot_files::path(app, "filename", name)?))
 }
 
-/// The state in a body: as it is, or as base64 in JSON.
+/// Reads the snapshot in a body: binary, or base64 in JSON.
 async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
     let most = engine.max_snapshot_bytes()?;
     let too_long = || {
-        let detail = format!("the state is too long: no state of this server's slots has more than {most} bytes");
+        let detail = format!("the snapshot is too large: snapshots of this server's slots have at most {most} bytes");
         ApiError::invalid("state", detail)
     };
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if kind.trim_start().to_ascii_lowercase().starts_with(OCTETS) {
+    if kind.trim_start().to_ascii_lowercase().starts_with(OCTET_STREAM) {
         return read_body(body, most).await?.ok_or_else(too_long);
     }
-    // Base64 may come in lines.
-    let body = read_body(body, most / 3 * 4 + most / 16 + AROUND).await?.ok_or_else(too_long)?;
+    // Base64 may contain line breaks.
+    let body = read_body(body, most / 3 * 4 + most / 16 + MAX_JSON_OVERHEAD).await?.ok_or_else(too_long)?;
     let decode = move || {
         let body = shared::parse_json(&body)?;
         let text = Fields::new(&body)?.text("state")?;
         let text = text.ok_or_else(|| {
             ApiError::invalid(
                 "state",
-                format!("state is missing; it takes the base64 of a state, or send the state as {OCTETS}"),
+                format!("`state` is missing; send the snapshot in base64, or as a body of type {OCTET_STREAM}"),
             )
         })?;
         let lines: Vec<&str> = text.split_ascii_whitespace().collect();
         STANDARD
             .decode(lines.concat())
-            .map_err(|error| ApiError::invalid("state", format!("state is not base64: {error}")))
+            .map_err(|error| ApiError::invalid("state", format!("`state` is not base64: {error}")))
             .map(Bytes::from)
     };
     tokio::task::spawn_blocking(decode).await.map_err(ApiError::internal)?
 }
 
-/// Whether a client names a kind of content among those that it takes, and likes JSON no better.
+/// Returns true if the client accepts the content type and does not prefer JSON.
 fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     let lines = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
-    let ranges: Vec<(String, f32)> = lines.flat_map(|line| line.split(',')).map(weighed).collect();
+    let ranges: Vec<(String, f32)> = lines.flat_map(|line| line.split(',')).map(parse_accept_range).collect();
     let weight =
         |named: &str| ranges.iter().find(|(range, _)| range.eq_ignore_ascii_case(named)).map(|(_, weight)| *weight);
     weight(kind).is_some_and(|binary| binary > 0.0 && weight("application/json").is_none_or(|json| json <= binary))
 }
 
-/// A range of `Accept` and its weight, which is 1 unless it says.
-fn weighed(range: &str) -> (String, f32) {
+/// Parses a range of `Accept` and its weight; the default weight is 1.
+fn parse_accept_range(range: &str) -> (String, f32) {
     let mut parts = range.split(';').map(str::trim);
     let name = parts.next().unwrap_or_default().to_owned();
     let weight = parts.filter_map(|part| part.split_once('=')).find(|(key, _)| key.trim().eq_ignore_ascii_case("q"));
@@ -283,7 +280,7 @@ impl From<NoRoom> for ApiError {
 
 #[cfg(test)]
 mod tests {
-    use super::{OCTETS, accepts, messages};
+    use super::{OCTET_STREAM, accepts, messages};
     use axum::http::{HeaderMap, HeaderValue, header};
 
     #[test]
@@ -293,7 +290,7 @@ mod tests {
             for one in accept {
                 headers.append(header::ACCEPT, HeaderValue::from_static(one));
             }
-            accepts(&headers, OCTETS)
+            accepts(&headers, OCTET_STREAM)
         };
         for binary in [
             &["application/octet-stream"][..],

@@ -1,4 +1,4 @@
-//! A conversation's prompt without a run: its text, or how many tokens it has.
+//! Renders chat prompts without running them: their text or token count.
 
 use crate::api::chat::{Conversation, PreparedChat};
 use crate::api::shared::{self, Fields};
@@ -18,11 +18,11 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/chat/completions/input_tokens", axum::routing::post(input_tokens))
 }
 
-/// The prompt that the model's chat template makes of `messages`, with the fields of a chat completion.
+/// Renders `messages` with the model's chat template and returns the prompt. Accepts the fields of a chat completion.
 #[utoipa::path(post, path = "/apply-template", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{prompt: text}`"),
-              (status = 400, description = "The template does not take these messages")))]
+              (status = 400, description = "The template rejected the messages")))]
 async fn apply_template(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
@@ -31,11 +31,11 @@ async fn apply_template(
     Ok(Json(json!({ "prompt": prepared(&app, &body).await?.text })))
 }
 
-/// How many tokens the prompt of a chat completion has.
+/// Counts the prompt tokens of a chat completion.
 #[utoipa::path(post, path = "/v1/chat/completions/input_tokens", tag = "openai",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{input_tokens: n, object: \"response.input_tokens\"}`"),
-              (status = 400, description = "The template does not take these messages")))]
+              (status = 400, description = "The template rejected the messages")))]
 async fn input_tokens(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, OpenAiError> {
     let body = shared::parse_json(&body?)?;
     let tokens = prepared(&app, &body).await?.tokens;

@@ -1,4 +1,4 @@
-//! Text to tokens and back, without a run.
+//! Tokenization and detokenization without a run.
 
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{self, parameters};
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Which model is asked about.
+/// The query parameter that selects a model.
 #[derive(Debug, Deserialize)]
-struct Which {
+struct ModelParams {
     model: Option<String>,
 }
 
@@ -23,14 +23,14 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(tokenize)).routes(routes!(detokenize)).routes(routes!(tokenizer_info))
 }
 
-/// The tokens of a text: `content`, with `add_special` the tokens that the model puts around a prompt, with
-/// `parse_special` (which is the default) literals of special tokens read as those, and with `with_pieces` the text of each. With
-/// `prompt` in the place of `content` as vLLM has it: `add_special_tokens` is the default, and the answer counts.
+/// Tokenizes `content`. `add_special` adds the tokens that the model puts around a prompt; `parse_special` (default
+/// true) parses special tokens written as text; `with_pieces` adds the text of each token. With `prompt` instead of
+/// `content` the format is vLLM's: `add_special_tokens` defaults to true, and the response has a `count`.
 #[utoipa::path(post, path = "/tokenize", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{tokens: [id, …]}`, or with `with_pieces` `[{id, piece}, …]`, where a piece \
                                             that is not UTF-8 is a list of bytes"),
-              (status = 400, description = "A field is wrong; the message names it")))]
+              (status = 400, description = "A field is invalid; the message names it")))]
 async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
@@ -59,11 +59,11 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
     Ok(Json(json!({ "tokens": pieces })))
 }
 
-/// The text of a list of `tokens`, under llama-server's name for it and under vLLM's.
+/// Returns the text of `tokens`, under llama-server's field name and under vLLM's.
 #[utoipa::path(post, path = "/detokenize", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{content: text, prompt: text}`"),
-              (status = 400, description = "A field is wrong; the message names it")))]
+              (status = 400, description = "A field is invalid; the message names it")))]
 async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
@@ -80,13 +80,13 @@ async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>)
     Ok(Json(json!({ "content": text, "prompt": text })))
 }
 
-/// What there is to know of the tokenizer, as vLLM tells it; lm-evaluation-harness asks for it.
+/// Returns tokenizer properties in vLLM's format; lm-evaluation-harness requests them.
 #[utoipa::path(get, path = "/tokenizer_info", tag = "llama-server",
-    params(("model" = Option<String>, Query, description = "The model; the default one when absent")),
+    params(("model" = Option<String>, Query, description = "Name of the model; default is the server's default model")),
     responses((status = 200, description = "`{tokenizer_class, bos_token, eos_token, pad_token, add_bos_token, model_max_length, \
                                             chat_template}`")))]
-async fn tokenizer_info(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>, LlamaError> {
-    let loaded = app.loaded_now(which.model.as_deref()).await?;
+async fn tokenizer_info(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
+    let loaded = app.loaded_now(params.model.as_deref()).await?;
     let (vocabulary, card) = (loaded.vocabulary(), loaded.model().card());
     let special = vocabulary.special();
     let text =

@@ -82,11 +82,11 @@ async fn wrong_bodies_name_the_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 8] = [
         (json!({"query": null}), "query is missing"),
-        (json!({"query": 5}), "query must be a text"),
+        (json!({"query": 5}), "query must be a string"),
         (json!({"documents": null}), "documents is missing"),
         (json!({"documents": []}), "documents must not be empty"),
-        (json!({"documents": "a"}), "documents must be a list of texts"),
-        (json!({"documents": ["a", 5]}), "documents[1] must be a text"),
+        (json!({"documents": "a"}), "documents must be a list of strings"),
+        (json!({"documents": ["a", 5]}), "documents[1] must be a string"),
         (json!({"top_n": 0}), "top_n must be"),
         (json!({"documents": ["a", "owl ".repeat(80)]}), "documents[1] has 85 tokens"),
     ];

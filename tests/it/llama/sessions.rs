@@ -64,7 +64,7 @@ async fn wrong_requests_say_what_would_be_right() {
         ("/sessions/1?action=save&slot=99", json!({}), 400, "there is no slot 99"),
         ("/sessions/1?action=save&slot=x", json!({}), 400, "slot must be"),
         ("/sessions/x?action=save&slot=0", json!({}), 400, "id_session must be"),
-        ("/sessions/1?action=forget", json!({}), 400, "'forget' is not known"),
+        ("/sessions/1?action=forget", json!({}), 400, "'forget' is unknown"),
         ("/sessions/1?action=restore&slot=0", json!({"file": "x"}), 501, "--slot-save-path"),
         ("/sessions/1?action=restore&slot=0", json!({"file": 5}), 400, "file must be a string"),
         ("/sessions/1?action=restore&slot=0", json!({}), 404, "session '1'"),

@@ -103,7 +103,7 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
     refused(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
     refused(&act(&server, 2, "save-state", &json!({})).await, 400, "there is no slot 2; the slots are 0 to 1");
     refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "id_slot must be");
-    refused(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is not known");
+    refused(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is unknown");
     refused(&server.post("/slots/0", &json!({})).await, 400, "action is missing");
     let after = done(&server, 0, "tokens", &json!({})).await;
     assert_eq!(after["tokens"], before["tokens"]);

@@ -67,7 +67,8 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Co
     for prompt in parse_prompts(fields, loaded)? {
         let first = engine_request(app, loaded, fields, &prompt, &options)?;
         if verbose && options.settings.is_none() {
-            options.settings = Some(llama::settings(&first.sampling, &first.limits, &llama_options(fields, &options)));
+            options.settings =
+                Some(llama::generation_settings(&first.sampling, &first.limits, &llama_options(fields, &options)));
         }
         requests.extend(generation::repeat_request(first, count));
         prompts.extend((0..count).map(|index| CompletionPrompt { repeated: index > 0, ..prompt.clone() }));
@@ -96,12 +97,12 @@ fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
 }
 
 /// Returns the options in the form that llama-server's `generation_settings` are built from.
-fn llama_options(fields: Fields<'_>, options: &CompletionOptions) -> llama::Answer {
-    llama::Answer {
+fn llama_options(fields: Fields<'_>, options: &CompletionOptions) -> llama::LlamaResponseOptions {
+    llama::LlamaResponseOptions {
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
         post_sampling: options.after_sampler,
-        ..llama::Answer::usual(parameters::n_predict(fields))
+        ..llama::LlamaResponseOptions::new(parameters::n_predict(fields))
     }
 }
 
@@ -148,8 +149,8 @@ fn parse_prompt(value: &Value, suffix: Option<&str>, loaded: &Loaded) -> Result<
             parameters::or_start_token(tokens, vocabulary)
         }
         (Some(suffix), Value::String(prefix)) => {
-            let tokens = llama::tokens_of(vocabulary).map_err(|error| error.at("suffix"))?;
-            llama::between(vocabulary, tokens, prefix, suffix)
+            let tokens = llama::infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
+            llama::infill_prompt(vocabulary, tokens, prefix, suffix)
         }
         (Some(_), other) => return Err(invalid_value("prompt", "a string when `suffix` is set", other)),
     };

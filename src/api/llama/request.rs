@@ -1,4 +1,4 @@
-//! From the body of a native completion to the requests that the engine takes: one for each prompt and each answer to it.
+//! Parses the body of `/completion` into engine requests, one per prompt and answer.
 
 use crate::api::generation;
 use crate::api::shared::constraint::parse_constraint;
@@ -10,40 +10,40 @@ use crate::events::{Surface, TokenId};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// Most alternatives that an answer can have for each token.
-const MOST_PROBS: i64 = 1000;
+/// Maximum alternatives per token.
+const MAX_PROBS: i64 = 1000;
 
-/// A body, read.
+/// A completion request that passed validation.
 #[derive(Debug)]
-pub(super) struct Asked {
-    /// One for each answer, in order.
+pub(super) struct LlamaCompletionRequest {
+    /// One request per answer, in order.
     pub(super) requests: Vec<Request>,
-    pub(super) answer: Answer,
+    pub(super) options: LlamaResponseOptions,
 }
 
-/// How the answer is to be written.
+/// Client options that shape the response, not the generation.
 #[derive(Debug, Clone)]
-pub(in crate::api) struct Answer {
+pub(in crate::api) struct LlamaResponseOptions {
     pub(in crate::api) stream: bool,
-    /// What `n_predict` was; -1 for as many as fit.
+    /// `n_predict` as sent; -1 for as many tokens as fit.
     pub(in crate::api) n_predict: i64,
-    /// ProbabilityFormatter of that many tokens at each place; 0 for none.
+    /// Number of probabilities per token; 0 for none.
     pub(in crate::api) n_probs: usize,
-    /// ProbabilityFormatter after the sampler's stages, instead of the model's.
+    /// Report probabilities after the sampling stages instead of the model's.
     pub(in crate::api) post_sampling: bool,
     pub(in crate::api) return_tokens: bool,
     pub(in crate::api) timings_per_token: bool,
     pub(in crate::api) return_progress: bool,
-    /// Paths of what the answer has; empty for everything.
+    /// Paths to include in the response; empty for all.
     pub(in crate::api) response_fields: Vec<String>,
     pub(in crate::api) ping: Option<Duration>,
-    /// Parameters that are echoed as they were sent.
+    /// Parameters to repeat as sent.
     pub(in crate::api) sent: Map<String, Value>,
 }
 
-impl Answer {
-    /// The answer to a request that says nothing but how long it may be.
-    pub(in crate::api) fn usual(n_predict: i64) -> Self {
+impl LlamaResponseOptions {
+    /// Returns the defaults for a given answer length.
+    pub(in crate::api) fn new(n_predict: i64) -> Self {
         Self {
             stream: false,
             n_predict,
@@ -59,43 +59,43 @@ impl Answer {
     }
 }
 
-/// Reads a body whose prompts are these.
-pub(super) fn read(
+/// Parses a body with these prompts.
+pub(super) fn parse(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
     prompts: Vec<Vec<TokenId>>,
-) -> Result<Asked, ApiError> {
+) -> Result<LlamaCompletionRequest, ApiError> {
     let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
-    let mut answer = answer(app, fields)?;
+    let mut options = response_options(app, fields)?;
     let adapters = loaded.model().adapters();
     let adapters = lora::requested_adapters(fields, adapters)?.unwrap_or_else(|| adapters.usual());
-    answer.sent.insert("lora".into(), json!(adapters));
-    let count = count(fields, loaded.engine().slots())?;
+    options.sent.insert("lora".into(), json!(adapters));
+    let count = answer_count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count as usize);
     for prompt in prompts {
-        let mut request = request(app, loaded, fields, prompt, &answer)?;
+        let mut request = engine_request(app, loaded, fields, prompt, &options)?;
         request.adapters = Some(adapters.clone());
         requests.extend(generation::repeat_request(request, count));
     }
-    Ok(Asked { requests, answer })
+    Ok(LlamaCompletionRequest { requests, options })
 }
 
-fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
+fn response_options(app: &App, fields: Fields<'_>) -> Result<LlamaResponseOptions, ApiError> {
     let flag = |name| fields.flag(name).map(|flag| flag.unwrap_or(false));
     let n_probs = fields.first_present(&["n_probs", "logprobs"]).map(|(name, value)| match value {
         Value::Bool(wanted) => Ok(i64::from(*wanted)),
-        _ => fields.integer(name, i64::from(i32::MIN)..=MOST_PROBS).map(|count| count.unwrap_or_default().max(0)),
+        _ => fields.integer(name, i64::from(i32::MIN)..=MAX_PROBS).map(|count| count.unwrap_or_default().max(0)),
     });
     let response_fields = fields.list("response_fields")?.into_iter().flatten().map(|path| match path.as_str() {
         Some(path) => Ok(path.to_owned()),
-        None => Err(invalid_value("response_fields", "a list of texts", path)),
+        None => Err(invalid_value("response_fields", "a list of strings", path)),
     });
     let ping = match fields.integer("sse_ping_interval", -1..=86_400)? {
         None => app.config().server.routes.sse_ping_interval,
         Some(seconds) => u64::try_from(seconds).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs),
     };
-    Ok(Answer {
+    Ok(LlamaResponseOptions {
         stream: flag("stream")?,
         n_predict: parameters::n_predict(fields),
         n_probs: n_probs.transpose()?.unwrap_or(0) as usize,
@@ -105,12 +105,12 @@ fn answer(app: &App, fields: Fields<'_>) -> Result<Answer, ApiError> {
         return_progress: flag("return_progress")?,
         response_fields: response_fields.collect::<Result<_, _>>()?,
         ping,
-        sent: fields.present_fields(super::settings::ECHOED),
+        sent: fields.present_fields(super::settings::ECHOED_FIELDS),
     })
 }
 
-/// Answers to each prompt.
-fn count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
+/// Returns the number of answers per prompt.
+fn answer_count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
     let count = match fields.first_present(&["n_cmpl", "n"]) {
         Some((name, _)) => fields.integer(name, 1..=i64::from(slots))?,
         None => None,
@@ -118,52 +118,52 @@ fn count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
     Ok(count.unwrap_or(1) as u32)
 }
 
-fn request(
+fn engine_request(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
     prompt: Vec<TokenId>,
-    answer: &Answer,
+    options: &LlamaResponseOptions,
 ) -> Result<Request, ApiError> {
     Ok(Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         constraint: parse_constraint(fields, false)?,
-        alternatives: Request::ALTERNATIVES.max(answer.n_probs),
+        alternatives: Request::ALTERNATIVES.max(options.n_probs),
         report: ReportOptions {
-            progress: answer.return_progress && answer.stream,
-            after_sampler: answer.post_sampling && answer.n_probs > 0,
+            progress: options.return_progress && options.stream,
+            after_sampler: options.post_sampling && options.n_probs > 0,
             ..ReportOptions::default()
         },
         ..shared::engine_request(app, loaded, fields, prompt, Surface::LlamaServer)?
     })
 }
 
-/// The prompts of a body: a text, tokens, a mixed list, or a list of those.
-pub(super) fn prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError> {
-    const EXPECTED: &str = "a text, a list of token ids and texts, or a list of such prompts";
+/// Parses the prompts of a body: a string, tokens, a mixed list, or a list of those.
+pub(super) fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    const EXPECTED: &str = "a string, a list of token ids and strings, or a list of such prompts";
     let value = fields
         .get("prompt")
-        .ok_or_else(|| ApiError::invalid("prompt", format!("prompt is missing; it takes {EXPECTED}")))?;
+        .ok_or_else(|| ApiError::invalid("prompt", format!("`prompt` is missing; send {EXPECTED}")))?;
     match value {
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, value)),
-        // As llama-server has it: a list with a number in it is one prompt, any other a list of prompts.
+        // Like llama-server: a list that contains a number is one prompt, any other list contains prompts.
         Value::Array(list) if !list.iter().any(Value::is_number) => {
-            list.iter().enumerate().map(|(index, one)| prompt(one, &format!("prompt[{index}]"), loaded)).collect()
+            list.iter().enumerate().map(|(index, one)| parse_prompt(one, &format!("prompt[{index}]"), loaded)).collect()
         }
-        one => Ok(vec![prompt(one, "prompt", loaded)?]),
+        one => Ok(vec![parse_prompt(one, "prompt", loaded)?]),
     }
 }
 
-fn prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
+fn parse_prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
     let text = match value {
         Value::Object(object) => {
-            if object.get("multimodal_data").is_some_and(|data| !is_nothing(data)) {
+            if object.get("multimodal_data").is_some_and(|data| !is_null_or_empty(data)) {
                 return Err(ApiError::not_supported(format!(
-                    "{name}.multimodal_data: this server takes text only; leave it out"
+                    "{name}.multimodal_data: the server supports text only; omit it"
                 )));
             }
             object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
-                ApiError::invalid(name, format!("{name} needs prompt_string, a text, got {}", abbreviate(value)))
+                ApiError::invalid(name, format!("`{name}` must have a string prompt_string, got {}", abbreviate(value)))
             })?
         }
         other => other,
@@ -173,6 +173,6 @@ fn prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, Ap
 }
 
 /// Returns true for null and for an empty list.
-pub(super) fn is_nothing(value: &Value) -> bool {
+pub(super) fn is_null_or_empty(value: &Value) -> bool {
     value.is_null() || value.as_array().is_some_and(Vec::is_empty)
 }

@@ -1,7 +1,7 @@
-//! llama-server's JSON of a run: the whole answer, and the pieces of a stream.
+//! llama-server's JSON of a run: the complete response and the chunks of a stream.
 
-use super::ask::Answer;
-use super::settings::settings;
+use super::request::LlamaResponseOptions;
+use super::settings::generation_settings;
 use crate::api::generation::runs::StartedRun;
 use crate::api::generation::{self, ProbabilityFormatter, SentTokens};
 use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
@@ -10,11 +10,11 @@ use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// What llama-server writes for the logarithm of 0: JSON has no infinity.
+/// llama-server's value for the logarithm of 0, because JSON has no infinity.
 const NO_LOGPROB: f32 = f32::MIN;
 
-/// A run, and what of its answer was told so far.
-pub(super) struct Line {
+/// A run with the part of its answer that was already sent.
+pub(super) struct RunResponse {
     index: usize,
     run: StartedRun,
     vocabulary: Arc<Vocabulary>,
@@ -22,20 +22,20 @@ pub(super) struct Line {
     prompt: String,
     sampling: SamplingParams,
     limits: Limits,
-    answer: Answer,
-    told: SentTokens,
+    options: LlamaResponseOptions,
+    sent: SentTokens,
     generated: usize,
 }
 
-/// What is needed of a request after it was handed over.
-pub(super) struct Kept {
+/// The parts of a request that the response needs.
+pub(super) struct EchoedRequest {
     prompt: String,
     sampling: SamplingParams,
     limits: Limits,
 }
 
-impl Kept {
-    pub(super) fn of(request: &Request, vocabulary: &Vocabulary) -> Self {
+impl EchoedRequest {
+    pub(super) fn new(request: &Request, vocabulary: &Vocabulary) -> Self {
         let (mut sampling, limits) = (request.sampling.clone(), request.limits.clone());
         if limits.ignore_eos {
             let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
@@ -45,16 +45,16 @@ impl Kept {
     }
 }
 
-impl Line {
+impl RunResponse {
     pub(super) fn new(
         index: usize,
         run: StartedRun,
-        kept: Kept,
-        answer: Answer,
+        echoed: EchoedRequest,
+        options: LlamaResponseOptions,
         vocabulary: Arc<Vocabulary>,
         model: String,
     ) -> Self {
-        let Kept { prompt, sampling, limits } = kept;
+        let EchoedRequest { prompt, sampling, limits } = echoed;
         Self {
             index,
             run,
@@ -63,8 +63,8 @@ impl Line {
             prompt,
             sampling,
             limits,
-            answer,
-            told: SentTokens::default(),
+            options,
+            sent: SentTokens::default(),
             generated: 0,
         }
     }
@@ -73,83 +73,83 @@ impl Line {
         self.run.id
     }
 
-    /// Takes what was appended.
+    /// Adds generated tokens.
     pub(super) fn add(&mut self, delta: crate::engine::TextDelta) {
         self.generated += delta.tokens.len();
-        self.told.add(delta);
+        self.sent.add(delta);
     }
 
-    /// Takes what was taken back.
+    /// Removes retracted tokens.
     pub(super) fn retract(&mut self, tokens: usize) {
-        self.told.retract(tokens);
+        self.sent.retract(tokens);
         self.generated = self.generated.saturating_sub(tokens);
     }
 
-    /// The piece of a stream that these tokens are.
-    pub(super) fn piece(&mut self, delta: crate::engine::TextDelta) -> Value {
+    /// Returns the stream chunk for these tokens.
+    pub(super) fn chunk(&mut self, delta: crate::engine::TextDelta) -> Value {
         let tokens: Vec<_> = delta.tokens.iter().map(|(measure, _)| measure.token).collect();
         self.generated += tokens.len();
-        let mut piece = self.partial(&delta.text, json!(tokens));
-        if self.answer.n_probs > 0 {
-            piece.insert("completion_probabilities".into(), self.probabilities(&delta.tokens));
+        let mut chunk = self.chunk_fields(&delta.text, json!(tokens));
+        if self.options.n_probs > 0 {
+            chunk.insert("completion_probabilities".into(), self.probabilities(&delta.tokens));
         }
-        // What was sent is not needed again, but for its end.
-        self.told.tokens = delta
+        // Only the last sent token is needed again, to find out how the answer ended.
+        self.sent.tokens = delta
             .tokens
             .into_iter()
             .next_back()
-            .map_or_else(|| std::mem::take(&mut self.told.tokens), |last| vec![last]);
-        Value::Object(piece)
+            .map_or_else(|| std::mem::take(&mut self.sent.tokens), |last| vec![last]);
+        Value::Object(chunk)
     }
 
-    /// The piece of a stream that says how far the prompt is.
-    pub(super) fn progress(&self, progress: PromptProgress) -> Value {
-        let mut piece = self.partial("", json!([]));
-        piece.insert("prompt_progress".into(), generation::prompt_progress(progress));
-        if self.answer.timings_per_token {
-            piece.insert("timings".into(), generation::prompt_timings(progress));
+    /// Returns the stream chunk with the prompt's progress.
+    pub(super) fn progress_chunk(&self, progress: PromptProgress) -> Value {
+        let mut chunk = self.chunk_fields("", json!([]));
+        chunk.insert("prompt_progress".into(), generation::prompt_progress(progress));
+        if self.options.timings_per_token {
+            chunk.insert("timings".into(), generation::prompt_timings(progress));
         }
-        Value::Object(piece)
+        Value::Object(chunk)
     }
 
-    /// The piece of a stream that voids the last characters of what was sent.
-    pub(super) fn retraction(&mut self, chars: usize) -> Value {
-        let mut piece = self.partial("", json!([]));
-        piece.insert("thunder".into(), json!({ "retract": { "chars": chars } }));
-        Value::Object(piece)
+    /// Returns the stream chunk that voids the last characters sent.
+    pub(super) fn retraction_chunk(&mut self, chars: usize) -> Value {
+        let mut chunk = self.chunk_fields("", json!([]));
+        chunk.insert("thunder".into(), json!({ "retract": { "chars": chars } }));
+        Value::Object(chunk)
     }
 
-    fn partial(&self, content: &str, tokens: Value) -> Map<String, Value> {
+    fn chunk_fields(&self, content: &str, tokens: Value) -> Map<String, Value> {
         let prompt = self.run.metrics.prompt.get();
-        let mut piece = Map::new();
-        piece.insert("index".into(), self.index.into());
-        piece.insert("content".into(), content.into());
-        piece.insert("tokens".into(), tokens);
-        piece.insert("stop".into(), false.into());
-        piece.insert("id_slot".into(), self.slot());
-        piece.insert("tokens_predicted".into(), self.generated.into());
-        piece.insert("tokens_evaluated".into(), prompt.map_or(0, |prompt| prompt.tokens).into());
-        if let (true, Some(prompt)) = (self.answer.timings_per_token, prompt) {
-            piece.insert("timings".into(), generation::partial_timings(prompt, self.generated as u32));
+        let mut chunk = Map::new();
+        chunk.insert("index".into(), self.index.into());
+        chunk.insert("content".into(), content.into());
+        chunk.insert("tokens".into(), tokens);
+        chunk.insert("stop".into(), false.into());
+        chunk.insert("id_slot".into(), self.slot());
+        chunk.insert("tokens_predicted".into(), self.generated.into());
+        chunk.insert("tokens_evaluated".into(), prompt.map_or(0, |prompt| prompt.tokens).into());
+        if let (true, Some(prompt)) = (self.options.timings_per_token, prompt) {
+            chunk.insert("timings".into(), generation::partial_timings(prompt, self.generated as u32));
         }
-        piece
+        chunk
     }
 
     fn slot(&self) -> Value {
         self.run.metrics.slot.get().map_or(json!(-1), |slot| json!(slot))
     }
 
-    /// The end of a stream, or, where nothing was streamed, the whole answer.
-    pub(super) fn last(&self, end: &RunEnd) -> Value {
+    /// Returns the last chunk of a stream, or without a stream the complete response.
+    pub(super) fn final_chunk(&self, end: &RunEnd) -> Value {
         let (finish, usage) = (&end.finish, end.finish.usage);
         let ended_by_token = finish.reason == FinishReason::Stop
             && finish.stop_string.is_none()
-            && self.told.tokens.last().is_some_and(|(measure, _)| self.ends(measure));
+            && self.sent.tokens.last().is_some_and(|(measure, _)| self.is_end_token(measure));
         let predicted = usage.completion_tokens + u32::from(ended_by_token);
-        let stream = self.answer.stream;
-        let returns_tokens = self.answer.return_tokens && !stream;
+        let stream = self.options.stream;
+        let returns_tokens = self.options.return_tokens && !stream;
         let tokens: Vec<_> = if returns_tokens {
-            self.told.tokens.iter().map(|(measure, _)| measure.token).collect()
+            self.sent.tokens.iter().map(|(measure, _)| measure.token).collect()
         } else {
             Vec::new()
         };
@@ -162,7 +162,7 @@ impl Line {
             "model": self.model,
             "tokens_predicted": predicted,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": settings(&self.sampling, &self.limits, &self.answer),
+            "generation_settings": generation_settings(&self.sampling, &self.limits, &self.options),
             "prompt": self.prompt,
             "has_new_line": finish.text.contains('\n'),
             "truncated": self.is_truncated(finish),
@@ -174,30 +174,34 @@ impl Line {
         }) else {
             return Value::Null;
         };
-        if !stream && self.answer.n_probs > 0 {
-            last.insert("completion_probabilities".into(), self.probabilities(&self.told.tokens));
+        if !stream && self.options.n_probs > 0 {
+            last.insert("completion_probabilities".into(), self.probabilities(&self.sent.tokens));
         }
         last.insert("thunder".into(), json!({ "run_id": self.run.id, "replay": format!("/runs/{}", self.run.id) }));
-        if self.answer.response_fields.is_empty() { Value::Object(last) } else { self.chosen(&Value::Object(last)) }
+        if self.options.response_fields.is_empty() {
+            Value::Object(last)
+        } else {
+            self.select_fields(&Value::Object(last))
+        }
     }
 
-    fn ends(&self, measure: &TokenMeasurement) -> bool {
+    fn is_end_token(&self, measure: &TokenMeasurement) -> bool {
         self.vocabulary.is_end_of_generation(measure.token) || self.limits.stop_tokens.contains(&measure.token)
     }
 
-    /// Whether the context ended the answer before anything that was asked for.
+    /// Returns true if the context ended the answer before a requested limit did.
     fn is_truncated(&self, finish: &Finish) -> bool {
-        let asked = u32::try_from(self.answer.n_predict).unwrap_or(u32::MAX);
+        let requested = u32::try_from(self.options.n_predict).unwrap_or(u32::MAX);
         finish.truncated
             || finish.reason == FinishReason::Length
-                && finish.usage.completion_tokens < asked
+                && finish.usage.completion_tokens < requested
                 && finish.usage.completion_tokens >= self.limits.max_tokens
     }
 
-    /// Only what `response_fields` names, under the paths it uses.
-    fn chosen(&self, whole: &Value) -> Value {
+    /// Returns only the paths named in `response_fields`.
+    fn select_fields(&self, whole: &Value) -> Value {
         let mut chosen = Map::new();
-        for path in &self.answer.response_fields {
+        for path in &self.options.response_fields {
             let found = path.split('/').try_fold(whole, |value, name| value.get(name));
             if let Some(value) = found {
                 chosen.insert(path.clone(), value.clone());
@@ -207,13 +211,13 @@ impl Line {
     }
 
     fn probabilities(&self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Value {
-        let told = ProbabilityFormatter {
+        let formatter = ProbabilityFormatter {
             vocabulary: &self.vocabulary,
-            top: self.answer.n_probs,
-            after_sampler: self.answer.post_sampling,
+            top: self.options.n_probs,
+            after_sampler: self.options.post_sampling,
             no_logprob: NO_LOGPROB,
         };
-        tokens.iter().map(|(measure, others)| told.drawn_token(measure, others)).collect()
+        tokens.iter().map(|(measure, others)| formatter.drawn_token(measure, others)).collect()
     }
 }
 

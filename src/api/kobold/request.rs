@@ -1,4 +1,4 @@
-//! From a body with a `prompt` to the request that the engine takes.
+//! Parses a body with a `prompt` into an engine request.
 
 use crate::api::attention::{in_their_words, renamed};
 use crate::api::shared::{Fields, constraint, mods, parameters};
@@ -7,44 +7,45 @@ use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use serde_json::Value;
 
-/// Tokens of an answer, unless the request says how many.
-const MAX_LENGTH: i64 = 200;
+/// Default length of an answer in tokens.
+const DEFAULT_LENGTH: i64 = 200;
 
-/// A body, read.
-pub(super) struct Asked {
+/// A `KoboldCPP` request that passed validation.
+pub(super) struct KoboldRequest {
     pub(super) request: Request,
-    /// The client's name of the generation; empty for none.
+    /// Key by which other requests refer to the generation; empty for none.
     pub(super) genkey: String,
-    /// Whether control tokens are part of the text.
+    /// Include control tokens in the text.
     pub(super) render_special: bool,
-    /// The answer tells the log-probabilities of its tokens.
+    /// Report the log-probabilities of the answer's tokens.
     pub(super) logprobs: bool,
 }
 
-/// Tokens of an answer to a request that does not say.
-pub(super) fn usual_length(app: &App) -> i64 {
-    app.config().server.max_tokens.map_or(MAX_LENGTH, |most| MAX_LENGTH.min(most.into()))
+/// Returns the default length of an answer in tokens.
+pub(super) fn default_length(app: &App) -> i64 {
+    app.config().server.max_tokens.map_or(DEFAULT_LENGTH, |most| DEFAULT_LENGTH.min(most.into()))
 }
 
-/// Reads a body.
+/// Parses a body.
 ///
 /// # Errors
-/// 400, with the field that is wrong.
-pub(super) fn read(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, ApiError> {
+/// 400 naming the invalid field.
+pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
     let mut layer = renamed(app, fields);
-    layer.entry("max_tokens").or_insert(usual_length(app).into());
+    layer.entry("max_tokens").or_insert(default_length(app).into());
     layer.remove("n_predict");
     if fields.flag("bypass_eos")?.unwrap_or(false) || fields.flag("use_default_badwordsids")?.unwrap_or(false) {
         layer.insert("ignore_eos".into(), Value::Bool(true));
     }
-    // Its clients send what they have in their forms, in range or not, as llama-server's do.
-    read_with(app, loaded, fields.with_defaults(&layer).clamp_numbers()).map_err(|error| in_their_words(error, fields))
+    // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
+    parse_fields(app, loaded, fields.with_defaults(&layer).clamp_numbers())
+        .map_err(|error| in_their_words(error, fields))
 }
 
-fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, ApiError> {
+fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
     let vocabulary = loaded.vocabulary();
     let context = loaded.engine().context_per_slot();
-    let wanted = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(MAX_LENGTH);
+    let wanted = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
     let prompt = prompt(loaded, fields, usize::try_from(wanted).unwrap_or(0))?;
     let placement = parameters::placement(fields)?;
     let room = placement.room(context, prompt.len());
@@ -59,7 +60,7 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, Ap
         mods: mods::requested_mods(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
         record: parameters::record(fields)?,
-        // The stop string is part of the text, unless it is to be trimmed.
+        // The stop string is part of the text unless the client requests to trim it.
         report: ReportOptions { per_token: !trims, ..ReportOptions::default() },
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,
@@ -67,7 +68,7 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, Ap
         overflow: placement.overflow,
         ..Request::new(prompt, Surface::Attention)
     };
-    Ok(Asked {
+    Ok(KoboldRequest {
         request,
         genkey: fields.text("genkey")?.unwrap_or_default().to_owned(),
         render_special: fields.flag("render_special")?.unwrap_or(false),
@@ -75,7 +76,7 @@ fn read_with(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Asked, Ap
     })
 }
 
-/// `memory` and `prompt` as tokens. What does not fit beside the answer goes from the prompt's beginning, as `KoboldCPP` does.
+/// Tokenizes `memory` and `prompt`. Like `KoboldCPP`, it drops the start of the prompt if the answer would not fit.
 fn prompt(loaded: &Loaded, fields: Fields<'_>, answer: usize) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let text = fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
@@ -83,7 +84,7 @@ fn prompt(loaded: &Loaded, fields: Fields<'_>, answer: usize) -> Result<Vec<Toke
     let context = loaded.engine().context_per_slot() as usize;
     let wanted = fields.integer("max_context_length", 1..=i64::from(i32::MAX))?;
     let context = wanted.map_or(context, |wanted| context.min(wanted as usize));
-    // The text is the prompt's, and at least one token of it is the last that counts.
+    // `memory` leaves room for at least one token of the prompt.
     let room = context.saturating_sub(answer.min(context / 2)).saturating_sub(1).max(1);
     let mut kept = vocabulary.encode(memory, true, true);
     kept.truncate(room - 1);
